@@ -170,6 +170,8 @@ class TimerWorld(World):
     def judge(self) -> None:
         """Fold what the log says since the last time, and take the deliveries from it."""
         committed = self.engine.committed_offset
+        if committed == self._judged_to:
+            return
         for header, body, tail in records_of(self.disk, self._judged_to):
             if header.log_offset >= committed:
                 break

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.core
@@ -65,12 +67,24 @@ def commands_of(text: str) -> list[str]:
     return [*called, *QUOTED.findall(prose)]
 
 
+@cache
+def root_command() -> Any:
+    """Return the command line, which takes a while to build."""
+    return typer.main.get_command(app)
+
+
+@cache
+def chart_values() -> Any:
+    """Return the values of the chart."""
+    return yaml.safe_load((ROOT / "charts/tidemill/values.yaml").read_text("utf-8"))
+
+
 def refusal(call: str) -> str:
     """Return what the command line does not know of a call; nothing where it knows all."""
     words = shlex.split(call, comments=True)[1:]
     if words[0] in PROCESSES:
         return ""  # Its options are settings, and a test of docs/configuration.md has those.
-    command = typer.main.get_command(app)
+    command = root_command()
     while isinstance(command, typer.core.TyperGroup) and words and not words[0].startswith("-"):
         if words[0] in ("...", "NOUN"):
             return ""
@@ -87,7 +101,7 @@ def refusal(call: str) -> str:
 
 def is_value(name: str) -> bool:
     """Whether the chart has such a value; what a `config` has is a setting of a process."""
-    value = yaml.safe_load((ROOT / "charts/tidemill/values.yaml").read_text("utf-8"))
+    value = chart_values()
     words = name.split(".")
     for n, word in enumerate(words):
         if n and words[n - 1] == "config":

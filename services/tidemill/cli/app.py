@@ -24,7 +24,7 @@ from tidemill.cli import (
 )
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
-from tidemill.common.metrics import version
+from tidemill.common.version import version
 
 app = typer.Typer(
     name="tidemill",

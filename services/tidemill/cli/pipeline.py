@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-import yaml
 
 from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
@@ -46,6 +45,8 @@ R = TypeVar("R")
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the options that a file has as defaults: `to: ./archive`, `topic: [orders]`."""
+    import yaml
+
     if path is None:
         return None
     try:

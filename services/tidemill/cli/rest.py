@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-import httpx
 import typer
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+
+# httpx imports its own command line, with click, rich and pygments: a third of the time until this
+# one does anything.
+_blocked = sys.modules.setdefault("httpx._main", None) is None  # type: ignore[arg-type]  # None blocks an import
+import httpx  # noqa: E402  # Behind what blocks a part of it.
+
+if _blocked:
+    del sys.modules["httpx._main"]
 
 ADMIN_URL = "http://127.0.0.1:8080"
 EXIT_REFUSED = 1
@@ -143,7 +147,8 @@ def _headers(options: Options) -> dict[str, str]:
 
 def _trust(options: Options) -> ssl.SSLContext | bool:
     if options.ca_file is None:
-        return True
+        # Without TLS there is nothing to check, and the certificates take a while to read.
+        return not options.admin.startswith("http://")
     try:
         return ssl.create_default_context(cafile=options.ca_file)
     except (OSError, ssl.SSLError) as error:
@@ -212,6 +217,10 @@ def show(
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print `rows` as a table."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     has_values = len(columns) == len(("NAME", "VALUE"))  # of one thing: the values are text
     for n, column in enumerate(columns):

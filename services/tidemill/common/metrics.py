@@ -19,8 +19,6 @@ import asyncio
 import contextlib
 import copy
 import functools
-import importlib.metadata
-import os
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from itertools import accumulate, chain
@@ -40,6 +38,7 @@ from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import cannot_listen
 from tidemill.common.readiness import Readiness
 from tidemill.common.slices import run_slices
+from tidemill.common.version import commit, version
 
 LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
 OVERFLOW: Final = "__overflow__"
@@ -230,21 +229,6 @@ class _Call(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._collect()
-
-
-@functools.cache
-def version() -> str:
-    """Return the version of the installed distribution."""
-    try:
-        return importlib.metadata.version("tidemill")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-@functools.cache
-def commit() -> str:
-    """Return the commit that an image was built from; empty elsewhere."""
-    return os.environ.get("TIDEMILL_COMMIT", "")
 
 
 class MetricsServer:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from tidemill.common.clock import SystemClock
-from tidemill.common.metrics import version
+from tidemill.common.version import version
 from tidemill.pipeline.errors import BadOption, Terminated
 
 if TYPE_CHECKING:
