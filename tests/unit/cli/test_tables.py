@@ -19,7 +19,7 @@ def shown(
 ) -> str:
     out = io.StringIO()
     narrow = functools.partial(Console, file=out, force_terminal=True, width=80)
-    monkeypatch.setattr(rest, "Console", narrow)
+    monkeypatch.setattr("rich.console.Console", narrow)
     rest.show_table(columns, [row])
     return out.getvalue()
 
