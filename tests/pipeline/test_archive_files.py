@@ -5,6 +5,7 @@ Without a session of Spark: the job's tasks run here.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -380,6 +381,32 @@ def test_a_manifest_is_read_from_its_last_snapshot_on_and_each_entry_once(
     for path in (Path(archive.path) / "manifest").glob("*.snapshot.json"):
         path.unlink()
     assert archive.manifest() == store.archive()
+
+
+class FullStore(ArchiveStore):
+    """A folder that has no room for a snapshot."""
+
+    def _put(self, path: str, text: bytes) -> None:
+        if path.endswith(".snapshot.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        super()._put(path, text)
+
+
+def test_a_snapshot_that_cannot_be_written_takes_nothing_with_it(
+    cluster: FakeCluster, archive: Archived, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 1)
+    archive.append()
+    for _ in range(SNAPSHOT_ENTRIES - 2):
+        archive.job().commit("append")
+    assert caplog.text == ""
+    cluster.delete("orders")
+    done = archive.job(store=FullStore(archive.path)).append()
+    assert len(done.over) == 1, "what is told once is told"
+    assert "no snapshot of the manifest is written: [Errno 28] No space" in caplog.text
+    assert archive.manifest().next_number == SNAPSHOT_ENTRIES
+    archive.job().commit("append")
+    assert list((Path(archive.path) / "manifest").glob("*.snapshot.json"))
 
 
 def test_another_archive_at_the_same_place_is_not_taken_for_the_one_before(

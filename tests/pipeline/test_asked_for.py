@@ -93,6 +93,30 @@ def test_a_topic_that_a_stream_does_not_ask_for_any_more_keeps_its_place_and_is_
     assert len(both.run()) == 4, "it goes on where it was"
 
 
+@pytest.mark.parametrize("mode", ["archive", "auto"])
+def test_what_was_planned_of_a_topic_that_a_stream_has_left_is_read(
+    cluster: FakeCluster, archive: Archived, mode: str
+) -> None:
+    """Also where the archive alone has it by then."""
+    for topic in ("orders", "others"):
+        cluster.add(topic, "a", 0, 5)
+    archive.append()
+    of = {"archivePath": archive.path, "readMode": mode}
+    stream = Stream(cluster, topics="orders,others", **of)
+    assert len(stream.run()) == 10
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+    cluster.add("orders", "a", 0, 2)
+    reader, _ = stream.reader()
+    reader.prepareForTriggerAvailableNow()
+    planned = reader.latestOffset(stream.start, reader.getDefaultReadLimit())
+    cluster.expire("orders", "a", 0, 10)
+    left = Stream(cluster, topics="others", **of)
+    left.start, left.planned = stream.start, json.loads(json.dumps(planned))
+    assert len(left.run()) == (7 if mode == "auto" else 5)
+    assert left.run() == []
+
+
 @both_reads
 def test_a_topic_that_an_archive_has_is_one(
     cluster: FakeCluster, archive: Archived, read: Read
@@ -127,6 +151,10 @@ def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -
     assert "topic again nobody says: no answer" in told("again", endpoint=nobody, is_dry=True)
     with pytest.raises(Unreachable):
         told("again", endpoint=nobody)
+    cluster.add("orders", "b", 0, 1)
+    cluster.brokers["b"].error = "it is away"
+    assert told("again") == ""
+    assert told("orders") == "whether there is a topic orders nobody says while b is away"
 
 
 def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(

@@ -15,7 +15,9 @@ from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs import replay
 from tidemill.pipeline.jobs.archive import ArchiveJob
 from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.sink.messages import COLUMNS
 from tidemill.pipeline.transforms.replay import ORIGINAL_ID
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,19 +98,29 @@ def test_bad_rows_are_kept_whole_so_that_they_can_be_sent_again(
         " union all select 'one', null, 'us', null, null, cast(x'ff' as string)"
     )
     write(frame, cluster, onError="dead-letter", deadLetterPath=table)
+    # Of a frame with other columns, into the same table.
+    other = spark.sql("select binary('refuse me') as body, 7 as delay_ms")
+    write(other, cluster, topic="later", onError="dead-letter", deadLetterPath=table)
     kept = spark.read.parquet(table)
     assert {row.why for row in kept.collect()} == {
         "MESSAGE_BODY_TOO_LARGE: too large", "its tag is no UTF-8",
     }  # fmt: skip
+    assert set(kept.columns) == {*COLUMNS, "row", "why"}
     cluster.sent.clear()
-    mended = (
-        kept.where("tag is null").drop("row", "why").selectExpr("* except (body)", "'1' as body")
-    )
-    write(mended, cluster)
-    (sent,) = cluster.sent
+    mended = kept.where("tag is null").drop("row", "why").selectExpr("* except (body)", "'1' body")
+    write(mended.fillna("later", ["topic"]), cluster)
+    sent, later = sorted(cluster.sent, key=lambda each: each.topic.name, reverse=True)
     system = sent.system_properties
     assert (sent.topic.name, sent.body, dict(sent.user_properties)) == ("orders", b"1", {"a": "b"})
     assert (system.message_group, list(system.keys)) == ("eu", ["k"])
+    assert later.system_properties.message_type == v2.DELAY
+
+
+def test_a_delayed_row_has_one_due_time(spark: SparkSession, cluster: FakeCluster) -> None:
+    frame = spark.sql("select 'a' as body, 7 as delay_ms, timestamp_millis(9) as due_timestamp")
+    with pytest.raises(Exception, match="it has due_timestamp and delay_ms"):
+        write(frame, cluster, topic="orders")
+    assert cluster.sent == []
 
 
 @pytest.mark.parametrize(

@@ -185,3 +185,20 @@ def test_what_is_archived_of_no_namespace_is_not_verified_as_of_one(
     a_job(cluster, tmp_path).append()
     (wrong,) = a_job(cluster, tmp_path, namespace="mill").verify().wrong
     assert wrong.endswith("of no namespace is verified and let go of without that option")
+
+
+def test_a_topic_that_may_not_be_read_holds_no_other_one_up(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    for topic in ("orders", "others"):
+        cluster.add(topic, "a", 0, 5)
+    archive_job(cluster, str(tmp_path)).append()
+    assert archive_job(cluster, str(tmp_path)).verify().wrong == []
+    for topic in ("orders", "others"):
+        cluster.add(topic, "a", 0, 5)
+    cluster.refused = {"orders"}
+    (wrong,) = a_job(cluster, tmp_path).append().wrong
+    assert wrong.startswith("queue 0 of orders at a is not kept, and so not archived: ")
+    assert told(cluster) == {"others": 5}
+    cluster.refused = set()
+    assert a_job(cluster, tmp_path).append().rows == 5

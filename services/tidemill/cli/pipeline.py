@@ -7,10 +7,12 @@ or an audit or a measurement found what must not be; 3 the cluster cannot be rea
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -163,7 +165,7 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
             if isinstance(ended, errors.Terminated)
             else ("Ctrl-C", EXIT_INTERRUPTED)
         )
-        fail(f"ended by {by}: start it again, and it goes on where it was", status)
+        _end(f"ended by {by}: start it again, and it goes on where it was", status)
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
         if told is not None:
@@ -175,6 +177,13 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
         if isinstance(error, OSError):  # A folder or a file that is not what it should be.
             fail(str(error), EXIT_REFUSED)
         raise
+
+
+def _end(told: str, status: int) -> NoReturn:
+    """End at once: the interpreter would wait for ever for a call that was interrupted (grpcio)."""
+    typer.echo(f"error: {told}", err=True)
+    sys.stdout.flush()
+    os._exit(status)
 
 
 _ARCHIVE = "tidemill.pipeline.jobs.archive_commands"

@@ -6,6 +6,7 @@ node exporter's textfile collector reads. One that goes on serves a port.
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -114,7 +115,11 @@ class PipelineMetrics:
 def serve(metrics: PipelineMetrics, port: int) -> None:
     """Serve `/metrics` until the process ends; port 0 serves nothing. Raises BadOption."""
     if port:
+        # Its threads leave signals to those who hold them back at times: see jobs/running.py.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             prometheus_client.start_http_server(port, registry=metrics.registry())
         except OSError as error:
             raise BadOption(f"metrics cannot be served on port {port}: {error.strerror}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -126,9 +126,7 @@ SINK: Final = (
     _both("sendTimeoutMs", "3000", "How long one send may take."),
     _both("maxRatePerTask", "", "Messages a second of one task."),
     _both("onError", "fail", "`fail`, or `dead-letter`: bad rows go to deadLetterPath."),
-    _both(
-        "deadLetterPath", "", "Folder of the table of bad rows, Parquet: their columns, row, why."
-    ),
+    _both("deadLetterPath", "", "Folder of the table of bad rows, Parquet: all columns, row, why."),
 )
 
 

@@ -14,6 +14,7 @@ number it is about to take was deleted finds that the one before it is gone, too
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ import pyarrow.fs as pa_fs
 from tidemill.pipeline.archive import snapshot
 from tidemill.pipeline.archive.manifest import Archive, Entry
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError
+
+log: Final = logging.getLogger("tidemill.pipeline")
 
 MANIFEST: Final = "manifest"
 MESSAGES: Final = "messages"
@@ -183,8 +186,13 @@ class ArchiveStore:
             return
         text = snapshot.as_json(archive).encode()
         # Whoever else writes it now writes the same.
-        with contextlib.suppress(AnotherWriter):
-            self._put(self._path(archive.next_number, _SNAPSHOT), text)
+        try:
+            with contextlib.suppress(AnotherWriter):
+                self._put(self._path(archive.next_number, _SNAPSHOT), text)
+        except (ArchiveError, OSError) as error:
+            # All that it would say the entries say, of which the last one counts already.
+            log.warning("no snapshot of the manifest is written: %s", error)
+            return
         self._snapshot_bytes, self._behind_count, self._behind_bytes = len(text), 0, 0
 
     def forget_entries(self, *, before_ms: int) -> int:

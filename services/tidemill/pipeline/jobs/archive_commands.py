@@ -24,6 +24,7 @@ from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.options import parse_source
 
 DAY_MS: Final = 86_400_000
+Tell = Callable[[Done], None]
 
 
 @final
@@ -65,8 +66,15 @@ def append(
     serve(metrics, settings.metrics_port)
     with _job("archive", settings) as (job, run):
         while True:
+            rows = run.rows
+            tell = _telling(say, metrics)
+
+            def tell_all(done: Done, *, rows: int = rows, tell: Tell = tell) -> None:
+                run.rows = rows + done.rows  # For the record of a run that is ended meanwhile.
+                tell(done)
+
             try:
-                appended = append_once(job, _telling(say, metrics), then_verify=then_verify)
+                appended = append_once(job, tell_all, then_verify=then_verify)
             except Exception as error:  # Spark wraps what a task has raised.
                 told = told_by(error)
                 if every_s is None or told is None or told[0] != Unreachable.__name__:
@@ -77,7 +85,7 @@ def append(
                 time.sleep(every_s)
                 continue
             done, verified = appended.done, appended.verified
-            run.rows += done.rows
+            run.rows = rows + done.rows
             end_line()
             if not done.wrong:
                 metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
@@ -96,7 +104,7 @@ def append(
             time.sleep(every_s)
 
 
-def append_once(job: ArchiveJob, tell: Callable[[Done], None], *, then_verify: bool) -> Appended:
+def append_once(job: ArchiveJob, tell: Tell, *, then_verify: bool) -> Appended:
     """Archive what is there once, and verify it where that is wanted."""
     if not then_verify:
         return Appended(done=job.append(tell))
@@ -196,7 +204,7 @@ def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run
         yield job, run
 
 
-def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Callable[[Done], None]:
+def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Tell:
     clock = SystemClock()
     begin_ms = last_ms = clock.monotonic_ms()
 

@@ -41,10 +41,10 @@ class Gate:
             if 0 <= told.get(queue.name, -1) <= needed:
                 continue
             try:
-                at = self._sealed_there(queue, ends, archived)
-            except ArchiveError:
-                at = ends.min_offset  # None of it is what was sealed.
-            try:
+                try:
+                    at = self._sealed_there(queue, ends, archived)
+                except ArchiveError:
+                    at = ends.min_offset  # None of it is what was sealed.
                 self._tell(queue, at)
             except Refused as error:
                 refused[queue] = f"{queue} is not kept, and so not archived: {error}"

@@ -25,9 +25,9 @@ from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, Unreachable
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
 from tidemill.pipeline.offsets import Queue, QueueName
-from tidemill.pipeline.options import LATEST, SINK, SOURCE, parse_sink, parse_source
+from tidemill.pipeline.options import LATEST, SINK, SOURCE, Topics, parse_sink, parse_source
 from tidemill.pipeline.source.places import Places
-from tidemill.pipeline.source.topics import meant, names_of
+from tidemill.pipeline.source.topics import EVERY_TOPIC, meant
 from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, to_send
 
 if TYPE_CHECKING:
@@ -222,14 +222,18 @@ def told_of_topic(settings: ReplaySettings, *, is_dry: bool) -> str:
     Raises Unreachable where something is to be sent, and nobody answers.
     """
     options = parse_sink(_of_sink(settings))
+    nobody = f"whether there is a topic {options.topic} nobody says"
     try:
-        known = names_of(connect(options.connection))
+        cluster = connect(options.connection).cluster(Topics(pattern=EVERY_TOPIC))
     except Unreachable as error:
         if not is_dry:
             raise
-        return f"whether there is a topic {options.topic} nobody says: {error}"
+        return f"{nobody}: {error}"
+    known = {queue.topic for queue in cluster.queues}
     if options.topic in known:
         return ""
+    if cluster.unreachable:
+        return f"{nobody} while {', '.join(sorted(cluster.unreachable))} is away"
     near = meant(options.topic, known) or "."
     return (
         f"there is no topic {options.topic}{near} The first message makes it, where the cluster"

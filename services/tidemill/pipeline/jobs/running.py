@@ -147,8 +147,11 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
 @contextlib.contextmanager
 def _terminated() -> Iterator[None]:
     """Raise Terminated within the block for SIGTERM, which would end it without a word."""
+    is_terminated = False
 
     def terminate(_signal: int, _frame: object) -> NoReturn:
+        nonlocal is_terminated
+        is_terminated = True
         # Whoever ends a group of processes ends the JVM, too, of which a thread of Spark's would
         # tell with a trace.
         socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
@@ -160,6 +163,10 @@ def _terminated() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
+    except Exception as error:
+        if is_terminated:  # What goes wrong on the way out is not why.
+            raise Terminated from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

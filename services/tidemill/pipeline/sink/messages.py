@@ -69,8 +69,6 @@ def check_columns(types: Mapping[str, str], options: SinkOptions) -> None:
         raise BadOption("a column body is needed: what is sent")
     if not options.topic and "topic" not in types:
         raise BadOption("where to? give option topic, or a column topic")
-    if "due_timestamp" in types and "delay_ms" in types:
-        raise BadOption("a delayed send has due_timestamp or delay_ms, not both")
 
 
 def message_of(
@@ -118,6 +116,8 @@ def message_of(
 
 def _due_ms(row: Mapping[str, Any], now_ms: int) -> int | None:
     if row.get("due_timestamp") is not None:
+        if row.get("delay_ms") is not None:
+            raise BadRow("it has due_timestamp and delay_ms: a delayed send has one of them")
         return int(row["due_timestamp"])
     if row.get("delay_ms") is not None:
         return now_ms + int(row["delay_ms"])

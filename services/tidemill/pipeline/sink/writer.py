@@ -36,6 +36,24 @@ if TYPE_CHECKING:
 # Spark's names of what a batch of a stream is known by, in every start of its query.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
+# What cannot be sent: which row of its task it was, why, and all that it had.
+BAD_ROWS: Final = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("why", pa.string()),
+        ("body", pa.binary()),
+        ("topic", pa.string()),
+        ("message_id", pa.string()),
+        ("tag", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("message_group", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("due_timestamp", pa.timestamp("us", "UTC")),
+        ("delay_ms", pa.int64()),
+        ("priority", pa.int32()),
+        ("dedup_key", pa.string()),
+    ]
+)
 _ID_BYTES: Final = 16  # of what a write of a batch is known by
 
 
@@ -165,16 +183,26 @@ def _values(column: Any, name: str, undecodable: list[list[str]]) -> list[Any]:
 
 
 def _bad_rows(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, first: int) -> pa.Table:
-    """Return rows as they came, so that they can be sent again, with which they are and why.
+    """Return rows with all that they had, so that they can be sent again.
 
     `bad`: numbers in the batch, with reasons; `first`: the number of its first row in its task.
+    The columns are the same for every frame, so that all files of a table are read alike.
     """
-    numbers = [number for number, _ in bad]
-    table = pa.Table.from_batches([batch]).take(numbers)
-    body = table.schema.get_field_index("body")
-    table = table.set_column(body, "body", table["body"].cast(pa.binary()))
-    table = table.append_column("row", pa.array([first + number for number in numbers], pa.int64()))
-    return table.append_column("why", pa.array([why for _, why in bad], pa.string()))
+    rows = pa.Table.from_batches([batch]).take([number for number, _ in bad])
+    columns = {
+        "row": pa.array([first + number for number, _ in bad]),
+        "why": pa.array([why for _, why in bad]),
+        **{name: rows[name] for name in rows.column_names},
+    }
+    return pa.table(
+        [
+            columns[field.name].cast(field.type)
+            if field.name in columns
+            else pa.nulls(rows.num_rows, field.type)
+            for field in BAD_ROWS
+        ],
+        schema=BAD_ROWS,
+    )
 
 
 def _write_bad_rows(path: str, rows: pa.Table) -> None:

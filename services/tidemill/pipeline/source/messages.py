@@ -395,7 +395,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Share a trigger between tasks."""
         planned = Offsets.from_document(end)
-        view = self._places.view(planned, excused=self._shorter)
+        view = self._places.view(planned, excused=self._shorter, planned=planned.at.keys())
         self._shorter |= view.taken_back(planned)
         given = Offsets.from_document(start).among(view.queues)
         until = planned.among(view.queues)
@@ -408,13 +408,17 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             last = min(planned_to, stops.get(queue, planned_to))
             first = given.at.get(queue, given.passed.get(queue))
             ends = view.queues.get(queue)
-            if ends is None and self._has_lost(queue, view):
+            # Of another topic brokers were not asked: what they have of it its tasks find out.
+            is_asked = view.cluster is None or self.options.topics.have(queue.topic)
+            if ends is None and is_asked and view.has_lost(queue):
                 if first is None or first < last:
                     tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
                 continue
             last = self._at_most_its_end(queue, last, view, "was planned to be read up to")
-            is_away = queue.broker in view.unreachable
+            is_away = queue.broker in view.unreachable or not is_asked
             if first is None:
+                if not is_asked:
+                    continue  # Of one that was found then its place alone was planned.
                 if ends is None or is_away:
                     raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
                 # This trigger found it. Where it ended then is where it starts, or where it began.
@@ -424,7 +428,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 tell = gaps_told(fails=self.options.fails_on_data_loss)
                 tell(queue, first, min(least, last), TAKEN)
                 first = min(least, last)
-            if view.has_lost_rest(queue, last) and last > view.archived_to[queue]:
+            if is_asked and view.has_lost_rest(queue, last) and last > view.archived_to[queue]:
                 at = max(first, view.archived_to[queue])
                 tell_rest_lost(queue, at, fails=self.options.fails_on_data_loss)
                 last = at

@@ -116,13 +116,16 @@ class Places:
         """Say whether brokers and an archive are read as one."""
         return self._options.read_mode == "auto" and bool(self._options.archive_path)
 
-    def view(self, given: Offsets, *, excused: Collection[Queue] = ()) -> View:
+    def view(
+        self, given: Offsets, *, excused: Collection[Queue] = (), planned: Collection[Queue] = ()
+    ) -> View:
         """Look at everything with one call to the cluster; some of it may give no answer.
 
         `given`: where queues were read up to, or are planned to be. What ends before it is looked
-        at again for a while, but for the `excused`.
+        at again for a while, but for the `excused`. `planned`: queues to look for in the archive,
+        also where the options do not ask for their topics any more.
         """
-        return self._view(Client.cluster, given, excused)
+        return self._view(Client.cluster, given, excused, planned)
 
     def whole_view(self, *, excused: Collection[Queue] = ()) -> View:
         """Look at everything, all broker groups among it. Raises Unreachable."""
@@ -133,12 +136,13 @@ class Places:
         look: Callable[[Client, Topics], Cluster],
         given: Offsets,
         excused: Collection[Queue],
+        planned: Collection[Queue] = (),
     ) -> View:
         if self._options.read_mode == "archive":
-            return self._archived(self.store.existing())
+            return self._archived(self.store.existing(), planned)
         view = look_until_settled(
             self.client,
-            lambda: self._look(look),
+            lambda: self._look(look, planned),
             lambda view: view.taken_back(given).difference(excused),
             short_s=self._short_s,
         )
@@ -153,13 +157,13 @@ class Places:
                 )  # fmt: skip
         return view
 
-    def _look(self, look: Callable[[Client, Topics], Cluster]) -> View:
+    def _look(self, look: Callable[[Client, Topics], Cluster], planned: Collection[Queue]) -> View:
         options = self._options
         # The archive first: what it has by now the brokers have told to somebody, and have.
         archive = self.store.existing() if self.are_both else None
         cluster = look(self.client, options.topics)
         view = View(queues=cluster.queues, cluster=cluster)
-        return view if archive is None else self._both(view, archive)
+        return view if archive is None else self._both(view, archive, planned)
 
     def check_topics(self, view: View, *, waits: bool) -> None:
         """Raise BadOption for topics that were asked for by name, of which nobody has anything."""
@@ -271,25 +275,25 @@ class Places:
     def _key_of(self, queue: Queue) -> QueueKey:
         return QueueKey.of(self._options.connection.namespace, queue)
 
-    def _archived(self, archive: Archive) -> View:
+    def _archived(self, archive: Archive, planned: Collection[Queue]) -> View:
         queues = {
             key.queue: QueueEnds(
                 queue=key.queue, min_offset=each.start, max_offset=each.end, bytes=_bytes(each)
             )
             for key, each in archive.queues.items()
             if key.namespace == self._options.connection.namespace
-            and self._options.topics.have(key.topic)
+            and (self._options.topics.have(key.topic) or key.queue in planned)
         }
         ends = {queue: each.max_offset for queue, each in queues.items()}
         over = {queue for queue in queues if archive.queues[self._key_of(queue)].is_over}
         return View(queues=queues, archive=archive, archived_to=ends, over=over)
 
-    def _both(self, view: View, archive: Archive) -> View:
+    def _both(self, view: View, archive: Archive, planned: Collection[Queue]) -> View:
         """Return what brokers and archive have together, also of queues that only one of them has.
 
         Of what brokers have not any more, or cannot say now, it is as much as is archived.
         """
-        archived = self._archived(archive)
+        archived = self._archived(archive, planned)
         # Those of before come first, as in the archive.
         queues = {
             queue: ends for queue, ends in archived.queues.items() if queue not in view.queues

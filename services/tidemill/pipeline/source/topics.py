@@ -15,7 +15,7 @@ from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.options import SourceOptions, Topics
 from tidemill.pipeline.pulling import log
 
-_EVERY_TOPIC = ".*"  # but those of the cluster's own
+EVERY_TOPIC = ".*"  # but those of the cluster's own
 OWN = "%"  # what names of topics begin with that a cluster makes by itself
 
 
@@ -46,7 +46,7 @@ def check_topics(
 
 def names_of(client: Client) -> set[str]:
     """Return the topics that there are."""
-    return {queue.topic for queue in client.cluster(Topics(pattern=_EVERY_TOPIC)).queues}
+    return {queue.topic for queue in client.cluster(Topics(pattern=EVERY_TOPIC)).queues}
 
 
 def _sentence(missing: list[str], everything: Collection[str], options: SourceOptions) -> str:
