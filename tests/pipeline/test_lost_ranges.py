@@ -103,3 +103,36 @@ def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
     (queue,) = view.queues
     (task,) = plan_ranges(options, [QueueRange(queue=queue, start=0, end=40)], view)
     assert [(each.part.start, each.part.end) for each in task.pieces] == [(0, 10), (20, 40)]
+
+
+@pytest.mark.parametrize("rows", [5, 50])
+def test_what_was_lost_and_is_there_again_is_told_when_it_is_sealed(
+    cluster: FakeCluster, archive: Archived, rows: int
+) -> None:
+    """Of a range that was lost as a whole as of one of which a part was."""
+    cluster.add("orders", "a", 0, 15)
+    queue = cluster.brokers["a"].queues["orders", 0]
+    whole = list(queue.messages)
+    queue.messages[5:10] = [None] * 5
+    archive.job(batch_rows=rows, task_rows=rows, failOnDataLoss="false").append()
+    queue.messages[:] = whole
+    verified = archive.verify()
+    (closed,) = verified.closed
+    assert "the broker has again what was damaged or gone when it was archived" in closed
+    assert verified.wrong == []
+    assert archive.sealed() == [("orders", 15, 15)]
+
+
+def test_what_is_lost_for_good_is_sealed_without_a_word(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    cluster.add("orders", "a", 0, 10)
+    cluster.expire("orders", "a", 0, 15)
+    archive.job(failOnDataLoss="false").append()
+    cluster.expire("orders", "a", 0, 16)
+    told = archive.verify()
+    assert told.wrong == []
+    assert not any("from 10 to 15" in each for each in told.closed)
+    assert archive.sealed() == [("orders", 20, 20)]

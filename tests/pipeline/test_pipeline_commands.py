@@ -157,6 +157,62 @@ def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
         assert re.search(counted, metrics.read_text())
 
 
+@pytest.mark.parametrize(
+    ("by", "is_whole_group"),
+    [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, True)],
+)
+def test_a_replay_that_is_ended_sends_no_more(
+    cluster: FakeCluster,
+    archive: Archived,
+    tmp_path: Path,
+    by: signal.Signals,
+    *,
+    is_whole_group: bool,
+) -> None:
+    cluster.add("orders", "a", 0, 3000)
+    cluster.add("again", "a", 0, 1)
+    archive.job(batch_rows=5000, task_rows=5000, topicPattern="", topic="orders").append()
+    line = f"pipeline replay --from {archive.path} --into again --state {tmp_path / 's'}"
+    slowly = "--option maxRatePerTask=50 --option BATCHSIZE=5 --master local[1]"
+    job = subprocess.Popen(
+        command(*line.split(), *slowly.split(), "--endpoints", cluster.endpoint),
+        start_new_session=True, env=environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        eventually(lambda: len(cluster.sent) >= 30, within_ms=600_000)
+        (os.killpg if is_whole_group else os.kill)(job.pid, by)
+        _, told = job.communicate(timeout=RUN_S)
+    finally:
+        job.kill()
+        job.wait()
+    is_terminated = by == signal.SIGTERM
+    assert job.returncode == (EXIT_TERMINATED if is_terminated else EXIT_INTERRUPTED), told
+    assert len(cluster.sent) < 3000
+    assert "Traceback" not in told
+    (record,) = (tmp_path / "s" / "_runs").iterdir()
+    assert json.loads(record.read_text())["status"].startswith("failed: ")
+
+
+def test_topics_that_are_let_go_of_are_those_of_one_namespace(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+    archive.job(namespace="tenant").append()
+    line = f"archive-expire --to {archive.path} --days 1 -t orders"
+
+    def left() -> dict[str, int]:
+        return {key.namespace: queue.start for key, queue in archive.manifest().queues.items()}
+
+    assert CliRunner().invoke(app, [*line.split(), "-O", "namespace=tenant"]).exit_code == 0
+    assert left() == {"": 0, "tenant": 5}
+    assert CliRunner().invoke(app, line.split()).exit_code == 0
+    assert left() == {"": 5, "tenant": 5}
+    done = CliRunner().invoke(app, [*line.split(), "-O", "namespace=other"])
+    assert "the archive has no topic orders" in done.output
+
+
 @pytest.mark.large
 def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
     cluster: FakeCluster, archive: Archived

@@ -162,3 +162,7 @@ def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
     with pytest.raises(BadOption, match="the archive has 2 of the name queue 0 of orders at a"):
         replay.send(spark, settings, now_ms=NOW_MS)
     assert len(cluster.sent) == 30
+    for text in ("", "[]", "{}", path.read_text()[:30]):
+        path.write_text(text)
+        with pytest.raises(BadOption, match=r"plan.json is not whole, .* Give another --state"):
+            replay.send(spark, settings, now_ms=NOW_MS)

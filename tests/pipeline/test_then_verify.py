@@ -12,7 +12,7 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import command, environment
 from tidemill.cli.pipeline import EXIT_DAMAGED
 from tidemill.pipeline.errors import BadOption, Unreachable
-from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive import ArchiveJob, Done
 from tidemill.pipeline.jobs.archive_commands import Appended, append_once
 
 GATE = "archive"
@@ -84,6 +84,25 @@ def test_what_is_told_once_is_told_though_its_verification_had_no_answer(
     assert "orders" in over
     assert "it is away" in appended.done.wrong[0]
     assert appended.verified is None
+
+
+def test_what_is_told_once_is_told_before_a_verification_that_may_be_ended(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    cluster.add("payments", "a", 0, 10)
+    archive.append()
+    cluster.delete("orders")
+    told: list[Done] = []
+
+    def ending(done: Done) -> None:
+        told.append(done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        append_once(archive.job(), lambda _: None, ending, then_verify=True)
+    assert "orders" in told[0].over[0]
+    assert archive.sealed() == [("orders", 0, 10), ("payments", 0, 10)], "it was not verified yet"
 
 
 @pytest.mark.large

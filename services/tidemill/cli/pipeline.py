@@ -337,14 +337,17 @@ def archive_expire(
     to: To,
     days: Annotated[float, typer.Option(min=0, help="What is older goes.")],
     topic: TopicNames = None,
+    option: OptionPairs = None,
     config: Config = None,
 ) -> None:
     """Let go of what is older than so many days.
 
+    Topics that are named are those of no namespace, or of that of `--option namespace=NAME`.
+
     Example: tidemill pipeline archive-expire --to ./archive --days 90 -t orders
     """
     del config
-    given = _given(ENDPOINTS, topic, EVERY_TOPIC, None, archivePath=to)
+    given = _given(ENDPOINTS, topic, EVERY_TOPIC, option, archivePath=to)
     count = _run(
         _ARCHIVE, lambda jobs: jobs.expire(_archive_settings(jobs, given, None), days=days)
     )

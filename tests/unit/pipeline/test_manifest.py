@@ -168,17 +168,17 @@ def test_whole_ranges_expire_and_files_go_with_their_last_one() -> None:
             )
         ]
     )  # fmt: skip
-    marks, gone = expiring(archive, before_ms=20, topics=())
+    marks, gone = expiring(archive, before_ms=20, namespace="", topics=())
     assert (marks, gone) == (((KEY, 5),), ("a",))
     archive.apply(entry(1, kind="expire", marks=marks, removed=gone))
     assert archive.queues[KEY].start == 5
     assert archive.queues[KEY].end == 9
-    assert expiring(archive, before_ms=20, topics=()) == ((), ())
-    assert expiring(archive, before_ms=99, topics=["payments"]) == ((), ())
+    assert expiring(archive, before_ms=20, namespace="", topics=()) == ((), ())
+    assert expiring(archive, before_ms=99, namespace="", topics=["payments"]) == ((), ())
     # When all of it is gone its end is known still, and when what stood there was stored.
     last = archive.queues[KEY].last_before(9)
     assert last is not None
-    marks, gone = expiring(archive, before_ms=99, topics=["orders"])
+    marks, gone = expiring(archive, before_ms=99, namespace="", topics=["orders"])
     archive.apply(entry(2, kind="expire", marks=marks, removed=gone))
     assert archive.queues[KEY].ranges == []
     assert archive.queues[KEY].last_before(9) == last

@@ -418,17 +418,18 @@ def by_incarnation(files: Iterable[DataFile]) -> list[list[DataFile]]:
 
 
 def expiring(
-    archive: Archive, *, before_ms: int, topics: Iterable[str]
+    archive: Archive, *, before_ms: int, namespace: str, topics: Iterable[str]
 ) -> tuple[Marks, tuple[str, ...]]:
     """Return where queues begin when what was stored before `before_ms` goes, and which files go.
 
     Whole ranges go, from the first on, and files of which nothing is left. Where a queue ends stays
-    known, and so do the times of its last range.
+    known, and so do the times of its last range. Topics are those of one namespace; without any all
+    queues are meant.
     """
-    wanted = set(topics)
+    wanted = {(namespace, topic) for topic in topics}
     marks: dict[QueueKey, int] = {}
     for key, queue in archive.queues.items():
-        if wanted and key.topic not in wanted:
+        if wanted and (key.namespace, key.topic) not in wanted:
             continue
         for each in queue.ranges:
             if each.max_store_ms >= before_ms:

@@ -22,6 +22,7 @@ from typing import Any, Final, final
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.archive.manifest import (
     Archive,
+    ArchivedQueue,
     Closed,
     DataFile,
     Entry,
@@ -343,8 +344,9 @@ class ArchiveJob:
             raise BadOption(f"there is no archive at {self._store.path}")
 
     def check_archived(self, topics: Iterable[str]) -> None:
-        """Raise BadOption for a topic of which the archive has nothing."""
-        known = {key.topic for key in self._archive().queues}
+        """Raise BadOption for a topic of the namespace of which the archive has nothing."""
+        namespace = self._options.connection.namespace
+        known = {key.topic for key in self._archive().queues if key.namespace == namespace}
         missing = sorted(set(topics) - known)
         if missing:
             near = meant(missing[0], known)
@@ -378,6 +380,10 @@ class ArchiveJob:
                     continue
             else:
                 nobody = _nobody_has(key, cluster) if unsealed else ""
+                if self._store_is_gone and there is not None and unsealed:
+                    # As long again as what was archived, or longer.
+                    nobody = nobody or self._not_archived(key, queue)
+                    others |= {key.queue} if nobody else set()
             if there is not None and not nobody and not unsealed:
                 sealed.append(key)
                 continue
@@ -388,8 +394,6 @@ class ArchiveJob:
                     " for good, --store-is-gone seals them by their files alone"
                 )
                 continue
-            # Of what was lost before it was archived there is nothing to compare.
-            passed += [each for each in unsealed if not each.rows and each.lost]
             tasks += [
                 Task(
                     work="verify", run=self.run, key=key, start=each.start, end=each.end,
@@ -397,10 +401,9 @@ class ArchiveJob:
                     files=tuple(archive.holding(key, each.start, each.end)),
                 )
                 for each in unsealed
-                if each.rows or not each.lost
             ]  # fmt: skip
         for key, why in self._not_following(archive, sealed):
-            wrong.append(why)
+            wrong += [why] if why else []
             others.add(key.queue)
         closed: dict[Range, str] = {}
         for answer in self._run_tasks(self._options, tasks):
@@ -420,16 +423,28 @@ class ArchiveJob:
             self.commit("seal", marks=marks, closed=ranges)
         archive = self._archive()
         cluster = self._look_at_all(archive)
-        wrong += self._gate.release(archive, cluster, others)
+        wrong += self._gate.release(archive, cluster, others, may_be_others=self._store_is_gone)
         unasked |= self._gate.unreleased(archive, cluster)
         wrong += [_of_namespace(each) for each in unasked]
         told = [f"{_place(of)}: {why}" for of, why in closed.items()]
         return Verified(wrong=sorted(wrong), closed=sorted(told))
 
+    def _not_archived(self, key: QueueKey, queue: ArchivedQueue) -> str:
+        """Return why a queue is not the one that was archived; empty where it is."""
+        try:
+            check_follows(self._options, key.queue, queue.last_before(queue.end))
+        except ArchiveError as error:
+            return str(error)
+        except Refused:
+            pass  # Whoever compares it says so.
+        return ""
+
     def _not_following(
         self, archive: Archive, sealed: Iterable[QueueKey]
     ) -> Iterator[tuple[QueueKey, str]]:
         """Yield queues that are not what is archived of them, though as long or longer, and why.
+
+        An operator may have said that this is right; then there is nothing to say.
 
         Of queues of which nothing else is compared any more. A store that was restored lacks what
         was archived last, so of each broker group's log those are asked for which that was so.
@@ -446,7 +461,7 @@ class ArchiveJob:
                 try:
                     check_follows(self._options, key.queue, queue.last_before(queue.end))
                 except ArchiveError as error:
-                    yield key, str(error)
+                    yield key, "" if self._store_is_gone else str(error)
                 except Refused as error:
                     yield key, f"{key}: {error}"
 
@@ -482,8 +497,14 @@ class ArchiveJob:
         return len(removed), len(files)
 
     def expire(self, *, before_ms: int, topics: Iterable[str] = ()) -> int:
-        """Let go of ranges that were stored before an instant; return how many files that were."""
-        marks, removed = expiring(self._archive(), before_ms=before_ms, topics=topics)
+        """Let go of ranges that were stored before an instant; return how many files that were.
+
+        `topics`: those of the options' namespace alone; without any all that there is.
+        """
+        namespace = self._options.connection.namespace
+        marks, removed = expiring(
+            self._archive(), before_ms=before_ms, namespace=namespace, topics=topics
+        )
         if marks:
             self.commit("expire", marks=marks, removed=removed)
         return len(removed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Final, final
@@ -66,15 +66,21 @@ def append(
     serve(metrics, settings.metrics_port)
     with _job("archive", settings) as (job, run):
         while True:
-            rows = run.rows
+            rows, over = run.rows, run.detail.get("over", ())
             tell = _telling(say, metrics)
 
             def tell_all(done: Done, *, rows: int = rows, tell: Tell = tell) -> None:
                 run.rows = rows + done.rows  # For the record of a run that is ended meanwhile.
                 tell(done)
 
+            def tell_over(done: Done, *, over: Sequence[str] = over) -> None:
+                run.detail["over"] = [*over, *done.over]
+                for sentence in done.over:
+                    say(sentence)
+                    end_line()
+
             try:
-                appended = append_once(job, tell_all, then_verify=then_verify)
+                appended = append_once(job, tell_all, tell_over, then_verify=then_verify)
             except Exception as error:  # Spark wraps what a task has raised.
                 told = told_by(error)
                 if every_s is None or told is None or told[0] != Unreachable.__name__:
@@ -91,7 +97,7 @@ def append(
                 metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
             if settings.metrics_file:
                 metrics.write(settings.metrics_file)
-            run.detail.update(over=[*run.detail.get("over", ()), *done.over], wrong=done.wrong)
+            run.detail.update(over=[*over, *done.over], wrong=done.wrong)
             if verified is not None:
                 run.detail.update(verified=asdict(verified))
             if every_s is None:
@@ -104,13 +110,19 @@ def append(
             time.sleep(every_s)
 
 
-def append_once(job: ArchiveJob, tell: Tell, *, then_verify: bool) -> Appended:
-    """Archive what is there once, and verify it where that is wanted."""
+def append_once(
+    job: ArchiveJob, tell: Tell, tell_over: Tell = lambda _: None, *, then_verify: bool
+) -> Appended:
+    """Archive what is there once, and verify it where that is wanted.
+
+    `tell_over` is told before that what has been over since: nobody else says it again.
+    """
     if not then_verify:
         return Appended(done=job.append(tell))
     ended_by = None
     try:
         done = job.append(tell)
+        tell_over(done)
     except Exception as error:  # Spark wraps what a task has raised.
         told = told_by(error)
         # A verification would have no answer either, and nothing is known of other errors.

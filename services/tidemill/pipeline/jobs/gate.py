@@ -50,11 +50,19 @@ class Gate:
                 refused[queue] = f"{queue} is not kept, and so not archived: {error}"
         return refused
 
-    def release(self, archive: Archive, cluster: Cluster, others: Collection[Queue]) -> list[str]:
+    def release(
+        self,
+        archive: Archive,
+        cluster: Cluster,
+        others: Collection[Queue],
+        *,
+        may_be_others: bool = False,
+    ) -> list[str]:
         """Tell brokers what they need not keep any more: what is sealed, but of the `others`.
 
-        Returns what they were not told, and why; it says nothing of the others. Raises Refused
-        where there is no such group.
+        Returns what they were not told, and why; it says nothing of the others, nor, where it is
+        right that there `may_be_others`, of what turns out to be one. Raises Refused where there is
+        no such group.
         """
         if not self._group:
             return []
@@ -66,7 +74,10 @@ class Gate:
                 continue
             try:
                 self._tell(queue, self._sealed_there(queue, ends, archived))
-            except (ArchiveError, Refused) as error:
+            except ArchiveError as error:
+                if not may_be_others:
+                    refused.append(f"{queue} is not let go of: {error}")
+            except Refused as error:
                 refused.append(f"{queue} is not let go of: {error}")
         return refused
 

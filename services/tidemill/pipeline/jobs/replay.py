@@ -8,10 +8,11 @@ wait for anything: messages that come later are delayed messages.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -22,7 +23,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
-from tidemill.pipeline.errors import BadOption, Unreachable
+from tidemill.pipeline.errors import BadOption, PipelineError
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
 from tidemill.pipeline.offsets import Queue, QueueName
 from tidemill.pipeline.options import LATEST, SINK, SOURCE, Topics, parse_sink, parse_source
@@ -38,8 +39,9 @@ TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told
 LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
 # Offsets as option endingOffsets has them: by topic, broker group with incarnation, and queue.
 Ends = Mapping[str, Mapping[str, Mapping[str, int]]]
-_SOURCE: Final = frozenset(option.name for option in SOURCE)
-_SINK: Final = frozenset(option.name for option in SINK)
+# Names of options are alike in any letters.
+_SOURCE: Final = frozenset(option.name.lower() for option in SOURCE)
+_SINK: Final = frozenset(option.name.lower() for option in SINK)
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
@@ -179,6 +181,12 @@ def send(
         query = writer.trigger(availableNow=True).start()
         try:
             query.awaitTermination()
+        except KeyboardInterrupt:
+            # It would go on sending. Of what it has sent nothing more is told then.
+            with suppress(Exception):  # The JVM may have been ended, too.
+                query.stop()
+            counting.is_over.set()
+            raise
         finally:
             counting.is_over.wait(TOLD_S)
     finally:
@@ -201,7 +209,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
         else recorded("replay", settings.state) as record,
         session("replay", settings.master) as spark,
     ):
-        if told := told_of_topic(settings, is_dry=is_dry):
+        if told := told_of_topic(settings):
             say(told)
             end_line()
         if is_dry:
@@ -216,18 +224,16 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
         return replayed
 
 
-def told_of_topic(settings: ReplaySettings, *, is_dry: bool) -> str:
+def told_of_topic(settings: ReplaySettings) -> str:
     """Return what is to be said of the topic that is sent to: it may be misspelt, or new.
 
-    Raises Unreachable where something is to be sent, and nobody answers.
+    A dry run needs no cluster, and who may send need not be one who may look.
     """
     options = parse_sink(_of_sink(settings))
     nobody = f"whether there is a topic {options.topic} nobody says"
     try:
         cluster = connect(options.connection).cluster(Topics(pattern=EVERY_TOPIC))
-    except Unreachable as error:
-        if not is_dry:
-            raise
+    except PipelineError as error:
         return f"{nobody}: {error}"
     known = {queue.topic for queue in cluster.queues}
     if options.topic in known:
@@ -289,14 +295,16 @@ def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
 
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:
-    own = {name: value for name, value in settings.more.items() if name in _SOURCE}
+    own = {name: value for name, value in settings.more.items() if name.lower() in _SOURCE}
     return {**settings.given, **own, "readMode": "archive", "archivePath": settings.archive}
 
 
 def _of_sink(settings: ReplaySettings) -> dict[str, str]:
     # With what nobody knows: it says so, and what was meant.
     own = {
-        name: value for name, value in settings.more.items() if name in _SINK or name not in _SOURCE
+        name: value
+        for name, value in settings.more.items()
+        if name.lower() in _SINK or name.lower() not in _SOURCE
     }
     return {**settings.sink, **own}
 
@@ -308,21 +316,31 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
     path = Path(settings.state) / _PLAN
     asked = _asked(settings)
     if path.exists():
-        kept: dict[str, Any] = json.loads(path.read_text())
-        if kept["asked"] != asked:
+        try:
+            kept: dict[str, Any] = json.loads(path.read_text())
+            asked_then, ends = kept["asked"], kept["plan"]["ends"]
+            begun = Plan(**kept["plan"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadOption(
+                f"{path} is not whole, so what is left to send cannot be told. Give another"
+                f" --state; what was sent already comes again then, with the same {ORIGINAL_ID}"
+            ) from error
+        if asked_then != asked:
             raise BadOption(
                 f"{settings.state} is of another replay; give the same options as then, or another"
                 " --state"
             )
-        ends = kept["plan"]["ends"]
         if isinstance(ends, list):
-            ends = _as_option(_ends_of_names(settings, ends))
-        return Plan(**{**kept["plan"], "ends": ends})
+            return replace(begun, ends=_as_option(_ends_of_names(settings, ends)))
+        return begun
     looked = plan(spark, settings)
     begun = Plan(**{**asdict(looked), "begin_ms": now_ms + LEAD_MS})
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"asked": asked, "plan": asdict(begun)}))
+    with draft.open("w") as file:
+        json.dump({"asked": asked, "plan": asdict(begun)}, file)
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
     return begun
 

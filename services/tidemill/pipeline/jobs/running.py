@@ -34,7 +34,8 @@ SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins t
 LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFraction": "0.1"}
 QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
 
-_OF_PY4J: Final = "KeyboardInterrupt while sending command"
+_INTERRUPTED: Final = "KeyboardInterrupt while sending command"  # as py4j logs it
+_BROKEN_OFF: Final = "Exception while sending command"
 
 Say = Callable[[str], None]
 
@@ -88,6 +89,7 @@ def session(
     except KeyboardInterrupt:
         # A JVM that was ended, too, does not answer any more.
         may_fail = (Exception,)
+        _hush()
         raise
     finally:
         with contextlib.suppress(*may_fail):
@@ -104,7 +106,7 @@ def _interrupted_later() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
-        logging.getLogger().addFilter(lambda told: _OF_PY4J not in told.getMessage())
+        logging.getLogger().addFilter(lambda told: _INTERRUPTED not in told.getMessage())
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)
     finally:
@@ -152,9 +154,7 @@ def _terminated() -> Iterator[None]:
     def terminate(_signal: int, _frame: object) -> NoReturn:
         nonlocal is_terminated
         is_terminated = True
-        # Whoever ends a group of processes ends the JVM, too, of which a thread of Spark's would
-        # tell with a trace.
-        socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
+        _hush()
         raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
@@ -169,6 +169,14 @@ def _terminated() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _hush() -> None:
+    """Keep threads that lose the JVM, which may have been ended with this process, from traces."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Some of it py4j says by no name of its own.
+    logging.getLogger().addFilter(lambda told: _BROKEN_OFF not in told.getMessage())
+    socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
 
 
 def _unheard(_server: socketserver.BaseServer, _request: object, _client: object) -> None:

@@ -1,0 +1,68 @@
+"""Archives of stores that were restored, and have grown past what is archived. Without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+
+GATE = "archive"
+LATER_MS = FIRST_STORED_AT_MS + 86_400_000
+
+
+def grow_past(cluster: FakeCluster) -> None:
+    """Restore the store that had 10 messages as it was with 6, and send another 8 a day later."""
+    cluster.restore("orders", "a", 0, 6)
+    cluster.add("orders", "a", 0, 8, stored_at_ms=LATER_MS)
+
+
+@pytest.mark.parametrize("gate", ["", GATE])
+def test_what_a_restored_store_had_is_sealed_by_its_files_alone_though_it_has_grown(
+    cluster: FakeCluster, archive: Archived, gate: str
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    archive.job(gate_group=gate).append()
+    grow_past(cluster)
+    (wrong,) = archive.job(gate_group=gate).verify().wrong
+    assert "offset 9 is of another time than the archive's" in wrong
+    assert wrong.endswith("--store-is-gone seals it by its files alone")
+    assert archive.sealed() == [("orders", 0, 10)]
+    verified = archive.job(gate_group=gate, store_is_gone=True).verify()
+    assert verified.wrong == []
+    (closed,) = verified.closed
+    assert "restored from a backup" in closed
+    assert archive.sealed() == [("orders", 10, 10)]
+    assert archive.job(gate_group=gate, store_is_gone=True).verify().wrong == [], "again"
+    # What came since nobody has archived: it is kept.
+    assert {each.pull_offset for each in cluster.brokers["a"].progress} <= {0}
+
+
+@pytest.mark.parametrize("gate", ["", GATE])
+def test_what_was_sealed_so_stays_so_when_the_store_has_grown(
+    cluster: FakeCluster, archive: Archived, gate: str
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    archive.job(gate_group=gate).append()
+    cluster.restore("orders", "a", 0, 6)
+    assert archive.job(gate_group=gate, store_is_gone=True).verify().wrong == []
+    cluster.add("orders", "a", 0, 8, stored_at_ms=LATER_MS)
+    assert archive.job(gate_group=gate, store_is_gone=True).verify().wrong == []
+    (wrong,) = archive.job(gate_group=gate).verify().wrong
+    assert "of another time" in wrong, "without an operator's word"
+
+
+def test_other_messages_with_the_same_bodies_are_not_sealed(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    grow_past(cluster)
+    queue = cluster.brokers["a"].queues["orders", 0]
+    kept = [row["body"] for row in archive.read()]
+    for message, body in zip(queue.messages, kept, strict=False):
+        assert message is not None
+        message.body = body
+    (wrong,) = archive.verify().wrong
+    assert "of another time" in wrong
+    assert archive.sealed() == [("orders", 0, 10)]
