@@ -284,6 +284,29 @@ def test_a_list_of_sends_is_read_whatever_its_name(
     assert read_sends(spark, str(path)).collect() == []
 
 
+def test_a_list_of_sends_elsewhere_is_held_to_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "sends.jsonl"
+    path.write_text('{"message_id": "a", "more": {"x": [1]}}\n\n{"message_id": "b", "at_ms": 7}\n')
+    found = [tuple(row) for row in read_sends(spark, path.as_uri()).collect()]
+    assert found == [("a", None, None), ("b", None, 7)]
+    with pytest.raises(BadOption, match="of a line, it has no topic, and topics were"):
+        read_sends(spark, path.as_uri(), needs_topic=True)
+    path.write_bytes(b'{"message_id": "a", "topic": "\xff"}\n')
+    with pytest.raises(BadOption, match="it is no JSON"):
+        read_sends(spark, path.as_uri())
+
+
+def test_an_audit_of_some_topics_leaves_out_no_send_without_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sends = tmp_path / "sends.jsonl"
+    sends.write_text('{"message_id": "a", "topic": "orders"}\n{"message_id": "lost"}\n')
+    given = {"topics": "orders"}
+    settings = AuditSettings(to=str(tmp_path), given=given, sends=str(sends))
+    with pytest.raises(BadOption, match="line 2: it has no topic, and topics were asked for"):
+        judge(spark, Story().frame(spark), settings, now_ms=START_MS)
+
+
 def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
     spark: SparkSession, tmp_path: Path
 ) -> None:

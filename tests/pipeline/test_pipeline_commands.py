@@ -21,6 +21,23 @@ from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
 
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 RIGHT = '{"message_id": "a", "topic": "t"}\n'
+# Second lines of lists of sends, by the name of the list.
+WRONG_SENDS = {
+    "untold": '{"message_id": "b"}',
+    "null": '{"message_id": "b", "topic": null}',
+    "empty": '{"message_id": "b", "topic": ""}',
+    "number": '{"message_id": "b", "topic": 5}',
+    "list": '{"message_id": "b", "topic": ["t"]}',
+    "half": '{"message_id": "b", "topic": "\\ud800"}',
+    "halfid": '{"message_id": "\\ud800", "topic": "t"}',
+    "deep": "[" * 100_000,
+    "wide": '[["message_id", "b"]]',
+    "true": '{"message_id": "b", "topic": "t", "at_ms": true}',
+    "long": '{"message_id": "b", "topic": "t", "at_ms": 99999999999999999999}',
+    "micros": '{"message_id": "b", "topic": "t", "at_ms": 1700000000000000}',
+    "before": '{"message_id": "b", "topic": "t", "at_ms": -1}',
+    "twice": '{"message_id": "b", "topic": "t", "topic": "u"}',
+}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +68,22 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         ("audit --to a --sends nofile", "--sends nofile: there is no such file"),
         ("audit --to a --sends text", "--sends text, line 2: it is no JSON with a message_id: not"),
         ("audit --to a --sends ids", "--sends ids, line 3: it is no JSON with a message_id"),
-        ("audit --to a --sends times", "--sends times, line 1: it is no JSON with a message_id"),
+        ("audit --to a --sends times", "--sends times, line 1: its at_ms is no whole number"),
+        ("audit --to a --sends untold -t t", "--sends untold, line 2: it has no topic, and topics"),
+        ("audit --to a --sends null -t t,u", "--sends null, line 2: it has no topic, and topics"),
+        ("audit --to a --sends null --topic-pattern t.*", "--sends null, line 2: it has no topic"),
+        ("audit --to a --sends empty -O topic=t", "--sends empty, line 2: it has no topic"),
+        ("audit --to a --sends number", "--sends number, line 2: its topic is no text"),
+        ("audit --to a --sends list", "--sends list, line 2: its topic is no text"),
+        ("audit --to a --sends half", "--sends half, line 2: its topic is no text"),
+        ("audit --to a --sends halfid", "--sends halfid, line 2: it is no JSON with a message_id"),
+        ("audit --to a --sends deep", "--sends deep, line 2: it is no JSON with a message_id"),
+        ("audit --to a --sends wide", "--sends wide, line 2: it is no JSON with a message_id"),
+        ("audit --to a --sends true", "--sends true, line 2: its at_ms is no whole number"),
+        ("audit --to a --sends long", "--sends long, line 2: its at_ms is no whole number"),
+        ("audit --to a --sends micros", "--sends micros, line 2: its at_ms is no whole number"),
+        ("audit --to a --sends before", "--sends before, line 2: its at_ms is no whole number"),
+        ("audit --to a --sends twice", "--sends twice, line 2: it says its message_id, topic or"),
         ("delay-accuracy --to a --baseline nobase", "there is no earlier run at nobase"),
     ],
 )
@@ -63,6 +95,8 @@ def test_wrong_input_is_a_sentence(
     Path("text").write_text(f"{RIGHT}not json\n")
     Path("times").write_text('{"message_id": "a", "topic": "t", "at_ms": "noon"}\n')
     Path("ids").write_text(f'{RIGHT}\n{{"id": "x"}}\n')
+    for name, wrong in WRONG_SENDS.items():
+        Path(name).write_text(f"{RIGHT}{wrong}\n")
     done = CliRunner().invoke(app, line.split())
     assert sentence in done.output
     assert "Traceback" not in done.output
