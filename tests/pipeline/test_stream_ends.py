@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,11 +152,15 @@ def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
     path = tmp_path / "plan.json"
     kept = json.loads(path.read_text())
     kept["plan"]["ends"] = [["orders", "a", 0, 30]]
+    del kept["asked"]["filter"]
     path.write_text(json.dumps(kept))
     cluster.add("orders", "a", 0, 5)
     archive.append()
     again = replay.send(spark, settings, now_ms=NOW_MS)
     assert (again.plan, again.sent) == (done.plan, 0)
+    of_one_tag = dataclasses.replace(settings, more={"filter": "tea"})
+    with pytest.raises(BadOption, match="is of another replay"):
+        replay.send(spark, of_one_tag, now_ms=NOW_MS)
     cluster.delete("orders")
     cluster.add("orders", "a", 0, 20)
     archive.append()

@@ -42,6 +42,7 @@ Ends = Mapping[str, Mapping[str, Mapping[str, int]]]
 # Names of options are alike in any letters.
 _SOURCE: Final = frozenset(option.name.lower() for option in SOURCE)
 _SINK: Final = frozenset(option.name.lower() for option in SINK)
+_EVERY_TAG: Final = "*"  # as a filter
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
@@ -318,7 +319,9 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
     if path.exists():
         try:
             kept: dict[str, Any] = json.loads(path.read_text())
-            asked_then, ends = kept["asked"], kept["plan"]["ends"]
+            # Of a program before filters were kept it has none.
+            asked_then = {"filter": _EVERY_TAG, **kept["asked"]}
+            ends = kept["plan"]["ends"]
             begun = Plan(**kept["plan"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadOption(
@@ -368,11 +371,13 @@ def _ends_of_names(
 
 
 def _asked(settings: ReplaySettings) -> dict[str, Any]:
+    more = {name.lower(): value for name, value in settings.more.items()}
     return {
         "archive": settings.archive,
         "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
         "into": settings.sink.get("topic", ""),
-        "namespace": settings.more.get("namespace", ""),
+        "namespace": more.get("namespace", ""),
+        "filter": more.get("filter", _EVERY_TAG),
         "timing": settings.timing,
         "speed": settings.speed,
         "since_ms": settings.since_ms,
