@@ -25,6 +25,7 @@ from tests.support.client_process import (
     needs,
     staying_client,
 )
+from tests.support.eventually import eventually
 from tests.support.grpcio_client import read
 from tests.support.processes import (
     ADMIN_S,
@@ -70,10 +71,15 @@ def send(running: Standalone, topic: str, body: str) -> str:
 
 
 def the_client(ask: Any, group: str) -> dict[str, Any]:
-    """Return the only consumer of a group."""
-    [client] = json.loads(ask("client", "ls", "--group", group, "-o", "json").stdout)["clients"]
-    assert isinstance(client, dict)
-    return client
+    """Return the only consumer of a group, once its proxy has heard of it."""
+
+    def look() -> dict[str, Any]:
+        clients = json.loads(ask("client", "ls", "--group", group, "-o", "json").stdout)["clients"]
+        assert len(clients) == 1, clients
+        assert isinstance(clients[0], dict)
+        return clients[0]
+
+    return eventually(look)
 
 
 def prepare(running: Standalone, name: str) -> None:
@@ -91,8 +97,15 @@ def test_python_clients_are_seen_and_do_not_answer(
         assert client["subscriptions"] == [
             {"topic": "python", "filterType": "TAG", "expression": "*"}
         ]
-        listed = json.loads(ask("client", "ls", "--topic", "python", "-o", "json").stdout)
-        assert {each["kind"] for each in listed["clients"]} == {"pushConsumer", "producer"}
+
+        def listed_all() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(
+                ask("client", "ls", "--topic", "python", "-o", "json").stdout
+            )
+            assert {each["kind"] for each in found["clients"]} == {"pushConsumer", "producer"}
+            return found
+
+        listed = eventually(listed_all)
         assert not listed.get("unreachable")
         shown = ask("client", "show", client["clientId"])
         assert "can be asked" in shown.stdout
