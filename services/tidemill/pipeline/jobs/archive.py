@@ -436,7 +436,7 @@ class ArchiveJob:
         except ArchiveError as error:
             return str(error)
         except Refused:
-            pass  # Whoever compares it says so.
+            return ""  # Whoever compares it says so.
         return ""
 
     def _not_following(

@@ -176,6 +176,7 @@ def _hush() -> None:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Some of it py4j says by no name of its own.
     logging.getLogger().addFilter(lambda told: _BROKEN_OFF not in told.getMessage())
+    # Of servers of Spark's own, which take no other way.
     socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
 
 
