@@ -47,10 +47,10 @@ R = TypeVar("R")
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the options that a file has as defaults: `to: ./archive`, `topic: [orders]`."""
-    import yaml
-
     if path is None:
         return None
+    import yaml
+
     try:
         found = yaml.safe_load(path.read_text("utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -180,7 +180,7 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
 
 
 def _end(told: str, status: int) -> NoReturn:
-    """End at once: the interpreter would wait for ever for a call that was interrupted (grpcio)."""
+    """End at once, without the interpreter's own end, which has been seen to wait for grpcio."""
     typer.echo(f"error: {told}", err=True)
     sys.stdout.flush()
     os._exit(status)

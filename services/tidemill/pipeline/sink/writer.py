@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 # What cannot be sent: which row of its task it was, why, and all that it had.
-BAD_ROWS: Final = pa.schema(
+_BAD_ROWS: Final = pa.schema(
     [
         ("row", pa.int64()),
         ("why", pa.string()),
@@ -199,9 +199,9 @@ def _bad_rows(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, first: int) 
             columns[field.name].cast(field.type)
             if field.name in columns
             else pa.nulls(rows.num_rows, field.type)
-            for field in BAD_ROWS
+            for field in _BAD_ROWS
         ],
-        schema=BAD_ROWS,
+        schema=_BAD_ROWS,
     )
 
 
