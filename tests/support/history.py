@@ -150,6 +150,16 @@ class History:
             if send.outcome is Outcome.OK and key not in settled
         }
 
+    def told_of_unsettled(self) -> str:
+        """Return all that was noted of some of what is unsettled, a line each."""
+        noted: list[Receive | Ack | Send] = [*self.receives, *self.acks, *self.sends.values()]
+        return "\n".join(
+            str(one)
+            for key in sorted(self.unsettled())[:SHOWN_MAX]
+            for one in noted
+            if one.key == key
+        )
+
     def judge(self) -> Verdict:
         """Compare what was seen with what is promised."""
         return Verdict(

@@ -16,6 +16,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000
 PAUSE_S = 0.02  # after a failed call: a broker that is down must not be called in a busy loop
+STILL_S_MAX = 100.0  # without a message, after which it is told what is not settled
 LAZY_SHARE = 0.01  # of deliveries that a consumer forgets, and of those that it gives back
 BACKLOG_MAX = 500  # messages; a forgotten one blocks its queue of an ordered topic, so it may lag
 
@@ -63,8 +64,13 @@ class Load:
         """Return when all is settled and no delivery that got lost can still come back."""
         loop = asyncio.get_running_loop()
         quiet_s = (2 * INVISIBLE_MS) / 1000
+        began_at = loop.time()
         # Nobody tells when nothing comes any more.
-        while not self._is_quiet(loop.time() - quiet_s):  # noqa: ASYNC110
+        while not self._is_quiet(loop.time() - quiet_s):
+            still_s = loop.time() - max(began_at, self._last_received_at)
+            assert still_s < STILL_S_MAX, (
+                f"{self.status}, and no more comes:\n{self.history.told_of_unsettled()}"
+            )
             await asyncio.sleep(0.2)
 
     def _is_quiet(self, since: float) -> bool:

@@ -310,6 +310,10 @@ class MemoryEngine:
             delivered.state[delivery.message_index] = AckResult.ALREADY
         return result
 
+    def forget_deliveries(self) -> None:
+        """Forget what became of deliveries, as one does whose clock says that their time is up."""
+        self._deliveries.clear()
+
     def change_invisible(
         self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
     ) -> Delivery:

@@ -150,6 +150,29 @@ def test_a_send_whose_answer_is_lost_is_stored_once() -> None:
     run(scenario)
 
 
+def test_an_ack_asked_again_whose_time_is_up_then_may_have_been_applied() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        await world.put_group()
+        await world.send(message())
+        [only] = await world.receive_messages()
+        request = ack_request(only.system_properties.receipt_handle)
+        world.broker.is_mute = True
+        async with asyncio.TaskGroup() as tasks:
+            ack = tasks.create_task(world.call("AckMessage", request, service.AckMessageResponse))
+            await eventually(lambda: world.broker.count_of("acks") == 1)
+            world.broker.engine.forget_deliveries()
+            world.broker.is_mute = False
+            world.broker.drop_links()
+        [entry] = ack.result().entries
+        assert entry.status.code == ack.result().status.code == v2.INTERNAL_SERVER_ERROR
+        assert "acked the first time" in entry.status.message
+        # Who asks anew is told what is known of it: nothing.
+        response = await world.call("AckMessage", request, service.AckMessageResponse)
+        assert response.status.code == v2.INVALID_RECEIPT_HANDLE
+
+    run(scenario)
+
+
 def test_a_delayed_send_may_not_be_repeated() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())

@@ -250,7 +250,7 @@ class BrokerLink:
         *,
         timeout_ms: int,
     ) -> list[int]:
-        """Settle deliveries; return an AckResult for each, in order."""
+        """Settle deliveries; return an AckResult or UNKNOWN_ACK for each, in order."""
         future: asyncio.Future[list[int]]
         request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
         # All under one id: they travel in one frame, and so do their results.

@@ -31,6 +31,8 @@ AppendRow: TypeAlias = tuple[int, int, int, int, bytes]
 # (request id, group id, topic id, slot, delivery id, index, visible at)
 AckRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 
+UNKNOWN_ACK: Final = pb.ACK_RESULT_UNSPECIFIED  # No broker answers this.
+
 
 class HasRequestId(Protocol):
     """A request message of the link."""
@@ -63,6 +65,8 @@ class Command(Generic[Request, Result]):
     weight: int = 0
     # Whether asking again does no harm, when nobody knows what became of the first time.
     may_repeat: bool = False
+    # What the reply tells of one that was asked again, where it may differ from what it says.
+    when_repeated: Callable[[Result], Result] | None = None
 
 
 def _asked(
@@ -162,6 +166,15 @@ def _unpack_acks(columns: pb.AckResults) -> Iterable[tuple[int, list[int]]]:
     return results.items()
 
 
+def _acks_of_both(results: list[int]) -> list[int]:
+    """Return what became of acks that were asked twice: one that is gone may be settled.
+
+    A broker knows of a delivery whose time is up no more whether it was. Its time is up at once
+    where the clock of the new master is ahead.
+    """
+    return [UNKNOWN_ACK if result == pb.GONE else result for result in results]
+
+
 def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
     end = min(ACKS_A_FRAME_MAX, room_bytes // ROW_BYTES, len(rows))
     # Those of one request travel together.
@@ -195,6 +208,7 @@ ACK: Final[Command[Any, list[int]]] = Command(
     cut=_cut_acks,
     weight=1,
     may_repeat=True,
+    when_repeated=_acks_of_both,
 )
 POP: Final = _asked(
     "pop", "pops", "pops", pb.PopRequest, _messages(pb.PopReply),

@@ -137,6 +137,8 @@ class Pending:
             observe(label, (now_s - request.started_s) * 1000)
             if request.future.done():
                 unclaimed.append((request_id, result))
+            elif request.has_left and request.command.when_repeated is not None:
+                request.future.set_result(request.command.when_repeated(result))
             else:
                 request.future.set_result(result)
         return unclaimed

@@ -22,7 +22,7 @@ from tidemill.message import limits
 from tidemill.proxy.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.link import Popped
-from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER
+from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER, UNKNOWN_ACK
 from tidemill.proxy.message_codec import (
     OK_STATUS,
     encode_acks,
@@ -73,6 +73,10 @@ _SETTLED = frozenset({link_pb2.APPLIED, link_pb2.ALREADY})
 _GONE = InvalidReceiptHandle(
     "the receipt handle names no live delivery: the message was acked long ago, was redelivered "
     "after its invisible duration, or its handle was replaced; use the newest handle"
+)
+_UNKNOWN = BrokerUnreachable(
+    "the connection to the broker was lost, and asked again it knows no such delivery any more: "
+    "the message was acked the first time, or comes again"
 )
 
 
@@ -368,7 +372,8 @@ class Consumer:
             else:
                 for number, result in zip(numbered, results, strict=True):
                     if result not in _SETTLED:
-                        outcomes[number] = status_of(_GONE)
+                        is_known = result != UNKNOWN_ACK
+                        outcomes[number] = status_of(_GONE if is_known else _UNKNOWN)
         if not any(outcomes):
             return encode_acks(entries, repeat(OK_STATUS, len(entries)), OK_STATUS)
         statuses = [OK_STATUS if outcome is None else outcome.encode() for outcome in outcomes]
