@@ -26,6 +26,7 @@ from tests.support.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.session import build_spark
 
@@ -104,7 +105,7 @@ def archive(spark: Any, broker: Standalone, topic: str, to: str) -> None:
 
 
 def _verify(spark: Any, broker: Standalone, to: str) -> None:
-    assert job(spark, broker, "bench", to).verify().wrong == []
+    assert verify(job(spark, broker, "bench", to)).wrong == []
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from tests.support.processes import standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive_upkeep import compact
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.options import parse_source
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ def test_an_archive_has_what_the_broker_had_and_is_read_without_it(
         assert job.append().rows == 0
         sent |= send_some(broker.grpc, "orders", 200, first=1000)
         assert job.append().rows == 200
-        assert job.verify().wrong == []
-        before, after = job.compact()
+        assert verify(job).wrong == []
+        before, after = compact(job)
         assert before > after
         sent |= send_some(broker.grpc, "orders", 50, first=1200)
         # The archive has 1200, the broker the rest, and no row comes from both.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import Task, run_task
 from tidemill.pipeline.errors import AnotherWriter
 from tidemill.pipeline.jobs.archive import ArchiveJob, _made
+from tidemill.pipeline.jobs.archive_upkeep import compact, expire, vacuum
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.options import SourceOptions, parse_source
 
 HOUR_MS = 3_600_000
@@ -112,7 +114,7 @@ Sends = st.tuples(
 Rounds = st.lists(
     st.tuples(
         st.lists(Sends, max_size=3), st.integers(1, 14),
-        st.sampled_from(["append", "compact", "verify"]),
+        st.sampled_from([ArchiveJob.append, compact, verify]),
     ),
     min_size=1, max_size=6,
 )  # fmt: skip
@@ -121,10 +123,10 @@ Rounds = st.lists(
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
 @given(Rounds)
 def test_manifest_archive_and_broker_agree_after_any_crashes(
-    rounds: list[tuple[list[tuple[str, str, int, int]], int, str]],
+    rounds: list[tuple[list[tuple[str, str, int, int]], int, Callable[[ArchiveJob], object]]],
 ) -> None:
     with FakeCluster().serving() as cluster, tempfile.TemporaryDirectory() as path:
-        for sends, dies_at, verb in rounds:
+        for sends, dies_at, work in rounds:
             for topic, broker, queue_id, count in sends:
                 cluster.add(
                     topic, broker, queue_id, count,
@@ -132,11 +134,11 @@ def test_manifest_archive_and_broker_agree_after_any_crashes(
                     step_ms=HOUR_MS // 40,
                 )  # fmt: skip
             with contextlib.suppress(Killed):
-                getattr(a_job(cluster, path, dies_at=dies_at), verb)()
+                work(a_job(cluster, path, dies_at=dies_at))
         a_job(cluster, path).append()
         assert sorted(archived_rows(path)) == sorted(stored_rows(cluster))
-        assert a_job(cluster, path).verify().wrong == []
-        a_job(cluster, path).compact()
+        assert verify(a_job(cluster, path)).wrong == []
+        compact(a_job(cluster, path))
         assert sorted(archived_rows(path)) == sorted(stored_rows(cluster))
         archive = ArchiveStore(path).archive()
         assert all(queue.sealed == queue.end for queue in archive.queues.values())
@@ -151,7 +153,7 @@ def test_a_second_archiver_is_refused_and_doubles_nothing() -> None:
         assert tasks
         assert not lost
         first.append()
-        answers = [run_task(second._options, task) for task in tasks]
+        answers = [run_task(second.options, task) for task in tasks]
         ranges, files, failed = _made(answers)
         assert not failed
         with pytest.raises(AnotherWriter, match="one archiver at a time"):
@@ -167,7 +169,7 @@ def test_damage_is_named_by_a_verification_and_not_sealed() -> None:
         message = cluster.brokers["a"].queues["orders", 0].messages[4]
         assert message is not None
         message.body = b"another"
-        wrong = a_job(cluster, path).verify().wrong
+        wrong = verify(a_job(cluster, path)).wrong
         assert len(wrong) == 1
         assert "with other bodies" in wrong[0]
         queue = next(iter(ArchiveStore(path).archive().queues.values()))
@@ -183,7 +185,7 @@ def test_what_retention_took_fails_or_is_written_down() -> None:
         (wrong,) = a_job(cluster, path).append().wrong
         assert "from 30 to 40 were gone" in wrong
         job = a_job(cluster, path)
-        job._options = parse_source(
+        job.options = parse_source(
             {"endpoints": cluster.endpoint, "topic": "orders", "archivePath": path,
              "readMode": "broker", "failOnDataLoss": "false"},
             is_stream=False,
@@ -200,7 +202,7 @@ def test_expired_ranges_are_read_no_more_and_their_files_deleted() -> None:
         cluster.add("orders", "a", 0, 10, stored_at_ms=1_700_000_000_000)
         a_job(cluster, path).append()
         # 30 rows are two tasks, so two files.
-        assert a_job(cluster, path).expire(before_ms=1_650_000_000_000) == 2
+        assert expire(a_job(cluster, path), before_ms=1_650_000_000_000) == 2
         assert [row[3] for row in archived_rows(path)] == list(range(30, 40))
-        assert a_job(cluster, path).vacuum(age_ms=-(2**60)) == 2
+        assert vacuum(a_job(cluster, path), age_ms=-(2**60)) == 2
         assert [row[3] for row in archived_rows(path)] == list(range(30, 40))

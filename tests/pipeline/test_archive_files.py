@@ -31,6 +31,8 @@ from tidemill.pipeline.archive.reading import (
 )
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
+from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 DAY_MS = 86_400_000
@@ -104,7 +106,7 @@ def test_what_is_archived_while_it_is_verified_is_not_behind_the_end_of_its_queu
 
     cluster.add("orders", "a", 0, 100)
     archive.append()
-    verified = archive.job(store=Beside(archive.path, append), store_is_gone=is_gone).verify()
+    verified = verify(archive.job(store=Beside(archive.path, append), store_is_gone=is_gone))
     assert (verified.wrong, verified.closed) == ([], [])
     (queue,) = archive.manifest().queues.values()
     assert (queue.end, queue.sealed) == (120, 100)
@@ -212,9 +214,9 @@ def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
     for path in files:
         os.utime(path, (NOW_MS / 1000 - 9 * DAY_MS / 1000,) * 2)
     assert archive.compact() == (len(files), 1)
-    assert archive.job(now_ms=NOW_MS + DAY_MS // 2).vacuum() == 0
+    assert vacuum(archive.job(now_ms=NOW_MS + DAY_MS // 2)) == 0
     assert all(path.exists() for path in files)
-    assert archive.job(now_ms=NOW_MS + DAY_MS + HOUR_MS).vacuum() == len(files)
+    assert vacuum(archive.job(now_ms=NOW_MS + DAY_MS + HOUR_MS)) == len(files)
     assert len(archive.bodies()[0]) == 40
 
 
@@ -239,7 +241,7 @@ def test_a_compaction_around_a_large_file_keeps_the_order_and_ends(
     cluster.add("orders", "a", 0, 50)
     append()
     before = len(archive.manifest().files)
-    removed, made = archive.job().compact(bytes_max=400_000)
+    removed, made = compact(archive.job(), bytes_max=400_000)
     assert 1 < removed < before
     assert made < removed
     assert offsets(archive) == list(range(160))
@@ -249,7 +251,7 @@ def test_a_compaction_around_a_large_file_keeps_the_order_and_ends(
     ]
     assert all(high - low <= 60 for each in spans for low, high in each), "none is around another"
     assert archive.verify().wrong == []
-    assert archive.job().compact(bytes_max=400_000) == (0, 0)
+    assert compact(archive.job(), bytes_max=400_000) == (0, 0)
 
 
 def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, archive: Archived) -> None:
@@ -259,8 +261,8 @@ def test_what_compresses_well_is_compacted_once(cluster: FakeCluster, archive: A
     before = len(archive.manifest().files)
     assert before >= 4
     # A million before compression; a tenth of that on the disk.
-    assert archive.job().compact(bytes_max=1_000_000) == (before, 1)
-    assert archive.job().compact(bytes_max=1_000_000) == (0, 0)
+    assert compact(archive.job(), bytes_max=1_000_000) == (before, 1)
+    assert compact(archive.job(), bytes_max=1_000_000) == (0, 0)
     assert len(archive.bodies()[0]) == 200
 
 
@@ -479,8 +481,7 @@ def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_a
         other.commit("append")
     before = archive.bodies()
     # The files are of now; to a job of years later they are old.
-    vacuum = archive.job(now_ms=2 * NOW_MS)
-    assert vacuum.vacuum() == SNAPSHOT_ENTRIES - 1
+    assert vacuum(archive.job(now_ms=2 * NOW_MS)) == SNAPSHOT_ENTRIES - 1
     assert archive.bodies() == before
     # The next number of what stood still is free again.
     with pytest.raises(AnotherWriter):

@@ -12,19 +12,17 @@ import pytest
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.audit import (
-    SENDS,
     AuditSettings,
     Verdict,
     check_any,
     judge,
-    of_topics,
     read_events,
-    read_sends,
     removed_at_ms,
     rules_of,
     told_from_ms,
 )
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
+from tidemill.pipeline.jobs.sends import SENDS, of_topics, read_sends
 from tidemill.pipeline.schema import EVENTS
 from tidemill.pipeline.transforms.audit import (
     ACK_MS,

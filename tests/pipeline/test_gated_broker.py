@@ -18,6 +18,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.tasks import Task, run_task
 from tidemill.pipeline.errors import Refused
 from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.options import SourceOptions, parse_source
 
 GATE = "archive"
@@ -84,7 +85,7 @@ def test_what_is_not_sealed_is_kept_until_it_is_or_the_gate_is_lifted(tmp_path: 
 
         job.append()
         assert first_offset(running) == 0, "archived is not sealed"
-        assert job.verify().wrong == []
+        assert verify(job).wrong == []
         assert shown(running)[0]["sealedOffset"] == MESSAGES
         eventually(lambda: first_offset(running) > 0)
         eventually(lambda: metric(running, "archive_gate_holding") == 0)

@@ -10,6 +10,7 @@ from tests.support.archiving import Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, PAGE_ROWS, FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import DataLoss
+from tidemill.pipeline.jobs.archive_upkeep import expire
 
 COUNT = 3 * PAGE_ROWS
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
@@ -101,6 +102,6 @@ def test_a_restored_store_is_found_out_beside_what_was_lost_before_it_was_archiv
     assert other in wrong
     (wrong,) = archive.verify().wrong
     assert other in wrong
-    assert archive.job().expire(before_ms=LATER_MS) > 0
+    assert expire(archive.job(), before_ms=LATER_MS) > 0
     (wrong,) = archive.append().wrong
     assert other in wrong

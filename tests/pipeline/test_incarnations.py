@@ -14,6 +14,8 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
 from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
 from tidemill.pipeline.jobs.archive import Done
+from tidemill.pipeline.jobs.archive_upkeep import expire
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.messages import MessageStreamReader
 
@@ -243,8 +245,8 @@ def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
     ]  # fmt: skip
     assert [at for _, at, _ in archive.sealed()] == [0, 0, 5]
     # Who goes on behind what retention took has not said so.
-    assert len(archive.job(failOnDataLoss="false").verify().wrong) == 2
-    verified = archive.job(store_is_gone=True).verify()
+    assert len(verify(archive.job(failOnDataLoss="false")).wrong) == 2
+    verified = verify(archive.job(store_is_gone=True))
     assert (verified.wrong, len(verified.closed)) == ([], 2)
     assert [at for _, at, _ in archive.sealed()] == [5, 5, 5]
 
@@ -304,9 +306,9 @@ def test_what_a_restored_store_has_not_is_sealed_on_an_operators_word(
     cluster.restore("orders", "a", 0, 30)
     (wrong,) = archive.verify().wrong
     assert "--store-is-gone seals" in wrong
-    assert len(archive.job(failOnDataLoss="false").verify().wrong) == 1
+    assert len(verify(archive.job(failOnDataLoss="false")).wrong) == 1
     assert archive.sealed() == [("orders", 0, 40)]
-    verified = archive.job(store_is_gone=True).verify()
+    verified = verify(archive.job(store_is_gone=True))
     assert (verified.wrong, len(verified.closed)) == ([], 2)
     assert archive.sealed() == [("orders", 40, 40)]
 
@@ -327,7 +329,7 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     assert (queue.closed, other.closed) == ([(5, 5)], [])
     assert archive.append().over == ()
     # Also when nothing of it is left but where it ended, and when its name is given again.
-    archive.job().expire(before_ms=LATER_MS, topics=["orders"])
+    expire(archive.job(), before_ms=LATER_MS, topics=["orders"])
     assert archive.append().over == ()
     cluster.add("orders", "a", 0, 20)
     assert archive.append().over == ()

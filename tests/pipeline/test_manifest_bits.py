@@ -10,6 +10,7 @@ from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import ArchiveError
+from tidemill.pipeline.jobs.archive_upkeep import vacuum
 
 
 def check_every_bit(path: Path, store: str) -> None:
@@ -59,7 +60,7 @@ def test_an_archive_whose_first_entries_are_gone_is_found_again_by_who_saw_it_aw
     for _ in range(SNAPSHOT_ENTRIES):
         archive.job().commit("append")
     # The files are of now; to a job of years later they are old.
-    assert archive.job(now_ms=2 * NOW_MS).vacuum() == SNAPSHOT_ENTRIES - 1
+    assert vacuum(archive.job(now_ms=2 * NOW_MS)) == SNAPSHOT_ENTRIES - 1
     before = archive.manifest()
     to, away = Path(archive.path), tmp_path / "away"
     to.rename(away)

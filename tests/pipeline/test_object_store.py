@@ -15,6 +15,8 @@ from tests.support.micro_batches import read_batch
 from tidemill.pipeline.archive.manifest import Entry
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError
+from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.schema import VERSION
 
 
@@ -52,17 +54,17 @@ def test_an_archive_lives_in_an_object_store(cluster: FakeCluster, path: str) ->
     cluster.add("orders", "a", 0, 30, body_size=100)
     assert archive_job(cluster, path).append().rows == 30
     assert archive_job(cluster, path).append().rows == 0
-    assert archive_job(cluster, path).verify().wrong == []
-    before, after = archive_job(cluster, path).compact()
+    assert verify(archive_job(cluster, path)).wrong == []
+    before, after = compact(archive_job(cluster, path))
     assert before > after
-    assert archive_job(cluster, path).verify().wrong == []
+    assert verify(archive_job(cluster, path)).wrong == []
     cluster.add("orders", "a", 0, 5)
     assert rows("archive") == list(range(100))
     assert rows("auto") == list(range(105))
     # What the manifest does not name any more is deleted when it is a day old.
     store = ArchiveStore(path)
     assert len(list(store.data_files())) == before + after
-    archive_job(cluster, path, now_ms=2 * NOW_MS).vacuum()
+    vacuum(archive_job(cluster, path, now_ms=2 * NOW_MS))
     assert len(list(store.data_files())) == after
     assert rows("archive") == list(range(100))
 
@@ -74,7 +76,7 @@ def test_a_number_that_is_taken_is_not_written_over(cluster: FakeCluster, path: 
     entry = Entry(number=0, kind="expire", at_ms=NOW_MS, run="other", schema_version=VERSION)
     with pytest.raises(AnotherWriter, match="run one at a time"):
         ArchiveStore(path).commit(entry)
-    assert archive_job(cluster, path).verify().wrong == []
+    assert verify(archive_job(cluster, path)).wrong == []
 
 
 def test_what_is_not_there_is_told(path: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tidemill.pipeline.jobs.archive_verify import verify
 
 GATE = "archive"
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
@@ -24,16 +25,16 @@ def test_what_a_restored_store_had_is_sealed_by_its_files_alone_though_it_has_gr
     cluster.add("orders", "a", 0, 10)
     archive.job(gate_group=gate).append()
     grow_past(cluster)
-    (wrong,) = archive.job(gate_group=gate).verify().wrong
+    (wrong,) = verify(archive.job(gate_group=gate)).wrong
     assert "offset 9 is of another time than the archive's" in wrong
     assert wrong.endswith("--store-is-gone seals it by its files alone")
     assert archive.sealed() == [("orders", 0, 10)]
-    verified = archive.job(gate_group=gate, store_is_gone=True).verify()
+    verified = verify(archive.job(gate_group=gate, store_is_gone=True))
     assert verified.wrong == []
     (closed,) = verified.closed
     assert "restored from a backup" in closed
     assert archive.sealed() == [("orders", 10, 10)]
-    assert archive.job(gate_group=gate, store_is_gone=True).verify().wrong == [], "again"
+    assert verify(archive.job(gate_group=gate, store_is_gone=True)).wrong == [], "again"
     # What came since nobody has archived: it is kept.
     assert {each.pull_offset for each in cluster.brokers["a"].progress} <= {0}
 
@@ -45,10 +46,10 @@ def test_what_was_sealed_so_stays_so_when_the_store_has_grown(
     cluster.add("orders", "a", 0, 10)
     archive.job(gate_group=gate).append()
     cluster.restore("orders", "a", 0, 6)
-    assert archive.job(gate_group=gate, store_is_gone=True).verify().wrong == []
+    assert verify(archive.job(gate_group=gate, store_is_gone=True)).wrong == []
     cluster.add("orders", "a", 0, 8, stored_at_ms=LATER_MS)
-    assert archive.job(gate_group=gate, store_is_gone=True).verify().wrong == []
-    (wrong,) = archive.job(gate_group=gate).verify().wrong
+    assert verify(archive.job(gate_group=gate, store_is_gone=True)).wrong == []
+    (wrong,) = verify(archive.job(gate_group=gate)).wrong
     assert "of another time" in wrong, "without an operator's word"
 
 

@@ -14,6 +14,8 @@ from tests.support.archiving import archive_job
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
 from tidemill.pipeline.errors import DataLoss, Gone
+from tidemill.pipeline.jobs.archive_upkeep import expire
+from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.pulling import SHORT_S
 from tidemill.pipeline.source.messages import MessageStreamReader
 
@@ -108,9 +110,9 @@ def test_auto_reads_from_the_broker_what_the_archive_has_let_go_of(
     # Ten an hour.
     cluster.add("orders", "a", 0, 50, stored_at_ms=HOUR_MS, step_ms=HOUR_MS // 10)
     archive_job(cluster, to, batch_rows=10, task_rows=10).append()
-    archive_job(cluster, to).verify()
+    verify(archive_job(cluster, to))
     cluster.add("orders", "a", 0, 10, stored_at_ms=HOUR_MS, step_ms=HOUR_MS // 10)
-    archive_job(cluster, to).expire(before_ms=4 * HOUR_MS)
+    expire(archive_job(cluster, to), before_ms=4 * HOUR_MS)
     auto = {"topic": "orders", "archivePath": to}
     assert sorted(Stream(cluster, **auto).run()) == sorted(bodies(range(60)))
 

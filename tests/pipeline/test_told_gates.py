@@ -10,6 +10,8 @@ import pytest
 from tests.support.archiving import archive_job
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive_upkeep import expire
+from tidemill.pipeline.jobs.archive_verify import verify
 
 GATE = "archive"
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
@@ -29,7 +31,7 @@ def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     """As a store is that was restored from a backup; the topics behind it are let go of."""
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     assert told(cluster) == {"orders": 40}
     cluster.restore("orders", "a", 0, 20)
     cluster.brokers["a"].progress.clear()
@@ -40,7 +42,7 @@ def test_a_queue_that_is_shorter_than_its_archive_holds_no_other_one_up(
     assert len(done.wrong) == 1
     assert told(cluster) == {"orders": 0, "zebras": 0}, "nobody knows what it has"
     a_job(cluster, tmp_path, topicPattern="zebras").append()
-    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "ends at 20" in wrong
     assert told(cluster) == {"orders": 0, "zebras": 10}
 
@@ -51,15 +53,15 @@ def test_what_a_shorter_queue_has_that_was_archived_nowhere_is_kept(
     """Of what stands before the end of the old archive nobody knows which store gave it."""
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     cluster.restore("orders", "a", 0, 10)
     cluster.add("orders", "a", 0, 15, stored_at_ms=LATER_MS)
     (of,) = cluster.brokers["a"].progress
     of.pull_offset = 10
-    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "ends at 25" in wrong
     assert told(cluster) == {"orders": 10}
-    assert a_job(cluster, tmp_path, store_is_gone=True).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path, store_is_gone=True)).wrong == []
     assert told(cluster) == {"orders": 10}
 
 
@@ -71,13 +73,13 @@ def test_what_a_restored_store_has_behind_its_backup_is_kept(
     a_job(cluster, tmp_path).append()
     cluster.add("zebras", "a", 0, 10)
     a_job(cluster, tmp_path, topicPattern="zebras").append()
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     cluster.restore("orders", "a", 0, 20)
     cluster.add("orders", "a", 0, 20, stored_at_ms=LATER_MS)
     cluster.brokers["a"].progress.clear()
     assert a_job(cluster, tmp_path).append().rows == 0
     assert told(cluster) == {"orders": 0, "zebras": 10}
-    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "its message at offset 39 is of another time than the archive's" in wrong
     assert told(cluster) == {"orders": 0, "zebras": 10}
 
@@ -87,13 +89,13 @@ def test_a_restored_store_is_found_out_though_all_of_the_archive_has_expired(
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path).append()
-    assert a_job(cluster, tmp_path).verify().wrong == []
-    assert a_job(cluster, tmp_path).expire(before_ms=LATER_MS) > 0
+    assert verify(a_job(cluster, tmp_path)).wrong == []
+    assert expire(a_job(cluster, tmp_path), before_ms=LATER_MS) > 0
     cluster.restore("orders", "a", 0, 20)
     cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
     (wrong,) = a_job(cluster, tmp_path).append().wrong
     assert "its message at offset 39 is of another time than the archive's" in wrong
-    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert "its message at offset 39 is of another time" in wrong
     assert told(cluster) == {"orders": 40}
 
@@ -105,13 +107,13 @@ def test_a_topic_that_was_lifted_from_the_gate_is_held_when_it_is_archived_again
     for topic in ("orders", "zebras"):
         cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path).append()
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     # As `tidemill group forget`.
     of = cluster.brokers["a"]
     of.progress = [each for each in of.progress if each.topic != "orders"]
     cluster.add("zebras", "a", 0, 10)
     a_job(cluster, tmp_path, topicPattern="zebras").append()
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     assert told(cluster) == {"zebras": 20}
     a_job(cluster, tmp_path).append()
     assert told(cluster) == {"orders": 10, "zebras": 20}
@@ -122,11 +124,11 @@ def test_another_archive_has_brokers_keep_what_it_has_not_sealed(
 ) -> None:
     cluster.add("orders", "a", 0, 40)
     a_job(cluster, tmp_path / "first").append()
-    assert a_job(cluster, tmp_path / "first").verify().wrong == []
+    assert verify(a_job(cluster, tmp_path / "first")).wrong == []
     assert told(cluster) == {"orders": 40}
     a_job(cluster, tmp_path / "second").append()
     assert told(cluster) == {"orders": 0}
-    assert a_job(cluster, tmp_path / "second").verify().wrong == []
+    assert verify(a_job(cluster, tmp_path / "second")).wrong == []
     assert told(cluster) == {"orders": 40}
 
 
@@ -138,7 +140,7 @@ def test_dead_letters_and_retries_that_are_sealed_are_let_go_of(
     cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path, topicPattern="", topic=topic).append()
     assert told(cluster) == {topic: 0}
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     assert told(cluster) == {topic: 10}
 
 
@@ -148,9 +150,9 @@ def test_what_expired_before_it_was_sealed_is_let_go_of(
     for topic in ("orders", "zebras"):
         cluster.add(topic, "a", 0, 10)
     a_job(cluster, tmp_path).append()
-    assert a_job(cluster, tmp_path).expire(before_ms=LATER_MS, topics=["orders"]) == 1
+    assert expire(a_job(cluster, tmp_path), before_ms=LATER_MS, topics=["orders"]) == 1
     assert told(cluster) == {"orders": 0, "zebras": 0}
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
     assert told(cluster) == {"orders": 10, "zebras": 10}
     # The next run has brokers keep what comes behind it, and no more.
     a_job(cluster, tmp_path).append()
@@ -165,17 +167,17 @@ def test_another_namespace_is_verified_and_let_go_of_by_who_says_so(
     cluster.add("orders", "a", 0, 10)
     a_job(cluster, tmp_path, namespace="mill").append()
     for _ in range(2):
-        (wrong,) = a_job(cluster, tmp_path).verify().wrong
+        (wrong,) = verify(a_job(cluster, tmp_path)).wrong
         assert "of the namespace 'mill'" in wrong
         assert wrong.endswith("with --option namespace=mill")
         assert told(cluster) == {"orders": 0}
     # Sealed, and brokers were not told so.
-    assert archive_job(cluster, str(tmp_path), namespace="mill").verify().wrong == []
-    (wrong,) = a_job(cluster, tmp_path).verify().wrong
+    assert verify(archive_job(cluster, str(tmp_path), namespace="mill")).wrong == []
+    (wrong,) = verify(a_job(cluster, tmp_path)).wrong
     assert wrong.endswith("with --option namespace=mill")
-    assert a_job(cluster, tmp_path, namespace="mill").verify().wrong == []
+    assert verify(a_job(cluster, tmp_path, namespace="mill")).wrong == []
     assert told(cluster) == {"orders": 10}
-    assert a_job(cluster, tmp_path).verify().wrong == []
+    assert verify(a_job(cluster, tmp_path)).wrong == []
 
 
 def test_what_is_archived_of_no_namespace_is_not_verified_as_of_one(
@@ -183,7 +185,7 @@ def test_what_is_archived_of_no_namespace_is_not_verified_as_of_one(
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     a_job(cluster, tmp_path).append()
-    (wrong,) = a_job(cluster, tmp_path, namespace="mill").verify().wrong
+    (wrong,) = verify(a_job(cluster, tmp_path, namespace="mill")).wrong
     assert wrong.endswith("of no namespace is verified and let go of without that option")
 
 
@@ -193,7 +195,7 @@ def test_a_topic_that_may_not_be_read_holds_no_other_one_up(
     for topic in ("orders", "others"):
         cluster.add(topic, "a", 0, 5)
     archive_job(cluster, str(tmp_path)).append()
-    assert archive_job(cluster, str(tmp_path)).verify().wrong == []
+    assert verify(archive_job(cluster, str(tmp_path))).wrong == []
     for topic in ("orders", "others"):
         cluster.add(topic, "a", 0, 5)
     cluster.refused = {"orders"}

@@ -7,6 +7,7 @@ import pytest
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.micro_batches import Stream
+from tidemill.pipeline.jobs.archive_upkeep import expire
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.places import BESIDE_BODY_BYTES
 
@@ -36,7 +37,7 @@ def test_a_trigger_over_an_archive_has_as_many_bytes_as_over_brokers(
     assert rows_of_a_trigger(cluster, **given) == 20
     # What is there no more has no bytes.
     cluster.expire("orders", "a", 0, 200)
-    archive.job().expire(before_ms=LATER_MS, topics=["orders"])
+    expire(archive.job(), before_ms=LATER_MS, topics=["orders"])
     (queue,) = archive.manifest().queues.values()
     assert (queue.start, queue.end) == (100, 200)
     assert rows_of_a_trigger(cluster, **given) == 20

@@ -14,7 +14,9 @@ from tidemill.pipeline.archive.manifest import Archive
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import Task, run_task
-from tidemill.pipeline.jobs.archive import ArchiveJob, Done, Verified
+from tidemill.pipeline.jobs.archive import ArchiveJob, Done
+from tidemill.pipeline.jobs.archive_upkeep import compact
+from tidemill.pipeline.jobs.archive_verify import Verified, verify
 from tidemill.pipeline.options import SourceOptions, parse_source
 
 NOW_MS = 1_800_000_000_000
@@ -74,11 +76,11 @@ class Archived:
 
     def verify(self) -> Verified:
         """Compare what is not sealed, and seal what agrees."""
-        return self.job().verify()
+        return verify(self.job())
 
     def compact(self) -> tuple[int, int]:
         """Make larger files of small ones."""
-        return self.job().compact()
+        return compact(self.job())
 
     def manifest(self) -> Archive:
         """Return what the manifest says now."""

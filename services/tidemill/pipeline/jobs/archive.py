@@ -1,10 +1,7 @@
-"""J1: topics into an archive, exactly once, and what an archive needs afterwards.
+"""J1: topics into an archive, exactly once: what is new is pulled, written, and committed.
 
     append   pull what is new, write it, commit one entry of the manifest; until caught up
-    verify   compare what is not sealed with the broker, and seal what agrees
-    compact  write the small files of an hour as larger ones
-    expire   let go of what is older than it has to be kept
-    vacuum   delete files that no entry names, when nobody can be reading them
+    commit   what `archive_verify` and `archive_upkeep` change of the same archive afterwards
 
 The manifest is the only thing that is remembered (ADR 0050): where a batch begins is where the
 manifest ends, so a job that is killed anywhere is simply started again.
@@ -14,52 +11,41 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from heapq import nlargest
 from typing import Any, Final, final
 
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.archive.manifest import (
     Archive,
-    ArchivedQueue,
     Closed,
     DataFile,
     Entry,
     Marks,
     QueueKey,
     Range,
-    by_incarnation,
     data_file,
-    expiring,
     renumbered,
-    sealing,
 )
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.tasks import (
     Runner,
     Task,
-    check_follows,
     lost_before_archived,
     not_the_archived,
     shorter,
 )
 from tidemill.pipeline.client import Cluster, connect
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss, Refused
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss
 from tidemill.pipeline.jobs.gate import Gate
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueRange, split, take_rows
-from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions
 from tidemill.pipeline.pulling import TAKEN
 from tidemill.pipeline.source.topics import meant, names_of
 
 BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
 TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all cores at work
-FOLLOWED_A_LOG: Final = 16  # queues that are looked at again when all of them is sealed
 COMMITS_MAX: Final = 10  # attempts to take a number while others take them
-FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
-ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
-# As an expression of topics, those of the cluster's own among them that begin with %DLQ%.
-_EVERY_TOPIC: Final = "%?.*"
 _DELETED: Final = "the topic was deleted, or the store of the broker group made anew"
 
 Progress = Callable[["Done"], None]
@@ -80,15 +66,6 @@ class Done:
     over: tuple[str, ...] = ()
     is_over_allowed: bool = True  # each of them was said to be right beforehand
     wrong: tuple[str, ...] = ()  # At the end: with which queues it could not go on, in sentences.
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What a verification has come to, in sentences."""
-
-    wrong: list[str]
-    closed: list[str]  # what was sealed though no broker has it any more
 
 
 def check_options(options: SourceOptions) -> None:
@@ -134,24 +111,24 @@ class ArchiveJob:
         not the wrong cluster is asked. Raises BadOption.
         """
         check_options(options)
-        self._store_is_gone = store_is_gone
-        self._gate = Gate(options, gate_group)
-        self._options = options
-        self._run_tasks = run_tasks
-        self._now_ms = now_ms
-        self._store = store or ArchiveStore(options.archive_path)
+        self.store_is_gone = store_is_gone
+        self.gate = Gate(options, gate_group)
+        self.options = options
+        self.run_tasks = run_tasks
+        self.now_ms = now_ms
+        self.store = store or ArchiveStore(options.archive_path)
         self._batch_rows, self._task_rows, self._cores = batch_rows, task_rows, cores
         self._was_there = False
         # With which queues a run cannot go on, and why; empty: its broker group has another one.
         self._stuck: dict[Queue, str] = {}
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
 
-    def _archive(self) -> Archive:
+    def archive(self) -> Archive:
         """Return what the manifest says now. Raises ArchiveError where it was there, and is away.
 
         What a folder is mounted on may be away for a moment: another archive would begin below it.
         """
-        archive = self._store.existing() if self._was_there else self._store.archive()
+        archive = self.store.existing() if self._was_there else self.store.archive()
         self._was_there = archive.next_number > 0
         return archive
 
@@ -165,17 +142,17 @@ class ArchiveJob:
         self._stuck = {}
         cluster = self.look()
         self._check_known(cluster)
-        self._stuck |= self._gate.hold(self._archive(), cluster)
+        self._stuck |= self.gate.hold(self.archive(), cluster)
         self._leave_out_restored(cluster)
         target = dict(cluster.queues)
         done = Done(rows=0, bytes=0, batches=0, waiting=0)
         while True:
-            tasks, lost = self.plan(self._archive(), cluster, target)
+            tasks, lost = self.plan(self.archive(), cluster, target)
             if not tasks and not lost:
                 over, is_allowed = self._write_over(cluster)
                 wrong = tuple(sorted(filter(None, self._stuck.values())))
                 return replace(done, over=over, is_over_allowed=is_allowed, wrong=wrong)
-            ranges, files, failed = _made(self._run_tasks(self._options, tasks))
+            ranges, files, failed = _made(self.run_tasks(self.options, tasks))
             self._stuck |= failed
             if not ranges and not lost:
                 continue
@@ -196,10 +173,10 @@ class ArchiveJob:
     def _check_known(self, cluster: Cluster) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
         known = {queue.topic for queue in cluster.queues}
-        known |= {key.topic for key in self._archive().queues}
-        missing = sorted(set(self._options.topics.names) - known)
+        known |= {key.topic for key in self.archive().queues}
+        missing = sorted(set(self.options.topics.names) - known)
         if missing:
-            everything = known | names_of(connect(self._options.connection))
+            everything = known | names_of(connect(self.options.connection))
             raise BadOption(
                 f"there is no topic {', '.join(missing)}, and none in the archive"
                 f"{meant(missing[0], everything)}"
@@ -210,7 +187,7 @@ class ArchiveJob:
 
         Their others may have got as far again, and it would not be seen that they do not follow.
         """
-        archive = self._archive()
+        archive = self.archive()
         restored = set()
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
@@ -224,7 +201,7 @@ class ArchiveJob:
 
     def look(self) -> Cluster:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
-        return connect(self._options.connection).whole_cluster(self._options.topics)
+        return connect(self.options.connection).whole_cluster(self.options.topics)
 
     def plan(
         self, archive: Archive, cluster: Cluster, target: Mapping[Queue, QueueEnds]
@@ -271,7 +248,7 @@ class ArchiveJob:
 
     def key_of(self, queue: Queue) -> QueueKey:
         """Return the name of a queue in the archive."""
-        return QueueKey.of(self._options.connection.namespace, queue)
+        return QueueKey.of(self.options.connection.namespace, queue)
 
     def _begin(self, archive: Archive, ends: QueueEnds) -> int:
         """Return where the next batch of a queue begins; the first has all of it."""
@@ -281,7 +258,7 @@ class ArchiveJob:
         return ends.min_offset
 
     def _lost(self, key: QueueKey, start: int, end: int, why: str) -> Range:
-        if self._options.fails_on_data_loss:
+        if self.options.fails_on_data_loss:
             raise lost_before_archived(key.queue, start, end, why)
         return Range(
             key=key, start=start, end=end, rows=0, bytes=0, min_store_ms=0, max_store_ms=0,
@@ -295,17 +272,17 @@ class ArchiveJob:
         Returns whether all of it was allowed, too.
         """
         told, over, is_allowed = [], [], True
-        for key, archived in sorted(self._archive().queues.items()):
+        for key, archived in sorted(self.archive().queues.items()):
             is_asked = (
-                key.namespace == self._options.connection.namespace
-                and self._options.topics.have(key.topic)
+                key.namespace == self.options.connection.namespace
+                and self.options.topics.have(key.topic)
             )
             if not is_asked or key.queue in cluster.queues or archived.is_over:
                 continue
-            nobody = _nobody_has(key, cluster)
+            nobody = nobody_has(key, cluster)
             lost = f"what came behind offset {archived.end}, if anything did, is lost"
-            is_allowed &= self._store_is_gone if nobody else not self._options.fails_on_data_loss
-            if nobody and not self._store_is_gone:
+            is_allowed &= self.store_is_gone if nobody else not self.options.fails_on_data_loss
+            if nobody and not self.store_is_gone:
                 told.append(
                     f"{key}: {nobody}. If that is for good, {lost}: --store-is-gone says so"
                 )
@@ -318,215 +295,29 @@ class ArchiveJob:
         return tuple(told), is_allowed
 
     def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
-        archive = self._archive()
+        archive = self.archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
-    def _look_at_all(self, archive: Archive) -> Cluster:
-        """As `look`, at all that may be in the archive, whatever this run was asked for.
-
-        Behind a look at the archive: beside an archiver it has more than brokers had before.
-        """
-        own = {key.topic for key in archive.queues if key.topic.startswith("%")}
-        names = sorted(name for name in own if not name.startswith("%DLQ%"))
-        topics = Topics(names=tuple(names), pattern=_EVERY_TOPIC)
-        return connect(self._options.connection).whole_cluster(topics)
-
-    # ------------------------------------------------------------ afterwards
+    # ------------------------------------------------------------ the manifest
 
     @property
     def is_there(self) -> bool:
         """Say whether anything was ever archived."""
-        return self._store.is_there
+        return self.store.is_there
 
     def check_there(self) -> None:
         """Raise BadOption where nothing was ever archived."""
         if not self.is_there:
-            raise BadOption(f"there is no archive at {self._store.path}")
+            raise BadOption(f"there is no archive at {self.store.path}")
 
     def check_archived(self, topics: Iterable[str]) -> None:
         """Raise BadOption for a topic of the namespace of which the archive has nothing."""
-        namespace = self._options.connection.namespace
-        known = {key.topic for key in self._archive().queues if key.namespace == namespace}
+        namespace = self.options.connection.namespace
+        known = {key.topic for key in self.archive().queues if key.namespace == namespace}
         missing = sorted(set(topics) - known)
         if missing:
             near = meant(missing[0], known)
             raise BadOption(f"the archive has no topic {', '.join(missing)}{near}")
-
-    def verify(self) -> Verified:
-        """Compare what is not sealed, seal what agrees, and return what does not.
-
-        What no broker has any more is sealed by its files alone, and the seal says so.
-        """
-        archive = self._archive()
-        cluster = self._look_at_all(archive)
-        wrong: list[str] = []
-        others: set[Queue] = set()  # that are called as what is archived
-        sealed: list[QueueKey] = []  # as a whole
-        unasked: set[str] = set()  # namespaces
-        passed: list[Range] = []
-        tasks: list[Task] = []
-        for key, queue in sorted(archive.queues.items()):
-            unsealed = queue.unsealed()
-            if key.namespace != self._options.connection.namespace:
-                unasked |= {key.namespace} if unsealed else set()
-                continue
-            there = cluster.queues.get(key.queue)
-            if there is not None and there.max_offset < queue.end:
-                others.add(key.queue)
-                nobody = str(not_the_archived(key.queue, shorter(queue, there)))
-                if not self._store_is_gone:
-                    what = "; --store-is-gone seals what is not sealed by its files alone"
-                    wrong.append(nobody + (what if unsealed else ""))
-                    continue
-            else:
-                nobody = _nobody_has(key, cluster) if unsealed else ""
-                if self._store_is_gone and there is not None and unsealed:
-                    # As long again as what was archived, or longer.
-                    nobody = nobody or self._not_archived(key, queue)
-                    others |= {key.queue} if nobody else set()
-            if there is not None and not nobody and not unsealed:
-                sealed.append(key)
-                continue
-            if nobody and not self._store_is_gone:
-                # It may be the wrong cluster that was asked.
-                wrong.append(
-                    f"{key}, offsets from {unsealed[0].start} to {queue.end}: {nobody}. If that is"
-                    " for good, --store-is-gone seals them by their files alone"
-                )
-                continue
-            tasks += [
-                Task(
-                    work="verify", run=self.run, key=key, start=each.start, end=each.end,
-                    expected=each, nobody=nobody,
-                    files=tuple(archive.holding(key, each.start, each.end)),
-                )
-                for each in unsealed
-            ]  # fmt: skip
-        for key, why in self._not_following(archive, sealed):
-            wrong += [why] if why else []
-            others.add(key.queue)
-        closed: dict[Range, str] = {}
-        for answer in self._run_tasks(self._options, tasks):
-            of = _range(answer["range"])
-            if answer["wrong"]:
-                wrong.append(f"{_place(of)}: {answer['wrong']}")
-                continue
-            passed.append(of)
-            if answer["closed"]:
-                closed[of] = answer["closed"]
-        marks = sealing(archive, passed)
-        # Those behind what is wrong are looked at again.
-        ends = dict(marks)
-        closed = {of: why for of, why in closed.items() if of.end <= ends.get(of.key, 0)}
-        if marks:
-            ranges = tuple((of.key, of.start, of.end) for of in closed)
-            self.commit("seal", marks=marks, closed=ranges)
-        archive = self._archive()
-        cluster = self._look_at_all(archive)
-        wrong += self._gate.release(archive, cluster, others, may_be_others=self._store_is_gone)
-        unasked |= self._gate.unreleased(archive, cluster)
-        wrong += [_of_namespace(each) for each in unasked]
-        told = [f"{_place(of)}: {why}" for of, why in closed.items()]
-        return Verified(wrong=sorted(wrong), closed=sorted(told))
-
-    def _not_archived(self, key: QueueKey, queue: ArchivedQueue) -> str:
-        """Return why a queue is not the one that was archived; empty where it is."""
-        try:
-            check_follows(self._options, key.queue, queue.last_before(queue.end))
-        except ArchiveError as error:
-            return str(error)
-        except Refused:
-            return ""  # Whoever compares it says so.
-        return ""
-
-    def _not_following(
-        self, archive: Archive, sealed: Iterable[QueueKey]
-    ) -> Iterator[tuple[QueueKey, str]]:
-        """Yield queues that are not what is archived of them, though as long or longer, and why.
-
-        An operator may have said that this is right; then there is nothing to say.
-
-        Of queues of which nothing else is compared any more. A store that was restored lacks what
-        was archived last, so of each broker group's log those are asked for which that was so.
-        """
-        latest: dict[tuple[str, str], list[tuple[int, QueueKey]]] = {}
-        for key in sealed:
-            last = archive.queues[key].last_before(archive.queues[key].end)
-            if last is not None:
-                log_id = key.queue.incarnation.log_id
-                latest.setdefault((key.broker, log_id), []).append((last.max_store_ms, key))
-        for found in latest.values():
-            for _, key in nlargest(FOLLOWED_A_LOG, found):
-                queue = archive.queues[key]
-                try:
-                    check_follows(self._options, key.queue, queue.last_before(queue.end))
-                except ArchiveError as error:
-                    yield key, "" if self._store_is_gone else str(error)
-                except Refused as error:
-                    yield key, f"{key}: {error}"
-
-    def compact(self, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
-        """Write small files of a folder together; return how many there were and are.
-
-        Each file but one that comes of it is as large as that, and so is never small again. Raises
-        ArchiveError for what cannot be read, when the others are done.
-        """
-        archive = self._archive()
-        folders: dict[str, list[DataFile]] = {}
-        for path, file in sorted(archive.files.items()):
-            if file.bytes < bytes_max // 2:
-                folders.setdefault(path.rpartition("/")[0], []).append(file)
-        tasks = [
-            Task(
-                work="compact", run=self.run, key=files[0].spans[0].key, start=0, end=0,
-                files=tuple(files), folder=folder, bytes_max=bytes_max,
-            )
-            for folder, small in sorted(folders.items())
-            for files in by_incarnation(small)
-            if len(files) > 1
-        ]  # fmt: skip
-        every = self._run_tasks(self._options, tasks)
-        answers = [answer for answer in every if not answer.get("wrong")]
-        removed = tuple(path for answer in answers for path in answer["removed"])
-        files = tuple(data_file(each) for answer in answers for each in answer["files"])
-        if removed:
-            self.commit("compact", files=files, removed=removed)
-        if len(answers) < len(every):
-            wrong = sorted(answer["wrong"] for answer in every if answer.get("wrong"))
-            raise ArchiveError("\n".join(wrong))
-        return len(removed), len(files)
-
-    def expire(self, *, before_ms: int, topics: Iterable[str] = ()) -> int:
-        """Let go of ranges that were stored before an instant; return how many files that were.
-
-        `topics`: those of the options' namespace alone; without any all that there is.
-        """
-        namespace = self._options.connection.namespace
-        marks, removed = expiring(
-            self._archive(), before_ms=before_ms, namespace=namespace, topics=topics
-        )
-        if marks:
-            self.commit("expire", marks=marks, removed=removed)
-        return len(removed)
-
-    def vacuum(self, *, age_ms: int = ORPHAN_AGE_MS) -> int:
-        """Delete files that nobody reads any more; return how many.
-
-        That is files that no entry names and that are older than any job, those that an entry let
-        go of so long ago, and of the manifest what a snapshot has made needless.
-        """
-        archive = self._archive()
-        latest_ms = self._now_ms() - age_ms
-        gone = [
-            path
-            for path, made_at_ms in self._store.data_files()
-            if path not in archive.files and archive.let_go_at_ms.get(path, made_at_ms) <= latest_ms
-        ]
-        for path in gone:
-            self._store.delete(path)
-        return len(gone) + self._store.forget_entries(before_ms=latest_ms)
-
-    # ------------------------------------------------------------ the manifest
 
     def commit(
         self,
@@ -543,12 +334,12 @@ class ArchiveJob:
         Whoever compacts or seals beside an archiver does not disturb it; a second archiver does.
         """
         entry = Entry(
-            number=0, kind=kind, at_ms=self._now_ms(), run=self.run,
+            number=0, kind=kind, at_ms=self.now_ms(), run=self.run,
             schema_version=columns.VERSION, ranges=tuple(ranges), files=tuple(files),
             removed=removed, marks=marks, closed=closed,
         )  # fmt: skip
         for attempt in range(COMMITS_MAX):
-            archive = self._archive()
+            archive = self.archive()
             numbered = renumbered(entry, archive.next_number)
             try:
                 archive.check(numbered)
@@ -558,7 +349,7 @@ class ArchiveJob:
                     " time, and start this again"
                 ) from error
             try:
-                self._store.commit(numbered)
+                self.store.commit(numbered)
             except AnotherWriter:
                 if attempt == COMMITS_MAX - 1:
                     raise
@@ -566,7 +357,7 @@ class ArchiveJob:
                 return
 
 
-def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
+def nobody_has(key: QueueKey, cluster: Cluster) -> str:
     """Return why nobody can be asked for what a queue had; empty: its broker group can."""
     log = cluster.logs.get(key.broker)
     if log is None:
@@ -574,20 +365,6 @@ def _nobody_has(key: QueueKey, cluster: Cluster) -> str:
     if log.log_id != key.queue.incarnation.log_id:
         return f"{key.broker} has another store than the one that was archived"
     return ""
-
-
-def _of_namespace(name: str) -> str:
-    """Return what to do for a namespace that a verification did not look at."""
-    if not name:
-        return "what is archived of no namespace is verified and let go of without that option"
-    return (
-        f"what is archived of the namespace {name!r} is verified and let go of with --option"
-        f" namespace={name}"
-    )
-
-
-def _place(of: Range) -> str:
-    return f"{of.key}, offsets from {of.start} to {of.end}"
 
 
 def _by_topic(ranges: Iterable[Range]) -> dict[str, int]:
@@ -613,7 +390,7 @@ def _made(
             failed[key] = min(at, failed.get(key, at))
         else:
             files = [data_file(each) for each in answer["files"]]
-            made.append((_range(answer["range"]), files))
+            made.append((range_of(answer["range"]), files))
     counts = [
         (each, files)
         for each, files in made
@@ -626,5 +403,6 @@ def _made(
     )
 
 
-def _range(found: dict[str, Any]) -> Range:
+def range_of(found: dict[str, Any]) -> Range:
+    """Return a range of which a task answered."""
     return Range(**{**found, "key": QueueKey(*found["key"])})

@@ -11,7 +11,9 @@ from typing import Final, final
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.errors import Unreachable, told_by
-from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, Verified, check_options
+from tidemill.pipeline.jobs import archive_upkeep, archive_verify
+from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, check_options
+from tidemill.pipeline.jobs.archive_verify import Verified
 from tidemill.pipeline.jobs.running import (
     Run,
     check_folder,
@@ -131,7 +133,7 @@ def append_once(
         done = Done(rows=0, bytes=0, batches=0, waiting=0, wrong=(told[1],))
         ended_by = error
     try:
-        verified = job.verify() if job.is_there else None
+        verified = archive_verify.verify(job) if job.is_there else None
         return Appended(done=done, verified=verified, ended_by=ended_by)
     except Exception as error:
         told = told_by(error)
@@ -148,7 +150,7 @@ def verify(settings: ArchiveSettings) -> Verified:
     say("starting Spark")
     with _job("archive-verify", settings) as (job, run):
         say("comparing what is not sealed")
-        verified = job.verify()
+        verified = archive_verify.verify(job)
         end_line()
         run.detail.update(asdict(verified))
         return verified
@@ -161,7 +163,7 @@ def compact(settings: ArchiveSettings) -> tuple[int, int]:
     say("starting Spark")
     with _job("archive-compact", settings) as (job, _):
         say("writing small files together")
-        done = job.compact()
+        done = archive_upkeep.compact(job)
         end_line()
         return done
 
@@ -176,7 +178,7 @@ def expire(settings: ArchiveSettings, *, days: float) -> int:
     job.check_archived(options.topics.names)
     before_ms = clock.wall_ms() - round(days * DAY_MS)
     with recorded("archive-expire", options.archive_path):
-        return job.expire(before_ms=before_ms, topics=options.topics.names)
+        return archive_upkeep.expire(job, before_ms=before_ms, topics=options.topics.names)
 
 
 def vacuum(settings: ArchiveSettings) -> int:
@@ -186,7 +188,7 @@ def vacuum(settings: ArchiveSettings) -> int:
     job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
     job.check_there()
     with recorded("archive-vacuum", options.archive_path):
-        return job.vacuum()
+        return archive_upkeep.vacuum(job)
 
 
 def _check_there(settings: ArchiveSettings) -> None:

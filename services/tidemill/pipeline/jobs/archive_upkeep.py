@@ -1,0 +1,78 @@
+"""What an archive needs afterwards: larger files, an end of what is kept, and no rubbish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from tidemill.pipeline.archive.manifest import DataFile, by_incarnation, data_file, expiring
+from tidemill.pipeline.archive.tasks import Task
+from tidemill.pipeline.errors import ArchiveError
+from tidemill.pipeline.jobs.archive import ArchiveJob
+
+FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
+ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
+
+
+def compact(job: ArchiveJob, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
+    """Write small files of a folder together; return how many there were and are.
+
+    Each file but one that comes of it is as large as that, and so is never small again. Raises
+    ArchiveError for what cannot be read, when the others are done.
+    """
+    archive = job.archive()
+    folders: dict[str, list[DataFile]] = {}
+    for path, file in sorted(archive.files.items()):
+        if file.bytes < bytes_max // 2:
+            folders.setdefault(path.rpartition("/")[0], []).append(file)
+    tasks = [
+        Task(
+            work="compact", run=job.run, key=files[0].spans[0].key, start=0, end=0,
+            files=tuple(files), folder=folder, bytes_max=bytes_max,
+        )
+        for folder, small in sorted(folders.items())
+        for files in by_incarnation(small)
+        if len(files) > 1
+    ]  # fmt: skip
+    every = job.run_tasks(job.options, tasks)
+    answers = [answer for answer in every if not answer.get("wrong")]
+    removed = tuple(path for answer in answers for path in answer["removed"])
+    files = tuple(data_file(each) for answer in answers for each in answer["files"])
+    if removed:
+        job.commit("compact", files=files, removed=removed)
+    if len(answers) < len(every):
+        wrong = sorted(answer["wrong"] for answer in every if answer.get("wrong"))
+        raise ArchiveError("\n".join(wrong))
+    return len(removed), len(files)
+
+
+def expire(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> int:
+    """Let go of ranges that were stored before an instant; return how many files that were.
+
+    `topics`: those of the options' namespace alone; without any all that there is.
+    """
+    namespace = job.options.connection.namespace
+    marks, removed = expiring(
+        job.archive(), before_ms=before_ms, namespace=namespace, topics=topics
+    )
+    if marks:
+        job.commit("expire", marks=marks, removed=removed)
+    return len(removed)
+
+
+def vacuum(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> int:
+    """Delete files that nobody reads any more; return how many.
+
+    That is files that no entry names and that are older than any job, those that an entry let
+    go of so long ago, and of the manifest what a snapshot has made needless.
+    """
+    archive = job.archive()
+    latest_ms = job.now_ms() - age_ms
+    gone = [
+        path
+        for path, made_at_ms in job.store.data_files()
+        if path not in archive.files and archive.let_go_at_ms.get(path, made_at_ms) <= latest_ms
+    ]
+    for path in gone:
+        job.store.delete(path)
+    return len(gone) + job.store.forget_entries(before_ms=latest_ms)
