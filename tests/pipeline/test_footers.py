@@ -76,4 +76,4 @@ def test_files_of_before_are_read_and_get_a_checksum_by_a_compaction(
     assert file.footer_crc is not None
     assert archive.bodies() == before
     last = max(Path(archive.path).glob("manifest/*.json"))
-    assert json.loads(last.read_text("utf-8"))["v"] == 4
+    assert json.loads(last.read_text("utf-8"))["v"] == 5

@@ -67,3 +67,38 @@ def test_other_messages_with_the_same_bodies_are_not_sealed(
     (wrong,) = archive.verify().wrong
     assert "of another time" in wrong
     assert archive.sealed() == [("orders", 0, 10)]
+
+
+def test_a_restored_store_is_found_out_where_its_clock_is_behind(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """What it has at the last archived offset is of the time of others that are archived."""
+    hour_ms = FIRST_STORED_AT_MS // 3_600_000 * 3_600_000
+    cluster.add("orders", "a", 0, 10, stored_at_ms=hour_ms, step_ms=60_000)
+    archive.append()
+    assert archive.verify().wrong == []
+    cluster.restore("orders", "a", 0, 6)
+    cluster.add("orders", "a", 0, 8, stored_at_ms=hour_ms + 4 * 60_000, step_ms=1_000)
+    (wrong,) = archive.append().wrong
+    assert "offset 9 is of another time than the archive's" in wrong
+    (wrong,) = archive.verify().wrong
+    assert "offset 9 is of another time than the archive's" in wrong
+    assert archive.sealed() == [("orders", 10, 10)]
+
+
+def test_a_store_that_is_made_anew_while_it_is_compared_takes_a_word(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+
+    def made_anew(_request: object) -> None:
+        cluster.on_pull = lambda _: None
+        cluster.make_store_anew("a")
+
+    cluster.on_pull = made_anew
+    (wrong,) = archive.verify().wrong
+    assert "another store than the one that was archived" in wrong
+    assert archive.sealed() == [("orders", 0, 5)]
+    assert verify(archive.job(store_is_gone=True)).wrong == []
+    assert archive.sealed() == [("orders", 5, 5)]

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.archiving import archive_job
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream, read_batch
-from tidemill.pipeline.errors import DataLoss, Gone
+from tidemill.pipeline.errors import ArchiveError, DataLoss, Gone
 from tidemill.pipeline.jobs.archive_upkeep import expire
 from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.pulling import SHORT_S
@@ -129,6 +129,51 @@ def test_auto_reads_from_the_broker_what_the_archive_has_let_go_of(
     assert read() == list(range(20, 60))
     cluster.expire("orders", "a", 0, 40)
     assert read() == list(range(30, 60))
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_stream_waits_for_an_archive_that_is_behind_it(
+    cluster: FakeCluster, tmp_path: Path, fails: str
+) -> None:
+    """Brokers were read as far as they went, and the archive alone has less yet."""
+    to = str(tmp_path)
+    options = {"topic": "orders", "archivePath": to, "failOnDataLoss": fails}
+    cluster.add("orders", "a", 0, 1)
+    archive_job(cluster, to).append()
+    cluster.add("orders", "a", 0, 3)
+    auto = Stream(cluster, **options)
+    assert auto.run() == bodies(range(4))
+    alone = Stream(cluster, **options, readMode="archive")
+    alone.start = auto.start
+    assert alone.run() == []
+    archive_job(cluster, to).append()
+    assert alone.run() == []
+    cluster.add("orders", "a", 0, 2)
+    archive_job(cluster, to).append()
+    assert alone.run() == bodies(range(4, 6))
+
+
+def test_a_batch_that_brokers_were_to_give_is_not_read_from_an_archive_that_is_behind(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    to = str(tmp_path)
+    options = {"topic": "orders", "archivePath": to}
+    cluster.add("orders", "a", 0, 1)
+    archive_job(cluster, to).append()
+    cluster.add("orders", "a", 0, 3)
+    auto = Stream(cluster, **options)
+    with pytest.raises(KeyboardInterrupt):
+        auto.run(between=_killed)
+    alone = Stream(cluster, **options, readMode="archive")
+    alone.start, alone.planned = auto.start, auto.planned
+    with pytest.raises(ArchiveError, match="archived up to 1, and brokers were to be read up to 4"):
+        alone.run()
+    archive_job(cluster, to).append()
+    assert alone.run() == bodies(range(4))
+
+
+def _killed() -> None:
+    raise KeyboardInterrupt
 
 
 # ---------------------------------------------------------------- broker groups

@@ -64,18 +64,25 @@ SNAPSHOT_2 = (
 )
 
 
-SNAPSHOT = (
+SNAPSHOT_3 = (
     '{"v":3,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
     "[[0,5,5,10,0,0,0,0,-1],[5,9,4,10,0,0,5,0,-1]]]],"
     '"files":[["b",100,9,0,[[0,0,9,9]],4711]],"letGo":{"a":1},"crc":1602358525}'
 )
 
 
+SNAPSHOT = (
+    '{"v":4,"next":3,"queues":[[["","orders","broker-a",0,"log/1"],0,9,5,[[0,5]],'
+    "[[0,5,5,10,0,0,0,0,-1,-1],[5,9,4,10,0,0,5,0,-1,-1]]]],"
+    '"files":[["b",100,9,0,[[0,0,9,9]],4711]],"letGo":{"a":1},"deleted":{},"crc":906099840}'
+)
+
+
 def test_what_was_written_before_is_read() -> None:
     found = Entry.from_json(OF_VERSION_1)
     assert found == entry(0, a_range(0, 5), files=(a_file("a", 0, 5),))
-    with pytest.raises(ArchiveError, match="version 5"):
-        Entry.from_json(OF_VERSION_1.replace('"v":1', '"v":5'))
+    with pytest.raises(ArchiveError, match="version 6"):
+        Entry.from_json(OF_VERSION_1.replace('"v":1', '"v":6'))
     archive = fold(
         [
             found,
@@ -88,6 +95,7 @@ def test_what_was_written_before_is_read() -> None:
     assert snapshot.as_json(archive) == SNAPSHOT
     assert snapshot.from_json(SNAPSHOT) == archive
     assert snapshot.from_json(SNAPSHOT_2) == archive
+    assert snapshot.from_json(SNAPSHOT_3) == archive
 
 
 def test_an_entry_of_today_has_a_checksum_and_a_kind() -> None:
@@ -96,7 +104,7 @@ def test_an_entry_of_today_has_a_checksum_and_a_kind() -> None:
         text.replace('"at_ms":1,', '"at_ms":2,'),
         text[: text.index(',"crc"')] + "}",
         # As of an earlier version, though it has a checksum still.
-        text.replace('"v":4', '"v":3'),
+        text.replace('"v":5', '"v":3'),
     ):
         with pytest.raises(ArchiveError, match="it is damaged: its checksum"):
             Entry.from_json(changed)

@@ -21,14 +21,15 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
 from tidemill.pipeline.errors import ArchiveError
 from tidemill.pipeline.offsets import Incarnation, Queue
 
-VERSION: Final = 4  # of an entry
-# That are read: closed ranges came with 2, checksums of footers with 3, one of the entry with 4.
-VERSIONS: Final = (1, 2, 3, 4)
+VERSION: Final = 5  # of an entry
+# That are read: closed ranges came with 2, checksums of footers with 3, one of the entry with 4,
+# when a range's last row was stored, and what a vacuum deletes, with 5.
+VERSIONS: Final = (1, 2, 3, 4, 5)
 _CHECKED: Final = 4  # from this version on an entry has a checksum
 _CRC: Final = ',"crc":'  # behind it stands the checksum of what is before it, and the text ends
 HOUR_MS: Final = 3_600_000  # what a folder has, and what is joined of sealed ranges
 
-Kind = Literal["append", "seal", "compact", "expire"]
+Kind = Literal["append", "seal", "compact", "expire", "vacuum"]
 
 
 def with_crc(text: str) -> str:
@@ -103,6 +104,7 @@ class Range:
     lost: int = 0
     # Of its last row; -1: there is none, or an earlier version wrote it.
     last_offset: int = -1
+    last_store_ms: int = -1  # of the same row, and -1 likewise
 
     @property
     def is_lost(self) -> bool:
@@ -115,6 +117,12 @@ class Range:
         if self.last_offset >= 0:
             return self.last_offset
         return self.end - 1 if self.rows == self.end - self.start else None
+
+    def may_end_with(self, store_ms: int) -> bool:
+        """Say whether its last row may have been stored then: nobody kept when, at first."""
+        if self.last_store_ms >= 0:
+            return store_ms == self.last_store_ms
+        return self.min_store_ms <= store_ms <= self.max_store_ms
 
     @property
     def hour(self) -> int:
@@ -160,7 +168,8 @@ class Entry:
     schema_version: int
     ranges: tuple[Range, ...] = ()
     files: tuple[DataFile, ...] = ()
-    removed: tuple[str, ...] = ()  # paths that count no more
+    # Paths that count no more; of vacuum: that are deleted, and may never count again.
+    removed: tuple[str, ...] = ()
     # Of seal: what is sealed of each queue ends there. Of expire: what is left begins there.
     marks: Marks = ()
     # Of seal: what no broker had any more to compare with. The files agree with the manifest.
@@ -272,7 +281,7 @@ def _joined(first: Range, second: Range) -> Range:
         min_store_ms=min(first.min_store_ms, second.min_store_ms),
         max_store_ms=max(first.max_store_ms, second.max_store_ms),
         crc_xor=first.crc_xor ^ second.crc_xor, lost=first.lost + second.lost,
-        last_offset=second.last_offset,
+        last_offset=second.last_offset, last_store_ms=second.last_store_ms,
     )  # fmt: skip
 
 
@@ -287,6 +296,8 @@ class Archive:
     files: dict[str, DataFile] = field(default_factory=dict)
     # Files that count no more, and since when: who planned before may still be reading them.
     let_go_at_ms: dict[str, int] = field(default_factory=dict)
+    # Files that a vacuum deletes, and the number of its entry.
+    deleted_by: dict[str, int] = field(default_factory=dict)
     # Where rows of a queue are, by offset: (start, end, path). And the longest of these spans.
     _places: dict[QueueKey, list[tuple[int, int, str]]] = field(default_factory=dict)
     _longest: dict[QueueKey, int] = field(default_factory=dict)
@@ -309,8 +320,14 @@ class Archive:
                 )
             ends[each.key] = each.end
         for path in entry.removed:
-            if path not in self.files:
-                raise ArchiveError(f"entry {entry.number} removes {path}, which is not there")
+            if (path in self.files) == (entry.kind == "vacuum"):
+                why = "counts" if path in self.files else "is not there"
+                raise ArchiveError(f"entry {entry.number} removes {path}, which {why}")
+        for file in entry.files:
+            if file.path in self.deleted_by or file.path in self.let_go_at_ms:
+                raise ArchiveError(
+                    f"entry {entry.number} names {file.path}, which was deleted meanwhile"
+                )
         for key, _ in entry.marks:
             if key not in self.queues and key not in ends:
                 raise ArchiveError(f"entry {entry.number} marks {key}, which is not there")
@@ -321,7 +338,11 @@ class Archive:
         for each in entry.ranges:
             self._append(each)
         for path in entry.removed:
-            self._let_go(path, entry.at_ms)
+            if entry.kind == "vacuum":
+                self.let_go_at_ms.pop(path, None)
+                self.deleted_by[path] = entry.number
+            else:
+                self._let_go(path, entry.at_ms)
         for file in entry.files:
             self.put(file)
         for key, start, end in entry.closed:

@@ -22,18 +22,21 @@ from tidemill.pipeline.archive.manifest import (
 )
 from tidemill.pipeline.errors import ArchiveError
 
-VERSION: Final = 3  # of a snapshot
-# That are read: checksums of footers came with 2, one of the snapshot with 3.
-VERSIONS: Final = (1, 2, 3)
+VERSION: Final = 4  # of a snapshot
+# That are read: checksums of footers came with 2, one of the snapshot with 3, what vacuums delete
+# with 4.
+VERSIONS: Final = (1, 2, 3, 4)
 _CHECKED: Final = 3  # from this version on a snapshot has a checksum
-# A file that was let go of is deleted a day later, and need not be remembered for much longer.
-LET_GO_MS: Final = 7 * 86_400_000
+# Entries for which it is remembered what a vacuum deleted: whoever is about to commit such a file
+# has read all entries behind its own look, which are fewer while it lives.
+DELETED_ENTRIES: Final = 1_024
+_LEAST_FIELDS: Final = 8  # of a range, that every version has
 
 
 def as_json(archive: Archive) -> str:
     """Return an archive as text. A key is written once, with everything of its queue."""
     numbers = {key: number for number, key in enumerate(archive.queues)}
-    latest_ms = max(archive.let_go_at_ms.values(), default=0)
+    known_from = archive.next_number - DELETED_ENTRIES
     document = {
         "v": VERSION,
         "next": archive.next_number,
@@ -53,10 +56,9 @@ def as_json(archive: Archive) -> str:
             ]
             for file in archive.files.values()
         ],
-        "letGo": {
-            path: at_ms
-            for path, at_ms in archive.let_go_at_ms.items()
-            if at_ms > latest_ms - LET_GO_MS
+        "letGo": archive.let_go_at_ms,
+        "deleted": {
+            path: number for path, number in archive.deleted_by.items() if number >= known_from
         },
     }  # fmt: skip
     return with_crc(json.dumps(document, separators=(",", ":")))
@@ -66,7 +68,11 @@ def from_json(text: str) -> Archive:
     """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
     try:
         found = read_checked(text, what="a snapshot", versions=VERSIONS, checked_from=_CHECKED)
-        archive = Archive(next_number=found["next"], let_go_at_ms=found["letGo"])
+        archive = Archive(
+            next_number=found["next"],
+            let_go_at_ms=found["letGo"],
+            deleted_by=found.get("deleted", {}),
+        )
         for own, start, end, sealed, closed, ranges, *last in found["queues"]:
             key = QueueKey(*own)
             archive.queues[key] = ArchivedQueue(
@@ -92,12 +98,11 @@ def from_json(text: str) -> Archive:
 
 
 def _range(key: QueueKey, *fields: Any) -> Range:
-    # The last came with version 3.
-    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset = (*fields, -1)[
-        :9
-    ]
+    # Its last row came with version 3, and when that was stored with 4.
+    known = (*fields, *(-1, -1)[len(fields) - _LEAST_FIELDS :])
+    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset, last_ms = known
     return Range(
         key=key, start=start, end=end, rows=rows, bytes=size, min_store_ms=min_store_ms,
         max_store_ms=max_store_ms, crc_xor=crc_xor, lost=lost,
-        last_offset=last_offset,
+        last_offset=last_offset, last_store_ms=last_ms,
     )  # fmt: skip

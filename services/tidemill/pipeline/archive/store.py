@@ -161,6 +161,7 @@ class ArchiveStore:
     def commit(self, entry: Entry) -> None:
         """Make an entry count. Raises AnotherWriter where its number is taken, and ArchiveError."""
         path = self._entry_path(entry.number)
+        self._check_files(entry)
         with told_if_not_written(path):
             self._files.create_dir(f"{self._root}/{MANIFEST}", recursive=True)
             self._put(path, entry.as_json().encode())
@@ -169,6 +170,16 @@ class ArchiveStore:
             self._files.delete_file(path)
             raise AnotherWriter(_taken(path))
         self._sum_up()
+
+    def _check_files(self, entry: Entry) -> None:
+        """Raise ArchiveError where a file is not there, or not whole."""
+        paths = [f"{self._root}/{file.path}" for file in entry.files]
+        for file, info in zip(entry.files, self._files.get_file_info(paths), strict=True):
+            if info.type != pa_fs.FileType.File or info.size != file.bytes:
+                raise ArchiveError(
+                    f"{self.path}/{file.path} is not there as it was written, and nothing of it"
+                    " counts; start this again"
+                )
 
     def _put(self, path: str, text: bytes) -> None:
         if self._is_local:
@@ -254,7 +265,11 @@ class ArchiveStore:
         with self._files.open_output_stream(full) as file:
             yield file
         if self._is_local:
-            _sync(full)
+            # Its name, too, up to where folders may have been made for it.
+            for each in (Path(full), *Path(full).parents):
+                _sync(str(each))
+                if str(each) == self._root:
+                    break
 
     def open(self, path: str) -> Any:
         """Open a data file for random access."""

@@ -173,7 +173,7 @@ def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> N
     client = connect(options.connection)
     for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
         stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
-        if not last.min_store_ms <= stored_ms <= last.max_store_ms:
+        if not last.may_end_with(stored_ms):
             raise not_the_archived(
                 queue, f"its message at offset {part.start} is of another time than the archive's"
             )

@@ -71,6 +71,7 @@ def write_range(
             key=key, start=start, end=end, rows=total.rows, bytes=total.bytes,
             min_store_ms=total.min_store_ms, max_store_ms=total.max_store_ms,
             crc_xor=total.crc_xor, last_offset=total.last_offset,
+            last_store_ms=total.last_store_ms,
         ),
         files=files.done,
     )  # fmt: skip
@@ -117,6 +118,7 @@ class _Sums:
     max_store_ms: int = 0
     crc_xor: int = 0
     last_offset: int = -1
+    last_store_ms: int = -1
 
     def add(self, batch: pa.RecordBatch) -> None:
         times = store_ms(batch)
@@ -127,6 +129,7 @@ class _Sums:
         self.bytes += int(batch["body_size"].to_numpy().sum(dtype=np.int64))
         self.crc_xor ^= crc_xor(batch)
         self.last_offset = int(batch["queue_offset"].to_numpy()[-1])
+        self.last_store_ms = int(times[-1])
 
 
 def crc_xor(batch: pa.RecordBatch) -> int:

@@ -64,15 +64,24 @@ def vacuum(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> int:
     """Delete files that nobody reads any more; return how many.
 
     That is files that no entry names and that are older than any job, those that an entry let
-    go of so long ago, and of the manifest what a snapshot has made needless.
+    go of so long ago, and of the manifest what a snapshot has made needless. An entry says so
+    before any is deleted: whoever stood still with such a file in its hands cannot commit it.
     """
     archive = job.archive()
     latest_ms = job.now_ms() - age_ms
-    gone = [
+    there = dict(job.store.data_files())
+    let_go = {path for path, at_ms in archive.let_go_at_ms.items() if at_ms <= latest_ms}
+    orphans = {
         path
-        for path, made_at_ms in job.store.data_files()
-        if path not in archive.files and archive.let_go_at_ms.get(path, made_at_ms) <= latest_ms
-    ]
+        for path, made_at_ms in there.items()
+        if path not in archive.files
+        and path not in archive.let_go_at_ms
+        and made_at_ms <= latest_ms
+    }
+    # What was deleted by one that was killed is there still, and was said.
+    if unsaid := sorted((let_go | orphans).difference(archive.deleted_by)):
+        job.commit("vacuum", removed=tuple(unsaid))
+    gone = sorted((let_go | orphans).intersection(there))
     for path in gone:
         job.store.delete(path)
     return len(gone) + job.store.forget_entries(before_ms=latest_ms)

@@ -177,6 +177,9 @@ def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[
         passed.append(of)
         if answer["closed"]:
             nobody[of] = answer["closed"]
+    for of, why in _taken_back(job, archive, nobody):
+        passed.remove(of)
+        found.wrong.append(f"{_place(of)}: {why}")
     marks = sealing(archive, passed)
     # Those behind what is wrong are looked at again.
     ends = dict(marks)
@@ -185,6 +188,25 @@ def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[
         ranges = tuple((of.key, of.start, of.end) for of in closed)
         job.commit("seal", marks=marks, closed=ranges)
     return [f"{_place(of)}: {why}" for of, why in closed.items()]
+
+
+def _taken_back(
+    job: ArchiveJob, archive: Archive, nobody: Iterable[Range]
+) -> Iterator[tuple[Range, str]]:
+    """Yield what was compared with nobody since its store is another one now, and why.
+
+    It was the one that was archived when it was looked at. That it is not any more takes an
+    operator's word, as ever.
+    """
+    if job.store_is_gone or not nobody:
+        return
+    cluster = _look_at_all(job, archive)
+    for of in nobody:
+        there = cluster.queues.get(of.key.queue)
+        if there is not None and there.max_offset < of.end:
+            yield of, str(not_the_archived(of.key.queue, shorter(archive.queues[of.key], there)))
+        elif why := nobody_has(of.key, cluster):
+            yield of, f"{why}. If that is for good, --store-is-gone seals them by their files alone"
 
 
 def _of_namespace(name: str) -> str:

@@ -332,6 +332,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_s = time.monotonic()
         self._away_since_s: dict[str, float] = {}
         self._left_told: set[str] = set()  # topics that are not asked for any more
+        self._behind_told: set[Queue] = set()  # queues of which the archive has less than was read
 
     # ------------------------------------------------------------ what Spark asks
 
@@ -415,6 +416,15 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
                 continue
             last = self._at_most_its_end(queue, last, view, "was planned to be read up to")
+            if (
+                view.cluster is None
+                and ends is not None
+                and max(first or 0, ends.max_offset) < last
+            ):
+                raise ArchiveError(
+                    f"{queue} is archived up to {ends.max_offset}, and brokers were to be read up"
+                    f" to {last}: archive it, or go on with readMode=auto"
+                )
             is_away = queue.broker in view.unreachable or not is_asked
             if first is None:
                 if not is_asked:
@@ -512,6 +522,15 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not view.is_at_its_broker(queue) or at <= view.queues[queue].max_offset:
             return at
         ends = view.queues[queue]
+        if view.cluster is None:
+            # Brokers had more than is archived yet, and so it was read from them.
+            if queue not in self._behind_told:
+                log.warning(
+                    "%s is archived up to %d, and %s %d: the read goes on when it is archived",
+                    queue, ends.max_offset, what, at,
+                )  # fmt: skip
+            self._behind_told.add(queue)
+            return at
         tell_shorter(
             queue, ends.max_offset, f"{what} {at}", fails=self.options.fails_on_data_loss,
             goes_on="the read goes on there",

@@ -1,0 +1,146 @@
+"""A vacuum beside jobs that stood still, and beside clocks that jumped. Without Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.archiving import NOW_MS, Archived
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.archive.manifest import DataFile, Entry
+from tidemill.pipeline.archive.reading import read_range
+from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
+from tidemill.pipeline.archive.tasks import Task
+from tidemill.pipeline.errors import AnotherWriter, ArchiveError, PipelineError
+from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
+from tidemill.pipeline.options import SourceOptions
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+def stands_still(job: ArchiveJob, meanwhile: Callable[[], None]) -> ArchiveJob:
+    """Return a job that has made its files when something else is done, and then goes on."""
+    run_tasks = job.run_tasks
+
+    def run(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        answers = run_tasks(options, tasks)
+        meanwhile()
+        return answers
+
+    job.run_tasks = run
+    return job
+
+
+def made_at(archive: Archived, at_ms: int) -> None:
+    for path in Path(archive.path).rglob("*.parquet"):
+        os.utime(path, (at_ms / 1000,) * 2)
+
+
+@pytest.mark.parametrize("work", [ArchiveJob.append, compact])
+def test_what_stood_still_while_its_files_were_deleted_does_not_count(
+    cluster: FakeCluster, archive: Archived, work: Callable[[ArchiveJob], object]
+) -> None:
+    for _ in range(3):
+        cluster.add("orders", "a", 0, 5)
+        archive.append()
+    assert archive.verify().wrong == []
+    cluster.add("orders", "a", 0, 5)
+    before = archive.bodies()
+
+    def a_day_passes() -> None:
+        made_at(archive, NOW_MS)
+        assert vacuum(archive.job(now_ms=NOW_MS + 25 * HOUR_MS)) == 1
+
+    with pytest.raises(AnotherWriter, match="was deleted meanwhile"):
+        work(stands_still(archive.job(), a_day_passes))
+    assert archive.bodies() == before
+    assert vacuum(archive.job(now_ms=NOW_MS + 60 * HOUR_MS)) == 0
+    archive.append()
+    assert len(archive.bodies()[0]) == 20
+    assert archive.verify().wrong == []
+
+
+def test_a_vacuum_that_was_killed_before_it_deleted_leaves_what_may_not_count(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+
+    def a_vacuum_is_killed() -> None:
+        made_at(archive, NOW_MS)
+        store = DiesDeleting(archive.path)
+        with pytest.raises(KeyboardInterrupt):
+            vacuum(archive.job(now_ms=NOW_MS + 25 * HOUR_MS, store=store))
+
+    with pytest.raises(AnotherWriter, match="was deleted meanwhile"):
+        stands_still(archive.job(), a_vacuum_is_killed).append()
+    # It is deleted by the next one, which says nothing anew.
+    number = archive.manifest().next_number
+    assert vacuum(archive.job(now_ms=NOW_MS + 26 * HOUR_MS)) == 1
+    assert archive.manifest().next_number == number
+
+
+class DiesDeleting(ArchiveStore):
+    """A store whose process is killed when it deletes a file."""
+
+    def delete(self, path: str) -> None:
+        """Delete nothing."""
+        raise KeyboardInterrupt(path)
+
+
+def test_a_file_that_is_not_whole_does_not_count(cluster: FakeCluster, archive: Archived) -> None:
+    cluster.add("orders", "a", 0, 5)
+
+    def is_cut() -> None:
+        (path,) = Path(archive.path).rglob("*.parquet")
+        os.truncate(path, 9)
+
+    with pytest.raises(ArchiveError, match="is not there as it was written"):
+        stands_still(archive.job(), is_cut).append()
+    assert archive.append().rows == 5
+
+
+def test_who_planned_a_minute_ago_reads_whatever_a_clock_once_said(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for number in range(2):
+        cluster.add("orders", "a", 0, 5)
+        archive.job(now_ms=NOW_MS + number).append()
+    compact(archive.job(now_ms=NOW_MS + 30 * DAY_MS))  # Its clock is ahead.
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+    found = archive.manifest()
+    ((key, queue),) = found.queues.items()
+    planned = found.holding(key, 0, queue.end)
+    made_at(archive, NOW_MS - 2 * DAY_MS)
+    compact(archive.job())
+    # Until there is a snapshot behind it.
+    for _ in range(2 * SNAPSHOT_ENTRIES):
+        archive.job().commit("append")
+    assert len(list(Path(archive.path).glob("manifest/*.snapshot.json"))) > 0
+    vacuum(archive.job(now_ms=NOW_MS + HOUR_MS))
+    rows = read_range(
+        ArchiveStore(archive.path), planned, key, start=0, end=queue.end, columns=["queue_offset"]
+    )
+    assert sum(batch.num_rows for batch in rows) == 15
+
+
+def test_what_a_vacuum_deletes_is_in_snapshots(cluster: FakeCluster, archive: Archived) -> None:
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+    job = archive.job()
+    job.commit("vacuum", removed=("messages/orphan.parquet",))
+    for _ in range(2 * SNAPSHOT_ENTRIES):
+        archive.job().commit("append")
+    file = DataFile(path="messages/orphan.parquet", bytes=0, rows=0, max_store_ms=0, spans=())
+    entry = Entry(
+        number=archive.manifest().next_number, kind="append", at_ms=1, run="r", schema_version=1,
+        files=(file,),
+    )  # fmt: skip
+    with pytest.raises(PipelineError, match="was deleted meanwhile"):
+        archive.manifest().check(entry)
