@@ -112,7 +112,7 @@ def test_a_watched_query_counts_and_publishes_its_progress(
         run_available(
             streaming(spark, cluster, topic="orders", startingOffsets="earliest"), tmp_path
         )
-        eventually(lambda: metrics.rows["orders"] == 40, within_ms=20_000)
+        eventually(lambda: metrics.rows["orders"] == 40)
     finally:
         spark.streams.removeListener(watching)
         client.close()

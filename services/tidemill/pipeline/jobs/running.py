@@ -34,8 +34,6 @@ SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins t
 LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFraction": "0.1"}
 QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
 
-_INTERRUPTED: Final = "KeyboardInterrupt while sending command"  # as py4j logs it
-_BROKEN_OFF: Final = "Exception while sending command"
 
 Say = Callable[[str], None]
 
@@ -106,7 +104,7 @@ def _interrupted_later() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
-        logging.getLogger().addFilter(lambda told: _INTERRUPTED not in told.getMessage())
+        _hush_py4j()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)
     finally:
@@ -173,11 +171,23 @@ def _terminated() -> Iterator[None]:
 
 def _hush() -> None:
     """Keep threads that lose the JVM, which may have been ended with this process, from traces."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # Some of it py4j says by no name of its own.
-    logging.getLogger().addFilter(lambda told: _BROKEN_OFF not in told.getMessage())
+    _hush_py4j()
     # Of servers of Spark's own, which take no other way.
     socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
+
+
+def _hush_py4j() -> None:
+    """Have py4j say nothing of a call that fails: it raises what it says, and with a better word.
+
+    The JVM gets Ctrl-C, too, and may be gone before this process has heard of it.
+    """
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Some of it py4j says by no name of its own.
+    logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(told: logging.LogRecord) -> bool:
+    return "py4j" not in Path(told.pathname).parts
 
 
 def _unheard(_server: socketserver.BaseServer, _request: object, _client: object) -> None:
