@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tidemill.pipeline.options import Topics, parse_sink
 from tidemill.pipeline.sink.messages import RowIds
 from tidemill.pipeline.sink.sending import Sender, Sent
 from tidemill.pipeline.sink.writer import rows_of
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NOW_MS = 1_800_000_000_000
 DEAD_LETTERS = {"onError": "dead-letter", "deadLetterPath": "/nowhere"}
@@ -89,7 +91,7 @@ def test_the_last_instant_that_there_is_can_be_sent(cluster: FakeCluster) -> Non
 
 def ids_of(rows: list[bytes], *, write: str = "w", partition: int = 0) -> list[str]:
     ids = RowIds(write, partition)
-    return [ids.of("orders", body) for body in rows]
+    return [ids.of(v2.Message(body=body)) for body in rows]
 
 
 def test_a_string_that_is_none_is_of_a_bad_row_and_a_body_is_bytes(cluster: FakeCluster) -> None:
@@ -114,3 +116,57 @@ def test_a_row_has_the_same_id_again_and_no_other_row_has_it() -> None:
     assert len(set(first)) == 3
     others = [ids_of(rows, write="v"), ids_of(rows, partition=1), ids_of([b"b", b"a", b"c"])]
     assert set(first).isdisjoint(each for ids in others for each in ids)
+
+
+def test_rows_that_differ_in_anything_have_other_ids(cluster: FakeCluster) -> None:
+    """Rows may come in another order when a task is done again."""
+    rows: list[dict[str, Any]] = [
+        {},
+        {"tag": "a"},
+        {"keys": ["a"]},
+        {"properties": {"a": "b"}},
+        {"message_group": "a"},
+        {"delay_ms": 0},
+        {"delay_ms": 60_000},
+        {"due_timestamp": 9},
+    ]
+    for row in rows:
+        send(cluster, [{"body": b"a", **row}])
+    assert len({message.system_properties.message_id for message in cluster.sent}) == len(rows)
+
+
+def test_bodies_are_packed_once_and_the_same_each_time(cluster: FakeCluster) -> None:
+    packed = gzip.compress(b"b", mtime=0)
+    rows: list[dict[str, Any]] = [{"body": b"a" * 1_000}, {"body": packed, "body_encoding": "GZIP"}]
+    for _ in range(2):
+        send(cluster, rows, compression="gzip")
+    first, second, *again = cluster.sent
+    assert [gzip.decompress(first.body), second.body] == [b"a" * 1_000, packed]
+    assert {m.system_properties.body_encoding for m in cluster.sent} == {v2.GZIP}
+    assert [m.system_properties.message_id for m in again] == [
+        first.system_properties.message_id, second.system_properties.message_id
+    ]  # fmt: skip
+
+
+def test_what_no_mode_honours_yet_is_a_bad_row(cluster: FakeCluster) -> None:
+    rows: list[dict[str, Any]] = [
+        {"body": b"a", "dedup_key": "k"},
+        {"body": b"b", "priority": 3},
+        {"body": b"c"},
+    ]
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    assert sent.rows == 1
+    assert [why for _, why in sent.bad] == [
+        "a dedup_key is of mode dedup, which is not there yet",
+        "priority messages are not served yet",
+    ]
+
+
+def test_a_packed_body_is_sent_as_one(cluster: FakeCluster) -> None:
+    rows = [{"body": b"a", "body_encoding": name} for name in ("GZIP", "gzip", None, "ZSTD")]
+    sent = send(cluster, rows, **DEAD_LETTERS)
+    assert (sent.rows, sent.bad) == (
+        3, [(3, "its body_encoding is ZSTD; encodings are IDENTITY and GZIP")]
+    )  # fmt: skip
+    encodings = [message.system_properties.body_encoding for message in cluster.sent]
+    assert encodings == [v2.GZIP, v2.GZIP, v2.IDENTITY]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.pipeline_load import send_some
 from tests.support.processes import standalone
+from tests.support.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs import replay
@@ -138,6 +139,24 @@ def test_frames_that_cannot_be_sent_are_refused(
     with pytest.raises(Exception, match=sentence):
         write(spark.sql(f"select {columns}"), cluster)
     assert cluster.sent == []
+
+
+def test_each_write_of_a_batch_of_a_stream_has_ids_of_its_own(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Two writes within one `foreachBatch` are two, though both are of the same batch."""
+    cluster.add("orders", "a", 0, 4)
+
+    def alarm_twice(frame: DataFrame, _batch: int) -> None:
+        for _ in range(2):
+            write(frame.coalesce(1).selectExpr("'alarm' as body"), cluster, topic="alarms")
+
+    reader = spark.readStream.format("rocketmq").option("startingOffsets", "earliest")
+    orders = reader.options(endpoints=cluster.endpoint, topic="orders").load()
+    run_to_end(
+        orders.writeStream.foreachBatch(alarm_twice).option("checkpointLocation", str(tmp_path))
+    )
+    assert len({each.system_properties.message_id for each in cluster.sent}) == 8
 
 
 def test_an_archive_that_was_replayed_and_archived_is_the_same(

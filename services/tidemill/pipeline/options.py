@@ -125,6 +125,7 @@ SINK: Final = (
     _both("maxInflight", "4", "Sends of one task that have no answer yet."),
     _both("sendTimeoutMs", "3000", "How long one send may take."),
     _both("maxRatePerTask", "", "Messages a second of one task."),
+    _both("compression", "none", "`none`, or `gzip`: bodies are packed; readers unpack them."),
     _both("onError", "fail", "`fail`, or `dead-letter`: bad rows go to deadLetterPath."),
     _both("deadLetterPath", "", "Folder of the table of bad rows, Parquet: all columns, row, why."),
 )
@@ -232,6 +233,7 @@ class SinkOptions:
     inflight_max: int
     send_timeout_ms: int
     rate_max: float | None
+    packs_bodies: bool
     dead_letter_path: str  # empty: a bad row fails the task
 
 
@@ -254,6 +256,10 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         values.refuse("minRowsPerTrigger", f"it is above maxRowsPerTrigger, {rows_max}")
     if dataset not in {"messages", "dlq"} and values.text("maxRatePerTask"):
         values.refuse("maxRatePerTask", f"messages are held to a rate, not {dataset}")
+    if dataset not in {"messages", "dlq"} and values.text("filter") != "*":
+        values.refuse("filter", f"messages have tags, not {dataset}")
+    if dataset not in {"messages", "dlq"} and values.flag("pushdown"):
+        values.refuse("pushdown", f"predicates of messages are handed to brokers, not of {dataset}")
     archive_path = values.text("archivePath")
     read_mode = values.choice("readMode", READ_MODES)
     if read_mode == "archive" and not archive_path:
@@ -316,6 +322,7 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
         inflight_max=values.at_most("maxInflight", 64),
         send_timeout_ms=values.at_most("sendTimeoutMs", 600_000),
         rate_max=_rate(values),
+        packs_bodies=values.choice("compression", ("none", "gzip")) == "gzip",
         dead_letter_path=path,
     )
 

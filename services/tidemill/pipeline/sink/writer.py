@@ -52,6 +52,7 @@ _BAD_ROWS: Final = pa.schema(
         ("delay_ms", pa.int64()),
         ("priority", pa.int32()),
         ("dedup_key", pa.string()),
+        ("body_encoding", pa.string()),
     ]
 )
 _ID_BYTES: Final = 16  # of what a write of a batch is known by
@@ -81,7 +82,7 @@ class _Tasks:
             connect(self.options.connection),
             self.options,
             max_retries=self.options.connection.max_retries,
-            ids=_ids(self.run),
+            ids=RowIds(self._write(), _task().partitionId()),
             now_ms=SystemClock().wall_ms,
         )
         bad: list[pa.Table] = []
@@ -96,9 +97,13 @@ class _Tasks:
             _write_bad_rows(self.options.dead_letter_path, pa.concat_tables(bad))
         return Written(rows=sender.sent.rows, bad=sum(table.num_rows for table in bad))
 
+    def _write(self) -> str:
+        """Return what a write is known by, also where Spark does a task again."""
+        return self.run
+
 
 class BatchWriter(_Tasks, DataSourceArrowWriter):
-    """Writes a batch."""
+    """Writes a batch, which another one in the same `foreachBatch` is not."""
 
     def commit(self, messages: list[Written | None]) -> None:
         """Say what was sent."""
@@ -112,6 +117,10 @@ class BatchWriter(_Tasks, DataSourceArrowWriter):
 class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
     """Writes a stream, each of its batches at least once."""
 
+    def _write(self) -> str:
+        # The same when a query that was stopped does a batch again.
+        return f"{_task().getLocalProperty(_QUERY_ID)}/{_task().getLocalProperty(_BATCH_ID)}"
+
     def commit(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
         """Say what was sent."""
         _tell(messages)
@@ -121,16 +130,10 @@ class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
         _tell(messages)
 
 
-def _ids(run: str) -> RowIds:
-    """Return the ids of this task's rows.
-
-    A batch of a stream is the same write when a query that was stopped does it again.
-    """
+def _task() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "a task writes"
-    query = context.getLocalProperty(_QUERY_ID)
-    write = f"{query}/{context.getLocalProperty(_BATCH_ID)}" if query else run
-    return RowIds(write, context.partitionId())
+    return context
 
 
 def _tell(messages: list[Written | None]) -> None:
