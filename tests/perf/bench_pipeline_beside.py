@@ -186,7 +186,7 @@ def _spacing(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
         sink={"endpoints": broker.grpc, "topic": "again"}, state=f"{folder}/replay",
         timing="original",
     )  # fmt: skip
-    send(spark, settings, now_ms=SystemClock().wall_ms())
+    send(spark, settings, now_ms=SystemClock().wall_ms)
     eventually(lambda: len(_stored(spark, broker, "again")) == REPLAYED, within_ms=120_000)
     before, after = (_stored(spark, broker, topic) for topic in ("spaced", "again"))
     moved_ms = [after[key] - at_ms for key, at_ms in before.items()]

@@ -185,10 +185,10 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         now_ms = SystemClock().wall_ms()
         assert replay.plan(spark, settings).rows == 300
         told: list[int] = []
-        done = replay.send(spark, settings, now_ms=now_ms, tell=told.append)
+        done = replay.send(spark, settings, now_ms=lambda: now_ms, tell=told.append)
         assert (done.plan.rows, done.sent, told) == (300, 300, [300])
         # It is through; once more sends nothing.
-        again = replay.send(spark, settings, now_ms=now_ms)
+        again = replay.send(spark, settings, now_ms=lambda: now_ms)
         assert (again.plan, again.sent) == (done.plan, 0)
         second = archived("again")
     assert {(r.message_id, bytes(r.body), r.tag, tuple(r.keys)) for r in first} == {
@@ -223,11 +223,11 @@ def test_a_replay_is_of_what_was_archived_when_it_began(
             more={"namespace": "tenant", "failOnDataLoss": "false", "batchSize": "8"},
         )  # fmt: skip
         now_ms = SystemClock().wall_ms()
-        assert replay.send(spark, settings, now_ms=now_ms).sent == 20
+        assert replay.send(spark, settings, now_ms=lambda: now_ms).sent == 20
         # What it has sent is archived, and more of the first topic.
         send_some(broker.grpc, "orders", 5, namespace="tenant")
         archive()
-        assert replay.send(spark, settings, now_ms=now_ms).sent == 0
+        assert replay.send(spark, settings, now_ms=lambda: now_ms).sent == 0
         assert sent() == 20
         # Another replay is of what is archived by now, but not of what it sends to.
         other = dataclasses.replace(settings, state=str(tmp_path / "other"))

@@ -545,3 +545,9 @@ def replay(
         typer.echo(f"{whole}, would be sent")
     else:
         typer.echo(f"{replayed.sent:,} messages are sent by this run, of a replay of {whole}")
+        if replayed.late_ms:
+            typer.echo(
+                f"its last message was due {replayed.late_ms / 1000:,.1f} s before it was sent:"
+                " sending was slower than what is replayed, and what was due came at once",
+                err=True,
+            )

@@ -25,11 +25,11 @@ from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, PipelineError
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
-from tidemill.pipeline.offsets import Queue, QueueName
+from tidemill.pipeline.offsets import Offsets, Queue, QueueName
 from tidemill.pipeline.options import LATEST, SINK, SOURCE, Topics, parse_sink, parse_source
 from tidemill.pipeline.source.places import Places
 from tidemill.pipeline.source.topics import EVERY_TOPIC, meant
-from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, to_send
+from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, due_ms, to_send
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,8 +42,14 @@ Ends = Mapping[str, Mapping[str, Mapping[str, int]]]
 # Names of options are alike in any letters.
 _SOURCE: Final = frozenset(option.name.lower() for option in SOURCE)
 _SINK: Final = frozenset(option.name.lower() for option in SINK)
-_EVERY_TAG: Final = "*"  # as a filter
+# Of the source: what a replay chooses itself. Which messages it is of say its own options.
+_CHOSEN: Final = (
+    "startingOffsets", "startingTimestamp", "startingTimestampStrategy", "endingOffsets",
+    "endingTimestamp", "includeBody", "bodyEncoding", "dataset", "readMode", "archivePath",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "rowsPerPartition", "pushdown",
+)  # fmt: skip
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
+_CHECKPOINT: Final = "checkpoint"  # of the stream, below the state
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
 
@@ -85,6 +91,7 @@ class Replayed:
 
     plan: Plan
     sent: int = 0
+    late_ms: int = 0  # of a timing: by how much the last message was sent after it was due
 
 
 def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
@@ -93,13 +100,9 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
 
     ends, found = _ends(settings), None
     while found is None:
-        reader = spark.read.format(NAME).schema("topic string, store_timestamp timestamp")
-        bounds = {"endingOffsets": json.dumps(_as_option(ends))}
-        for name, value in {**_of_source(settings), **bounds}.items():
-            reader = reader.option(name, value)
         stored_ms = F.unix_millis("store_timestamp")
         (found,) = (
-            _kept(reader.load(), settings)
+            _times(spark, settings, {"endingOffsets": json.dumps(_as_option(ends))})
             .agg(
                 F.count("*").alias("n"), F.min(stored_ms).alias("low"),
                 F.max(stored_ms).alias("high"),
@@ -117,6 +120,14 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     return Plan(
         rows=found.n, first_stored_ms=found.low, last_stored_ms=found.high, ends=_as_option(ends)
     )
+
+
+def _times(spark: SparkSession, settings: ReplaySettings, bounds: Mapping[str, str]) -> DataFrame:
+    """(topic, store_timestamp), one row a message of a replay between two offsets."""
+    reader = spark.read.format(NAME).schema("topic string, store_timestamp timestamp")
+    for name, value in {**_of_source(settings), **bounds}.items():
+        reader = reader.option(name, value)
+    return _kept(reader.load(), settings)
 
 
 def _ends(settings: ReplaySettings) -> dict[Queue, int]:
@@ -147,23 +158,30 @@ def send(
     spark: SparkSession,
     settings: ReplaySettings,
     *,
-    now_ms: int,
+    now_ms: Callable[[], int],
     tell: Callable[[int], None] = lambda _sent: None,
+    tell_shifted: Callable[[int], None] = lambda _ms: None,
 ) -> Replayed:
-    """Send what is left to send; `tell` is told how much that was so far, after each batch."""
-    begun = _begun(spark, settings, now_ms)
+    """Send what is left to send; `tell` is told how much that was so far, after each batch.
+
+    `tell_shifted`: by how many milliseconds all that is left comes later than it was to come first.
+    """
+    begun = _begun(spark, settings, now_ms())
     timing = None
     if settings.timing != "asap":
-        timing = Timing(
-            first_stored_ms=begun.first_stored_ms,
-            begin_ms=begun.begin_ms,
-            speed=settings.speed if settings.timing == "scaled" else 1.0,
-        )
+        shift_ms = _shift_ms(spark, settings, begun, now_ms())
+        if shift_ms:
+            begun = replace(begun, begin_ms=begun.begin_ms + shift_ms)
+            _keep(settings, begun)
+            tell_shifted(shift_ms)
+        timing = _timing(settings, begun)
     reader = spark.readStream.format(NAME)
     stream = {
         **_of_source(settings),
         "startingOffsets": "earliest",
         "endingOffsets": json.dumps(begun.ends),
+        # As they were stored: what was sent packed is sent packed again.
+        "bodyEncoding": "raw",
         "maxRowsPerTrigger": str(TRIGGER_ROWS),
         # One task a queue, so that its messages stay in order.
         "rowsPerPartition": str(TRIGGER_ROWS),
@@ -176,7 +194,8 @@ def send(
     writer = counting.observed(to_send(kept, timing)).writeStream.format(NAME)
     for name, value in _of_sink(settings).items():
         writer = writer.option(name, value)
-    writer = writer.option("checkpointLocation", f"{settings.state.rstrip('/')}/checkpoint")
+    checkpoint = f"{settings.state.rstrip('/')}/{_CHECKPOINT}"
+    writer = writer.option("checkpointLocation", checkpoint)
     spark.streams.addListener(counting)
     try:
         query = writer.trigger(availableNow=True).start()
@@ -192,8 +211,60 @@ def send(
             counting.is_over.wait(TOLD_S)
     finally:
         spark.streams.removeListener(counting)
-    bad = _bad_rows(spark, settings) - bad_before
-    return Replayed(plan=begun, sent=counting.rows - bad)
+    sent = counting.rows - (_bad_rows(spark, settings) - bad_before)
+    late_ms = 0
+    if timing is not None and sent:
+        late_ms = max(0, now_ms() - due_ms(begun.last_stored_ms, timing))
+    return Replayed(plan=begun, sent=sent, late_ms=late_ms)
+
+
+def _timing(settings: ReplaySettings, begun: Plan) -> Timing:
+    return Timing(
+        first_stored_ms=begun.first_stored_ms,
+        begin_ms=begun.begin_ms,
+        speed=settings.speed if settings.timing == "scaled" else 1.0,
+    )
+
+
+def _shift_ms(spark: SparkSession, settings: ReplaySettings, begun: Plan, now_ms: int) -> int:
+    """Return by how much what is left has to come later to keep its spacing; 0: it lies ahead.
+
+    A run that goes on finds messages that were due while nobody sent them: they would all come at
+    once.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+    reached = _reached(settings)
+    bounds = {"endingOffsets": json.dumps(begun.ends)}
+    if reached is None:
+        low_ms = begun.first_stored_ms
+    else:
+        starts = {**reached.at, **reached.passed}
+        bounds["startingOffsets"] = json.dumps(_as_option(starts)) if starts else "earliest"
+        (left,) = (
+            _times(spark, settings, bounds)
+            .agg(F.min(F.unix_millis("store_timestamp")).alias("low"))
+            .collect()
+        )
+        if left.low is None:
+            return 0  # All of it is sent.
+        low_ms = left.low
+    first_due_ms = due_ms(low_ms, _timing(settings, begun))
+    return max(0, now_ms + LEAD_MS - first_due_ms) if first_due_ms < now_ms else 0
+
+
+def _reached(settings: ReplaySettings) -> Offsets | None:
+    """Return what is committed of the stream; None: nothing. A batch that is not is left to send.
+
+    The checkpoint is Spark's: `commits` and `offsets` have a file a batch, and the last line of an
+    offset is the source's.
+    """
+    checkpoint = Path(settings.state) / _CHECKPOINT
+    numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
+    if not numbers:
+        return None
+    lines = (checkpoint / "offsets" / str(max(numbers))).read_text("utf-8").splitlines()
+    return Offsets.from_document(json.loads(lines[-1]))
 
 
 def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
@@ -220,7 +291,13 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
             record.rows = sent
             say(f"sent {sent:,} messages")
 
-        replayed = send(spark, settings, now_ms=SystemClock().wall_ms(), tell=tell)
+        def tell_shifted(by_ms: int) -> None:
+            say(f"nobody sent what was due: all that is left comes {by_ms / 1000:,.0f} s later")
+            end_line()
+
+        replayed = send(
+            spark, settings, now_ms=SystemClock().wall_ms, tell=tell, tell_shifted=tell_shifted
+        )
         record.rows = replayed.sent
         return replayed
 
@@ -297,6 +374,12 @@ def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
 
 def _of_source(settings: ReplaySettings) -> dict[str, str]:
     own = {name: value for name, value in settings.more.items() if name.lower() in _SOURCE}
+    for name in _CHOSEN:
+        if name.lower() in map(str.lower, own):
+            raise BadOption(
+                f"option {name}: a replay chooses it itself; which messages it is of is said by its"
+                " topics, --since, --until and option filter"
+            )
     return {**settings.given, **own, "readMode": "archive", "archivePath": settings.archive}
 
 
@@ -319,8 +402,8 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
     if path.exists():
         try:
             kept: dict[str, Any] = json.loads(path.read_text())
-            # Of a program before filters were kept it has none.
-            asked_then = {"filter": _EVERY_TAG, **kept["asked"]}
+            # A program of before kept no filter: who goes on gives the same as then.
+            asked_then = {"filter": asked["filter"], **kept["asked"]}
             ends = kept["plan"]["ends"]
             begun = Plan(**kept["plan"])
         except (ValueError, KeyError, TypeError) as error:
@@ -337,15 +420,21 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
             return replace(begun, ends=_as_option(_ends_of_names(settings, ends)))
         return begun
     looked = plan(spark, settings)
-    begun = Plan(**{**asdict(looked), "begin_ms": now_ms + LEAD_MS})
+    begun = replace(looked, begin_ms=now_ms + LEAD_MS)
+    _keep(settings, begun)
+    return begun
+
+
+def _keep(settings: ReplaySettings, begun: Plan) -> None:
+    """Write down what a run that goes on must not choose anew."""
+    path = Path(settings.state) / _PLAN
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
     with draft.open("w") as file:
-        json.dump({"asked": asked, "plan": asdict(begun)}, file)
+        json.dump({"asked": _asked(settings), "plan": asdict(begun)}, file)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-    return begun
 
 
 def _ends_of_names(
@@ -377,7 +466,7 @@ def _asked(settings: ReplaySettings) -> dict[str, Any]:
         "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
         "into": settings.sink.get("topic", ""),
         "namespace": more.get("namespace", ""),
-        "filter": more.get("filter", _EVERY_TAG),
+        "filter": parse_source(_of_source(settings), is_stream=False).filter,
         "timing": settings.timing,
         "speed": settings.speed,
         "since_ms": settings.since_ms,

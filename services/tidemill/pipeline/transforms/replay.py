@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Final, final
 
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
+from tidemill.pipeline.rows import ENCODING
+
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 # Properties that a replayed message carries, so that every repeat of it is known.
 ORIGINAL_ID: Final = "tidemill-original-id"
 ORIGINAL_PLACE: Final = "tidemill-original-place"  # topic/broker/queue/offset
 ORIGINAL_GROUP: Final = "tidemill-original-group"
+PROPERTIES_MAX: Final = 128  # of one message, as brokers take them
 
 
 @final
@@ -37,28 +40,49 @@ def between(messages: DataFrame, *, since_ms: int | None, until_ms: int | None) 
     return kept
 
 
-def to_send(messages: DataFrame, timing: Timing | None) -> DataFrame:
-    """(body, tag, keys, message_group | due_timestamp, properties), one row a message, in order.
+def due_ms(stored_ms: int, timing: Timing) -> int:
+    """Return when a message comes that was stored then."""
+    return timing.begin_ms + int((stored_ms - timing.first_stored_ms) / timing.speed)
 
-    Without a timing messages go at once and keep their message groups; with one they are delayed
-    messages, which have none, and the group is a property.
+
+def to_send(messages: DataFrame, timing: Timing | None) -> DataFrame:
+    """(body, body_encoding, tag, keys, message_group | due_timestamp, properties), in order.
+
+    One row a message, as it was stored: a packed body stays packed. Without a timing messages go at
+    once and keep their message groups; with one they are delayed messages, which have none, and the
+    group is a property.
     """
-    place = F.concat_ws("/", "topic", "broker", "queue_id", "queue_offset")
-    added = F.create_map(F.lit(ORIGINAL_ID), F.col("message_id"), F.lit(ORIGINAL_PLACE), place)
-    own = F.map_filter(
-        "properties", lambda name, _: ~name.isin(ORIGINAL_ID, ORIGINAL_PLACE, ORIGINAL_GROUP)
-    )
-    common = [F.col("body"), F.col("tag"), F.col("keys")]
+    packed = F.try_element_at("system_properties", F.lit(ENCODING))
+    common = [F.col("body"), packed.alias("body_encoding"), F.col("tag"), F.col("keys")]
     if timing is None:
-        return messages.select(
-            *common, "message_group", F.map_concat(own, added).alias("properties")
-        )
+        return messages.select(*common, "message_group", _properties(group=None))
     behind_ms = (F.unix_millis("store_timestamp") - timing.first_stored_ms) / timing.speed
     due = F.timestamp_millis((F.lit(timing.begin_ms) + behind_ms).cast("bigint"))
-    group = F.when(
-        F.col("message_group").isNotNull(),
-        F.create_map(F.lit(ORIGINAL_GROUP), F.col("message_group")),
-    ).otherwise(F.create_map().cast("map<string,string>"))
     return messages.select(
-        *common, due.alias("due_timestamp"), F.map_concat(own, added, group).alias("properties")
+        *common, due.alias("due_timestamp"), _properties(group=F.col("message_group"))
     )
+
+
+def _properties(*, group: Column | None) -> Column:
+    """Return what a message has of its user, and where it was first; that alone has to have room.
+
+    One that was replayed before keeps the id, and the place, that it had first.
+    """
+    place = F.concat_ws("/", "topic", "broker", "queue_id", "queue_offset")
+    # What matters most comes first.
+    added = {ORIGINAL_ID: F.col("message_id"), ORIGINAL_GROUP: group, ORIGINAL_PLACE: place}
+    entries = [
+        F.struct(
+            F.lit(name).alias("key"),
+            F.coalesce(
+                F.try_element_at("properties", F.lit(name)),
+                F.lit(None).cast("string") if value is None else value,
+            ).alias("value"),
+        )
+        for name, value in added.items()
+    ]
+    told = F.filter(F.array(*entries), lambda each: each["value"].isNotNull())
+    own = F.map_filter("properties", lambda name, _: ~name.isin(*added))
+    room = F.greatest(F.lit(1), F.lit(PROPERTIES_MAX) - F.size(own))
+    kept = F.map_from_entries(F.slice(told, F.lit(1), room))
+    return F.map_concat(own, kept).alias("properties")

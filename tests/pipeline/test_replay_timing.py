@@ -1,0 +1,304 @@
+"""J7: what is sent of a message, when it comes, and what becomes of a schedule that stood still."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.archiving import NOW_MS, Archived
+from tests.support.eventually import eventually
+from tests.support.fake_cluster import FakeCluster
+from tests.support.processes import Standalone, standalone
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.archive.spark_tasks import SparkRunner
+from tidemill.pipeline.client import Client
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.jobs.archive import ArchiveJob
+from tidemill.pipeline.options import parse_sink, parse_source
+from tidemill.pipeline.rows import ENCODING
+from tidemill.pipeline.schema import ddl
+from tidemill.pipeline.sink.messages import RowIds
+from tidemill.pipeline.sink.sending import Sender
+from tidemill.pipeline.transforms.replay import (
+    ORIGINAL_GROUP,
+    ORIGINAL_ID,
+    ORIGINAL_PLACE,
+    PROPERTIES_MAX,
+    Timing,
+    between,
+    to_send,
+)
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+FIRST_MS = 1_700_000_000_000
+BEGIN_MS = 1_900_000_000_000
+STEP_MS = 2_000  # between two messages of an archive that is replayed with its timing
+
+
+def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
+    """Return messages as an archive has them; of columns that are not given nothing."""
+    rows = [
+        {"topic": "orders", "broker": "a", "queue_id": 1, "queue_offset": i, "message_id": f"m{i}",
+         "body": b"b", "properties": {}, "system_properties": {}, "stored_ms": FIRST_MS, **each}
+        for i, each in enumerate(given)
+    ]  # fmt: skip
+    frame = spark.createDataFrame(
+        rows,
+        ddl("messages").replace("store_timestamp timestamp", "stored_ms bigint"),
+        verifySchema=False,
+    )
+    return frame.selectExpr("*", "timestamp_millis(stored_ms) as store_timestamp")
+
+
+def sent(frame: DataFrame, timing: Timing | None = None) -> list[Row]:
+    return list(to_send(frame, timing).collect())
+
+
+@pytest.mark.parametrize(("speed", "span_ms"), [(1.0, 90_000), (10.0, 9_000), (0.5, 180_000)])
+def test_messages_are_as_far_apart_as_they_were_or_as_the_speed_says(
+    spark: SparkSession, speed: float, span_ms: int
+) -> None:
+    frame = stored(spark, {}, {"stored_ms": FIRST_MS + 1}, {"stored_ms": FIRST_MS + 90_000})
+    rows = sent(frame, Timing(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS, speed=speed))
+    due_ms = [round(row.due_timestamp.timestamp() * 1000) - BEGIN_MS for row in rows]
+    assert due_ms == [0, int(1 / speed), span_ms]
+
+
+def test_a_message_group_is_kept_or_told_by_a_property(spark: SparkSession) -> None:
+    frame = stored(spark, {"message_group": "g", "tag": "t", "keys": ["k"]}, {})
+    at_once, without = sent(frame)
+    assert (at_once.message_group, at_once.tag, at_once["keys"]) == ("g", "t", ["k"])
+    assert at_once.properties == {ORIGINAL_ID: "m0", ORIGINAL_PLACE: "orders/a/1/0"}
+    assert without.message_group is None
+    timing = Timing(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS)
+    delayed, without = sent(frame, timing)
+    assert "message_group" not in delayed.asDict()
+    assert delayed.properties[ORIGINAL_GROUP] == "g"
+    assert ORIGINAL_GROUP not in without.properties
+
+
+def test_a_message_that_was_replayed_before_keeps_its_first_id(spark: SparkSession) -> None:
+    first = {ORIGINAL_ID: "FIRST", ORIGINAL_PLACE: "orders/b/7/1", ORIGINAL_GROUP: "g", "own": "1"}
+    for timing in (None, Timing(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS)):
+        (row,) = sent(stored(spark, {"properties": first}), timing)
+        assert row.properties == first
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        (PROPERTIES_MAX - 2, {ORIGINAL_ID, ORIGINAL_PLACE}),
+        (PROPERTIES_MAX - 1, {ORIGINAL_ID}),
+        # That one cannot be sent, which its send says.
+        (PROPERTIES_MAX, {ORIGINAL_ID}),
+    ],
+)
+def test_the_first_id_comes_first_where_there_is_little_room(
+    spark: SparkSession, own: int, added: set[str]
+) -> None:
+    (row,) = sent(stored(spark, {"properties": {f"p{i}": "v" for i in range(own)}}))
+    assert {name for name in row.properties if not name.startswith("p")} == added
+    assert len(row.properties) == own + len(added)
+
+
+def test_a_packed_body_stays_packed(spark: SparkSession) -> None:
+    frame = stored(spark, {"system_properties": {ENCODING: "GZIP"}}, {})
+    assert [row.body_encoding for row in sent(frame)] == ["GZIP", None]
+
+
+def test_messages_are_of_the_times_that_were_asked_for(spark: SparkSession) -> None:
+    frame = stored(spark, *({"stored_ms": FIRST_MS + i} for i in range(5)))
+
+    def kept(since: int | None, until: int | None) -> list[int]:
+        of = between(
+            frame,
+            since_ms=None if since is None else FIRST_MS + since,
+            until_ms=None if until is None else FIRST_MS + until,
+        )
+        return [row.queue_offset for row in of.collect()]
+
+    assert kept(None, None) == [0, 1, 2, 3, 4]
+    assert kept(1, None) == [1, 2, 3, 4]
+    assert kept(None, 3) == [0, 1, 2]
+    assert kept(1, 3) == [1, 2]
+
+
+# ---------------------------------------------------------------- a run, and one that goes on
+
+
+def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay.ReplaySettings:
+    return replay.ReplaySettings(
+        archive=archive.path, given={"topics": "orders"}, state=str(state), timing="original",
+        sink={"endpoints": cluster.endpoint, "topic": "again"},
+        more={"maxRetries": "0", "retryBackoffMs": "1"},
+    )  # fmt: skip
+
+
+def due_ms(cluster: FakeCluster) -> list[int]:
+    return sorted(
+        message.system_properties.delivery_timestamp.ToMilliseconds() for message in cluster.sent
+    )
+
+
+def spaced(begin_ms: int, count: int, *, first: int = 0) -> list[int]:
+    return [begin_ms + i * STEP_MS for i in range(first, count)]
+
+
+def test_what_nobody_sent_in_time_keeps_its_spacing(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
+    archive.append()
+    settings = timed(cluster, archive, tmp_path / "state")
+    cluster.failing = {"SendMessage": 100}
+    with pytest.raises(Exception, match="a send failed"):
+        replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    cluster.failing = {}
+    cluster.sent.clear()
+    # An hour later nothing of it lies ahead.
+    later_ms = NOW_MS + 3_600_000
+    shifts: list[int] = []
+    done = replay.send(spark, settings, now_ms=lambda: later_ms, tell_shifted=shifts.append)
+    assert done.sent == 10
+    assert due_ms(cluster) == spaced(later_ms + replay.LEAD_MS, 10)
+    assert shifts == [3_600_000]
+    # What is through is not sent again, and nothing is left that could be shifted.
+    done = replay.send(spark, settings, now_ms=lambda: 2 * NOW_MS, tell_shifted=shifts.append)
+    assert (done.sent, shifts) == (0, [3_600_000])
+
+
+def test_a_schedule_that_lies_ahead_is_kept(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
+    archive.append()
+    settings = timed(cluster, archive, tmp_path / "state")
+    cluster.failing = {"SendMessage": 100}
+    with pytest.raises(Exception, match="a send failed"):
+        replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    cluster.failing = {}
+    soon_ms = NOW_MS + replay.LEAD_MS - 1
+    assert replay.send(spark, settings, now_ms=lambda: soon_ms).sent == 10
+    assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 10)
+
+
+def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
+    spark: SparkSession,
+    cluster: FakeCluster,
+    archive: Archived,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
+    archive.append()
+    settings = timed(cluster, archive, tmp_path / "state")
+    monkeypatch.setattr(replay, "TRIGGER_ROWS", 4)
+    cluster.passing, cluster.failing = {"SendMessage": 1}, {"SendMessage": 100}
+    with pytest.raises(Exception, match="a send failed"):
+        replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 4)
+    cluster.failing = {}
+    cluster.sent.clear()
+    later_ms = NOW_MS + 3_600_000
+    assert replay.send(spark, settings, now_ms=lambda: later_ms).sent == 6
+    # The fifth is the first that is left.
+    assert due_ms(cluster) == spaced(later_ms + replay.LEAD_MS, 6)
+
+
+def test_sending_that_is_slower_than_what_is_replayed_is_told(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
+    archive.append()
+    settings = timed(cluster, archive, tmp_path / "state")
+    last_due_ms = NOW_MS + replay.LEAD_MS + 9 * STEP_MS
+    clock = iter([NOW_MS, NOW_MS, last_due_ms + 5_000])
+    assert replay.send(spark, settings, now_ms=lambda: next(clock)).late_ms == 5_000
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingtimestamp", "bodyEncoding"])
+def test_what_a_replay_chooses_itself_is_refused(
+    cluster: FakeCluster, archive: Archived, tmp_path: Path, name: str
+) -> None:
+    cluster.add("orders", "a", 0, 1)
+    archive.append()
+    settings = dataclasses.replace(timed(cluster, archive, tmp_path), more={name: "1"})
+    with pytest.raises(BadOption, match="a replay chooses it itself"):
+        replay.run(settings, is_dry=True)
+
+
+def test_an_earlier_plan_without_its_filter_goes_on_with_the_one_that_is_given(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 3, tag="x")
+    cluster.add("orders", "a", 0, 3, tag="y")
+    archive.append()
+    settings = dataclasses.replace(timed(cluster, archive, tmp_path), more={"filter": "x||z"})
+    assert replay.send(spark, settings, now_ms=lambda: NOW_MS).sent == 3
+    spelt = dataclasses.replace(settings, more={"filter": "x || z"})
+    assert replay.send(spark, spelt, now_ms=lambda: NOW_MS).sent == 0
+
+
+# ---------------------------------------------------------------- a real broker
+
+
+def send(broker: Standalone, rows: list[dict[str, Any]]) -> None:
+    options = parse_sink({"endpoints": broker.grpc, "topic": "orders"})
+    client = Client(options.connection)
+    try:
+        sender = Sender(
+            client, options, max_retries=5, ids=RowIds("w", 0), now_ms=SystemClock().wall_ms
+        )
+        assert sender.send(rows).rows == len(rows)
+    finally:
+        client.close()
+
+
+def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -> None:
+    """Packed bodies that are too large unpacked, many properties; and it comes in its time."""
+    packed = gzip.compress(bytes(6_000_000))
+    rows: list[dict[str, Any]] = [
+        {"body": packed, "body_encoding": "GZIP"},
+        {"body": b"a", "properties": {f"p{i}": "v" for i in range(PROPERTIES_MAX - 1)}},
+        {"body": b"b"},
+    ]
+    with standalone(tmp_path / "data") as broker:
+        broker.put("topics/orders", queues=1)
+        send(broker, rows)
+        to = str(tmp_path / "archive")
+        given = {"endpoints": broker.grpc, "topic": "orders", "archivePath": to,
+                 "readMode": "broker"}  # fmt: skip
+        options = parse_source(given, is_stream=False)
+        ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms).append()
+        settings = replay.ReplaySettings(
+            archive=to, given={"topics": "orders"}, state=str(tmp_path / "state"),
+            sink={"endpoints": broker.grpc, "topic": "again"}, timing="original",
+        )  # fmt: skip
+        before_ms = SystemClock().wall_ms()
+        done = replay.send(spark, settings, now_ms=SystemClock().wall_ms)
+        assert done.sent == 3
+        reader = spark.readStream.format("rocketmq").option("endpoints", broker.grpc)
+        # It waits for what is delayed.
+        stream = reader.options(topic="again", startingOffsets="earliest", bodyEncoding="raw")
+        query = stream.load().writeStream.format("memory").queryName("again")
+        running = query.option("checkpointLocation", str(tmp_path / "again")).start()
+        try:
+            eventually(lambda: spark.table("again").count() == 3, every_s=1.0)
+            found = spark.table("again").orderBy("queue_offset").collect()
+        finally:
+            running.stop()
+    assert sorted(bytes(row.body) for row in found) == sorted(row["body"] for row in rows)
+    assert {row.system_properties[ENCODING] for row in found if len(row.body) > 1} == {
+        v2.Encoding.Name(v2.GZIP)
+    }
+    # Nothing is early: the first begins behind the lead.
+    assert all(row.store_timestamp.timestamp() * 1000 >= before_ms for row in found)
+    assert before_ms > FIRST_STORED_AT_MS
