@@ -12,9 +12,11 @@ from tests.pipeline.conftest import streaming
 from tests.support.eventually import eventually
 from tests.support.streaming_queries import run_to_end
 from tidemill.pipeline.client import connect
-from tidemill.pipeline.listener import watch
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.listener import ProgressPublisher, watch
 from tidemill.pipeline.metrics import PipelineMetrics
-from tidemill.pipeline.options import Connection
+from tidemill.pipeline.options import Connection, parse_source
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,3 +120,65 @@ def test_a_watched_query_counts_and_publishes_its_progress(
         client.close()
     assert metrics.waiting["orders"] == 0
     assert cluster.pull_offsets["copies", "a", 0] == 40
+
+
+def test_a_query_that_asks_for_it_publishes_its_progress(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Of its last batch too, and of the queues behind one that the cluster refuses."""
+    for topic in ("a", "b", "c"):
+        cluster.add(topic, "a", 0, 30)
+    secret = tmp_path / "secret"
+    secret.write_text("very-secret-text\n")
+    options = {
+        "topics": "a,b,c", "startingOffsets": "earliest",
+        "reportProgressAs": "copies", "auth.accessKey": "access-key", "auth.secretKeyFile": secret,
+    }  # fmt: skip
+    publisher = ProgressPublisher("access-key")
+    spark.streams.addListener(publisher)
+    try:
+        # Once it is read.
+        run_available(
+            streaming(spark, cluster, **options), tmp_path, lambda *_: cluster.refused.add("b")
+        )
+
+        def published() -> bool:
+            found = {each.topic: each.pull_offset for each in cluster.brokers["a"].progress}
+            return found == {"a": 30, "c": 30}
+
+        eventually(published)
+    finally:
+        spark.streams.removeListener(publisher)
+    assert any("Credential=access-key" in each.get("authorization", "") for each in cluster.headers)
+    kept = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert any(b'"as": "copies"' in path.read_bytes() for path in kept)
+    assert all(b"access-key" not in path.read_bytes() for path in kept)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dataset": "events"}, "queues have progress"),
+        ({"readMode": "archive", "archivePath": "a"}, "no broker is asked"),
+    ],
+)
+def test_what_has_no_progress_is_not_published(options: dict[str, str], why: str) -> None:
+    given = {"endpoints": "a:1", "topic": "a", "reportProgressAs": "g", **options}
+    with pytest.raises(BadOption, match=why):
+        parse_source(given, is_stream=True)
+
+
+def test_events_of_a_watched_query_are_counted(
+    spark: SparkSession, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.add_events("a", *(pb.Event(kind=pb.STORED, topic="orders", at_ms=1) for _ in range(7)))
+    metrics = PipelineMetrics("copy")
+    watching = watch(spark, metrics)
+    reader = spark.readStream.format("rocketmq").option("startingOffsets", "earliest")
+    events = reader.options(endpoints=cluster.endpoint, dataset="events", topic="orders").load()
+    try:
+        noop = events.writeStream.format("noop")
+        run_to_end(noop.option("checkpointLocation", str(tmp_path)))
+        eventually(lambda: metrics.rows["*"] == 7)
+    finally:
+        spark.streams.removeListener(watching)

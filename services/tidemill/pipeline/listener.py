@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.client import Client
-from tidemill.pipeline.errors import PipelineError
+from tidemill.pipeline.client import Client, connect
+from tidemill.pipeline.errors import PipelineError, Refused
 from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.offsets import VERSION, Offsets
+from tidemill.pipeline.options import parse_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,8 +28,70 @@ log: Final = logging.getLogger("tidemill.pipeline")
 EVERY: Final = "*"  # topic of what cannot be told apart
 
 
+class _Listener(StreamingQueryListener):
+    """What listeners of ours hear nothing of."""
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Nothing to tell."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Nothing to tell."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Nothing to tell: who waits for the query gets its error."""
+
+
 @final
-class QueryWatch(StreamingQueryListener):
+class ProgressPublisher(_Listener):
+    """Publishes the progress of queries that ask for it: option `reportProgressAs` of the source.
+
+    Group and proxies are in the query's offsets, where the source has put them; of a credential
+    nothing is, so whose calls they are is told to who makes this.
+    """
+
+    def __init__(self, access_key: str = "") -> None:
+        self._access_key = access_key
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
+        """Publish where a batch ends."""
+        for source in event.progress.sources:
+            end = offsets_of(source.endOffset)
+            if end is None:
+                continue
+            report = json.loads(source.endOffset).get("report")
+            if report is None:
+                continue
+            given = report["at"]
+            if "auth.secretKeyFile" in given:
+                given = {**given, "auth.accessKey": self._access_key}
+            try:
+                client = connect(parse_connection(given))
+            except PipelineError as error:
+                log.warning("progress is not published: %s", error)
+                continue
+            publish(client, report["as"], end, since=offsets_of(source.startOffset))
+
+
+def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None = None) -> None:
+    """Set a group's pull offsets to what has moved `since`. What is refused is told, and no error.
+
+    It is for dashboards: no query fails for it, and a batch that moves a queue tells of it again.
+    """
+    for queue, at in end.at.items():
+        if since is not None and since.at.get(queue) == at:
+            continue
+        try:
+            client.update_offset(group, queue, at)
+        except Refused as error:
+            # A topic that was deleted, or that only an archive has: others have their progress.
+            log.warning("progress of %s is not published: %s", queue, error)
+        except PipelineError as error:
+            log.warning("progress is not published: %s", error)
+            return
+
+
+@final
+class QueryWatch(_Listener):
     """Watches the queries of a session whose source is ours."""
 
     def __init__(
@@ -35,11 +99,6 @@ class QueryWatch(StreamingQueryListener):
     ) -> None:
         self._metrics = metrics
         self._client, self._group = client, group
-        self._read: dict[str, Offsets] = {}
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Begin anew for a query."""
-        self._read.pop(str(event.id), None)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Count a batch."""
@@ -49,6 +108,8 @@ class QueryWatch(StreamingQueryListener):
             end, latest = offsets_of(source.endOffset), offsets_of(source.latestOffset)
             begin = offsets_of(source.startOffset)
             if end is None:
+                if is_of_events(source.endOffset):
+                    rows[EVERY] += source.numInputRows
                 continue
             if begin is None:
                 # The first batch of a query: Spark does not say where it began.
@@ -58,7 +119,8 @@ class QueryWatch(StreamingQueryListener):
                 for queue, at in end.at.items():
                     rows[queue.topic] += at - begin.at.get(queue, at)
             self._tell_waiting(end, latest)
-            self._publish(end)
+            if self._client is not None and self._group:
+                publish(self._client, self._group, end)
         self._metrics.rows.update(rows)
         self._metrics.batches_ms.observe(self._metrics.work, int(progress.batchDuration))
         self._metrics.succeeded_at_ms = SystemClock().wall_ms()
@@ -69,12 +131,6 @@ class QueryWatch(StreamingQueryListener):
         }  # fmt: skip
         log.info("%s", json.dumps(told))
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Nothing to tell."""
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Nothing to tell: who waits for the query gets its error."""
-
     def _tell_waiting(self, end: Offsets, latest: Offsets | None) -> None:
         if latest is None:
             return
@@ -83,28 +139,26 @@ class QueryWatch(StreamingQueryListener):
             waiting[queue.topic] += max(0, at - end.at.get(queue, at))
         self._metrics.waiting.update(waiting)
 
-    def _publish(self, end: Offsets) -> None:
-        if self._client is None or not self._group:
-            return
-        for queue, at in end.at.items():
-            try:
-                self._client.update_offset(self._group, queue, at)
-            except PipelineError as error:
-                # It is for dashboards: the query does not fail for it, and the next batch tells it.
-                log.warning("progress is not published: %s", error)
-                return
-
 
 def offsets_of(text: str | None) -> Offsets | None:
     """Return the offsets of a source's document; None of another source's."""
-    if not text:
-        return None
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return None
-    is_ours = isinstance(document, dict) and document.get("v") == VERSION and "o" in document
+    document = _document_of(text)
+    is_ours = document.get("v") == VERSION and "o" in document
     return Offsets.from_document(document) if is_ours else None
+
+
+def is_of_events(text: str | None) -> bool:
+    """Say whether it is a place in the logs of broker groups, of dataset `events`."""
+    return "e" in _document_of(text)
+
+
+def _document_of(text: str | None) -> dict[str, Any]:
+    """Return a source's document; an empty one of a source whose is no object."""
+    try:
+        document = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def watch(
@@ -114,3 +168,15 @@ def watch(
     watching = QueryWatch(metrics, client=client, group=group)
     spark.streams.addListener(watching)
     return watching
+
+
+# Sessions that have a publisher: a session is the same for all who build it.
+_publishing: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
+
+
+def publish_progress(spark: SparkSession, *, access_key: str = "") -> None:
+    """Have the queries of a session publish their progress that ask for it; once a session."""
+    if spark in _publishing:
+        return
+    spark.streams.addListener(ProgressPublisher(access_key))
+    _publishing.add(spark)

@@ -145,6 +145,18 @@ class Offsets:
         return replace(self, at=places)
 
 
+def with_report(
+    document: dict[str, Any], *, group: str, connection: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return a document that says, to whoever hears of it, where progress is to be published.
+
+    It is no place, and no reader of the offsets looks at it.
+    """
+    if not group:
+        return document
+    return {**document, "report": {"as": group, "at": dict(sorted(connection.items()))}}
+
+
 def _as_places(at: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
     places: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
     for queue in sorted(at):

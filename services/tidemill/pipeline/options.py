@@ -94,6 +94,12 @@ SOURCE: Final = (
         " may be one that is not there yet, and it waits on.",
     ),
     _both("startingTimestamp", "", "ISO 8601, without a zone UTC, or ms; wins over offsets."),
+    _stream(
+        "reportProgressAs",
+        "",
+        "Consumer group as whose pull offsets the query's progress is published, for"
+        " `tidemill group progress`; of `messages` and `dlq`.",
+    ),
     _batch("endingTimestamp", "", "As above; what was stored then or later is left out."),
     _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
     _stream("maxRowsPerTrigger", "", "Shared by queues in proportion to their backlog."),
@@ -147,6 +153,20 @@ class Connection:
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
+
+    def as_options(self) -> dict[str, str]:
+        """Return it as options, but for who asks: no part of a credential is written anywhere."""
+        every = {
+            "endpoints": ",".join(self.endpoints),
+            "namespace": self.namespace,
+            "auth.secretKeyFile": self.secret_key_file,
+            "auth.tokenFile": self.token_file,
+            "tls.enabled": "true" if self.is_tls else "",
+            "tls.caFile": self.ca_file,
+            "tls.certificateFile": self.certificate_file,
+            "tls.keyFile": self.key_file,
+        }
+        return {name: value for name, value in every.items() if value}
 
 
 @final
@@ -203,6 +223,7 @@ class SourceOptions:
     start: Place
     end: Place
     start_strategy: Literal["error", "latest"]
+    reports_as: str  # a consumer group; empty: nothing is published
     rows_per_trigger_max: int | None
     bytes_per_trigger_max: int | None
     rows_per_trigger_min: int | None
@@ -260,10 +281,15 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         values.refuse("filter", f"messages have tags, not {dataset}")
     if dataset not in {"messages", "dlq"} and values.flag("pushdown"):
         values.refuse("pushdown", f"predicates of messages are handed to brokers, not of {dataset}")
+    reports_as = values.text("reportProgressAs")
+    if reports_as and dataset not in {"messages", "dlq"}:
+        values.refuse("reportProgressAs", f"queues have progress, and {dataset} are of none")
     archive_path = values.text("archivePath")
     read_mode = values.choice("readMode", READ_MODES)
     if read_mode == "archive" and not archive_path:
         values.refuse("readMode", "archivePath says where the archive is")
+    if read_mode == "archive" and reports_as:
+        values.refuse("reportProgressAs", "no broker is asked with readMode=archive")
     if archive_path and dataset not in {"messages", "dlq"}:
         values.refuse("archivePath", f"an archive has messages, not {dataset}")
     topics = _topics(values, dataset)
@@ -285,6 +311,7 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         start=start,
         end=end,
         start_strategy=values.choice("startingTimestampStrategy", ("error", "latest")),
+        reports_as=reports_as,
         rows_per_trigger_max=rows_max,
         bytes_per_trigger_max=bytes_max,
         rows_per_trigger_min=rows_min,
@@ -303,6 +330,11 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         pull_timeout_ms=values.at_most("pullTimeoutMs", 2**31),
         rate_max=_rate(values),
     )
+
+
+def parse_connection(given: Mapping[str, str]) -> Connection:
+    """Parse what `Connection.as_options` made, and who asks beside it. Raises BadOption."""
+    return _connection(_Values(given, CONNECTION, is_stream=None))
 
 
 def parse_sink(given: Mapping[str, str]) -> SinkOptions:

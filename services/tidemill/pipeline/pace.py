@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
+
+# What is made up for of time that was missed: more would be a burst, which a rate is to prevent.
+BURST_S: Final = 0.1
 
 
 @final
 class Pace:
-    """So many a second, counted from the first moment on; without a rate it holds nothing up."""
+    """So many a second, evenly, whatever took long between; without one it holds nothing up."""
 
     def __init__(
         self,
@@ -28,3 +31,5 @@ class Pace:
         ahead_s = count / self._rate_max - (self._monotonic_s() - self._begin_s)
         if ahead_s > 0:
             self._sleep_s(ahead_s)
+        elif ahead_s < -BURST_S:
+            self._begin_s -= ahead_s + BURST_S

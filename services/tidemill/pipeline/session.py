@@ -31,13 +31,20 @@ _SETTINGS: Final = {
 
 
 def build_spark(
-    name: str, *, master: str | None = None, settings: Mapping[str, str] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    access_key: str = "",
+    has_queries: bool = True,
 ) -> SparkSession:
     """Return a session with what the pipeline needs set; source and sink Spark finds by itself.
 
     Raises PipelineError where Spark or Java is not there.
 
-    Without a master it is the one that `spark-submit` says, or `local[*]`.
+    Without a master it is the one that `spark-submit` says, or `local[*]`. `access_key`: whose
+    calls they are that publish the progress of streams (option `reportProgressAs`), where the
+    cluster asks for it. `has_queries`: streams are started that may ask for that.
     """
     check_spark()
     from pyspark.errors import PySparkRuntimeError
@@ -54,12 +61,17 @@ def build_spark(
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         where = f"JAVA_HOME is {home}" if (home := os.environ.get("JAVA_HOME")) else "no JAVA_HOME"
         raise PipelineError(f"Java 17 or 21, which Spark needs, does not start ({where})") from None
+    if has_queries:
+        from tidemill.pipeline.listener import publish_progress
+
+        publish_progress(spark, access_key=access_key)
+    return spark
 
 
 def is_submitted() -> bool:
@@ -67,12 +79,17 @@ def is_submitted() -> bool:
     return "SPARK_SUBMIT" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def register(spark: SparkSession) -> None:
-    """Make `.format("rocketmq")` known to a session that was built elsewhere."""
+def register(spark: SparkSession, *, access_key: str = "") -> None:
+    """Make `.format("rocketmq")` known to a session that was built elsewhere, and its progress.
+
+    `access_key`: as `build_spark` takes it.
+    """
     check_spark()
     from tidemill.pipeline.data_source import RocketMQDataSource
+    from tidemill.pipeline.listener import publish_progress
 
     spark.dataSource.register(RocketMQDataSource)
+    publish_progress(spark, access_key=access_key)
 
 
 def check_spark() -> None:

@@ -69,6 +69,7 @@ def session(
         spark = build_spark(
             f"tidemill {name}",
             master=master,
+            has_queries=False,
             settings={
                 "spark.driver.memory": DRIVER_MEMORY,
                 **LITTLE_MEMORY,

@@ -345,7 +345,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places.check_young(starts, view)
         passed = _take_passed(starts, view)
         begin = Offsets(at=starts, knows_archive=self._places.are_both, passed=passed)
-        return begin.as_document()
+        return self._document(begin)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
         """Return what the options say of a trigger."""
@@ -383,7 +383,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if reached == given:
             return start  # Nothing new: the same text.
         self._last_batch_s = time.monotonic()
-        return reached.as_document()
+        return self._document(reached)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
@@ -452,6 +452,13 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_messages(self.options, self.schema, partition)
 
     # ------------------------------------------------------------ its parts
+
+    def _document(self, offsets: Offsets) -> dict[str, Any]:
+        return plan.with_report(
+            offsets.as_document(),
+            group=self.options.reports_as,
+            connection=self.options.connection.as_options(),
+        )
 
     def _look(self, given: Offsets) -> View:
         view = self._places.view(given, excused=self._shorter)
