@@ -18,6 +18,7 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import command, environment
 from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATED, app
 from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 RIGHT = '{"message_id": "a", "topic": "t"}\n'
@@ -226,6 +227,29 @@ def test_a_replay_that_is_ended_sends_no_more(
     assert "Traceback" not in told
     (record,) = (tmp_path / "s" / "_runs").iterdir()
     assert json.loads(record.read_text())["status"].startswith("failed: ")
+
+
+def test_jobs_leave_their_metrics(cluster: FakeCluster, archive: Archived, tmp_path: Path) -> None:
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    fired = pb.Event(kind=pb.FIRED, topic="orders", timer_id=1, at_ms=1_000, due_at_ms=990)
+    cluster.add_events("a", fired)
+    lines = {
+        "replay": f"--from {archive.path} --into again --state {tmp_path / 's'}",
+        "delay-accuracy": f"--to {tmp_path / 'd'}",
+    }
+    told = {}
+    for job, options in lines.items():
+        file = tmp_path / f"{job}.prom"
+        line = f"pipeline {job} {options} --endpoints {cluster.endpoint} --metrics-file {file}"
+        subprocess.run(
+            command(*line.split(), "--master", "local[1]", "-t", "orders"), env=environment(),
+            check=True, timeout=RUN_S, capture_output=True,
+        )  # fmt: skip
+        found = re.search(r"rows_total\{(.*)\} (\d+)\.0", file.read_text())
+        assert found is not None
+        told[job] = (f'work="{job}"' in found[1], found[2])
+    assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1")}
 
 
 def test_topics_that_are_let_go_of_are_those_of_one_namespace(

@@ -438,6 +438,8 @@ def delay_accuracy(
         str, typer.Option(help="Folder of an earlier run; status 2 where a P99 is worse.")
     ] = "",
     master: Master = None,
+    metrics_file: MetricsFile = "",
+    cluster: ClusterName = CLUSTER,
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
@@ -450,7 +452,14 @@ def delay_accuracy(
     measured = _run(
         "tidemill.pipeline.jobs.delay_accuracy",
         lambda jobs: jobs.run(
-            jobs.AccuracySettings(to=to, given=given, master=master, baseline=baseline)
+            jobs.AccuracySettings(
+                to=to,
+                given=given,
+                master=master,
+                baseline=baseline,
+                metrics_file=metrics_file,
+                cluster=cluster,
+            )
         ),
     )
     names = ("topic", "band", "count", "early", "p50", "p90", "p99", "p999", "max")
@@ -509,6 +518,11 @@ def replay(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would send.")] = False,
     master: Master = None,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of /metrics while it sends; 0: none.")
+    ] = 0,
+    metrics_file: MetricsFile = "",
+    cluster: ClusterName = CLUSTER,
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
@@ -531,6 +545,7 @@ def replay(
                 timing=timing.value, speed=speed,
                 since_ms=None if since is None else instant_ms(since),
                 until_ms=None if until is None else instant_ms(until), master=master,
+                metrics_port=metrics_port, metrics_file=metrics_file, cluster=cluster,
             ),
             is_dry=dry_run,
         ),

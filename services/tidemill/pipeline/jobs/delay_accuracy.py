@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
+from tidemill.common.clock import SystemClock
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.audit import check_any, check_options, read_events, unreadable_in
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
+from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class AccuracySettings:
     given: Mapping[str, str]
     master: str | None = None
     baseline: str = ""  # folder of an earlier one
+    metrics_file: str = ""
+    cluster: str = ""  # label of the metrics
 
 
 @final
@@ -62,6 +66,13 @@ def run(settings: AccuracySettings) -> Measured:
         measured = measure(spark, events, settings)
         record.rows = sum(band["count"] for band in measured.bands)
         record.detail = {"worse": measured.worse}
+        if settings.metrics_file:
+            metrics = PipelineMetrics(
+                "delay-accuracy", settings.cluster, succeeded_at_ms=SystemClock().wall_ms()
+            )
+            for band in measured.bands:
+                metrics.rows[band["topic"]] += band["count"]
+            metrics.write(settings.metrics_file)
         return measured
 
 

@@ -25,6 +25,7 @@ from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, PipelineError
 from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
+from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.offsets import Offsets, Queue, QueueName
 from tidemill.pipeline.options import LATEST, SINK, SOURCE, Topics, parse_sink, parse_source
 from tidemill.pipeline.source.places import Places
@@ -68,6 +69,9 @@ class ReplaySettings:
     since_ms: int | None = None
     until_ms: int | None = None
     master: str | None = None
+    metrics_port: int = 0
+    metrics_file: str = ""
+    cluster: str = ""  # label of the metrics
 
 
 @final
@@ -287,18 +291,28 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
         if is_dry:
             return Replayed(plan=plan(spark, settings))
 
+        metrics = PipelineMetrics("replay", settings.cluster)
+        serve(metrics, settings.metrics_port)
+        into, clock = parse_sink(_of_sink(settings)).topic, SystemClock()
+        last_ms = clock.monotonic_ms()
+
         def tell(sent: int) -> None:
-            record.rows = sent
+            nonlocal last_ms
+            now_ms = clock.monotonic_ms()
+            metrics.rows[into] = record.rows = sent
+            metrics.batches_ms.observe(metrics.work, now_ms - last_ms)
+            last_ms = now_ms
             say(f"sent {sent:,} messages")
 
         def tell_shifted(by_ms: int) -> None:
             say(f"nobody sent what was due: all that is left comes {by_ms / 1000:,.0f} s later")
             end_line()
 
-        replayed = send(
-            spark, settings, now_ms=SystemClock().wall_ms, tell=tell, tell_shifted=tell_shifted
-        )
-        record.rows = replayed.sent
+        replayed = send(spark, settings, now_ms=clock.wall_ms, tell=tell, tell_shifted=tell_shifted)
+        metrics.rows[into] = record.rows = replayed.sent
+        metrics.succeeded_at_ms = clock.wall_ms()
+        if settings.metrics_file:
+            metrics.write(settings.metrics_file)
         return replayed
 
 
