@@ -121,7 +121,7 @@ IMAGE ?= tidemill:$(TAG)
 LOAD_IMAGE ?= tidemill-load:$(TAG)
 NAMESPACE ?= tidemill-chaos
 FAULTS ?=
-cluster-test: setup $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java ## Disturb a release on a cluster under load (IMAGE, FAULTS=name,...), and keep the ledger.
+cluster-test: setup setup-pipeline $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java ## Disturb a release on a cluster under load (IMAGE, FAULTS=name,...), and keep the ledger.
 	tests/chaos/image/make $(LOAD_IMAGE)
 	$(if $(CLUSTER_LOAD),$(CLUSTER_LOAD) $(IMAGE) $(LOAD_IMAGE))
 	$(BIN)/python -m tests.chaos.run --image $(IMAGE) --load-image $(LOAD_IMAGE) --namespace $(NAMESPACE) \

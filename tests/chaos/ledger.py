@@ -64,9 +64,11 @@ COLUMNS = (
 def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
     """Return the row of a fault that was done."""
     is_kept = found.is_clean_but_for_losses if fault.loses else found.is_clean
-    is_kept = is_kept and not about.get("audit", {}).get("differences")
+    opinion = about.get("audit", {})
+    is_kept = is_kept and not opinion.get("differences")
+    result = "not judged" if is_kept and "failed" in opinion else "kept" if is_kept else "broken"
     return {
-        "result": "kept" if is_kept else "broken",
+        "result": result,
         **dataclasses.asdict(found),
         **about,
     }
@@ -172,7 +174,7 @@ def cells(fault: Fault, row: Row) -> list[str]:
     return [
         fault.what,
         str(len(row["without_send_s"])),
-        f"**{row['result']}**" if row["result"] == "broken" else f"{row['result']}{runs}",
+        f"{row['result']}{runs}" if row["result"] == "kept" else f"**{row['result']}**",
         f"{row['lost']} of {row['stored']}",
         f"{row['duplicated']} ({row['explained']})",
         str(row["early"]),

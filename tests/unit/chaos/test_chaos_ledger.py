@@ -51,6 +51,10 @@ def test_what_the_audit_finds_alone_breaks_a_row() -> None:
     agreed = ledger.row_of(FAULT, CLEAN, ABOUT | {"audit": {"differences": [], "answers_lost": 2}})
     assert agreed["result"] == "kept"
     assert "| the same (2) |" in line_of(agreed)
+    nobody = ledger.row_of(FAULT, CLEAN, ABOUT | {"audit": {"failed": "no answer"}})
+    assert nobody["result"] == "not judged"
+    assert "| **not judged** |" in line_of(nobody)
+    assert "| **could not judge** |" in line_of(nobody)
 
 
 def test_runs_that_followed_each_other_are_counted_for_each_number_of_nodes() -> None:
