@@ -44,7 +44,7 @@ def main() -> None:
     minutes = events.groupBy(F.date_trunc("minute", "event_ts").alias("minute"))
     minutes.pivot("event").count().orderBy("minute").show(truncate=False)
 
-    # What groups have still to do.
+    # How far groups are behind: from the first message of a queue that is not settled to its end.
     groups = (
         spark.read.format("rocketmq")
         .option("endpoints", given.endpoints)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATE
 from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline.py"
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 RIGHT = '{"message_id": "a", "topic": "t"}\n'
 # Second lines of lists of sends, by the name of the list.
@@ -229,27 +231,43 @@ def test_a_replay_that_is_ended_sends_no_more(
     assert json.loads(record.read_text())["status"].startswith("failed: ")
 
 
-def test_jobs_leave_their_metrics(cluster: FakeCluster, archive: Archived, tmp_path: Path) -> None:
+def test_jobs_leave_their_metrics_and_the_example_runs(
+    cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    """At the same time, as most of it is the start of Spark."""
     cluster.add("orders", "a", 0, 30)
     archive.append()
     fired = pb.Event(kind=pb.FIRED, topic="orders", timer_id=1, at_ms=1_000, due_at_ms=990)
     cluster.add_events("a", fired)
+    at = f"--endpoints {cluster.endpoint}"
     lines = {
         "replay": f"--from {archive.path} --into again --state {tmp_path / 's'}",
         "delay-accuracy": f"--to {tmp_path / 'd'}",
     }
+    jobs = [
+        command(
+            "pipeline", job, *options.split(), *at.split(), "--metrics-file",
+            tmp_path / f"{job}.prom", "--master", "local[1]", "-t", "orders",
+        )
+        for job, options in lines.items()
+    ]  # fmt: skip
+    example = [sys.executable, str(EXAMPLE), *at.split()]
+    running = [
+        subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for line in (*jobs, example)
+    ]
+    said = [process.communicate(timeout=RUN_S) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], said
     told = {}
-    for job, options in lines.items():
-        file = tmp_path / f"{job}.prom"
-        line = f"pipeline {job} {options} --endpoints {cluster.endpoint} --metrics-file {file}"
-        subprocess.run(
-            command(*line.split(), "--master", "local[1]", "-t", "orders"), env=environment(),
-            check=True, timeout=RUN_S, capture_output=True,
-        )  # fmt: skip
-        found = re.search(r"rows_total\{(.*)\} (\d+)\.0", file.read_text())
+    for job in lines:
+        found = re.search(r"rows_total\{(.*)\} (\d+)\.0", (tmp_path / f"{job}.prom").read_text())
         assert found is not None
         told[job] = (f'work="{job}"' in found[1], found[2])
     assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1")}
+    # Thirty messages without a tag, and one event.
+    shown = said[-1][0].decode()
+    assert "|NULL|30      |" in shown
+    assert "|fired|" in shown
 
 
 def test_topics_that_are_let_go_of_are_those_of_one_namespace(
