@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pipeline.conftest import reading
+from tests.support.fake_cluster import FIRST_STORED_AT_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +77,23 @@ def test_predicates_reach_the_source_where_they_may(
     kept = frame.where("queue_id = 1 and queue_offset >= 40 and tag is null").collect()
     assert [r.queue_offset for r in kept] == list(range(40, 50))
     assert {(queue, offset) for _, queue, offset in cluster.pulls} == {(1, 40)}
+
+
+def test_what_is_older_than_a_predicate_is_not_pulled(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    cluster.add("orders", "a", 0, 50, step_ms=1_000)
+    frame = reading(spark, cluster, topic="orders", pushdown="true").load()
+    at_ms = FIRST_STORED_AT_MS + 40_000
+    for compared, first in ((">=", 40), (">", 41), ("=", 40)):
+        cluster.pulls.clear()
+        kept = frame.where(f"store_timestamp {compared} timestamp_millis({at_ms})").collect()
+        offsets = [row.queue_offset for row in kept]
+        assert offsets == ([40] if compared == "=" else list(range(first, 50)))
+        assert {offset for *_, offset in cluster.pulls} == {40}
+    cluster.pulls.clear()
+    assert frame.where(f"store_timestamp < timestamp_millis({at_ms})").count() == 40
+    assert {offset for *_, offset in cluster.pulls} == {0}
 
 
 def test_every_kind_of_body_and_property_comes_through(

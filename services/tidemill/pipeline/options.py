@@ -113,7 +113,7 @@ SOURCE: Final = (
     _stream("failAfterMs", "600000", "How long a broker group may be away until the query fails."),
     _both("includeBody", "true", "Whether bodies are asked for; `body_crc32` goes with them."),
     _both("bodyEncoding", "decode", "`decode`: bodies as they were sent; `raw`: as stored."),
-    _batch("pushdown", "false", "Whether predicates are handed to the source; see the docs."),
+    _batch("pushdown", "false", "Whether predicates are handed to the source; see pipeline.md."),
     _both(
         "readMode", "auto", "`auto`, `archive` or `broker`; `auto` without archivePath is `broker`."
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ from tidemill.pipeline.archive.tasks import check_follows
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.errors import ArchiveError, DataLoss, Unreachable
 from tidemill.pipeline.offsets import Offsets, Queue, QueueRange
-from tidemill.pipeline.options import EARLIEST, LATEST, SourceOptions
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions
 from tidemill.pipeline.pulling import (
     NOT_ARCHIVED,
     SHORT_S,
@@ -199,11 +200,14 @@ class MessageReader(DataSourceReader):
         starts = places.resolve(self.options.start, view, word=EARLIEST)
         places.check_young(starts, view)
         ends = places.resolve(self.options.end, view, word=LATEST)
+        young: Mapping[Queue, int] = {}
+        if self.wanted.since_ms is not None:
+            young = places.resolve(Place(at_ms=self.wanted.since_ms), view, word=EARLIEST)
         ranges = []
         for queue, start in sorted(starts.items()):
             if not self.wanted.takes(queue):
                 continue
-            first, last = self.wanted.bounds(start, ends[queue])
+            first, last = self.wanted.bounds(max(start, young.get(queue, 0)), ends[queue])
             first = self._after_gap(view, queue, first, last)
             if first < last and view.has_lost_rest(queue, last):
                 # Whoever has read all that is there need not have lost anything.
@@ -236,6 +240,7 @@ class Wanted:
     queue_ids: frozenset[int] | None = None
     first: int = 0
     end: int = 2**63 - 1
+    since_ms: int | None = None  # when the first of them was stored
 
     def takes(self, queue: Queue) -> bool:
         """Say whether a queue is read."""
@@ -256,6 +261,9 @@ class Wanted:
         column = attribute[0] if len(attribute) == 1 else ""
         if column == "queue_offset":
             return self._push_offset(predicate)
+        if column == "store_timestamp":
+            self._push_time(predicate)
+            return False  # Behind the first there may be older ones: clocks are set back.
         field = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(column)
         if field is None:
             return False
@@ -286,6 +294,16 @@ class Wanted:
         else:
             return False
         return True
+
+    def _push_time(self, predicate: Any) -> None:
+        """Leave out what stands before the first message of a time. Its end nobody can look up."""
+        value = getattr(predicate, "value", None)
+        if isinstance(value, datetime) and isinstance(
+            predicate, EqualTo | GreaterThan | GreaterThanOrEqual
+        ):
+            # In the session's zone, where it has none, as Spark makes it.
+            at_ms = int(value.timestamp() * 1000)
+            self.since_ms = at_ms if self.since_ms is None else max(self.since_ms, at_ms)
 
 
 class PushdownMessageReader(MessageReader):
