@@ -142,6 +142,16 @@ def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay.Replay
     )  # fmt: skip
 
 
+def breaks_off(
+    spark: SparkSession, cluster: FakeCluster, settings: replay.ReplaySettings, *, after: int
+) -> None:
+    """Begin a replay that can send so often, and no more."""
+    cluster.passing, cluster.failing = {"SendMessage": after}, {"SendMessage": 100}
+    with pytest.raises(Exception, match="a send failed"):
+        replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    cluster.passing, cluster.failing = {}, {}
+
+
 def due_ms(cluster: FakeCluster) -> list[int]:
     return sorted(
         message.system_properties.delivery_timestamp.ToMilliseconds() for message in cluster.sent
@@ -158,10 +168,7 @@ def test_what_nobody_sent_in_time_keeps_its_spacing(
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
     settings = timed(cluster, archive, tmp_path / "state")
-    cluster.failing = {"SendMessage": 100}
-    with pytest.raises(Exception, match="a send failed"):
-        replay.send(spark, settings, now_ms=lambda: NOW_MS)
-    cluster.failing = {}
+    breaks_off(spark, cluster, settings, after=0)
     cluster.sent.clear()
     # An hour later nothing of it lies ahead.
     later_ms = NOW_MS + 3_600_000
@@ -181,10 +188,7 @@ def test_a_schedule_that_lies_ahead_is_kept(
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
     settings = timed(cluster, archive, tmp_path / "state")
-    cluster.failing = {"SendMessage": 100}
-    with pytest.raises(Exception, match="a send failed"):
-        replay.send(spark, settings, now_ms=lambda: NOW_MS)
-    cluster.failing = {}
+    breaks_off(spark, cluster, settings, after=0)
     soon_ms = NOW_MS + replay.LEAD_MS - 1
     assert replay.send(spark, settings, now_ms=lambda: soon_ms).sent == 10
     assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 10)
@@ -201,11 +205,8 @@ def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
     archive.append()
     settings = timed(cluster, archive, tmp_path / "state")
     monkeypatch.setattr(replay, "TRIGGER_ROWS", 4)
-    cluster.passing, cluster.failing = {"SendMessage": 1}, {"SendMessage": 100}
-    with pytest.raises(Exception, match="a send failed"):
-        replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    breaks_off(spark, cluster, settings, after=1)
     assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 4)
-    cluster.failing = {}
     cluster.sent.clear()
     later_ms = NOW_MS + 3_600_000
     assert replay.send(spark, settings, now_ms=lambda: later_ms).sent == 6
