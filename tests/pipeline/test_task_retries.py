@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pipeline.conftest import streaming
+from tests.support.archiving import Archived
+from tests.support.eventually import eventually
 from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
-from tests.support.processes import environment
+from tests.support.processes import command, descendants, environment
 from tests.support.retried_tasks import ROWS
 from tests.support.streaming_queries import run_to_end
 from tidemill.pipeline.pulling import BATCH_ROWS
@@ -61,6 +68,52 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(cluster: FakeCluste
     # All came in the end, so a job's terminal has nothing, of Spark itself nor of a task's failure.
     of_spark = re.compile(r" WARN | ERROR |log4j|log level|Traceback")
     assert [line for line in done.stderr.splitlines() if of_spark.search(line)] == []
+
+
+def kill_workers(job: int) -> int:
+    """Kill the Python processes in which a job's tasks run; return how many that were."""
+    killed = 0
+    for pid in descendants(job):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"pyspark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def is_amid(archive: Archived, cluster: FakeCluster, entries: int) -> bool:
+    """Say whether a batch of 20 calls is being read, behind so many that are committed."""
+    return archive.manifest().next_number == entries and len(cluster.pulls) > 20 * entries + 5
+
+
+def test_an_archive_loses_and_doubles_nothing_where_workers_are_killed(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for queue_id in range(2):
+        cluster.add("orders", "a", queue_id, 400)
+    line = (
+        f"pipeline archive --to {archive.path} --endpoints {cluster.endpoint} -t orders"
+        " --master local[2,3] --batch-rows 400 -O maxRatePerTask=100 -O pullBatchSize=20"
+    )
+    job = subprocess.Popen(
+        command(*line.split()), env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        for entries in range(2):  # Amid the first batch, and amid the second.
+            eventually(partial(is_amid, archive, cluster, entries), within_ms=600_000)
+            assert kill_workers(job.pid) > 0
+        told, _ = job.communicate(timeout=RUN_S)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 0, told
+    assert sorted(itertools.chain(*archive.bodies())) == sorted(
+        message.body
+        for queue in cluster.brokers["a"].queues.values()
+        for message in queue.messages
+        if message is not None
+    )
 
 
 def test_a_batch_that_is_done_again_is_known_by_its_ids(

@@ -153,9 +153,10 @@ def descendants(pid: int) -> list[int]:
     """Return `pid` and all processes below it."""
     found = [pid]
     for parent in found:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii")
-            found.extend(int(child) for child in children.split())
+        # Of each of its threads: a JVM has its workers from others than its first one.
+        for thread in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found.extend(map(int, thread.read_text("ascii").split()))
     return found
 
 
