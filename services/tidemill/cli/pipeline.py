@@ -138,13 +138,15 @@ def _given(
 
 
 def _pairs(more: list[str] | None) -> dict[str, str]:
-    """Return what `--option` says."""
+    """Return what `--option` says, by the names that jobs look for."""
+    from tidemill.pipeline.options import spelt
+
     given = {}
     for pair in more or ():
         name, found, value = pair.partition("=")
         if not found:
             fail(f"--option {pair} is not name=value", EXIT_USAGE)
-        given[name] = value
+        given[spelt(name)] = value
     return given
 
 

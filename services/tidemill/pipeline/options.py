@@ -137,6 +137,14 @@ SINK: Final = (
 )
 
 
+_SPELT: Final = {option.name.lower(): option.name for option in (*SINK, *SOURCE)}
+
+
+def spelt(name: str) -> str:
+    """Return an option's name as it is spelt here: letters are alike to who gives it."""
+    return _SPELT.get(name.lower(), name)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:

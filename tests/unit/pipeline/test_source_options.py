@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.options import EARLIEST, LATEST, Place, parse_sink, parse_source
+from tidemill.pipeline.options import EARLIEST, LATEST, Place, parse_sink, parse_source, spelt
 
 GIVEN = {"endpoints": "a:1,b:2", "topic": "orders"}
 
@@ -108,3 +108,10 @@ def test_a_sink_refuses_what_is_not_there_yet() -> None:
         parse_sink({"endpoints": "a:1", "mode": "exactly-once"})
     with pytest.raises(BadOption, match="belong together"):
         parse_sink({"endpoints": "a:1", "onError": "dead-letter"})
+
+
+def test_names_are_spelt_as_jobs_look_for_them() -> None:
+    assert [spelt(name) for name in ("TOPICPATTERN", "endingtimestamp", "BatchSize")] == [
+        "topicPattern", "endingTimestamp", "batchSize"
+    ]  # fmt: skip
+    assert spelt("nosuch") == "nosuch"
