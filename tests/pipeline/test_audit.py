@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -316,6 +317,24 @@ def test_what_is_due_after_the_end_of_what_is_read_is_not_missing(
     rules = rules_of(settings, now_ms=START_MS + 60_000)
     found = audit(story.frame(spark), rules).findings.collect()
     assert [row.message_id for row in found] == ["t1"]
+    # Nor is what may have been fired right behind it.
+    within = dataclasses.replace(settings, grace_s=2.0)
+    rules = rules_of(within, now_ms=START_MS + 60_000)
+    assert audit(story.frame(spark), rules).findings.collect() == []
+
+
+def test_a_send_of_nobody_knows_when_may_be_behind_what_was_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    given = {"endpoints": "127.0.0.1:1", "endingTimestamp": str(START_MS + 3_000)}
+    settings = AuditSettings(to=str(tmp_path), given=given, grace_s=0)
+    rules = rules_of(settings, now_ms=START_MS + 60_000)
+    rows = [("sometime", "orders", None), ("before", "orders", START_MS + 1)]
+    sends = spark.createDataFrame(rows, SENDS)
+    found = never_stored(sends, Story().frame(spark), rules).collect()
+    assert {(row.message_id, row.kind) for row in found} == {
+        ("sometime", "unknown"), ("before", "missing")
+    }  # fmt: skip
 
 
 def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster) -> None:

@@ -26,7 +26,7 @@ from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.options import Topics, parse_source
 from tidemill.pipeline.rows import UNREADABLE
 from tidemill.pipeline.transforms import audit as transforms
-from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, REMOVED, Rules
+from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, NEVER_MS, REMOVED, Rules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +35,6 @@ FOLDER: Final = "audit"
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 UNREADABLE_SHOWN_MAX: Final = 20  # sentences on the terminal; the table has all
 GRACE_S: Final = 600.0  # after it was due or stored until nothing of it is expected any more
-NEVER_MS: Final = 2**53
 CURVE_POINTS: Final = 500  # of a curve: what a screen can show
 
 
@@ -228,10 +227,13 @@ def judge(
 
 def rules_of(settings: AuditSettings, *, now_ms: int, begins_at_ms: int = 0) -> Rules:
     """Return what an audit goes by."""
+    end_ms = _end_ms(settings.given)
     return Rules(
         late_ms=settings.late_ms,
         window=settings.window,
-        closed_at_ms=min(now_ms - round(settings.grace_s * 1000), _end_ms(settings.given)),
+        # What was due shortly before the end may have been fired behind it.
+        closed_at_ms=min(now_ms, end_ms) - round(settings.grace_s * 1000),
+        ends_at_ms=end_ms,
         begins_at_ms=begins_at_ms,
         filtered_groups=tuple(settings.filtered_groups),
         is_whole=not asks_for_topics(settings.given),
@@ -239,7 +241,7 @@ def rules_of(settings: AuditSettings, *, now_ms: int, begins_at_ms: int = 0) -> 
 
 
 def _end_ms(given: Mapping[str, str]) -> int:
-    """Return until when events are read: what was due then fired in none of them."""
+    """Return until when events are read."""
     if not given.get("endingTimestamp"):
         return NEVER_MS
     end = parse_source({**given, "dataset": "events"}, is_stream=False).end

@@ -41,6 +41,7 @@ KINDS: Final = (
 BROKEN: Final = ("missing", "early")
 # By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
 ACK_MS: Final = 60_000
+NEVER_MS: Final = 2**53  # behind every instant
 DEAD_LETTERS: Final = "%DLQ%"  # what names of dead-letter topics begin with
 REMOVED: Final = "broker-group-removed"  # the event; its log is not there to be read
 GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
@@ -63,7 +64,9 @@ class Rules:
     late_ms: int = 1_000
     window: str = "5 minutes"
     # Nothing that became due or was stored at or after it is called missing.
-    closed_at_ms: int = 2**53
+    closed_at_ms: int = NEVER_MS
+    # Events of then and later were not read.
+    ends_at_ms: int = NEVER_MS
     # What was stored before it may be told by no event any more; 0: events tell everything.
     begins_at_ms: int = 0
     # Groups with a filter, which rightly never get some messages.
@@ -474,9 +477,10 @@ def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame
         .join(told, "message_id", "left_anti")
         .withColumn("at", F.timestamp_millis("at_ms"))
     )
-    is_told = F.lit(not rules.begins_at_ms) | F.coalesce(
-        at_ms >= rules.begins_at_ms + ACK_MS, F.lit(False)
-    )
+    is_told = (
+        F.lit(not rules.begins_at_ms)
+        | F.coalesce(at_ms >= rules.begins_at_ms + ACK_MS, F.lit(False))
+    ) & (F.lit(rules.ends_at_ms == NEVER_MS) | at_ms.isNotNull())
     missing = _finding(
         "missing", lost.where(is_told), at="at",
         detail=F.lit("its send was acknowledged, and it was not stored"),
@@ -484,7 +488,7 @@ def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame
     unknown = _finding(
         "unknown", lost.where(~is_told), at="at",
         detail=F.lit("its send was acknowledged, perhaps before the first event that is there, or"
-                     " at a broker group that was removed since"),
+                     " behind the last that was read, or at a broker group that was removed since"),
     )  # fmt: skip
     return missing.unionByName(unknown)
 
