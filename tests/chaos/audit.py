@@ -101,6 +101,7 @@ def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: s
     """Run the audit, and compare it with the history."""
     from tidemill.common.clock import SystemClock
     from tidemill.pipeline.jobs import audit
+    from tidemill.pipeline.jobs.group_progress import read_progress
 
     given = {"endpoints": endpoints}
     reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(TOPICS))
@@ -113,10 +114,11 @@ def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: s
     sends.parent.mkdir(parents=True, exist_ok=True)
     sends.write_text("".join(f"{json.dumps(one)}\n" for one in acknowledged(facts, key_of)))
     settings = audit.AuditSettings(to=to, given=given, sends=str(sends), grace_s=0)
+    progress = read_progress(spark, given)
     events = audit.read_events(spark, given)
     audit.judge(
         spark, events, settings, now_ms=SystemClock().wall_ms(),
-        begins_at_ms=audit.told_from_ms(given),
+        begins_at_ms=audit.told_from_ms(given), progress=progress,
     )  # fmt: skip
     findings, deliveries = second_opinion.audited(spark, events, to, key_of)
     return compared(facts, findings, deliveries)

@@ -32,6 +32,7 @@ from tests.support.killing import kill
 from tests.support.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.pipeline.jobs.running import session
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -192,13 +193,15 @@ def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any
     )  # fmt: skip
     # As `tidemill pipeline audit` has it, with no more memory than that.
     with session("audit", "local[2]") as spark:
+        progress = read_progress(spark, settings.given)
         events = read_events(spark, settings.given)
-        verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+        verdict = judge(spark, events, settings, now_ms=SystemClock().wall_ms(), progress=progress)
         took_s = time.perf_counter() - begin_s
         return {
             "audit_s": round(took_s, 1),
             "events": events.count(),
             "findings": verdict.counts,
+            "not_through": verdict.outstanding,
             "differences": _differences(spark, folder, events, kills),
         }
 

@@ -45,8 +45,9 @@ START_MS = 1_700_000_000_000
 class Story:
     """Events in the order of one log, told in short."""
 
-    def __init__(self, broker: str = "a") -> None:
+    def __init__(self, broker: str = "a", topic: str = "orders") -> None:
         self.broker = broker
+        self.topic = topic
         self.rows: list[dict[str, Any]] = []
 
     def tell(self, event: str, offset: int, at_ms: int, **more: Any) -> int:
@@ -56,7 +57,7 @@ class Story:
         self.rows.append(
             {
                 "event_id": f"{self.broker}:{position}:0", "event": event, "broker": self.broker,
-                "topic": "orders", "queue_id": 0, "queue_offset": offset,
+                "topic": self.topic, "queue_id": 0, "queue_offset": offset,
                 "message_id": f"m{offset}", "log_position": position, "event_index": 0,
                 "event_ts": _at(at_ms),
                 "due_timestamp": None if due is None else _at(due), **more,
@@ -415,8 +416,8 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     verdict = judge(spark, a_day().frame(spark), settings, now_ms=START_MS + 10_000_000)
     assert verdict.is_broken
     assert verdict.counts == {
-        "missing": 2, "duplicate": 1, "redelivered": 1, "early": 1, "late": 1, "orphan-ack": 1,
-        "unknown": 0, "unreadable": 0,
+        "missing": 2, "unexpected": 0, "duplicate": 1, "redelivered": 1, "early": 1, "late": 1,
+        "orphan-ack": 1, "unknown": 0, "unreadable": 0,
     }  # fmt: skip
     text = (tmp_path / "audit" / "index.html").read_text()
     assert "Something was lost or early." in text

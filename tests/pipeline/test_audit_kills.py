@@ -20,6 +20,7 @@ from tests.support.processes import Standalone, standalone
 from tests.support.second_opinion import Failed, audited, compare, witness_of
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.jobs.group_progress import read_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +62,9 @@ def test_an_audit_after_kills_agrees_with_the_clients(
             to=str(tmp_path), given={"endpoints": running.grpc}, grace_s=0,
             sends=str(acknowledged(tmp_path / "sends.jsonl", loads)),
         )  # fmt: skip
+        progress = read_progress(spark, settings.given)
         events = read_events(spark, settings.given)
-        judge(spark, events, settings, now_ms=SystemClock().wall_ms())
+        judge(spark, events, settings, now_ms=SystemClock().wall_ms(), progress=progress)
         findings, deliveries = audited(spark, events, str(tmp_path), {})
     witnesses = [
         witness_of(

@@ -105,7 +105,7 @@ def audited(
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
     from tidemill.pipeline.jobs.audit import FOLDER
-    from tidemill.pipeline.transforms.audit import at_first_place
+    from tidemill.pipeline.transforms.places import at_first_place
 
     table = spark.read.parquet(f"{to}/{FOLDER}/findings")
     findings = [row.asDict() for row in table.collect()]

@@ -412,7 +412,10 @@ def audit(
         ),
     )  # fmt: skip
     typer.echo("", err=True)
-    columns = ("produced", "delivered", "acked", "in_flight", "dead_lettered", "expired")
+    columns = (
+        "produced", "delivered", "acked", "in_flight", "overdue", "waiting", "dead_lettered",
+        "expired",
+    )  # fmt: skip
     _table(
         ("TOPIC", "GROUP", *(name.upper().replace("_", " ") for name in columns)),
         [
@@ -426,6 +429,8 @@ def audit(
         typer.echo(f"not seen: {sentence}", err=True)
     if verdict.is_incomplete:
         typer.echo("this audit is incomplete: what the logs tell there, nobody knows", err=True)
+    if verdict.outstanding:
+        typer.echo(f"not through yet, counted by group: {verdict.outstanding}", err=True)
     typer.echo(f"{to.rstrip('/')}/audit/index.html has the findings and the curves", err=True)
     if verdict.is_broken or verdict.is_incomplete:
         raise typer.Exit(EXIT_FOUND)

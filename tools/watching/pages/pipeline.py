@@ -56,9 +56,9 @@ _AUDIT = Row(
             look=Look.BARS,
         ),
         panel(
-            "Missing or early",
-            "What must be 0: messages that were lost, or came before they were due.",
-            'sum(rocketmq_audit_findings{HERE, kind=~"missing|early"}) or vector(0)',
+            "Missing, unexpected or early",
+            "What must be 0: messages that were lost, or came before they were due or when recalled.",
+            'sum(rocketmq_audit_findings{HERE, kind=~"missing|unexpected|early"}) or vector(0)',
             look=Look.NUMBER, warns_at=1,
         ),
     ),

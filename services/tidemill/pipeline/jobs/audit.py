@@ -19,6 +19,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.pipeline.client import BrokerLog, Client, connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.pipeline.jobs.page import curve, page, table
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.jobs.sends import asks_for_topics, check_sends, of_topics, read_sends
@@ -67,13 +68,28 @@ class Verdict:
 
     @property
     def is_broken(self) -> bool:
-        """Say whether something was lost or early."""
+        """Say whether something was lost or early, or came in spite of its recall."""
         return any(self.counts.get(kind) for kind in BROKEN)
 
     @property
     def is_incomplete(self) -> bool:
         """Say whether a part of what happened could not be read, and nobody knows what it was."""
         return bool(self.counts.get(UNREADABLE))
+
+    @property
+    def outstanding(self) -> str:
+        """Say how much is not through, of which nobody knows more yet; "" where all is."""
+        waiting, in_flight, overdue = (
+            sum(row[name] for row in self.totals) for name in ("waiting", "in_flight", "overdue")
+        )
+        parts = []
+        if waiting:
+            parts.append(f"{waiting:,} wait to be delivered")
+        if in_flight:
+            parts.append(f"{in_flight:,} are in flight")
+        if overdue:
+            parts.append(f"{overdue:,} of these longer than their invisible duration")
+        return ", ".join(parts)
 
     def by_topic(self) -> dict[tuple[str, str], int]:
         """Return the findings by topic and kind, of all groups together."""
@@ -95,6 +111,8 @@ def run(settings: AuditSettings) -> Verdict:
     say = progress_line()
     say("starting Spark")
     with recorded("audit", settings.to) as record, session("audit", settings.master) as spark:
+        say("asking how far groups are")
+        progress = read_progress(spark, settings.given)
         say("reading events")
         events = read_events(spark, settings.given)
         check_any(events, settings.given)
@@ -106,8 +124,9 @@ def run(settings: AuditSettings) -> Verdict:
                 told_from_ms(settings.given), removed_at_ms(spark, events, settings.given)
             )
         verdict = judge(
-            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms
-        )
+            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms,
+            progress=progress,
+        )  # fmt: skip
         record.detail = dict(verdict.counts)
         if settings.metrics_file:
             metrics = PipelineMetrics(
@@ -198,10 +217,12 @@ def judge(
     *,
     now_ms: int,
     begins_at_ms: int = 0,
+    progress: DataFrame | None = None,
 ) -> Verdict:
     """Make the tables and the page of an audit out of events.
 
-    `begins_at_ms`: as `told_from_ms` and `removed_at_ms` say.
+    `begins_at_ms`: as `told_from_ms` and `removed_at_ms` say. `progress`: as `read_progress` has
+    said before the events were read.
     """
     rules = rules_of(settings, now_ms=now_ms, begins_at_ms=begins_at_ms)
     sends = None
@@ -210,7 +231,7 @@ def judge(
         sends = of_topics(
             read_sends(spark, settings.sends, needs_topic=needs_topic), settings.given
         )
-    made = transforms.audit(events, rules, sends=sends)
+    made = transforms.audit(events, rules, sends=sends, progress=progress)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     try:
         made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
@@ -314,15 +335,24 @@ def _page(
 def headlines(verdict: Verdict) -> list[tuple[str, str]]:
     """Return the sentences at the head of the page, each with its class."""
     lines = []
-    if verdict.is_broken:
+    counts = verdict.counts
+    if counts["missing"] or counts["early"]:
         lines.append(("bad", "Something was lost or early."))
+    if counts["unexpected"]:
+        lines.append(("bad", f"Recalled, and there all the same: {counts['unexpected']:,}."))
     if verdict.is_incomplete:
-        count = verdict.counts[UNREADABLE]
-        lines.append(("bad", f"This audit is incomplete: {parts_of_logs(count)} cannot be read."))
-    if verdict.counts["unknown"]:
-        count = verdict.counts["unknown"]
+        parts = parts_of_logs(counts[UNREADABLE])
+        lines.append(("bad", f"This audit is incomplete: {parts} cannot be read."))
+    if counts["unknown"]:
+        count = counts["unknown"]
         lines.append(("bad", f"Whether {count:,} messages were lost nobody can say (unknown)."))
-    return lines or [("good", "Nothing was lost, and nothing was early.")]
+    left = verdict.outstanding
+    if not lines:
+        of = ", of what is through" if left else ""
+        lines.append(("good", f"Nothing was lost, and nothing was early{of}."))
+    if left:
+        lines.append(("", f"Not through yet, counted by group: {left}."))
+    return lines
 
 
 def parts_of_logs(count: int) -> str:

@@ -2,16 +2,19 @@
 
 Pure: events in, tables out. A message is known by where it first stood, (broker, topic, topic_id,
 queue_id, queue_offset), so two stores of one message id are two messages, and so are those of two
-topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is held to every
-message of a topic from which it was ever delivered one; one that was deleted and made again is
-another group. Who was given a copy alone, as of a dead letter, is not held to the topic of
-its message, but to the dead-letter topic: to what lies there between its first and its last.
+topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is owed what came
+to a topic since it was first delivered a message of it, and what is behind the first one of each
+queue (`owed.py`); one that was deleted and made again is another group. Who was given a copy alone,
+as of a dead letter, is not owed the topic of its message, but the dead-letter topic.
 
 What the kinds of findings mean:
 
-    missing      acknowledged and never stored; due and never fired; or passed over: what is behind
-                 it in its queue was delivered to the group, and it never was, nor had expired
-    duplicate    delivered to a group again, after that group's ack of it
+    missing      acknowledged and never stored; due and never fired; passed over for a group, which
+                 was given what is behind it, or whose next pop begins there, while it had not
+                 expired; or delivered, and neither settled nor delivered again, though the broker
+                 holds it for nobody
+    unexpected   recalled, and fired or delivered all the same
+    duplicate    delivered to a group again, after that group's ack of it; or fired several times
     redelivered  delivered again, without an ack before it
     early        fired, or delivered for the first time, before it was due
     late         fired later than `late_ms` after it was due
@@ -19,35 +22,42 @@ What the kinds of findings mean:
     unknown      acknowledged, and told by no event, but events of that time may be gone; or it
                  would be missing, early or an orphan-ack, if an unreadable part told nothing of it
     unreadable   a part of a log that told nothing: it is damaged, or gone while it was read
+
+What a group is owed and has not passed yet is no finding: it waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
 from tidemill.pipeline.rows import UNREADABLE
+from tidemill.pipeline.transforms.owed import PROGRESS, last_move, never_given, unsettled
+from tidemill.pipeline.transforms.places import (
+    PLACE,
+    at_first_place,
+    since_reset,
+    with_stands,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KINDS: Final = (
-    "missing", "duplicate", "redelivered", "early", "late", "orphan-ack", "unknown", "unreadable",
+    "missing", "unexpected", "duplicate", "redelivered", "early", "late", "orphan-ack", "unknown",
+    "unreadable",
 )  # fmt: skip
 # What must not be: an audit that finds one of them ends with status 2.
-BROKEN: Final = ("missing", "early")
+BROKEN: Final = ("missing", "unexpected", "early")
 # By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
 ACK_MS: Final = 60_000
 NEVER_MS: Final = 2**53  # behind every instant
 DEAD_LETTERS: Final = "%DLQ%"  # what names of dead-letter topics begin with
 REMOVED: Final = "broker-group-removed"  # the event; its log is not there to be read
-GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
 JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
-_QUEUE: Final = ("broker", "topic", "topic_id", "queue_id")
-_PLACE: Final = (*_QUEUE, "queue_offset")
 _MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered")
 FINDINGS: Final = (
     "kind string, topic string, consumer_group string, broker string, topic_id bigint,"
@@ -97,84 +107,59 @@ class Audit:
             frame.unpersist()
 
 
-def audit(events: DataFrame, rules: Rules, *, sends: DataFrame | None = None) -> Audit:
-    """Reconcile events with each other, and with acknowledged sends.
+def audit(
+    events: DataFrame, rules: Rules, *,
+    sends: DataFrame | None = None, progress: DataFrame | None = None,
+) -> Audit:  # fmt: skip
+    """Reconcile events with each other, with acknowledged sends, and with what brokers said.
 
-    sends: (message_id: string, topic: string, at_ms: bigint); null where nobody noted when.
+    sends:    (message_id: string, topic: string, at_ms: bigint); null where nobody noted when.
+    progress: PROGRESS, asked before the events were read; None: nobody was asked.
     """
+    if progress is None:
+        progress = events.sparkSession.createDataFrame([], PROGRESS)
+    limits = {"closed_at": _closed(rules), "filtered": rules.filtered_groups}
     placed = at_first_place(events)
     # Kept: several tables are made of each.
     available = _available(placed, "stored", "fired").persist()
     timers = _timers(placed).persist()
     groups = _groups(placed).persist()
+    owed = never_given(available, groups, placed, progress, **limits)
+    if rules.is_whole:
+        letters = _letters(events)
+        owed = owed.unionByName(_owed_letters(letters, progress, limits))
+    owed = owed.persist()
+    left = unsettled(groups, placed, progress, **limits).persist()
     found = (
         _missing_timers(timers, rules)
         .unionByName(_untimely(timers, rules))
-        .unionByName(_skipped(available, groups, placed, rules))
+        .unionByName(_unexpected(timers))
+        .unionByName(_fired_again(timers))
+        .unionByName(_missing(owed.where("is_missing")))
+        .unionByName(_missing(left.where("state = 'missing'")))
         .unionByName(_redelivered(groups, "duplicate", "after_ack"))
         .unionByName(_redelivered(groups, "redelivered", "again"))
         .unionByName(_delivered_early(groups, available))
         .unionByName(_orphans(groups))
     )
-    told = placed
-    if rules.is_whole:
-        letters = _letters(events)
-        found = found.unionByName(_skipped_letters(letters, rules))
-        told = placed.unionByName(letters)
+    told = placed.unionByName(letters) if rules.is_whole else placed
     if sends is not None:
         found = found.unionByName(never_stored(sends, events, rules))
-    found = found.dropDuplicates(["kind", "consumer_group", "message_id", *_PLACE, "timer_id"])
+    found = found.dropDuplicates(["kind", "consumer_group", "message_id", *PLACE, "timer_id"])
     found = _doubted(found, events).unionByName(_unreadable(events)).persist()
     return Audit(
-        summary=_summary(placed, available, timers, groups, found, rules),
+        summary=_summary(placed, available, timers, groups, owed, left, found, rules),
         findings=_with_journeys(found, told),
         lag=_lag(groups, available, rules.window),
-        kept=(available, timers, groups, found),
-    )
-
-
-def at_first_place(events: DataFrame) -> DataFrame:
-    """Return events with the place, `_PLACE`, at which their message first stood.
-
-    A copy says the name of that topic alone: it is the one that had the name then, since copies are
-    deleted with their topic.
-    """
-    is_copy = F.col("origin_topic").isNotNull()
-    topics = (
-        events.where(~is_copy & (F.col("topic_id") > 0))
-        .groupBy("broker", "topic", "topic_id")
-        .agg(F.min("log_position").alias("since"))
-        .groupBy("broker", "topic")
-        .agg(F.array_sort(F.collect_list(F.struct("since", "topic_id"))).alias("topics"))
-    )
-    then = F.filter("topics", lambda one: one["since"] <= F.col("log_position"))
-    # Of before the first event that there is: the first topic.
-    of_copy = F.coalesce(F.try_element_at(then, F.lit(-1)), F.try_element_at("topics", F.lit(1)))
-    own = F.when(is_copy, of_copy["topic_id"]).otherwise(F.col("topic_id"))
-    return (
-        events.withColumn("stands_on", F.col("topic"))
-        .withColumn("topic", F.coalesce("origin_topic", "topic"))
-        .join(F.broadcast(topics), ["broker", "topic"], "left")
-        # No null: places are joined by it.
-        .withColumn("topic_id", F.coalesce(own, F.lit(0).cast("bigint")))
-        .drop("topics")
-        .withColumn(
-            "queue_id", F.when(is_copy, F.col("origin_queue_id")).otherwise(F.col("queue_id"))
-        )
-        .withColumn(
-            "queue_offset",
-            F.when(is_copy, F.col("origin_queue_offset")).otherwise(F.col("queue_offset")),
-        )
+        kept=(available, timers, groups, owed, left, found),
     )
 
 
 def _letters(events: DataFrame) -> DataFrame:
     """Return the events of dead-letter topics by where the letters stand, and all resets."""
     is_letter = F.col("topic").startswith(DEAD_LETTERS)
-    return (
-        events.where(is_letter | (F.col("event") == "reset"))
-        .withColumn("stands_on", F.col("topic"))
-        .withColumn("topic_id", F.coalesce("topic_id", F.lit(0).cast("bigint")))
+    return with_stands(events.where(is_letter | (F.col("event") == "reset"))).withColumn(
+        "topic_id", F.coalesce("topic_id", F.lit(0).cast("bigint"))
     )
 
 
@@ -185,7 +170,7 @@ def _available(placed: DataFrame, *by: str) -> DataFrame:
     """
     return (
         placed.where(F.col("event").isin(*by))
-        .groupBy(*_PLACE)
+        .groupBy(*PLACE)
         .agg(
             F.max("message_id").alias("message_id"),
             F.max("timer_id").alias("timer_id"),
@@ -215,6 +200,8 @@ def _timers(placed: DataFrame) -> DataFrame:
                 ),
             ).alias("due"),
             F.min(F.when(event == "fired", F.col("event_ts"))).alias("fired_at"),
+            F.sum((event == "fired").cast("int")).alias("fired"),
+            F.min(F.when(event == "delivered", F.col("event_ts"))).alias("delivered_at"),
             F.max(F.when(event == "fired", F.col("topic_id"))).alias("topic_id"),
             F.max(F.when(event == "fired", F.col("queue_id"))).alias("queue_id"),
             F.max(F.when(event == "fired", F.col("queue_offset"))).alias("queue_offset"),
@@ -242,16 +229,20 @@ def _groups(placed: DataFrame) -> DataFrame:
     told_at = F.split("delivery", ":")[1].cast("bigint")
     acks = F.collect_set(F.when(is_acked & (told_at >= F.col("floor")), F.col("delivery")))
     floors = placed.groupBy("broker").agg(F.min("log_position").alias("floor"))
+    is_settled = (F.col("acked") > 0) | (F.col("dead_lettered") > 0)
     return (
-        _since_reset(moves, placed)
+        since_reset(moves, placed)
         .join(F.broadcast(floors), "broker")
-        .groupBy(*_PLACE, "consumer_group")
+        .groupBy(*PLACE, "consumer_group")
         .agg(
             F.max("message_id").alias("message_id"),
             F.sum(is_delivered.cast("int")).alias("delivered"),
             # Not as a copy: who reads dead letters has to do with their topics no more than that.
             F.max((is_delivered & (F.col("stands_on") == F.col("topic"))).cast("int")).alias(
                 "delivered_there"
+            ),
+            F.min(F.when(is_delivered & (F.col("stands_on") == F.col("topic")), position)).alias(
+                "first_position"
             ),
             F.min(F.when(is_delivered, F.col("event_ts"))).alias("first_delivered_at"),
             F.max(F.when(is_delivered, F.col("event_ts"))).alias("last_delivered_at"),
@@ -261,6 +252,8 @@ def _groups(placed: DataFrame) -> DataFrame:
             F.min(F.when(is_acked, F.col("event_ts"))).alias("acked_at"),
             F.max((event == "dead-lettered").cast("int")).alias("dead_lettered"),
             F.size(F.array_except(acks, deliveries)).alias("orphans"),
+            deliveries.alias("deliveries"),
+            last_move().alias("last"),
             F.min("event_ts").alias("at"),
         )
         .withColumn(
@@ -269,30 +262,10 @@ def _groups(placed: DataFrame) -> DataFrame:
         )
         .drop("delivered_positions", "first_ack")
         .withColumn("again", F.greatest(F.lit(0), F.col("delivered") - 1 - F.col("after_ack")))
+        # Of what is settled, which is nearly all, nothing of this is kept.
+        .withColumn("last", F.when(~is_settled, F.col("last")))
+        .withColumn("deliveries", F.when(~is_settled, F.col("deliveries")))
     )
-
-
-def _since_reset(moves: DataFrame, placed: DataFrame) -> DataFrame:
-    """Leave out what a group was given before it was set to another offset, or deleted.
-
-    Resets are few: they go to the moves, so that nothing is sorted by whole queues and groups.
-    """
-    resets = placed.where("event = 'reset'")
-
-    def last(*of: str) -> DataFrame:
-        return resets.groupBy(*of).agg(F.max("log_position").alias("reset"))
-
-    of_queues = last(*_QUEUE, "consumer_group")
-    resets = resets.where(F.col("reason") == GROUP_DELETED)
-    of_groups = last("broker", "consumer_group")
-    for found in (of_queues, of_groups):
-        of = found.drop("reset").columns
-        moves = (
-            moves.join(F.broadcast(found), of, "left")
-            .where(F.col("reset").isNull() | (F.col("log_position") > F.col("reset")))
-            .drop("reset")
-        )
-    return moves
 
 
 # ---------------------------------------------------------------- findings
@@ -338,49 +311,31 @@ def _untimely(timers: DataFrame, rules: Rules) -> DataFrame:
     return early.unionByName(late)
 
 
-def _skipped(available: DataFrame, groups: DataFrame, placed: DataFrame, rules: Rules) -> DataFrame:
-    """Messages that a group was never given, though it was given what lies behind them."""
-    queue = list(_QUEUE)
-    passed = (
-        groups.where(
-            (F.col("delivered_there") > 0) & ~F.col("consumer_group").isin(*rules.filtered_groups)
-            if rules.filtered_groups
-            else F.col("delivered_there") > 0
-        )
-        .groupBy(*queue, "consumer_group")
-        .agg(
-            F.max("queue_offset").alias("passed_to"), F.min("queue_offset").alias("passed_from")
-        )
+def _unexpected(timers: DataFrame) -> DataFrame:
+    at = F.coalesce("fired_at", "delivered_at")
+    there = timers.where(F.col("recalled") > 0).withColumn("at", at).where("at is not null")
+    what = F.when(F.col("fired_at").isNotNull(), F.lit("fired")).otherwise(F.lit("delivered"))
+    return _finding(
+        "unexpected", there.drop("topic_id", "queue_id", "queue_offset"), at="at",
+        detail=F.concat(F.lit("it was recalled, and "), what, F.lit(" all the same")),
     )  # fmt: skip
-    # A group that began at the end of a queue is not held to what was before.
-    held = available.join(passed, queue).where(
-        F.col("queue_offset").between(F.col("passed_from"), F.col("passed_to"))
-        & (F.col("at") < _closed(rules))
-    )
-    given = groups.select(*_PLACE, "consumer_group")
-    lost = held.join(given, [*_PLACE, "consumer_group"], "left_anti")
-    expired = placed.where("event = 'expired'").select(
-        *queue,
-        "consumer_group",
-        F.col("queue_offset").alias("gone_from"),
-        F.col("end_offset").alias("gone_to"),
-    )
-    on = [lost[name] == expired[name] for name in (*queue, "consumer_group")]
-    lost = lost.join(
-        expired,
-        [
-            *on,
-            lost["queue_offset"] >= expired["gone_from"],
-            lost["queue_offset"] < expired["gone_to"],
-        ],
-        "left_anti",
-    )  # fmt: skip
-    told = F.lit("what lies behind it was delivered to the group, and it was not")
-    return _finding("missing", lost, at="at", detail=told)
 
 
-def _skipped_letters(letters: DataFrame, rules: Rules) -> DataFrame:
-    """Dead letters that a group was never given, though it was given what lies behind them."""
+def _fired_again(timers: DataFrame) -> DataFrame:
+    # At several places: it is known by its timer.
+    again = timers.where("fired > 1").drop("topic_id", "queue_id", "queue_offset")
+    return _finding(
+        "duplicate", again, at="fired_at",
+        detail=F.concat(F.lit("fired "), F.col("fired"), F.lit(" times")),
+    )  # fmt: skip
+
+
+def _missing(lost: DataFrame) -> DataFrame:
+    return _finding("missing", lost, at="at", detail=F.col("detail"))
+
+
+def _owed_letters(letters: DataFrame, progress: DataFrame, limits: Mapping[str, Any]) -> DataFrame:
+    """Return of dead letters what `never_given` returns of all others."""
     is_delivered = F.col("event") == "delivered"
     # That a message became a letter there was the doing of the group that could not take it.
     moves = letters.where(
@@ -389,11 +344,16 @@ def _skipped_letters(letters: DataFrame, rules: Rules) -> DataFrame:
         & F.col("consumer_group").isNotNull()
     )
     groups = (
-        _since_reset(moves, letters)
-        .groupBy(*_PLACE, "consumer_group")
-        .agg(F.max(is_delivered.cast("int")).alias("delivered_there"))
+        since_reset(moves, letters)
+        .groupBy(*PLACE, "consumer_group")
+        .agg(
+            F.max(is_delivered.cast("int")).alias("delivered_there"),
+            F.min(F.when(is_delivered, F.col("log_position"))).alias("first_position"),
+            F.min(F.when(is_delivered, F.col("event_ts"))).alias("first_delivered_at"),
+        )
     )
-    return _skipped(_available(letters, "stored", "dead-lettered"), groups, letters, rules)
+    available = _available(letters, "stored", "dead-lettered")
+    return never_given(available, groups, letters, progress, **limits)
 
 
 def _redelivered(groups: DataFrame, kind: str, count: str) -> DataFrame:
@@ -405,8 +365,8 @@ def _redelivered(groups: DataFrame, kind: str, count: str) -> DataFrame:
 
 
 def _delivered_early(groups: DataFrame, available: DataFrame) -> DataFrame:
-    due = available.where("due is not null").select(*_PLACE, "due", "timer_id")
-    early = groups.join(due, [*_PLACE]).where(F.col("first_delivered_at") < F.col("due"))
+    due = available.where("due is not null").select(*PLACE, "due", "timer_id")
+    early = groups.join(due, [*PLACE]).where(F.col("first_delivered_at") < F.col("due"))
     before_ms = F.unix_millis("due") - F.unix_millis("first_delivered_at")
     return _finding(
         "early", early, at="first_delivered_at",
@@ -499,7 +459,7 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
         F.col("event_ts").alias("at"), "log_position", "event_index", "event", "stands_on",
         "consumer_group", "attempt", "detail",
     )  # fmt: skip
-    key = list(_PLACE)
+    key = list(PLACE)
     theirs = found.select(*key, "timer_id").distinct()
     # Each of the two can be looked up, what one of them is true of cannot.
     at_place = placed.where(~F.col("event").isin("scheduled", "recalled", "moved")).drop("timer_id")
@@ -525,7 +485,7 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
 
 def _summary(
     placed: DataFrame, available: DataFrame, timers: DataFrame, groups: DataFrame,
-    found: DataFrame, rules: Rules,
+    owed: DataFrame, left: DataFrame, found: DataFrame, rules: Rules,
 ) -> DataFrame:  # fmt: skip
     """(topic, consumer_group, window: timestamp, produced, ..., orphan_ack), all counts long.
 
@@ -558,8 +518,14 @@ def _summary(
         groups.where("dead_lettered > 0").select(
             "topic", "consumer_group", window("at"), F.lit("dead_lettered").alias("what")
         ),
-        groups.where("delivered > 0 and acked = 0 and dead_lettered = 0").select(
-            "topic", "consumer_group", window("at"), F.lit("in_flight").alias("what")
+        left.where("state in ('in_flight', 'overdue')").select(
+            "topic", "consumer_group", window("first_at"), F.lit("in_flight").alias("what")
+        ),
+        left.where("state in ('waiting', 'overdue')").select(
+            "topic", "consumer_group", window("first_at"), F.col("state").alias("what")
+        ),
+        owed.where("not is_missing").select(
+            "topic", "consumer_group", window("at"), F.lit("waiting").alias("what")
         ),
         found.select("topic", "consumer_group", window("at"), kind),
         # Spark has no window for them, and would leave them out.
@@ -583,8 +549,8 @@ def _summary(
 
 COUNTS: Final = (
     "produced", "scheduled", "fired", "recalled", "delivered", "acked", "dead_lettered", "expired",
-    "in_flight", "missing", "duplicate", "redelivered", "early", "late", "orphan_ack",
-    "unknown", "unreadable",
+    "in_flight", "overdue", "waiting", "missing", "unexpected", "duplicate", "redelivered", "early",
+    "late", "orphan_ack", "unknown", "unreadable",
 )  # fmt: skip
 
 
@@ -610,9 +576,9 @@ def lateness(events: DataFrame, window: str) -> DataFrame:
 def _lag(groups: DataFrame, available: DataFrame, window: str) -> DataFrame:
     first = groups.where("delivered > 0")
     waited_ms = F.unix_millis("first_delivered_at") - F.unix_millis("since")
-    since = available.select(*_PLACE, F.col("at").alias("since"))
+    since = available.select(*PLACE, F.col("at").alias("since"))
     return (
-        first.join(since, [*_PLACE])
+        first.join(since, [*PLACE])
         .withColumn("waited_ms", waited_ms)
         .groupBy(F.window("first_delivered_at", window)["start"].alias("window"), "consumer_group")
         .agg(

@@ -1,0 +1,92 @@
+"""Where messages stand: the place by which an audit knows them, and resets.
+
+Pure: events in, tables out (ADR 0051, ADR 0054).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+QUEUE: Final = ("broker", "topic", "topic_id", "queue_id")
+PLACE: Final = (*QUEUE, "queue_offset")
+GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
+
+
+def at_first_place(events: DataFrame) -> DataFrame:
+    """Return events with the place, `PLACE`, at which their message first stood.
+
+    Where it stands by the event itself is told by `with_stands`. A copy says the name of that topic
+    alone: it is the one that had the name then, since copies are deleted with their topic.
+    """
+    is_copy = F.col("origin_topic").isNotNull()
+    topics = (
+        events.where(~is_copy & (F.col("topic_id") > 0))
+        .groupBy("broker", "topic", "topic_id")
+        .agg(F.min("log_position").alias("since"))
+        .groupBy("broker", "topic")
+        .agg(F.array_sort(F.collect_list(F.struct("since", "topic_id"))).alias("topics"))
+    )
+    then = F.filter("topics", lambda one: one["since"] <= F.col("log_position"))
+    # Of before the first event that there is: the first topic.
+    of_copy = F.coalesce(F.try_element_at(then, F.lit(-1)), F.try_element_at("topics", F.lit(1)))
+    own = F.when(is_copy, of_copy["topic_id"]).otherwise(F.col("topic_id"))
+    return (
+        with_stands(events)
+        .withColumn("topic", F.coalesce("origin_topic", "topic"))
+        .join(F.broadcast(topics), ["broker", "topic"], "left")
+        # No null: places are joined by it.
+        .withColumn("topic_id", F.coalesce(own, F.lit(0).cast("bigint")))
+        .drop("topics")
+        .withColumn(
+            "queue_id", F.when(is_copy, F.col("origin_queue_id")).otherwise(F.col("queue_id"))
+        )
+        .withColumn(
+            "queue_offset",
+            F.when(is_copy, F.col("origin_queue_offset")).otherwise(F.col("queue_offset")),
+        )
+    )
+
+
+def with_stands(events: DataFrame) -> DataFrame:
+    """Add `stands_on`, `stands_queue` and `stands_at`: where the message stands by the event."""
+    return (
+        events.withColumn("stands_on", F.col("topic"))
+        .withColumn("stands_queue", F.col("queue_id"))
+        .withColumn("stands_at", F.col("queue_offset"))
+    )
+
+
+def with_reset(frame: DataFrame, events: DataFrame) -> DataFrame:
+    """Add `reset: long`, where in the log a row's group was last set to another offset, or deleted.
+
+    Null: nowhere. Resets are few: they go to the rows, so that nothing is sorted by whole queues
+    and groups.
+    """
+    resets = events.where("event = 'reset'")
+
+    def last(name: str, *of: str) -> DataFrame:
+        return F.broadcast(resets.groupBy(*of).agg(F.max("log_position").alias(name)))
+
+    of_queues = last("of_queue", *QUEUE, "consumer_group")
+    resets = resets.where(F.col("reason") == GROUP_DELETED)
+    of_groups = last("of_group", "broker", "consumer_group")
+    return (
+        frame.join(of_queues, [*QUEUE, "consumer_group"], "left")
+        .join(of_groups, ["broker", "consumer_group"], "left")
+        .withColumn("reset", F.greatest("of_queue", "of_group"))
+        .drop("of_queue", "of_group")
+    )
+
+
+def since_reset(moves: DataFrame, events: DataFrame) -> DataFrame:
+    """Leave out what a group was given before it was set to another offset, or deleted."""
+    return (
+        with_reset(moves, events)
+        .where(F.col("reset").isNull() | (F.col("log_position") > F.col("reset")))
+        .drop("reset")
+    )

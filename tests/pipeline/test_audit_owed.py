@@ -1,0 +1,366 @@
+"""J2 on what groups were never given, and on what did not end: each loss named, no honest twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.pipeline.test_audit import START_MS, Story, _at
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.jobs.audit import Verdict, headlines
+from tidemill.pipeline.jobs.group_progress import read_progress
+from tidemill.pipeline.transforms.audit import BROKEN, KINDS, Audit, Rules, audit
+from tidemill.pipeline.transforms.owed import CLOCKS_MS, PROGRESS
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOLD_MS = 10_000_000  # when brokers were asked
+LONG_MS = 2 * CLOCKS_MS
+DUE_MS = 30_000
+
+
+class Case(Story):
+    """A story on a topic and a broker group of its own, and what the broker said of group g."""
+
+    def __init__(self, name: str, topic: str = "") -> None:
+        super().__init__(name, topic or name)
+        self.said: list[tuple[Any, ...]] = []
+
+    def stored(self, offset: int, at_ms: int, queue_id: int = 0) -> None:
+        self.tell("stored", offset, at_ms, queue_id=queue_id)
+
+    def begin(self) -> None:
+        """Let g be given the first message of queue 0."""
+        self.stored(0, 0)
+        self.consumed(0, 10)
+
+    def out(self, *, until_ms: int = DUE_MS, offset: int = 0) -> str:
+        """Store a message, and deliver it until then."""
+        self.stored(offset, 20)
+        return self.delivered(offset, 30, due_ms=until_ms)
+
+    def copy(self, event: str, at_ms: int, *, at: int = 7, offset: int = 0, **more: Any) -> int:
+        """Tell of what stands at an offset of the retry topic, and stood at another one first."""
+        return self.tell(
+            event, at, at_ms, consumer_group="g", topic=f"%RETRY%g+{self.topic}",
+            origin_topic=self.topic, origin_queue_id=0, origin_queue_offset=offset,
+            message_id=f"m{offset}", **more,
+        )  # fmt: skip
+
+    def says(
+        self, queue_id: int, pop: int, *, commit: int | None = None, in_flight: int = 0,
+        is_retry: bool = False,
+    ) -> None:  # fmt: skip
+        self.said.append(
+            (
+                self.broker, self.topic, 0, queue_id, "g", is_retry, pop,
+                pop if commit is None else commit, in_flight, _at(TOLD_MS),
+            )
+        )  # fmt: skip
+
+
+def audited(spark: SparkSession, *cases: Case, **rules: Any) -> Audit:
+    said = spark.createDataFrame([row for case in cases for row in case.said], PROGRESS)
+    events = cases[0].frame(spark, *cases[1:])
+    return audit(events, Rules(**rules), progress=said)
+
+
+def found_in(made: Audit, *, kinds: tuple[str, ...] = KINDS) -> list[tuple[Any, ...]]:
+    rows = [row for row in made.findings.collect() if row.kind in kinds]
+    return sorted((row.broker, row.kind, row.queue_id, row.queue_offset) for row in rows)
+
+
+def counted(made: Audit, name: str) -> dict[str, int]:
+    rows = made.summary.groupBy("topic").sum(name).collect()
+    return {topic: count for topic, count in rows if count}
+
+
+def tail(*, pop: int | None) -> Callable[[str], Case]:
+    def last(name: str) -> Case:
+        """The last message of a queue."""
+        case = Case(name)
+        case.begin()
+        case.stored(1, 20)
+        if pop is not None:
+            case.says(0, pop)
+        return case
+
+    return last
+
+
+def whole(name: str, *, pop: int) -> Case:
+    """A queue of which g is given nothing."""
+    case = Case(name)
+    case.begin()
+    for i in range(3):
+        case.stored(i, 20 + i, queue_id=1)
+    case.says(0, 1)
+    case.says(1, pop)
+    return case
+
+
+def single(name: str, *, pop: int) -> Case:
+    """Queues of one message each, of which one is not given."""
+    case = Case(name)
+    case.begin()
+    for queue_id in range(1, 8):
+        case.stored(0, 20, queue_id=queue_id)
+    for queue_id in range(1, 7):
+        case.consumed(0, 30, queue_id=queue_id)
+        case.says(queue_id, 1)
+    case.says(7, pop)
+    return case
+
+
+def head(name: str, *, is_late: bool) -> Case:
+    """The first message of a queue, and whether g began behind it."""
+    case = Case(name)
+    if not is_late:
+        case.begin()
+    for i in range(3):
+        case.stored(i, 20 + i, queue_id=1)
+    if is_late:
+        case.begin()
+    for i in (1, 2):
+        case.consumed(i, 30 + i, queue_id=1)
+    case.says(1, 3)
+    return case
+
+
+def test_what_a_group_was_never_given_is_missing_once_it_has_passed_it(
+    spark: SparkSession,
+) -> None:
+    made = audited(
+        spark, tail(pop=2)("last"), whole("whole", pop=3), single("single", pop=1),
+        head("head", is_late=False),
+    )  # fmt: skip
+    assert found_in(made) == [
+        ("head", "missing", 1, 0),
+        ("last", "missing", 0, 1),
+        ("single", "missing", 7, 0),
+        ("whole", "missing", 1, 0), ("whole", "missing", 1, 1), ("whole", "missing", 1, 2),
+    ]  # fmt: skip
+    assert counted(made, "waiting") == {}
+    told = {row.broker: row.detail for row in made.findings.collect()}
+    assert told["last"] == "the group's next pop begins behind it, and it was not delivered to it"
+
+
+def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession) -> None:
+    expired = tail(pop=2)("expired")
+    expired.tell("expired", 1, 40, consumer_group="g", end_offset=2, message_id=None)
+    reset = tail(pop=9)("reset")
+    reset.tell("reset", 9, 40, consumer_group="g", message_id=None)
+    young = Case(
+        "young"
+    )  # Stored when the broker was asked already, in a store that was made anew.
+    young.begin()
+    young.stored(1, TOLD_MS - CLOCKS_MS)
+    young.says(0, 2)
+    # Elsewhere g has begun long before; what it has passed here nobody can say.
+    there, elsewhere = Case("there", "both"), Case("elsewhere", "both")
+    there.begin()
+    for i, at_ms in enumerate((10, LONG_MS, LONG_MS)):
+        elsewhere.stored(i, at_ms)
+    elsewhere.tell("reset", 1, LONG_MS + 1, consumer_group="g", queue_id=1, message_id=None)
+    elsewhere.says(0, 2)
+    made = audited(
+        spark, tail(pop=1)("last"), tail(pop=None)("unasked"), whole("whole", pop=0),
+        single("single", pop=0), head("head", is_late=True), expired, reset, young, there,
+        elsewhere,
+    )  # fmt: skip
+    assert found_in(made) == []
+    assert counted(made, "waiting") == {
+        "last": 1, "unasked": 1, "whole": 3, "single": 1, "young": 1, "both": 2,
+    }  # fmt: skip
+
+
+def test_what_was_there_before_a_group_began_waits_where_its_broker_says_so(
+    spark: SparkSession,
+) -> None:
+    next_, skipped = Case("next"), Case("skipped")
+    for case in (next_, skipped):
+        for i in range(3):
+            case.stored(i, i, queue_id=1)
+        case.begin()
+    next_.says(1, 1)
+    # It was set behind all of it since the broker was asked.
+    skipped.says(1, 0)
+    skipped.tell("reset", 3, 40, queue_id=1, consumer_group="g", message_id=None)
+    skipped.stored(3, 50, queue_id=1)
+    skipped.consumed(3, 60, queue_id=1)
+    made = audited(spark, next_, skipped)
+    assert found_in(made) == []
+    assert counted(made, "waiting")["next"] == 2
+
+
+def test_a_group_with_a_filter_is_owed_nothing(spark: SparkSession) -> None:
+    case = tail(pop=None)("last")
+    case.out(offset=2)
+    case.says(0, 3)
+    made = audited(spark, case, filtered_groups=["g"])
+    assert found_in(made) == []
+    assert counted(made, "waiting") == {}
+    assert counted(made, "overdue") == {"last": 1}
+
+
+def test_what_came_neither_back_nor_to_an_end_is_missing(spark: SparkSession) -> None:
+    ended, given_back, revived = Case("ended"), Case("given back"), Case("revived")
+    ended.out()
+    ended.says(0, 1)
+    given_back.out()
+    given_back.tell("nacked", 0, 40, consumer_group="g", due_ms=40)
+    given_back.says(0, 1)
+    revived.out()
+    revived.copy("revived", DUE_MS)
+    revived.says(0, 1)
+    revived.says(0, 8, is_retry=True)
+    copied = Case("copied")
+    copied.out()
+    copied.copy("revived", DUE_MS)
+    copied.copy("delivered", DUE_MS + 10, due_ms=2 * DUE_MS, attempt=2)
+    copied.says(0, 8, is_retry=True)
+    made = audited(spark, ended, given_back, revived, copied)
+    assert found_in(made, kinds=BROKEN) == [
+        (name, "missing", 0, 0) for name in ("copied", "ended", "given back", "revived")
+    ]
+    for name in ("waiting", "in_flight", "overdue"):
+        assert counted(made, name) == {}
+    told = {row.broker: row.detail for row in made.findings.collect() if row.kind == "missing"}
+    assert told["ended"].startswith("its invisible duration ended at 2023-11-14 ")
+    assert told["ended"].endswith(", and it did not come back")
+    assert told["revived"].startswith("it was revived, and the group's next pop begins behind it")
+
+
+def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None:
+    """An ordered group's messages stay in their place; others are revived, sooner or later."""
+    held, unasked, renewed = Case("held"), Case("unasked"), Case("renewed")
+    held.out()
+    held.says(0, 1, commit=0, in_flight=1)
+    unasked.out()
+    # What a client gave another time lies before the commit offset.
+    renewed.out()
+    renewed.tell("renewed", 0, 40, consumer_group="g", due_ms=DUE_MS)
+    renewed.says(0, 1, in_flight=1)
+    lasting = Case("lasting")
+    lasting.out(until_ms=TOLD_MS)
+    lasting.says(0, 1)
+    reset, expired, placeless = Case("reset"), Case("expired"), Case("placeless")
+    reset.out()
+    reset.tell("reset", 0, 40, consumer_group="g", message_id=None)
+    expired.out()
+    expired.tell("expired", 0, 40, consumer_group="g", end_offset=1)
+    delivery = placeless.out()
+    placeless.tell("acked", 0, 40, topic="", message_id=None, delivery=delivery)
+    waits, taken, through = Case("waits"), Case("taken"), Case("through")
+    for case in (waits, taken, through):
+        case.out()
+        case.copy("revived", DUE_MS)
+    waits.says(0, 7, is_retry=True)
+    # Of a message that is gone an event says where it stood last, and no more.
+    taken.tell("expired", 7, DUE_MS + 10, topic="%RETRY%g+taken", consumer_group="g",
+               end_offset=8, message_id=None)  # fmt: skip
+    again = through.copy("delivered", DUE_MS + 10, due_ms=2 * DUE_MS, attempt=2)
+    through.copy("acked", DUE_MS + 20, delivery=f"through:{again}:0")
+    for case in (reset, expired, placeless, taken, through):
+        case.says(0, 1)
+        case.says(0, 8, is_retry=True)
+    made = audited(
+        spark, held, unasked, renewed, lasting, reset, expired, placeless, waits, taken, through,
+        closed_at_ms=START_MS + TOLD_MS,
+    )  # fmt: skip
+    assert found_in(made, kinds=BROKEN) == []
+    assert counted(made, "overdue") == {"held": 1, "unasked": 1, "renewed": 1}
+    assert counted(made, "in_flight") == {"held": 1, "unasked": 1, "renewed": 1, "lasting": 1}
+    assert counted(made, "waiting") == {"waits": 1}
+
+
+def timer(name: str, *events: str) -> Case:
+    """A delayed message and what is told of it; each time that it fires it is another one."""
+    case = Case(name)
+    places = 0
+    for event in ("scheduled", *events):
+        if event == "consumed":
+            case.consumed(places - 1, 5_010, timer_id=1, message_id="t")
+            continue
+        is_fired = event == "fired"
+        due = {} if event == "recalled" else {"due_ms": 5_000}
+        case.tell(event, places if is_fired else 1, 5_000 if is_fired else 10, timer_id=1,
+                  message_id="t", **due)  # fmt: skip
+        places += is_fired
+    return case
+
+
+def test_a_timer_fires_once_and_not_in_spite_of_its_recall(spark: SparkSession) -> None:
+    came = timer("came", "recalled")
+    came.consumed(0, 5_010, timer_id=1, message_id="t")
+    made = audited(
+        spark,
+        timer("twice", "fired", "consumed", "fired", "consumed"),
+        timer("recalled", "recalled", "fired", "consumed"),
+        came,
+        timer("honest", "moved", "scheduled", "fired", "consumed"),
+        timer("honestly recalled", "moved", "recalled"),
+    )
+    assert found_in(made) == [
+        ("came", "unexpected", None, None),
+        ("recalled", "unexpected", None, None),
+        ("twice", "duplicate", None, None),
+    ]
+    rows = {row.broker: row for row in made.findings.collect()}
+    assert rows["twice"].detail == "fired 2 times"
+    assert rows["twice"].journey.count('"fired"') == 2
+    assert rows["recalled"].detail == "it was recalled, and fired all the same"
+    assert rows["came"].detail == "it was recalled, and delivered all the same"
+
+
+def test_the_head_of_the_page_says_what_is_not_through() -> None:
+    row = {"waiting": 1_200, "in_flight": 3, "overdue": 1}
+    counts = dict.fromkeys(KINDS, 0)
+    left = Verdict(counts=counts, totals=[row, row], findings=[], unreadable=[])
+    told = (
+        "2,400 wait to be delivered, 6 are in flight, 2 of these longer than their invisible"
+        " duration"
+    )
+    assert headlines(left) == [
+        ("good", "Nothing was lost, and nothing was early, of what is through."),
+        ("", f"Not through yet, counted by group: {told}."),
+    ]
+    unexpected = Verdict(counts=counts | {"unexpected": 2}, totals=[], findings=[], unreadable=[])
+    assert unexpected.is_broken
+    assert headlines(unexpected) == [("bad", "Recalled, and there all the same: 2.")]
+
+
+def test_progress_is_of_the_topic_that_is_there_and_of_who_answers(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    given = {"endpoints": cluster.endpoint}
+    for broker in ("a", "b"):
+        cluster.add("orders", broker, 0, 5)
+        cluster.add("%DLQ%g", broker, 0, 1)
+        said = pb.Progress(consumer_group="g", topic="orders", pop_offset=4, commit_offset=3,
+                           in_flight_count=1)  # fmt: skip
+        letters = pb.Progress(consumer_group="h", topic="%DLQ%g", pop_offset=1, commit_offset=1)
+        # Who pulls pops nothing; and of a topic that was deleted nobody knows the id.
+        pulled = pb.Progress(consumer_group="p", topic="orders", pop_offset=-1, pull_offset=2)
+        gone = pb.Progress(consumer_group="g", topic="gone", pop_offset=4)
+        cluster.brokers[broker].progress = [said, letters, pulled, gone]
+    cluster.brokers["b"].error = "it is away"
+    found = read_progress(spark, given)
+    assert found is not None
+    assert (
+        f"{found.schema.simpleString()}"
+        == spark.createDataFrame([], PROGRESS).schema.simpleString()
+    )
+    ids = cluster.brokers["a"].topic_ids
+    rows = found.drop("told_at").collect()
+    assert sorted(map(tuple, rows)) == [
+        ("a", "%DLQ%g", ids["%DLQ%g"], 0, "h", False, 1, 1, 0),
+        ("a", "orders", ids["orders"], 0, "g", False, 4, 3, 1),
+    ]
+    # Of some topics dead letters are not judged; and what ends sooner tells less than brokers say.
+    asked = read_progress(spark, {**given, "topics": "orders"})
+    assert asked is not None
+    assert [row.topic for row in asked.collect()] == ["orders"]
+    assert read_progress(spark, {**given, "endingTimestamp": str(START_MS)}) is None
