@@ -176,7 +176,7 @@ def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
     try:
         for each in job.stderr:
             told.append(each)
-            if "archived 20 messages" in each:
+            if '"rows": 20' in each:
                 if not options:
                     eventually(metrics.exists, within_ms=600_000)
                 os.killpg(job.pid, by)  # The JVM, too, as a terminal and `timeout` do.
@@ -258,6 +258,9 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     ]
     said = [process.communicate(timeout=RUN_S) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], said
+    # No terminal, so of each batch there is a line of JSON.
+    (batch,) = [line for line in said[0][1].decode().splitlines() if line.startswith("{")]
+    assert json.loads(batch).items() >= {"event": "batch", "job": "replay", "rows": 30}.items()
     told = {}
     for job in lines:
         found = re.search(r"rows_total\{(.*)\} (\d+)\.0", (tmp_path / f"{job}.prom").read_text())

@@ -219,10 +219,31 @@ def test_sending_that_is_slower_than_what_is_replayed_is_told(
 ) -> None:
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
-    settings = timed(cluster, archive, tmp_path / "state")
-    last_due_ms = NOW_MS + replay.LEAD_MS + 9 * STEP_MS
-    clock = iter([NOW_MS, NOW_MS, last_due_ms + 5_000])
-    assert replay.send(spark, settings, now_ms=lambda: next(clock)).late_ms == 5_000
+    clock, hour_ms = SystemClock(), 3_600_000
+    settings = timed(cluster, archive, tmp_path / "late")
+    done = replay.send(spark, settings, now_ms=lambda: clock.wall_ms() - hour_ms)
+    assert done.late_ms >= hour_ms - replay.LEAD_MS
+    settings = timed(cluster, archive, tmp_path / "in-time")
+    done = replay.send(spark, settings, now_ms=lambda: clock.wall_ms() + hour_ms)
+    assert done.late_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("first_due_ms", "last_due_ms", "late_ms"),
+    [
+        (1_000, 1_500, 0),
+        (900, 9_000, 100),  # The first of it was due before; the last one lies ahead.
+        (1_100, 1_300, 200),  # They were due while it was sent.
+        (400, 1_000, 600),
+    ],
+)
+def test_a_batch_is_late_where_it_begins_or_ends_behind_what_is_due(
+    first_due_ms: int, last_due_ms: int, late_ms: int
+) -> None:
+    found = replay.late_of(
+        began_ms=1_000, took_ms=500, first_due_ms=first_due_ms, last_due_ms=last_due_ms
+    )
+    assert found == late_ms
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingtimestamp", "bodyEncoding"])
@@ -302,3 +323,33 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
     }
     # Nothing is early: the first begins behind the lead.
     assert all(row.store_timestamp.timestamp() * 1000 >= before_ms for row in found)
+
+
+def test_a_broker_gives_nothing_earlier_than_its_spacing(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    """Of a cluster in memory the archive, as nobody waits for spaced messages there."""
+    cluster.add("orders", "a", 0, 5, step_ms=500)
+    archive.append()
+    with standalone(tmp_path / "data") as broker:
+        broker.put("topics/again", queues=1, messageType="DELAY")
+        settings = dataclasses.replace(
+            timed(cluster, archive, tmp_path / "state"), more={},
+            sink={"endpoints": broker.grpc, "topic": "again"},
+        )  # fmt: skip
+        done = replay.send(spark, settings, now_ms=SystemClock().wall_ms)
+        reader = spark.read.format("rocketmq").options(endpoints=broker.grpc, topic="again")
+        found: list[Row] = []
+
+        def are_all_there() -> bool:
+            found[:] = reader.load().collect()
+            return len(found) == 5
+
+        eventually(are_all_there, every_s=1.0)
+    stored_ms = {
+        int(row.properties[ORIGINAL_PLACE].rpartition("/")[2]): row.store_timestamp.timestamp()
+        * 1000
+        for row in found
+    }
+    assert sorted(stored_ms) == [0, 1, 2, 3, 4]
+    assert all(at_ms >= done.plan.begin_ms + i * 500 for i, at_ms in stored_ms.items())

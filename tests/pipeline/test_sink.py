@@ -184,9 +184,9 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         )  # fmt: skip
         now_ms = SystemClock().wall_ms()
         assert replay.plan(spark, settings).rows == 300
-        told: list[int] = []
+        told: list[replay.Batch] = []
         done = replay.send(spark, settings, now_ms=lambda: now_ms, tell=told.append)
-        assert (done.plan.rows, done.sent, told) == (300, 300, [300])
+        assert (done.plan.rows, done.sent, [each.sent for each in told]) == (300, 300, [300])
         # It is through; once more sends nothing.
         again = replay.send(spark, settings, now_ms=lambda: now_ms)
         assert (again.plan, again.sent) == (done.plan, 0)

@@ -179,6 +179,6 @@ def test_events_of_a_watched_query_are_counted(
     try:
         noop = events.writeStream.format("noop")
         run_to_end(noop.option("checkpointLocation", str(tmp_path)))
-        eventually(lambda: metrics.rows["*"] == 7)
+        eventually(lambda: metrics.rows["*"] == 7 and metrics.waiting_bytes == {"a": 0})
     finally:
         spark.streams.removeListener(watching)

@@ -81,6 +81,7 @@ class FakeCluster:
         self.away: dict[str, int] = {}
         # Topics that may be looked at, and neither be pulled nor have pull offsets.
         self.refused: set[str] = set()
+        self.missing_groups: set[str] = set()
         # Called before each read of messages, so that something happens just then.
         self.on_pull: Callable[[pb.ReadMessagesRequest], None] = lambda _request: None
         # Before each read of events.
@@ -256,6 +257,11 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
         end = broker.queues[asked.topic.name, asked.id].end
         if asked.topic.name in self.cluster.refused:
             status = v2.Status(code=v2.FORBIDDEN, message="the test says so")
+            return service.UpdateOffsetResponse(status=status)
+        if request.group.name in self.cluster.missing_groups:
+            status = v2.Status(
+                code=v2.CONSUMER_GROUP_NOT_FOUND, message=f"there is no group {request.group.name}"
+            )
             return service.UpdateOffsetResponse(status=status)
         if request.offset > end:
             status = v2.Status(code=v2.ILLEGAL_OFFSET, message=f"the queue ends at {end}")

@@ -12,6 +12,7 @@ def exercised() -> str:
     metrics = PipelineMetrics("archive", behind_ms=0, succeeded_at_ms=1)
     metrics.rows["orders"] = 1
     metrics.waiting["orders"] = 0
+    metrics.waiting_bytes["broker-0"] = 0
     metrics.batches_ms.observe("archive", 1)
     metrics.findings = {("orders", "missing"): 0}
     return prometheus_client.generate_latest(metrics.registry()).decode()

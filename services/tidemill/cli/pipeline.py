@@ -569,7 +569,7 @@ def replay(
         typer.echo(f"{replayed.sent:,} messages are sent by this run, of a replay of {whole}")
         if replayed.late_ms:
             typer.echo(
-                f"its last message was due {replayed.late_ms / 1000:,.1f} s before it was sent:"
+                f"messages were sent up to {replayed.late_ms / 1000:,.1f} s after they were due:"
                 " sending was slower than what is replayed, and what was due came at once",
                 err=True,
             )

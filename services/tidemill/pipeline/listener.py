@@ -10,6 +10,7 @@ import json
 import logging
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -20,6 +21,7 @@ from tidemill.pipeline.errors import PipelineError, Refused
 from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.offsets import VERSION, Offsets
 from tidemill.pipeline.options import parse_connection
+from tidemill.pipeline.source.events import LogPlace, is_of_events, places_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,8 +110,10 @@ class QueryWatch(_Listener):
             end, latest = offsets_of(source.endOffset), offsets_of(source.latestOffset)
             begin = offsets_of(source.startOffset)
             if end is None:
-                if is_of_events(source.endOffset):
+                logs = logs_of(source.endOffset)
+                if logs:
                     rows[EVERY] += source.numInputRows
+                    self._tell_waiting_logs(logs, logs_of(source.latestOffset))
                 continue
             if begin is None:
                 # The first batch of a query: Spark does not say where it began.
@@ -139,6 +143,17 @@ class QueryWatch(_Listener):
             waiting[queue.topic] += max(0, at - end.at.get(queue, at))
         self._metrics.waiting.update(waiting)
 
+    def _tell_waiting_logs(
+        self, end: Mapping[str, LogPlace], latest: Mapping[str, LogPlace]
+    ) -> None:
+        # Only a log itself knows how many events lie between two places in it. One that gave no
+        # answer keeps what was told of it; of a store that was made anew all of it waits.
+        for broker, last in latest.items():
+            at = end.get(broker)
+            is_same = at is not None and at.log_id in {"", last.log_id}
+            read_to = at.at if at is not None and is_same else 0
+            self._metrics.waiting_bytes[broker] = max(0, last.at - read_to)
+
 
 def offsets_of(text: str | None) -> Offsets | None:
     """Return the offsets of a source's document; None of another source's."""
@@ -147,9 +162,10 @@ def offsets_of(text: str | None) -> Offsets | None:
     return Offsets.from_document(document) if is_ours else None
 
 
-def is_of_events(text: str | None) -> bool:
-    """Say whether it is a place in the logs of broker groups, of dataset `events`."""
-    return "e" in _document_of(text)
+def logs_of(text: str | None) -> dict[str, LogPlace]:
+    """Return the places in logs of a document of dataset `events`; none of another one."""
+    document = _document_of(text)
+    return places_of(document) if is_of_events(document) else {}
 
 
 def _document_of(text: str | None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class PipelineMetrics:
     rows: Counter[str] = field(default_factory=Counter)  # by topic
     batches_ms: Histogram[str] = field(default_factory=Histogram)  # by work
     waiting: dict[str, int] = field(default_factory=dict)  # rows by topic
+    waiting_bytes: dict[str, int] = field(default_factory=dict)  # of a log, by broker group
     behind_ms: int | None = None  # by which an archive ends before now
     succeeded_at_ms: int = 0
     findings: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by topic and kind
@@ -75,6 +76,14 @@ class PipelineMetrics:
         for topic, count in self.waiting.items():
             waiting.add_metric((self.work, topic), count)
         yield waiting
+        waiting_bytes = GaugeMetricFamily(
+            "rocketmq_pipeline_lag_bytes",
+            "Bytes of a broker group's log that a stream of events has not read yet.",
+            labels=("work", "broker"),
+        )
+        for broker, count in self.waiting_bytes.items():
+            waiting_bytes.add_metric((self.work, broker), count)
+        yield waiting_bytes
         behind = GaugeMetricFamily(
             "rocketmq_pipeline_archive_lag_seconds",
             "Seconds from the last archived message to now, while some wait; 0 when none do.",

@@ -29,6 +29,12 @@ _JOBS = Row(
             ),
         ),
         panel(
+            "Logs that wait",
+            "Bytes of a log that a stream of events has not read yet, by job and broker group.",
+            Query("sum by (work, broker) (rocketmq_pipeline_lag_bytes{HERE})", "{{work}} {{broker}}"),
+            unit="bytes",
+        ),
+        panel(
             "Archive behind",
             "Seconds from the last archived message to now, while some wait.",
             Query("max by (work) (rocketmq_pipeline_archive_lag_seconds{HERE})", "{{work}}"),

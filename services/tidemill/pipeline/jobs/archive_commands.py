@@ -20,6 +20,7 @@ from tidemill.pipeline.jobs.running import (
     end_line,
     progress_line,
     recorded,
+    say_batch,
     session,
 )
 from tidemill.pipeline.metrics import PipelineMetrics, serve
@@ -228,12 +229,16 @@ def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Tell:
         took_s = max(0.001, (now_ms - begin_ms) / 1000)
         metrics.rows.update(done.by_topic)
         metrics.waiting["*"] = done.waiting
-        metrics.batches_ms.observe(metrics.work, now_ms - last_ms)
+        batch_ms = now_ms - last_ms
+        metrics.batches_ms.observe(metrics.work, batch_ms)
         metrics.behind_ms = max(0, clock.wall_ms() - done.stored_to_ms) if done.waiting else 0
         last_ms = now_ms
-        say(
+        say_batch(
+            say,
             f"archived {done.rows:,} messages, {done.bytes / 1e6:,.1f} MB,"
-            f" {done.rows / took_s:,.0f} a second; {done.waiting:,} wait"
-        )
+            f" {done.rows / took_s:,.0f} a second; {done.waiting:,} wait",
+            job=metrics.work, batch=done.batches, rows=sum(done.by_topic.values()),
+            took_ms=batch_ms, waiting=done.waiting,
+        )  # fmt: skip
 
     return tell

@@ -24,10 +24,25 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, PipelineError
-from tidemill.pipeline.jobs.running import Run, end_line, progress_line, recorded, session
+from tidemill.pipeline.jobs.running import (
+    Run,
+    end_line,
+    progress_line,
+    recorded,
+    say_batch,
+    session,
+)
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.offsets import Offsets, Queue, QueueName
-from tidemill.pipeline.options import LATEST, SINK, SOURCE, Topics, parse_sink, parse_source
+from tidemill.pipeline.options import (
+    LATEST,
+    SINK,
+    SOURCE,
+    Topics,
+    instant_ms,
+    parse_sink,
+    parse_source,
+)
 from tidemill.pipeline.source.places import Places
 from tidemill.pipeline.source.topics import EVERY_TOPIC, meant
 from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, due_ms, to_send
@@ -50,6 +65,8 @@ _CHOSEN: Final = (
     "maxRowsPerTrigger", "maxBytesPerTrigger", "rowsPerPartition", "pushdown",
 )  # fmt: skip
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
+_FIRST_DUE: Final = "first_due_ms"  # and what is beside it, of a timing
+_LAST_DUE: Final = "last_due_ms"
 _CHECKPOINT: Final = "checkpoint"  # of the stream, below the state
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
@@ -95,7 +112,18 @@ class Replayed:
 
     plan: Plan
     sent: int = 0
-    late_ms: int = 0  # of a timing: by how much the last message was sent after it was due
+    late_ms: int = 0  # of a timing: by how much at most messages were sent after they were due
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch that is sent."""
+
+    number: int
+    rows: int
+    took_ms: int
+    sent: int  # by this run, with it
 
 
 def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
@@ -163,10 +191,10 @@ def send(
     settings: ReplaySettings,
     *,
     now_ms: Callable[[], int],
-    tell: Callable[[int], None] = lambda _sent: None,
+    tell: Callable[[Batch], None] = lambda _batch: None,
     tell_shifted: Callable[[int], None] = lambda _ms: None,
 ) -> Replayed:
-    """Send what is left to send; `tell` is told how much that was so far, after each batch.
+    """Send what is left to send; `tell` is told of each batch.
 
     `tell_shifted`: by how many milliseconds all that is left comes later than it was to come first.
     """
@@ -216,10 +244,7 @@ def send(
     finally:
         spark.streams.removeListener(counting)
     sent = counting.rows - (_bad_rows(spark, settings) - bad_before)
-    late_ms = 0
-    if timing is not None and sent:
-        late_ms = max(0, now_ms() - due_ms(begun.last_stored_ms, timing))
-    return Replayed(plan=begun, sent=sent, late_ms=late_ms)
+    return Replayed(plan=begun, sent=sent, late_ms=counting.late_ms)
 
 
 def _timing(settings: ReplaySettings, begun: Plan) -> Timing:
@@ -294,15 +319,14 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
         metrics = PipelineMetrics("replay", settings.cluster)
         serve(metrics, settings.metrics_port)
         into, clock = parse_sink(_of_sink(settings)).topic, SystemClock()
-        last_ms = clock.monotonic_ms()
 
-        def tell(sent: int) -> None:
-            nonlocal last_ms
-            now_ms = clock.monotonic_ms()
-            metrics.rows[into] = record.rows = sent
-            metrics.batches_ms.observe(metrics.work, now_ms - last_ms)
-            last_ms = now_ms
-            say(f"sent {sent:,} messages")
+        def tell(batch: Batch) -> None:
+            metrics.rows[into] = record.rows = batch.sent
+            metrics.batches_ms.observe(metrics.work, batch.took_ms)
+            say_batch(
+                say, f"sent {batch.sent:,} messages",
+                job=metrics.work, batch=batch.number, rows=batch.rows, took_ms=batch.took_ms,
+            )  # fmt: skip
 
         def tell_shifted(by_ms: int) -> None:
             say(f"nobody sent what was due: all that is left comes {by_ms / 1000:,.0f} s later")
@@ -343,17 +367,22 @@ def told_of_topic(settings: ReplaySettings) -> str:
 class _Counting(StreamingQueryListener):
     """Counts the rows that a query hands to the sink, from what Spark tells of its batches."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
+    def __init__(self, tell: Callable[[Batch], None]) -> None:
         self._tell = tell
         self._run = ""
         self.rows = 0
+        self.late_ms = 0  # by which at most they were sent after they were due
         self.is_over = threading.Event()  # nothing more is told of the query
 
     def observed(self, frame: DataFrame) -> DataFrame:
         """Return a frame whose rows are counted."""
         from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-        return frame.observe(_SENT, F.count("*").alias("rows"))
+        counted = [F.count("*").alias("rows")]
+        if "due_timestamp" in frame.columns:
+            at_ms = F.unix_millis("due_timestamp")
+            counted += [F.min(at_ms).alias(_FIRST_DUE), F.max(at_ms).alias(_LAST_DUE)]
+        return frame.observe(_SENT, *counted)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Take the query: this is called within its start."""
@@ -361,10 +390,20 @@ class _Counting(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Count a batch."""
-        counted = event.progress.observedMetrics.get(_SENT)
-        if str(event.progress.runId) == self._run and counted is not None and counted.rows:
+        progress = event.progress
+        counted = progress.observedMetrics.get(_SENT)
+        if str(progress.runId) == self._run and counted is not None and counted.rows:
             self.rows += counted.rows
-            self._tell(self.rows)
+            took_ms = int(progress.batchDuration)
+            if _FIRST_DUE in counted:
+                late_ms = late_of(
+                    began_ms=instant_ms(progress.timestamp) or 0, took_ms=took_ms,
+                    first_due_ms=counted[_FIRST_DUE], last_due_ms=counted[_LAST_DUE],
+                )  # fmt: skip
+                self.late_ms = max(self.late_ms, late_ms)
+            self._tell(
+                Batch(number=progress.batchId, rows=counted.rows, took_ms=took_ms, sent=self.rows)
+            )
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Nothing to count."""
@@ -373,6 +412,14 @@ class _Counting(StreamingQueryListener):
         """Let go who waits for the last count."""
         if str(event.runId) == self._run:
             self.is_over.set()
+
+
+def late_of(*, began_ms: int, took_ms: int, first_due_ms: int, last_due_ms: int) -> int:
+    """Return by how much at most messages of a batch were sent after they were due; 0: none.
+
+    Its first one may have been due before it began, or its last one before it ended.
+    """
+    return max(0, began_ms - first_due_ms, began_ms + took_ms - last_due_ms)
 
 
 def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:

@@ -219,6 +219,11 @@ def progress_line() -> Say:
     return say
 
 
+def say_batch(say: Say, told: str, **known: object) -> None:
+    """Tell of a batch: in words on a terminal, elsewhere as a line of JSON, as queries have it."""
+    say(told if sys.stderr.isatty() else json.dumps({"event": "batch", **known}))
+
+
 def end_line() -> None:
     """End the line that was written over."""
     if sys.stderr.isatty():

@@ -285,7 +285,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the next trigger goes."""
-        given = _places(start)
+        given = places_of(start)
         cluster = self._look(given)
         target = {}
         for broker, place in given.items():
@@ -314,7 +314,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
-        given, until = _places(start), _places(end)
+        given, until = places_of(start), places_of(end)
         cluster = self._settled(until)
         ends = self._ends(cluster)
         parts = []
@@ -408,8 +408,14 @@ def _document(places: Mapping[str, LogPlace]) -> dict[str, Any]:
     }
 
 
-def _places(document: Mapping[str, Any]) -> dict[str, LogPlace]:
-    if document.get("v") != VERSION or "e" not in document:
+def is_of_events(document: Mapping[str, Any]) -> bool:
+    """Say whether it is a document of a stream of events that this program reads."""
+    return document.get("v") == VERSION and "e" in document
+
+
+def places_of(document: Mapping[str, Any]) -> dict[str, LogPlace]:
+    """Return the places in the logs of broker groups. Raises PipelineError for another document."""
+    if not is_of_events(document):
         raise PipelineError(
             "the checkpoint is not of a stream of events that this program reads: start it with a"
             " new checkpoint"

@@ -1,0 +1,59 @@
+"""What listeners make of what Spark tells them, without a Spark."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.listener import ProgressPublisher, QueryWatch
+from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill.pipeline.offsets import Incarnation, Offsets, Queue, with_report
+
+
+def told(*, end: dict[str, Any], latest: dict[str, Any] | None = None, rows: int = 0) -> Any:
+    source = SimpleNamespace(
+        startOffset=None, endOffset=json.dumps(end), numInputRows=rows,
+        latestOffset=None if latest is None else json.dumps(latest),
+    )  # fmt: skip
+    return SimpleNamespace(
+        progress=SimpleNamespace(
+            sources=[source], name="q", id="q", batchId=1, numInputRows=rows, batchDuration=5
+        )
+    )
+
+
+def logs(**places: tuple[int, str]) -> dict[str, Any]:
+    return {"v": 1, "e": {name: {"at": at, "log": log} for name, (at, log) in places.items()}}
+
+
+def test_of_logs_bytes_are_told_that_wait() -> None:
+    metrics = PipelineMetrics("copy")
+    watching = QueryWatch(metrics)
+    # The store of `b` was made anew, and `c` is new.
+    read, there = logs(a=(40, "x"), b=(90, "y")), logs(a=(100, "x"), b=(70, "z"), c=(8, "w"))
+    watching.onQueryProgress(told(end=read, latest=there, rows=3))
+    assert metrics.waiting_bytes == {"a": 60, "b": 70, "c": 8}
+    assert metrics.rows == {"*": 3}
+    # Of one that gives no answer nothing is known, so what was told stays.
+    watching.onQueryProgress(told(end=logs(a=(100, "x")), latest=logs(a=(100, "x"))))
+    assert metrics.waiting_bytes == {"a": 0, "b": 70, "c": 8}
+
+
+def test_a_group_that_is_refused_is_a_warning(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("orders", "a", 0, 3)
+    cluster.missing_groups.add("nobody")
+    queue = Queue("orders", "a", 0, Incarnation("x", 1))
+    document = with_report(
+        Offsets(at={queue: 3}).as_document(), group="nobody",
+        connection={"endpoints": cluster.endpoint, "maxRetries": "0"},
+    )  # fmt: skip
+    ProgressPublisher().onQueryProgress(told(end=document))
+    assert not cluster.pull_offsets
+    assert "is not published" in caplog.text
+    assert "there is no group nobody" in caplog.text
