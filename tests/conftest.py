@@ -6,6 +6,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Before anybody imports gRPC, whose handlers of forks break what PySpark does between its fork and
+# the start of Java: now and then Spark did not start where a test had used gRPC before.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # How long an example takes says how busy the machine is. What else Hypothesis chooses for CI, the
 # same examples in every run among it, stays.
 own = settings.get_profile(settings.get_current_profile_name())

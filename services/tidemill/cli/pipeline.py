@@ -152,6 +152,8 @@ def _pairs(more: list[str] | None) -> dict[str, str]:
 
 def _run(module: str, work: Callable[[Any], R]) -> R:
     """Do a job with a module of the pipeline, and end with a sentence where it cannot."""
+    # PySpark forks to start Java, which handlers of gRPC break now and then.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         errors = importlib.import_module("tidemill.pipeline.errors")
         importlib.import_module("tidemill.pipeline.session").check_spark()
