@@ -233,14 +233,11 @@ def judge(
         )
     made = transforms.audit(events, rules, sends=sends, progress=progress)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
-    try:
-        made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
-        made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
-        verdict = _verdict(spark, folder)
-        late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
-        waits = made.lag.limit(CURVE_POINTS).collect()
-    finally:
-        made.release()
+    made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
+    made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
+    verdict = _verdict(spark, folder)
+    late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
+    waits = made.lag.limit(CURVE_POINTS).collect()
     path = Path(folder) / "index.html"
     path.write_text(_page(verdict, late, waits, now_ms=now_ms), "utf-8")
     return verdict

@@ -99,12 +99,6 @@ class Audit:
     summary: DataFrame
     findings: DataFrame
     lag: DataFrame
-    kept: Sequence[DataFrame]  # what they are made of, and Spark keeps for them
-
-    def release(self) -> None:
-        """Let go of what is kept, once the tables are written."""
-        for frame in self.kept:
-            frame.unpersist()
 
 
 def audit(
@@ -120,16 +114,17 @@ def audit(
         progress = events.sparkSession.createDataFrame([], PROGRESS)
     limits = {"closed_at": _closed(rules), "filtered": rules.filtered_groups}
     placed = at_first_place(events)
-    # Kept: several tables are made of each.
-    available = _available(placed, "stored", "fired").persist()
-    timers = _timers(placed).persist()
-    groups = _groups(placed).persist()
+    # Kept: several tables are made of each. And cut off from what they were made of: Spark looks at
+    # the whole plan again with every step, which took longer than a small audit itself.
+    available = _available(placed, "stored", "fired").localCheckpoint(eager=False)
+    timers = _timers(placed).localCheckpoint(eager=False)
+    groups = _groups(placed).localCheckpoint(eager=False)
     owed = never_given(available, groups, placed, progress, **limits)
     if rules.is_whole:
         letters = _letters(events)
         owed = owed.unionByName(_owed_letters(letters, progress, limits))
-    owed = owed.persist()
-    left = unsettled(groups, placed, progress, **limits).persist()
+    owed = owed.localCheckpoint(eager=False)
+    left = unsettled(groups, placed, progress, **limits).localCheckpoint(eager=False)
     found = (
         _missing_timers(timers, rules)
         .unionByName(_untimely(timers, rules))
@@ -146,12 +141,11 @@ def audit(
     if sends is not None:
         found = found.unionByName(never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *PLACE, "timer_id"])
-    found = _doubted(found, events).unionByName(_unreadable(events)).persist()
+    found = _doubted(found, events).unionByName(_unreadable(events)).localCheckpoint(eager=False)
     return Audit(
         summary=_summary(placed, available, timers, groups, owed, left, found, rules),
         findings=_with_journeys(found, told),
         lag=_lag(groups, available, rules.window),
-        kept=(available, timers, groups, owed, left, found),
     )
 
 
@@ -476,8 +470,10 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
             ).alias("journey")
         )
     )  # fmt: skip
-    on = [found[name].eqNullSafe(steps[name]) for name in (*key, "timer_id")]
-    return found.join(steps, on, "left").select(found["*"], steps["journey"])
+    # Both are of the same events: names tell them apart, and nothing else would.
+    of = {name: f"of_{name}" for name in (*key, "timer_id")}
+    on = [F.col(name).eqNullSafe(F.col(other)) for name, other in of.items()]
+    return found.join(steps.withColumnsRenamed(of), on, "left").select(*found.columns, "journey")
 
 
 # ---------------------------------------------------------------- the summary

@@ -51,21 +51,21 @@ def never_given(
     owed = _owed(available, _readers(groups, filtered), events, own)
     given = groups.select(*PLACE, "consumer_group")
     lost = owed.join(given, [*PLACE, "consumer_group"], "left_anti")
+    keys = (*QUEUE, "consumer_group")
     expired = events.where("event = 'expired'").select(
-        *QUEUE,
-        "consumer_group",
+        *(F.col(name).alias(f"of_{name}") for name in keys),
         F.col("queue_offset").alias("gone_from"),
         F.col("end_offset").alias("gone_to"),
     )
     lost = lost.join(
         F.broadcast(expired),
         [
-            *(lost[name] == expired[name] for name in (*QUEUE, "consumer_group")),
-            lost["queue_offset"] >= expired["gone_from"],
-            lost["queue_offset"] < expired["gone_to"],
+            *(F.col(name) == F.col(f"of_{name}") for name in keys),
+            F.col("queue_offset") >= F.col("gone_from"),
+            F.col("queue_offset") < F.col("gone_to"),
         ],
         "left_anti",
-    )  # fmt: skip
+    )
     is_between = F.col("queue_offset") < F.col("given_to")
     # At a broker group that has given it nothing a group may have begun behind it, by itself.
     is_passed = (
