@@ -115,7 +115,8 @@ def audit(
     limits = {"closed_at": _closed(rules), "filtered": rules.filtered_groups}
     placed = at_first_place(events)
     # Kept: several tables are made of each. And cut off from what they were made of: Spark looks at
-    # the whole plan again with every step, which took longer than a small audit itself.
+    # the whole plan again with every step, which took longer than a small audit itself. What an
+    # executor had of them is not made again where it dies: the audit fails, and can be run again.
     available = _available(placed, "stored", "fired").localCheckpoint(eager=False)
     timers = _timers(placed).localCheckpoint(eager=False)
     groups = _groups(placed).localCheckpoint(eager=False)
