@@ -32,13 +32,13 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-# What Spark compiles of a plan over ten rows takes longer than to interpret it. Jobs that tests start
-# as processes of their own compile, as they do at users.
+# What Spark compiles of a plan over ten rows takes longer than to interpret it. Jobs that tests
+# start as processes of their own compile, as they do at users.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-# So does what Java compiles a second time, of all that tests start: no JVM lives long enough for it.
+# So does what Java compiles a second time: no JVM of a test lives long enough for it.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
