@@ -102,7 +102,7 @@ sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0)
 sim-mutants: setup ## Search SEEDS (2000) seeds for one that shows each relaxed rule of replication.
 	$(BIN)/python -m tests.simulation.find_mutants --seeds $${SEEDS:-2000} $(NAMES)
 
-soak: setup $(CLIENTS) ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
+soak: setup setup-pipeline $(CLIENTS) ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \
 		tests/e2e/test_timer_kill_loop.py tests/e2e/test_official_clients_loop.py \
 		-o faulthandler_timeout=0 $(ARGS)

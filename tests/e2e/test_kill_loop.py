@@ -1,7 +1,8 @@
 """kill -9 under load, again and again: nothing is lost, comes back, or comes from nowhere.
 
-Short by default. `make soak` runs it for SOAK_MINUTES; KILL_LOOP_SEED repeats the choices of a run,
-though not the moments at which they met the processes.
+Short by default. `make soak` runs it for SOAK_MINUTES, and has the data pipeline audit the log at
+its end: that comes to what the clients' history comes to. KILL_LOOP_SEED repeats the choices of a
+run, though not the moments at which they met the processes.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.api import api
-from tests.support.killing import RECOVERY_S, Stuck, kill, until
+from tests.support.killing import RECOVERY_S, Stuck, until
 from tests.support.load import Load
 from tests.support.processes import Standalone, standalone
+from tests.support.second_opinion import Failed, kill_and_note
 
 pytestmark = pytest.mark.heavy
 
@@ -40,10 +43,11 @@ def test_no_promise_is_broken_by_kills_under_load(
         plain = Load(running.grpc, "plain", "plain", rng)
         ordered = Load(running.grpc, "ordered", "ordered", rng, message_groups=6)
         try:
-            asyncio.run(kill_under_load(running, [plain, ordered], rng))
+            kills = asyncio.run(kill_under_load(running, [plain, ordered], rng))
         except* Stuck:
             told = f"{plain.status}\n{ordered.status}\n{running.log.read_text()[-5000:]}"
             pytest.fail(f"seed {SEED}: no progress within {RECOVERY_S:.0f} s\n{told}")
+        differences = audit(running, [plain, ordered], kills, tmp_path) if SOAK_S else []
         log = running.log.read_text()
         assert running.stop() == 0
     with capsys.disabled():
@@ -57,10 +61,27 @@ def test_no_promise_is_broken_by_kills_under_load(
         assert load.sent_ok > 100
         assert load.received > load.sent_ok  # Some came twice, so that is part of the verdict.
     assert "Traceback" not in log
+    assert not differences, "\n".join([f"seed {SEED}", *map(str, kills), *differences])
 
 
-async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Random) -> None:
-    """Run the loads, kill meanwhile, and return when everything is quiet again."""
+def audit(
+    running: Standalone, loads: list[Load], kills: list[Failed], folder: Path
+) -> Sequence[str]:  # fmt: skip
+    """Return where an audit of the log differs from what clients saw."""
+    # Of Spark, which only a soak has to have.
+    from tests.support.audited_loads import second_opinion
+    from tidemill.pipeline.jobs.running import session
+
+    with session("audit", "local[2]") as spark:
+        opinion, _ = second_opinion(spark, running.grpc, loads, kills, folder)
+    return opinion.differences
+
+
+async def kill_under_load(
+    running: Standalone, loads: list[Load], rng: random.Random
+) -> list[Failed]:
+    """Run the loads, kill meanwhile; when all is quiet again return when kills lost answers."""
+    kills = []
     loop = asyncio.get_running_loop()
     end_at = loop.time() + SOAK_S
     victims = ["broker-0"] * BROKER_KILLS + ["proxy-0", "proxy-1"] * (PROXY_KILLS // 2)
@@ -70,16 +91,17 @@ async def kill_under_load(running: Standalone, loads: list[Load], rng: random.Ra
         runs = [tasks.create_task(load.run(producers=6, consumers=3, stop=stop)) for load in loads]
         for name in victims:
             await progress(loads, rng.randint(*PROGRESS))
-            await kill(running, name)
+            kills.append(await kill_and_note(running, name))
         while loop.time() < end_at:
             await asyncio.sleep(rng.uniform(0, SOAK_PAUSE_S))
             await progress(loads, rng.randint(*PROGRESS))
-            await kill(running, rng.choice(victims))
+            kills.append(await kill_and_note(running, rng.choice(victims)))
         await progress(loads, PROGRESS[1])
         stop.set()
         _, undrained = await asyncio.wait(runs, timeout=DRAIN_S)
         for run in undrained:
             run.cancel()
+    return kills
 
 
 async def progress(loads: list[Load], messages: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import sys
@@ -12,15 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.api import POLL_MS_MIN
+from tests.support.audited_loads import second_opinion
 from tests.support.history import Outcome
-from tests.support.killing import kill, until
+from tests.support.killing import until
 from tests.support.load import Load
 from tests.support.processes import Standalone, standalone
-from tests.support.second_opinion import Failed, audited, compare, witness_of
-from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
-from tidemill.pipeline.jobs.group_progress import read_progress
+from tests.support.second_opinion import Failed, kill_and_note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,9 +28,6 @@ VICTIMS = ["broker-0"] * 3 + ["proxy-0", "proxy-1"]
 PROGRESS = (5, 200)  # messages stored between two kills, at least and at most
 DRAIN_S = 120.0
 DELAY_MS = 2_000
-# Before a kill, at most, until what was popped had been answered. A broker that is killed between
-# the two fails no receive: the proxy's poll goes on without it.
-ANSWERING_MS = 2_000
 PHANTOM = "plain/nobody/0"  # said to be stored, and never sent: both must name it
 
 
@@ -58,22 +51,7 @@ def test_an_audit_after_kills_agrees_with_the_clients(
             verdict = load.history.judge()
             assert verdict.is_clean, f"seed {SEED}, {load.topic}\n{verdict}"
         loads[0].history.send(PHANTOM).ended(Outcome.OK)
-        settings = AuditSettings(
-            to=str(tmp_path), given={"endpoints": running.grpc}, grace_s=0,
-            sends=str(acknowledged(tmp_path / "sends.jsonl", loads)),
-        )  # fmt: skip
-        progress = read_progress(spark, settings.given)
-        events = read_events(spark, settings.given)
-        judge(spark, events, settings, now_ms=SystemClock().wall_ms(), progress=progress)
-        findings, deliveries = audited(spark, events, str(tmp_path), {})
-    witnesses = [
-        witness_of(
-            load.history, topic=load.topic, group=load.group, early=load.early,
-            failed=[*load.failed, *kills],
-        )
-        for load in loads
-    ]  # fmt: skip
-    opinion = compare(witnesses, findings, deliveries, slack_ms=POLL_MS_MIN)
+        opinion, findings = second_opinion(spark, running.grpc, loads, kills, tmp_path)
     with capsys.disabled():
         sys.stderr.write(f"\nkilled at {', '.join(str(each.ended_ms) for each in kills)}")
         sys.stderr.writelines(f"\n{load.status}" for load in loads)
@@ -104,21 +82,9 @@ async def kill_under_load(
                 )
             )
             if name:
-                await kill(running, name)
-                now_ms = SystemClock().wall_ms()
-                kills.append(Failed(now_ms - ANSWERING_MS, now_ms))
+                kills.append(await kill_and_note(running, name))
         stop.set()
         _, undrained = await asyncio.wait(runs, timeout=DRAIN_S)
         for run in undrained:
             run.cancel()
     return kills
-
-
-def acknowledged(path: Path, loads: list[Load]) -> Path:
-    """Write the list of acknowledged sends as producers keep it."""
-    with path.open("w") as file:
-        for load in loads:
-            for key, send in load.history.sends.items():
-                if send.outcome is Outcome.OK:
-                    file.write(json.dumps({"message_id": key, "topic": load.topic}) + "\n")
-    return path
