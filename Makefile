@@ -70,7 +70,7 @@ test-core: setup $(CLIENTS) $(JUDGES) ## Pass what `make test` passes, but for w
 
 test-pipeline: setup setup-pipeline ## Pass the tests of the data pipeline, which need Spark and Java 17 or 21.
 	@if command -v java > /dev/null; \
-		then $(PYTEST) -n 2 --dist loadfile -m "not heavy and not large" $(SPARK) $(ARGS) $(OR_NONE); \
+		then $(PYTEST) -n 2 --dist worksteal -m "not heavy and not large" $(SPARK) $(ARGS) $(OR_NONE); \
 		else echo "java is missing: the tests of the data pipeline are skipped"; fi
 else
 test test-core test-pipeline: setup $(if $(filter $(SPARK) $(SPARK)/%,$(NAMED)),setup-pipeline) \
