@@ -96,6 +96,32 @@ def test_what_is_older_than_a_predicate_is_not_pulled(
     assert {offset for *_, offset in cluster.pulls} == {0}
 
 
+def test_due_times_reach_the_source(spark: SparkSession, cluster: FakeCluster) -> None:
+    from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+    cluster.add("orders", "a", 0, 1)
+    cluster.brokers["a"].pending = [
+        pb.Pending(topic="orders", timer_id=n, due_at_ms=1_000 + n) for n in range(10)
+    ]
+    frame = reading(spark, cluster, dataset="pending", pushdown="true").load()
+
+    def read(where: str) -> list[int]:
+        cluster.due_ranges.clear()
+        return sorted(row.timer_id for row in frame.where(where).collect())
+
+    def at(ms: int) -> str:
+        return f"timestamp_millis({ms})"
+
+    assert read(f"due_timestamp > {at(1_003)} and due_timestamp < {at(1_006)}") == [4, 5]
+    assert cluster.due_ranges == {(1_003, 1_007)}
+    assert read(f"due_timestamp >= {at(1_008)}") == [8, 9]
+    assert cluster.due_ranges == {(1_008, 0)}
+    assert read(f"due_timestamp <= {at(1_001)} and timer_id > 0") == [1]
+    assert cluster.due_ranges == {(0, 1_002)}
+    assert read(f"due_timestamp = {at(1_005)}") == [5]
+    assert cluster.due_ranges == {(1_005, 1_006)}
+
+
 def test_every_kind_of_body_and_property_comes_through(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,6 +234,31 @@ def test_what_waits_for_its_time_is_told_once_with_it(
     )  # fmt: skip
     assert {row.message_id for row in some.collect()} == {"p10", "p11", "p12"}
     assert read(spark, broker.grpc, dataset="pending").count() == len(due_ms) + 1
+
+
+def test_a_message_that_waits_is_read_with_all_that_it_has(
+    spark: SparkSession, broker: Standalone, client: PullClient
+) -> None:
+    broker.put("topics/hidden", queues=1, messageType="DELAY")
+    due_ms = SystemClock().wall_ms() + 3_600_000
+    whole = message_of(
+        "hidden", b"\xffbody", tag="blue", keys=("k1", "k2"), message_id="w", due_at_ms=due_ms,
+        properties={"colour": "red"},
+    )  # fmt: skip
+    client.send_all([whole, message_of("hidden", b"plain", message_id="v", due_at_ms=due_ms)])
+    frame = read(spark, broker.grpc, dataset="pending", topic="hidden")
+    row, plain = sorted(frame.collect(), key=lambda one: one.message_id, reverse=True)
+    assert (bytes(row.body), row.body_size, row.body_crc32) == (
+        b"\xffbody",
+        5,
+        zlib.crc32(b"\xffbody"),
+    )
+    assert (row.tag, row.keys, row.properties) == ("blue", ["k1", "k2"], {"colour": "red"})
+    assert (row.born_host, row.message_group, row.trace_parent) == ("here", None, None)
+    assert (plain.tag, plain.keys, plain.properties, bytes(plain.body)) == (None, [], {}, b"plain")
+    short = read(spark, broker.grpc, dataset="pending", topic="hidden", includeBody="false")
+    assert {"body", "tag", "properties"}.isdisjoint(short.columns)
+    assert short.where(f"unix_millis(due_timestamp) = {due_ms}").count() == 2
 
 
 def test_an_audit_of_a_real_life_finds_nothing_and_counts_right(

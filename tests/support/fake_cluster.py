@@ -69,6 +69,7 @@ class FakeCluster:
         self.brokers: dict[str, FakeBroker] = {}
         self.sent: list[v2.Message] = []
         self.pulls: list[tuple[str, int, int]] = []  # broker, queue, offset
+        self.due_ranges: set[tuple[int, int]] = set()  # of delayed messages, that were asked for
         self.calls: list[str] = []
         self.pull_offsets: dict[tuple[str, str, int], int] = {}  # by group, broker and queue
         self.headers: list[dict[str, str]] = []
@@ -410,8 +411,11 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         items = [
             each
             for each in self.cluster.brokers[request.broker].pending
-            if not request.topics or each.topic in request.topics
+            if (not request.topics or each.topic in request.topics)
+            and request.due_from_ms <= each.due_at_ms
+            and (not request.due_until_ms or each.due_at_ms < request.due_until_ms)
         ]
+        self.cluster.due_ranges.add((request.due_from_ms, request.due_until_ms))
         # Two pages, so that cursors are followed.
         half = len(items) // 2
         if request.cursor:

@@ -293,9 +293,10 @@ class Client:
                 return
 
     def pending(
-        self, broker: str, *, topics: Iterable[str], from_ms: int = 0, until_ms: int = 0
-    ) -> Iterator[pb.Pending]:
-        """Yield the delayed messages that wait, those due first first."""
+        self, broker: str, *, topics: Iterable[str], from_ms: int = 0, until_ms: int = 0,
+        with_messages: bool = False,
+    ) -> Iterator[pb.Pending]:  # fmt: skip
+        """Yield the delayed messages that wait, in the order of their timers' ids."""
         yield from self._pages(
             lambda cursor: self._source().ListPending(
                 pb.ListPendingRequest(
@@ -303,6 +304,7 @@ class Client:
                     topics=topics,
                     due_from_ms=from_ms,
                     due_until_ms=until_ms,
+                    with_messages=with_messages,
                     cursor=cursor,
                 ),
                 timeout=CALL_S,

@@ -36,7 +36,8 @@ class RocketMQDataSource(DataSource):
         """Return the columns of the dataset that was asked for."""
         options = self._of_any()
         return columns.ddl(
-            options.dataset, without=() if options.includes_body else columns.OF_BODIES
+            options.dataset,
+            without=() if options.includes_body else columns.made_of_bodies(options.dataset),
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -52,9 +53,10 @@ class RocketMQDataSource(DataSource):
             from tidemill.pipeline.source.events import EventReader
 
             return EventReader(options, schema)
-        from tidemill.pipeline.source.listings import ListingReader
+        from tidemill.pipeline.source.listings import ListingReader, PushdownListingReader
 
-        return ListingReader(options, schema)
+        listing = PushdownListingReader if options.pushes_down else ListingReader
+        return listing(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return what reads a stream."""
@@ -91,9 +93,9 @@ class RocketMQDataSource(DataSource):
 def _check(options: SourceOptions, schema: StructType) -> None:
     """Raise BadOption where a read names columns that it cannot have."""
     columns.check(options.dataset, schema)
-    if options.includes_body or options.dataset not in {"messages", "dlq"}:
+    if options.includes_body:
         return
-    for name in sorted(set(columns.OF_BODIES).intersection(schema.names)):
+    for name in sorted(set(columns.made_of_bodies(options.dataset)).intersection(schema.names)):
         raise BadOption(f"column {name} is made of bodies, and includeBody=false leaves them out")
 
 

@@ -111,7 +111,12 @@ SOURCE: Final = (
     _both("failOnDataLoss", "true", "Whether a range, or a queue, that is gone fails the query."),
     _stream("newQueues", "earliest", "Where queues that are found later start."),
     _stream("failAfterMs", "600000", "How long a broker group may be away until the query fails."),
-    _both("includeBody", "true", "Whether bodies are asked for; `body_crc32` goes with them."),
+    _both(
+        "includeBody",
+        "true",
+        "Whether bodies are asked for; `body_crc32` goes with them, and of `pending` all that is"
+        " made of the message.",
+    ),
     _both("bodyEncoding", "decode", "`decode`: bodies as they were sent; `raw`: as stored."),
     _batch("pushdown", "false", "Whether predicates are handed to the source; see pipeline.md."),
     _both(
@@ -287,7 +292,7 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         values.refuse("maxRatePerTask", f"messages are held to a rate, not {dataset}")
     if dataset not in {"messages", "dlq"} and values.text("filter") != "*":
         values.refuse("filter", f"messages have tags, not {dataset}")
-    if dataset not in {"messages", "dlq"} and values.flag("pushdown"):
+    if dataset not in {"messages", "dlq", "pending"} and values.flag("pushdown"):
         values.refuse("pushdown", f"predicates of messages are handed to brokers, not of {dataset}")
     reports_as = values.text("reportProgressAs")
     if reports_as and dataset not in {"messages", "dlq"}:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from google.protobuf.message import DecodeError
 
+from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -250,9 +252,37 @@ def _listing(
     )
 
 
-def pending_batch(items: Sequence[pb.Pending], schema: pa.Schema, broker: str) -> pa.RecordBatch:
-    """Return delayed messages that wait as a batch."""
-    return _listing(items, schema, _PENDING_COLUMNS, broker)
+def pending_batch(
+    items: Sequence[pb.Pending], schema: pa.Schema, broker: str, *, decodes_body: bool
+) -> pa.RecordBatch:
+    """Return delayed messages that wait as a batch.
+
+    What is made of a message is null where its broker could not read it.
+    """
+    messages = [_waiting(item.message) for item in items]
+    there = [message or v2.Message() for message in messages]
+    pull = _Pull(there, topic="", broker=broker, namespace="", decodes=decodes_body)
+
+    def values(name: str) -> list[Any]:
+        if name in _PENDING_COLUMNS:
+            return [_PENDING_COLUMNS[name](item, broker) for item in items]
+        made = zip(_COLUMNS[name](pull), messages, strict=True)
+        return [value if message is not None else None for value, message in made]
+
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values(field.name), field.type) for field in schema], schema=schema
+    )
+
+
+def _waiting(blob: bytes) -> v2.Message | None:
+    """Return the message in a stored one; None where it is none, or was not asked for."""
+    try:
+        stored = stored_message.decode(blob)
+        message = v2.Message.FromString(blob[stored.user_at :])
+        message.system_properties.MergeFromString(blob[stored.system_at : stored.user_at])
+    except (ValueError, DecodeError):
+        return None
+    return message
 
 
 def in_flight_batch(items: Sequence[pb.InFlight], schema: pa.Schema, broker: str) -> pa.RecordBatch:

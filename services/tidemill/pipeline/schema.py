@@ -98,6 +98,16 @@ PENDING: Final = (
     Column("due_timestamp", "timestamp", ""),
     Column("scheduled_timestamp", "timestamp", ""),
     Column("log_position", "bigint", ""),
+    Column("tag", "string", "null if none; this and what follows also where no message is read"),
+    Column("keys", "array<string>", ""),
+    Column("message_group", "string", "key of FIFO messages"),
+    Column("properties", "map<string,string>", "of the user"),
+    Column("body", "binary", ""),
+    Column("body_size", "int", "bytes as stored"),
+    Column("body_crc32", "bigint", "of the body as stored"),
+    Column("born_host", "string", ""),
+    Column("born_timestamp", "timestamp", ""),
+    Column("trace_parent", "string", ""),
 )
 
 IN_FLIGHT: Final = (
@@ -131,6 +141,11 @@ GROUPS: Final = (
 )
 
 OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
+# Of messages that wait: which need that more is read of them than when they are due.
+OF_WAITING: Final = (
+    "tag", "keys", "message_group", "properties", "body", "body_size", "body_crc32", "born_host",
+    "born_timestamp", "trace_parent",
+)  # fmt: skip
 
 COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
     "messages": MESSAGES,
@@ -140,6 +155,13 @@ COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
     "inflight": IN_FLIGHT,
     "groups": GROUPS,
 }
+
+
+def made_of_bodies(dataset: Dataset) -> Sequence[str]:
+    """Return the columns that `includeBody=false` leaves out."""
+    if dataset == "pending":
+        return OF_WAITING
+    return OF_BODIES if dataset in {"messages", "dlq"} else ()
 
 
 def ddl(dataset: Dataset, *, without: Sequence[str] = ()) -> str:

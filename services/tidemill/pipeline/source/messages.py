@@ -49,6 +49,7 @@ from tidemill.pipeline.pulling import (
 from tidemill.pipeline.rows import message_batch
 from tidemill.pipeline.schema import OF_BODIES, arrow_schema
 from tidemill.pipeline.source.archived import read_archived
+from tidemill.pipeline.source.instants import whole_ms
 from tidemill.pipeline.source.places import Places, View
 
 if TYPE_CHECKING:
@@ -301,8 +302,7 @@ class Wanted:
         if isinstance(value, datetime) and isinstance(
             predicate, EqualTo | GreaterThan | GreaterThanOrEqual
         ):
-            # In the session's zone, where it has none, as Spark makes it.
-            at_ms = int(value.timestamp() * 1000)
+            at_ms = whole_ms(value)
             self.since_ms = at_ms if self.since_ms is None else max(self.since_ms, at_ms)
 
 
