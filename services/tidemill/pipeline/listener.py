@@ -30,7 +30,7 @@ log: Final = logging.getLogger("tidemill.pipeline")
 EVERY: Final = "*"  # topic of what cannot be told apart
 
 
-class _Listener(StreamingQueryListener):
+class Quiet(StreamingQueryListener):
     """What listeners of ours hear nothing of."""
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
@@ -44,7 +44,7 @@ class _Listener(StreamingQueryListener):
 
 
 @final
-class ProgressPublisher(_Listener):
+class ProgressPublisher(Quiet):
     """Publishes the progress of queries that ask for it: option `reportProgressAs` of the source.
 
     Group and proxies are in the query's offsets, where the source has put them; of a credential
@@ -93,7 +93,7 @@ def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None =
 
 
 @final
-class QueryWatch(_Listener):
+class QueryWatch(Quiet):
     """Watches the queries of a session whose source is ours."""
 
     def __init__(

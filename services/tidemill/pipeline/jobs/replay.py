@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from pyspark.errors import AnalysisException
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.store import ArchiveStore
@@ -32,6 +31,7 @@ from tidemill.pipeline.jobs.running import (
     say_batch,
     session,
 )
+from tidemill.pipeline.listener import Quiet
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.offsets import Offsets, Queue, QueueName
 from tidemill.pipeline.options import (
@@ -364,7 +364,7 @@ def told_of_topic(settings: ReplaySettings) -> str:
 
 
 @final
-class _Counting(StreamingQueryListener):
+class _Counting(Quiet):
     """Counts the rows that a query hands to the sink, from what Spark tells of its batches."""
 
     def __init__(self, tell: Callable[[Batch], None]) -> None:
@@ -404,9 +404,6 @@ class _Counting(StreamingQueryListener):
             self._tell(
                 Batch(number=progress.batchId, rows=counted.rows, took_ms=took_ms, sent=self.rows)
             )
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Nothing to count."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Let go who waits for the last count."""
