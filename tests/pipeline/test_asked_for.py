@@ -12,11 +12,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import Stream, read_batch
+from tidemill.pipeline.client import connect
 from tidemill.pipeline.errors import BadOption, Gone, Unreachable
 from tidemill.pipeline.jobs.replay import ReplaySettings, told_of_topic
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.source.events import EventReader
-from tidemill.pipeline.source.listings import BrokerPart, ListingReader
+from tidemill.pipeline.source.listings import BrokerPart, listing_reader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 TOPIC = StructType([StructField("topic", StringType())])
@@ -33,7 +34,7 @@ both_reads = pytest.mark.parametrize("read", [read_batch, read_stream])
 def listed(cluster: FakeCluster, dataset: str, **options: str) -> dict[str, int]:
     """Return how many rows the task of each broker group has."""
     given = {"endpoints": cluster.endpoint, "maxRetries": "0", "dataset": dataset, **options}
-    reader = ListingReader(parse_source(given, is_stream=False), TOPIC)
+    reader = listing_reader(parse_source(given, is_stream=False), TOPIC)
     return {
         part.broker: sum(batch.num_rows for batch in reader.read(part))
         for part in reader.partitions()
@@ -190,6 +191,22 @@ def test_a_listing_asks_those_who_have_the_topics(
     assert "no topic matches bill.*: nothing is read" in caplog.text
     with pytest.raises(BadOption, match=r"there is no topic oders; did you mean orders\?"):
         listed(cluster, dataset, topic="oders")
+
+
+def test_a_listing_that_breaks_off_goes_on_where_it_was(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 1)
+    cluster.brokers["a"].pending = [pb.Pending(topic="orders", timer_id=n) for n in range(6)]
+    cluster.breaks_after = 2
+    given = {
+        "endpoints": cluster.endpoint, "maxRetries": "1", "retryBackoffMs": "5", "topic": "orders",
+    }  # fmt: skip
+    client = connect(parse_source(given, is_stream=False).connection)
+    found = client.pending("a", topics=())
+    # What has come is there before the rest: nobody has room for a million of them at once.
+    assert [next(found).timer_id for _ in range(4)] == [0, 1, 2, 3]
+    assert cluster.calls.count("ListPending") == 1
+    assert [one.timer_id for one in found] == [4, 5]
+    assert cluster.calls.count("ListPending") == 2
 
 
 def test_a_batch_of_events_says_that_its_topics_are_not_there(

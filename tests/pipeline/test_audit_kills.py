@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.audited_loads import second_opinion
 from tests.support.history import Outcome
-from tests.support.killing import until
+from tests.support.killing import kill_and_note, until
 from tests.support.load import Load
 from tests.support.processes import Standalone, standalone
-from tests.support.second_opinion import Failed, kill_and_note
+from tests.support.second_opinion import Failed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

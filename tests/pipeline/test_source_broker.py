@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 from tests.support.api import change_request
@@ -21,6 +22,8 @@ from tests.support.streaming_queries import run_to_end
 from tests.support.tcp_links import BACK, tcp_links
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.source.listings import listing_reader
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
@@ -259,6 +262,25 @@ def test_a_message_that_waits_is_read_with_all_that_it_has(
     short = read(spark, broker.grpc, dataset="pending", topic="hidden", includeBody="false")
     assert {"body", "tag", "properties"}.isdisjoint(short.columns)
     assert short.where(f"unix_millis(due_timestamp) = {due_ms}").count() == 2
+
+
+def test_large_messages_that_wait_come_in_several_batches(
+    spark: SparkSession, broker: Standalone, client: PullClient
+) -> None:
+    broker.put("topics/laden", queues=1, messageType="DELAY")
+    due_ms = SystemClock().wall_ms() + 3_600_000
+    body = b"x" * 4_000_000
+    for n in range(5):
+        client.send("laden", body, message_id=f"l{n}", due_at_ms=due_ms)
+    options = {"endpoints": broker.grpc, "dataset": "pending", "topic": "laden"}
+    schema = read(spark, broker.grpc, dataset="pending").schema
+    reader = listing_reader(parse_source(options, is_stream=False), schema)
+    (part,) = reader.partitions()
+    batches = [batch for batch in reader.read(part) if isinstance(batch, pa.RecordBatch)]
+    assert [batch.num_rows for batch in batches] == [3, 2]
+    ids = [name for batch in batches for name in batch["message_id"].to_pylist()]
+    assert sorted(ids) == [f"l{n}" for n in range(5)]
+    assert all(value == len(body) for batch in batches for value in batch["body_size"].to_pylist())
 
 
 def test_an_audit_of_a_real_life_finds_nothing_and_counts_right(

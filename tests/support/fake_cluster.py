@@ -26,6 +26,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 FIRST_STORED_AT_MS = 1_700_000_000_000
 EVENT_BYTES = 100  # of the log, one event
 PAGE_ROWS = 16  # messages of an answer
+LISTED_ROWS = 2  # of a page of a listing
 
 
 @dataclass
@@ -416,12 +417,16 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
             and (not request.due_until_ms or each.due_at_ms < request.due_until_ms)
         ]
         self.cluster.due_ranges.add((request.due_from_ms, request.due_until_ms))
-        # Two pages, so that cursors are followed.
-        half = len(items) // 2
-        if request.cursor:
-            yield pb.ListPendingReply(items=items[half:])
-        else:
-            yield pb.ListPendingReply(items=items[:half], cursor="more")
+        with self.cluster.lock:
+            breaks_after, self.cluster.breaks_after = self.cluster.breaks_after, None
+        # All pages behind each other, as a proxy has them.
+        for page, at in enumerate(range(int(request.cursor or 0), len(items) or 1, LISTED_ROWS)):
+            if breaks_after is not None and page >= breaks_after:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
+            end = at + LISTED_ROWS
+            yield pb.ListPendingReply(
+                items=items[at:end], cursor=str(end) if end < len(items) else ""
+            )
 
     def ListInFlight(
         self, request: pb.ListInFlightRequest, context: Any

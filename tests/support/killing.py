@@ -10,8 +10,13 @@ from pathlib import Path
 
 from tests.support.eventually import LOOK_EVERY_S
 from tests.support.processes import Standalone
+from tests.support.second_opinion import Failed
+from tidemill.common.clock import SystemClock
 
 RECOVERY_S = 120.0  # the supervisor waits up to 10 s before a restart
+# Before a kill, at most, until what was popped had been answered. A broker that is killed between
+# the two fails no receive: the proxy's poll goes on without it.
+ANSWERING_MS = 2_000
 
 
 class Stuck(Exception):
@@ -22,6 +27,13 @@ async def kill(running: Standalone, name: str) -> None:
     """Kill a child once it runs."""
     await until(lambda: child_pid(running, name) > 0)
     os.kill(child_pid(running, name), signal.SIGKILL)
+
+
+async def kill_and_note(running: Standalone, name: str) -> Failed:
+    """Kill a child, and return when that may have lost answers."""
+    await kill(running, name)
+    now_ms = SystemClock().wall_ms()
+    return Failed(now_ms - ANSWERING_MS, now_ms)
 
 
 async def until(check: Callable[[], bool]) -> None:

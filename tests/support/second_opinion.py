@@ -15,18 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.support.history import History
-from tests.support.killing import kill
-from tests.support.processes import Standalone
-from tidemill.common.clock import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KINDS = ("missing", "duplicate", "early")  # what both name
 _REPEATS = ("duplicate", "redelivered")
-# Before a kill, at most, until what was popped had been answered. A broker that is killed between
-# the two fails no receive: the proxy's poll goes on without it.
-ANSWERING_MS = 2_000
 
 
 class Delivery(NamedTuple):
@@ -48,13 +42,6 @@ class Failed(NamedTuple):
 
     begun_ms: int
     ended_ms: int
-
-
-async def kill_and_note(running: Standalone, name: str) -> Failed:
-    """Kill a child, and return when that may have lost answers."""
-    await kill(running, name)
-    now_ms = SystemClock().wall_ms()
-    return Failed(now_ms - ANSWERING_MS, now_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ a pause that doubles; how often is an option. What a cluster will not do is `Ref
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import os
@@ -323,16 +322,19 @@ class Client:
         )
 
     def _pages(self, ask: Callable[[str], Iterable[Any]]) -> Iterator[Any]:
-        cursor = ""
+        """Yield the items of pages as they come; what breaks off goes on behind the last page."""
+        cursor, attempt = "", 0
         while True:
-            answers = self._again(functools.partial(_all, ask, cursor))
-            for answer in answers:
-                yield from answer.items
-            following = answers[-1].cursor if answers else ""
-            if not following:
-                return
-            assert following != cursor, "a cursor goes on"
-            cursor = following
+            try:
+                for answer in ask(cursor):
+                    yield from answer.items
+                    if not answer.cursor:
+                        return
+                    assert answer.cursor != cursor, "a cursor goes on"
+                    cursor, attempt = answer.cursor, 0
+            except grpc.RpcError as error:
+                attempt += 1
+                self._recover(error, attempt)
 
     # ------------------------------------------------------------ writing
 
@@ -490,10 +492,6 @@ def _glob(pattern: str) -> str:
     if not pattern:
         return ""
     return "%DLQ%*" if pattern.startswith("%DLQ%") else "*"
-
-
-def _all(ask: Callable[[str], Iterable[Any]], cursor: str) -> list[Any]:
-    return list(ask(cursor))
 
 
 def _check(status: v2.Status, what: str) -> None:

@@ -37,7 +37,7 @@ class RocketMQDataSource(DataSource):
         options = self._of_any()
         return columns.ddl(
             options.dataset,
-            without=() if options.includes_body else columns.made_of_bodies(options.dataset),
+            without=() if options.includes_body else columns.of_bodies(options.dataset),
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -53,10 +53,9 @@ class RocketMQDataSource(DataSource):
             from tidemill.pipeline.source.events import EventReader
 
             return EventReader(options, schema)
-        from tidemill.pipeline.source.listings import ListingReader, PushdownListingReader
+        from tidemill.pipeline.source.listings import listing_reader
 
-        listing = PushdownListingReader if options.pushes_down else ListingReader
-        return listing(options, schema)
+        return listing_reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return what reads a stream."""
@@ -95,8 +94,8 @@ def _check(options: SourceOptions, schema: StructType) -> None:
     columns.check(options.dataset, schema)
     if options.includes_body:
         return
-    for name in sorted(set(columns.made_of_bodies(options.dataset)).intersection(schema.names)):
-        raise BadOption(f"column {name} is made of bodies, and includeBody=false leaves them out")
+    for name in sorted(set(columns.of_bodies(options.dataset)).intersection(schema.names)):
+        raise BadOption(f"column {name} needs bodies, and includeBody=false leaves them out")
 
 
 def _refuse_overwriting(*, overwrite: bool) -> None:

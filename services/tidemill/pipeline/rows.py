@@ -260,7 +260,7 @@ def pending_batch(
     What is made of a message is null where its broker could not read it.
     """
     messages = [_waiting(item.message) for item in items]
-    there = [message or v2.Message() for message in messages]
+    there = [v2.Message() if message is None else message for message in messages]
     pull = _Pull(there, topic="", broker=broker, namespace="", decodes=decodes_body)
 
     def values(name: str) -> list[Any]:
@@ -276,6 +276,8 @@ def pending_batch(
 
 def _waiting(blob: bytes) -> v2.Message | None:
     """Return the message in a stored one; None where it is none, or was not asked for."""
+    if not blob:
+        return None
     try:
         stored = stored_message.decode(blob)
         message = v2.Message.FromString(blob[stored.user_at :])

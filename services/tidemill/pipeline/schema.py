@@ -27,6 +27,13 @@ class Column(NamedTuple):
     meaning: str
 
 
+OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
+# Of messages that wait: which need that these are read, and not only when they are due.
+OF_WAITING: Final = (
+    "tag", "keys", "message_group", "properties", "body", "body_size", "body_crc32", "born_host",
+    "born_timestamp", "trace_parent",
+)  # fmt: skip
+
 MESSAGES: Final = (
     Column("topic", "string", "without namespace"),
     Column("namespace", "string", ""),
@@ -98,16 +105,8 @@ PENDING: Final = (
     Column("due_timestamp", "timestamp", ""),
     Column("scheduled_timestamp", "timestamp", ""),
     Column("log_position", "bigint", ""),
-    Column("tag", "string", "null if none; this and what follows also where no message is read"),
-    Column("keys", "array<string>", ""),
-    Column("message_group", "string", "key of FIFO messages"),
-    Column("properties", "map<string,string>", "of the user"),
-    Column("body", "binary", ""),
-    Column("body_size", "int", "bytes as stored"),
-    Column("body_crc32", "bigint", "of the body as stored"),
-    Column("born_host", "string", ""),
-    Column("born_timestamp", "timestamp", ""),
-    Column("trace_parent", "string", ""),
+    # Of the message itself, where it could be read.
+    *(column for column in MESSAGES if column.name in OF_WAITING),
 )
 
 IN_FLIGHT: Final = (
@@ -140,13 +139,6 @@ GROUPS: Final = (
     Column("is_retry", "boolean", "the queue is of the group's retry topic for `topic`"),
 )
 
-OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
-# Of messages that wait: which need that more is read of them than when they are due.
-OF_WAITING: Final = (
-    "tag", "keys", "message_group", "properties", "body", "body_size", "body_crc32", "born_host",
-    "born_timestamp", "trace_parent",
-)  # fmt: skip
-
 COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
     "messages": MESSAGES,
     "dlq": MESSAGES,
@@ -157,7 +149,7 @@ COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
 }
 
 
-def made_of_bodies(dataset: Dataset) -> Sequence[str]:
+def of_bodies(dataset: Dataset) -> Sequence[str]:
     """Return the columns that `includeBody=false` leaves out."""
     if dataset == "pending":
         return OF_WAITING

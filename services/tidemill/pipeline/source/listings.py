@@ -5,11 +5,9 @@ Batch only: each is a look at one moment. One task asks one broker group.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -23,7 +21,8 @@ from pyspark.sql.datasource import (
 )
 
 from tidemill.pipeline.client import Client, connect
-from tidemill.pipeline.options import Dataset, SourceOptions, Topics
+from tidemill.pipeline.options import SourceOptions, Topics
+from tidemill.pipeline.pulling import BATCH_BYTES
 from tidemill.pipeline.rows import in_flight_batch, pending_batch, progress_batch
 from tidemill.pipeline.schema import OF_WAITING, arrow_schema
 from tidemill.pipeline.source.instants import whole_ms
@@ -32,7 +31,7 @@ from tidemill.pipeline.source.topics import check_topics, names_of
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-BATCH_ROWS: Final = 4_096  # of an Arrow batch; a row has no body
+BATCH_ROWS: Final = 4_096  # of an Arrow batch: most rows have no body
 
 
 class BrokerPart(InputPartition):
@@ -44,31 +43,12 @@ class BrokerPart(InputPartition):
         self.topics = topics  # none: all
 
 
-def _in_flight(client: Client, options: SourceOptions, part: BrokerPart) -> Iterator[Any]:
-    found = client.in_flight(part.broker, options.groups)
-    return (each for each in found if not part.topics or each.topic in part.topics)
-
-
-def _progress(client: Client, options: SourceOptions, part: BrokerPart) -> Iterator[Any]:
-    found = client.progress(part.broker, options.groups)
-    return (each for each in found if not part.topics or each.topic in part.topics)
-
-
-_Make = Callable[[Sequence[Any], pa.Schema, str], pa.RecordBatch]
-_LISTS: Final[
-    dict[Dataset, tuple[Callable[[Client, SourceOptions, BrokerPart], Iterator[Any]], _Make]]
-] = {"inflight": (_in_flight, in_flight_batch), "groups": (_progress, progress_batch)}
-
-
 class ListingReader(DataSourceReader):
     """A batch read of one of the listings."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
-        # Of delayed messages: due then, and before then; 0: without end.
-        self.due_from_ms = options.start.at_ms or 0
-        self.due_until_ms = options.end.at_ms or 0
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task for each broker group that has any of the topics. Raises BadOption."""
@@ -90,25 +70,41 @@ class ListingReader(DataSourceReader):
         """Yield the rows of a task."""
         if not isinstance(partition, BrokerPart):
             return
-        client = connect(self.options.connection)
-        make_batch: _Make
-        if self.options.dataset == "pending":
-            items: Iterator[Any] = self._pending(client, partition)
-            make_batch = functools.partial(pending_batch, decodes_body=self.options.decodes_body)
-        else:
-            ask, make_batch = _LISTS[self.options.dataset]
-            items = ask(client, self.options, partition)
-        while chunk := list(islice(items, BATCH_ROWS)):
-            yield make_batch(chunk, self.schema, partition.broker)
+        for items in _gathered(self._items(connect(self.options.connection), partition)):
+            yield self._batch(items, partition.broker)
 
-    def _pending(self, client: Client, part: BrokerPart) -> Iterator[Any]:
+    def _items(self, client: Client, part: BrokerPart) -> Iterator[Any]:
+        is_progress = self.options.dataset == "groups"
+        ask = client.progress if is_progress else client.in_flight
+        found = ask(part.broker, self.options.groups)
+        return (each for each in found if not part.topics or each.topic in part.topics)
+
+    def _batch(self, items: Sequence[Any], broker: str) -> pa.RecordBatch:
+        make = progress_batch if self.options.dataset == "groups" else in_flight_batch
+        return make(items, self.schema, broker)
+
+
+class PendingReader(ListingReader):
+    """A read of delayed messages that wait."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        # Due then, and before then; 0: without end.
+        self.due_from_ms = options.start.at_ms or 0
+        self.due_until_ms = options.end.at_ms or 0
+
+    def _items(self, client: Client, part: BrokerPart) -> Iterator[Any]:
         return client.pending(
             part.broker, topics=part.topics, from_ms=self.due_from_ms, until_ms=self.due_until_ms,
             with_messages=not set(OF_WAITING).isdisjoint(self.schema.names),
         )  # fmt: skip
 
+    def _batch(self, items: Sequence[Any], broker: str) -> pa.RecordBatch:
+        return pending_batch(items, self.schema, broker, decodes_body=self.options.decodes_body)
 
-class PushdownListingReader(ListingReader):
+
+@final
+class PushdownPendingReader(PendingReader):
     """A read of delayed messages that asks for those alone that predicates leave by due time."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name.
@@ -128,3 +124,24 @@ class PushdownListingReader(ListingReader):
         if isinstance(predicate, EqualTo | LessThan | LessThanOrEqual):
             until_ms = at_ms + 1
             self.due_until_ms = min(self.due_until_ms or until_ms, until_ms)
+
+
+def listing_reader(options: SourceOptions, schema: StructType) -> ListingReader:
+    """Return what reads a listing. Spark refuses one that takes predicates unless it is set so."""
+    if options.dataset != "pending":
+        return ListingReader(options, schema)
+    return (PushdownPendingReader if options.pushes_down else PendingReader)(options, schema)
+
+
+def _gathered(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield items, as they come, in lists of as much as a batch may have."""
+    gathered: list[Any] = []
+    size = 0
+    for item in items:
+        gathered.append(item)
+        size += item.ByteSize()
+        if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered
