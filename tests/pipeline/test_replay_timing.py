@@ -13,6 +13,7 @@ from tests.support.archiving import NOW_MS, Archived
 from tests.support.eventually import eventually
 from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import Standalone, standalone
+from tests.support.replaying import FIRST_MS, breaks_off, replaying, stored
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.client import Client
@@ -21,7 +22,6 @@ from tidemill.pipeline.jobs import replay
 from tidemill.pipeline.jobs.archive import ArchiveJob
 from tidemill.pipeline.options import parse_sink, parse_source
 from tidemill.pipeline.rows import ENCODING
-from tidemill.pipeline.schema import ddl
 from tidemill.pipeline.sink.messages import RowIds
 from tidemill.pipeline.sink.sending import Sender
 from tidemill.pipeline.transforms.replay import (
@@ -38,24 +38,8 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-FIRST_MS = 1_700_000_000_000
 BEGIN_MS = 1_900_000_000_000
 STEP_MS = 2_000  # between two messages of an archive that is replayed with its timing
-
-
-def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
-    """Return messages as an archive has them; of columns that are not given nothing."""
-    rows = [
-        {"topic": "orders", "broker": "a", "queue_id": 1, "queue_offset": i, "message_id": f"m{i}",
-         "body": b"b", "properties": {}, "system_properties": {}, "stored_ms": FIRST_MS, **each}
-        for i, each in enumerate(given)
-    ]  # fmt: skip
-    frame = spark.createDataFrame(
-        rows,
-        ddl("messages").replace("store_timestamp timestamp", "stored_ms bigint"),
-        verifySchema=False,
-    )
-    return frame.selectExpr("*", "timestamp_millis(stored_ms) as store_timestamp")
 
 
 def sent(frame: DataFrame, timing: Timing | None = None) -> list[Row]:
@@ -135,21 +119,18 @@ def test_messages_are_of_the_times_that_were_asked_for(spark: SparkSession) -> N
 
 
 def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay.ReplaySettings:
-    return replay.ReplaySettings(
-        archive=archive.path, given={"topics": "orders"}, state=str(state), timing="original",
-        sink={"endpoints": cluster.endpoint, "topic": "again"},
-        more={"maxRetries": "0", "retryBackoffMs": "1"},
-    )  # fmt: skip
+    return replaying(cluster, archive, state, timing="original")
 
 
-def breaks_off(
-    spark: SparkSession, cluster: FakeCluster, settings: replay.ReplaySettings, *, after: int
-) -> None:
-    """Begin a replay that can send so often, and no more."""
-    cluster.passing, cluster.failing = {"SendMessage": after}, {"SendMessage": 100}
-    with pytest.raises(Exception, match="a send failed"):
-        replay.send(spark, settings, now_ms=lambda: NOW_MS)
-    cluster.passing, cluster.failing = {}, {}
+def broken_off(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, state: Path, *, after: int = 0
+) -> replay.ReplaySettings:
+    """Return a replay of ten messages that could send so often, when it was begun."""
+    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
+    archive.append()
+    settings = timed(cluster, archive, state)
+    breaks_off(spark, cluster, settings, after=after)
+    return settings
 
 
 def due_ms(cluster: FakeCluster) -> list[int]:
@@ -165,10 +146,7 @@ def spaced(begin_ms: int, count: int, *, first: int = 0) -> list[int]:
 def test_what_nobody_sent_in_time_keeps_its_spacing(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
-    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
-    archive.append()
-    settings = timed(cluster, archive, tmp_path / "state")
-    breaks_off(spark, cluster, settings, after=0)
+    settings = broken_off(spark, cluster, archive, tmp_path)
     cluster.sent.clear()
     # An hour later nothing of it lies ahead.
     later_ms = NOW_MS + 3_600_000
@@ -185,10 +163,7 @@ def test_what_nobody_sent_in_time_keeps_its_spacing(
 def test_a_schedule_that_lies_ahead_is_kept(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
-    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
-    archive.append()
-    settings = timed(cluster, archive, tmp_path / "state")
-    breaks_off(spark, cluster, settings, after=0)
+    settings = broken_off(spark, cluster, archive, tmp_path)
     soon_ms = NOW_MS + replay.LEAD_MS - 1
     assert replay.send(spark, settings, now_ms=lambda: soon_ms).sent == 10
     assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 10)
@@ -201,11 +176,8 @@ def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
-    archive.append()
-    settings = timed(cluster, archive, tmp_path / "state")
     monkeypatch.setattr(replay, "TRIGGER_ROWS", 4)
-    breaks_off(spark, cluster, settings, after=1)
+    settings = broken_off(spark, cluster, archive, tmp_path, after=1)
     assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 4)
     cluster.sent.clear()
     later_ms = NOW_MS + 3_600_000
