@@ -241,7 +241,7 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     cluster.add_events("a", fired)
     at = f"--endpoints {cluster.endpoint}"
     lines = {
-        "replay": f"--from {archive.path} --into again --state {tmp_path / 's'}",
+        "replay": f"--from {archive.path} --into again --state {tmp_path / 's'} --set tag='new'",
         "delay-accuracy": f"--to {tmp_path / 'd'}",
     }
     jobs = [
@@ -267,6 +267,7 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
         assert found is not None
         told[job] = (f'work="{job}"' in found[1], found[2])
     assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1")}
+    assert {each.system_properties.tag for each in cluster.sent} == {"new"}
     # Thirty messages without a tag, and one event.
     shown = said[-1][0].decode()
     assert "|NULL|30      |" in shown

@@ -525,6 +525,10 @@ def replay(
     rate: Annotated[
         float | None, typer.Option(min=0.1, help="Messages a second of one task.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=SQL", help="Send this of a column; may be repeated."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would send.")] = False,
     master: Master = None,
     metrics_port: Annotated[
@@ -537,7 +541,12 @@ def replay(
 ) -> None:
     """Send archived messages again, each with its first id in `tidemill-original-id`.
 
-    Example: tidemill pipeline replay --from ./archive --into again --state ./replay -t orders
+    `--set` sends something else of a column, as an expression of Spark SQL says of the archived
+    message; with `--dry-run` what becomes of it is counted and shown.
+
+    Examples:
+    * `tidemill pipeline replay --from ./archive --into again --state ./replay -t orders`
+    * `tidemill pipeline replay --from ./archive --into again --state ./masked --set "tag=null"`
     """
     del config
     if speed != 1.0 and timing is not ReplayTiming.SCALED:
@@ -553,7 +562,8 @@ def replay(
                 archive=source, given=given, sink=sink, more=_pairs(option), state=state,
                 timing=timing.value, speed=speed,
                 since_ms=None if since is None else instant_ms(since),
-                until_ms=None if until is None else instant_ms(until), master=master,
+                until_ms=None if until is None else instant_ms(until),
+                expressions=_expressions(set_), master=master,
                 metrics_port=metrics_port, metrics_file=metrics_file, cluster=cluster,
             ),
             is_dry=dry_run,
@@ -567,6 +577,9 @@ def replay(
     )
     if dry_run:
         typer.echo(f"{whole}, would be sent")
+        for effect in replayed.effects:
+            for sentence in effect.sentences():
+                typer.echo(sentence)
     else:
         typer.echo(f"{replayed.sent:,} messages are sent by this run, of a replay of {whole}")
         if replayed.late_ms:
@@ -575,3 +588,16 @@ def replay(
                 " sending was slower than what is replayed, and what was due came at once",
                 err=True,
             )
+
+
+def _expressions(given: list[str] | None) -> dict[str, str]:
+    """Return what `--set` says, by column."""
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, is_pair, text = (part.strip() for part in each.partition("="))
+        if not (name and is_pair and text):
+            fail(f"--set {each} is not COLUMN=SQL", EXIT_USAGE)
+        if name in found:
+            fail(f"--set {name} is given twice", EXIT_USAGE)
+        found[name] = text
+    return found

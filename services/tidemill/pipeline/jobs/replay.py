@@ -43,9 +43,19 @@ from tidemill.pipeline.options import (
     parse_sink,
     parse_source,
 )
+from tidemill.pipeline.schema import ddl
 from tidemill.pipeline.source.places import Places
 from tidemill.pipeline.source.topics import EVERY_TOPIC, meant
 from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, due_ms, to_send
+from tidemill.pipeline.transforms.setting import (
+    Effect,
+    Expressions,
+    check_expressions,
+    check_names,
+    effects,
+    read_bodies,
+    told_of_values,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,6 +95,7 @@ class ReplaySettings:
     speed: float = 1.0
     since_ms: int | None = None
     until_ms: int | None = None
+    expressions: Expressions = field(default_factory=dict)  # by column: what is sent of it
     master: str | None = None
     metrics_port: int = 0
     metrics_file: str = ""
@@ -111,6 +122,7 @@ class Replayed:
     """The plan, and what of it this run has sent."""
 
     plan: Plan
+    effects: tuple[Effect, ...] = ()  # of what is set, where it was looked at alone
     sent: int = 0
     late_ms: int = 0  # of a timing: by how much at most messages were sent after they were due
 
@@ -154,9 +166,32 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
     )
 
 
+def look(spark: SparkSession, settings: ReplaySettings) -> Replayed:
+    """Look at what would be sent, and at what is set of it, and send nothing."""
+    check_set(spark, settings)
+    looked = plan(spark, settings)
+    bounds = {"endingOffsets": json.dumps(looked.ends), "bodyEncoding": "decode"}
+    with told_of_values(settings.expressions):
+        found = effects(_read(spark, settings, ddl("messages"), bounds), settings.expressions)
+    return Replayed(plan=looked, effects=found)
+
+
+def check_set(spark: SparkSession, settings: ReplaySettings) -> None:
+    """Raise BadOption for expressions that cannot be what is sent of their columns."""
+    check_names(settings.expressions, timing=settings.timing)
+    if settings.expressions:
+        check_expressions(spark.createDataFrame([], ddl("messages")), settings.expressions)
+
+
 def _times(spark: SparkSession, settings: ReplaySettings, bounds: Mapping[str, str]) -> DataFrame:
     """(topic, store_timestamp), one row a message of a replay between two offsets."""
-    reader = spark.read.format(NAME).schema("topic string, store_timestamp timestamp")
+    return _read(spark, settings, "topic string, store_timestamp timestamp", bounds)
+
+
+def _read(
+    spark: SparkSession, settings: ReplaySettings, columns: str, bounds: Mapping[str, str]
+) -> DataFrame:
+    reader = spark.read.format(NAME).schema(columns)
     for name, value in {**_of_source(settings), **bounds}.items():
         reader = reader.option(name, value)
     return _kept(reader.load(), settings)
@@ -198,6 +233,7 @@ def send(
 
     `tell_shifted`: by how many milliseconds all that is left comes later than it was to come first.
     """
+    check_set(spark, settings)
     begun = _begun(spark, settings, now_ms())
     timing = None
     if settings.timing != "asap":
@@ -208,12 +244,13 @@ def send(
             tell_shifted(shift_ms)
         timing = _timing(settings, begun)
     reader = spark.readStream.format(NAME)
+    # As they were stored: what was sent packed is sent packed again.
+    is_packed = not read_bodies(spark.createDataFrame([], ddl("messages")), settings.expressions)
     stream = {
         **_of_source(settings),
         "startingOffsets": "earliest",
         "endingOffsets": json.dumps(begun.ends),
-        # As they were stored: what was sent packed is sent packed again.
-        "bodyEncoding": "raw",
+        "bodyEncoding": "raw" if is_packed else "decode",
         "maxRowsPerTrigger": str(TRIGGER_ROWS),
         # One task a queue, so that its messages stay in order.
         "rowsPerPartition": str(TRIGGER_ROWS),
@@ -223,7 +260,8 @@ def send(
     kept = _kept(reader.load(), settings)
     bad_before = _bad_rows(spark, settings)
     counting = _Counting(tell)
-    writer = counting.observed(to_send(kept, timing)).writeStream.format(NAME)
+    sent = to_send(kept, timing, settings.expressions, is_packed=is_packed)
+    writer = counting.observed(sent, is_timed=timing is not None).writeStream.format(NAME)
     for name, value in _of_sink(settings).items():
         writer = writer.option(name, value)
     checkpoint = f"{settings.state.rstrip('/')}/{_CHECKPOINT}"
@@ -232,7 +270,8 @@ def send(
     try:
         query = writer.trigger(availableNow=True).start()
         try:
-            query.awaitTermination()
+            with told_of_values(settings.expressions):
+                query.awaitTermination()
         except KeyboardInterrupt:
             # It would go on sending. Of what it has sent nothing more is told then.
             with suppress(Exception):  # The JVM may have been ended, too.
@@ -243,8 +282,8 @@ def send(
             counting.is_over.wait(TOLD_S)
     finally:
         spark.streams.removeListener(counting)
-    sent = counting.rows - (_bad_rows(spark, settings) - bad_before)
-    return Replayed(plan=begun, sent=sent, late_ms=counting.late_ms)
+    sent_rows = counting.rows - (_bad_rows(spark, settings) - bad_before)
+    return Replayed(plan=begun, sent=sent_rows, late_ms=counting.late_ms)
 
 
 def _timing(settings: ReplaySettings, begun: Plan) -> Timing:
@@ -302,6 +341,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
         raise BadOption(f"there is no archive at {settings.archive}")
     parse_source(_of_source(settings), is_stream=False)  # Before Spark is started for it.
     parse_sink(_of_sink(settings))
+    check_names(settings.expressions, timing=settings.timing)
     say = progress_line()
     say("starting Spark")
     with (
@@ -314,7 +354,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
             say(told)
             end_line()
         if is_dry:
-            return Replayed(plan=plan(spark, settings))
+            return look(spark, settings)
 
         metrics = PipelineMetrics("replay", settings.cluster)
         serve(metrics, settings.metrics_port)
@@ -374,12 +414,12 @@ class _Counting(Quiet):
         self.late_ms = 0  # by which at most they were sent after they were due
         self.is_over = threading.Event()  # nothing more is told of the query
 
-    def observed(self, frame: DataFrame) -> DataFrame:
+    def observed(self, frame: DataFrame, *, is_timed: bool) -> DataFrame:
         """Return a frame whose rows are counted."""
         from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
         counted = [F.count("*").alias("rows")]
-        if "due_timestamp" in frame.columns:
+        if is_timed:
             at_ms = F.unix_millis("due_timestamp")
             counted += [F.min(at_ms).alias(_FIRST_DUE), F.max(at_ms).alias(_LAST_DUE)]
         return frame.observe(_SENT, *counted)
@@ -460,8 +500,8 @@ def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
     if path.exists():
         try:
             kept: dict[str, Any] = json.loads(path.read_text())
-            # A program of before kept no filter: who goes on gives the same as then.
-            asked_then = {"filter": asked["filter"], **kept["asked"]}
+            # A program of before set nothing, and kept no filter: who goes on gives that of then.
+            asked_then = {"filter": asked["filter"], "expressions": {}, **kept["asked"]}
             ends = kept["plan"]["ends"]
             begun = Plan(**kept["plan"])
         except (ValueError, KeyError, TypeError) as error:
@@ -529,4 +569,5 @@ def _asked(settings: ReplaySettings) -> dict[str, Any]:
         "speed": settings.speed,
         "since_ms": settings.since_ms,
         "until_ms": settings.until_ms,
+        "expressions": dict(settings.expressions),
     }

@@ -1,0 +1,263 @@
+"""J7 with `--set`: what is sent of a column, what cannot be, and that it is known before a send."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.archiving import NOW_MS, Archived
+from tests.support.fake_cluster import FakeCluster
+from tests.support.replaying import FIRST_MS, breaks_off, replaying, stored
+from tidemill.cli.pipeline import app
+from tidemill.cli.rest import EXIT_USAGE
+from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.transforms.replay import (
+    ORIGINAL_GROUP,
+    ORIGINAL_ID,
+    ORIGINAL_PLACE,
+    Timing,
+    to_send,
+)
+from tidemill.pipeline.transforms.setting import SETTABLE
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+TIMING = Timing(first_stored_ms=FIRST_MS, begin_ms=1_900_000_000_000)
+
+
+def sent(
+    spark: SparkSession, given: dict[str, Any], timing: Timing | None = None, **expressions: str
+) -> Row:
+    """Return what is sent of one message."""
+    (row,) = to_send(stored(spark, given), timing, expressions).collect()
+    return row
+
+
+def test_each_expression_sees_the_message_as_it_is_archived(spark: SparkSession) -> None:
+    row = sent(
+        spark,
+        {"tag": "t", "keys": ["k"], "properties": {"email": "e", "own": "1"}},
+        body="concat(tag, '-', keys[0])",
+        tag="properties['email']",
+        keys="array(tag, message_id)",
+        properties="map_filter(properties, (k, v) -> k <> 'email')",
+    )
+    assert (row.body, row.tag, row["keys"]) == ("t-k", "e", ["t", "m0"])
+    assert row.properties == {"own": "1", ORIGINAL_ID: "m0", ORIGINAL_PLACE: "orders/a/1/0"}
+
+
+@pytest.mark.parametrize("nothing", ["null", "map()", "map('tidemill-original-id', 'another')"])
+def test_the_first_id_stays_whatever_is_set(spark: SparkSession, nothing: str) -> None:
+    """With `null`, which is no map at all, too; and of one that was replayed before."""
+    row = sent(spark, {"properties": {ORIGINAL_ID: "FIRST"}}, properties=nothing)
+    assert row.properties == {ORIGINAL_ID: "FIRST", ORIGINAL_PLACE: "orders/a/1/0"}
+    row = sent(spark, {}, properties=nothing)
+    assert row.properties[ORIGINAL_ID] == "m0"
+
+
+def test_nothing_is_any_type(spark: SparkSession) -> None:
+    row = sent(spark, {"tag": "t", "keys": ["k"]}, tag="null", keys="array()")
+    assert (row.tag, row["keys"]) == (None, [])
+
+
+def test_a_message_group_is_masked_wherever_it_is_kept(spark: SparkSession) -> None:
+    before = {"message_group": "g", "properties": {ORIGINAL_GROUP: "g"}}
+    without = "map_filter(properties, (k, v) -> v <> 'g')"
+    assert sent(spark, before, message_group="'h'").message_group == "h"
+    assert sent(spark, before, properties=without).properties.get(ORIGINAL_GROUP) is None
+    row = sent(spark, before, TIMING, message_group="'h'", properties=without)
+    assert row.properties[ORIGINAL_GROUP] == "h"
+
+
+def test_a_due_time_may_be_set_where_no_timing_says_it(spark: SparkSession) -> None:
+    due = "if(tag = 'later', timestamp_millis(2000000000000), null)"
+    later = sent(spark, {"tag": "later", "message_group": "g"}, due_timestamp=due)
+    assert later.due_timestamp.timestamp() == 2_000_000_000
+    assert (later.message_group, later.properties[ORIGINAL_GROUP]) == (None, "g")
+    now = sent(spark, {"tag": "now", "message_group": "g"}, due_timestamp=due)
+    assert (now.due_timestamp, now.message_group) == (None, "g")
+    assert ORIGINAL_GROUP not in now.properties
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "sentence"),
+    [
+        ("body", "sha2(bodi, 256)", "with name `bodi` cannot be resolved. Did you mean"),
+        ("body", "sha2(body", "[PARSE_SYNTAX_ERROR] Syntax error at or near"),
+        ("body", "nosuch(body)", "Cannot resolve routine `nosuch`"),
+        ("body", "1", "column body is binary or string, and 1 is int"),
+        ("tag", "body", "column tag is string, and body is binary"),
+        ("keys", "map()", "column keys is array<string>, and map() is map<void,void>"),
+        ("properties", "map(1, 2)", "column properties is map<string,string>, and"),
+        # What makes of one row none, or several.
+        ("tag", "explode(keys)", "column tag cannot be set to explode(keys): "),
+        ("tag", "max(tag)", "column tag cannot be set to max(tag): "),
+        ("tag", "lag(tag) over (order by tag)", "column tag cannot be set to lag(tag) over"),
+        ("tag", "*", "column tag cannot be set to *: "),
+    ],
+)
+def test_what_is_no_expression_of_its_column_is_told_before_anything_is_sent(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str], column: str, text: str, sentence: str,
+) -> None:  # fmt: skip
+    cluster.add("orders", "a", 0, 3)
+    archive.append()
+    settings = replaying(cluster, archive, tmp_path / "s", expressions={column: text})
+    for do in (replay.look, lambda *given: replay.send(*given, now_ms=lambda: NOW_MS)):
+        with pytest.raises(BadOption) as error:
+            do(spark, settings)
+        assert sentence in str(error.value)
+        assert "\n" not in str(error.value)
+    assert cluster.sent == []
+    assert not (tmp_path / "s").exists()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--set bodi=1", "there is no column bodi; did you mean body? Of messages those that can"),
+        ("--set message_id=1", "column message_id cannot be set, as it says what was archived"),
+        ("--set queue_offset=1", "those that can be are body, tag, keys, message_group, prop"),
+        ("--set due_timestamp=now() --timing original", "--timing original says when it comes"),
+        ("--set body", "--set body is not COLUMN=SQL"),
+        ("--set body=", "--set body= is not COLUMN=SQL"),
+        ("--set body=1 --set body=2", "--set body is given twice"),
+    ],
+)
+def test_columns_that_cannot_be_set_are_a_sentence_before_spark_is_started(
+    cluster: FakeCluster, archive: Archived, tmp_path: Path, options: str, sentence: str
+) -> None:
+    cluster.add("orders", "a", 0, 3)
+    archive.append()
+    line = f"--priority normal replay --from {archive.path} --into again --state {tmp_path / 's'}"
+    done = CliRunner().invoke(app, [*line.split(), *options.split()])
+    assert sentence in done.output
+    assert done.exit_code == EXIT_USAGE
+    assert not (tmp_path / "s").exists()
+
+
+def pack(cluster: FakeCluster, text: bytes) -> None:
+    message = v2.Message(topic=v2.Resource(name="orders"), body=gzip.compress(text))
+    message.system_properties.message_id = "packed"
+    message.system_properties.body_encoding = v2.GZIP
+    cluster.put(message, "a")
+
+
+def test_a_packed_body_is_unpacked_for_an_expression_alone(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    pack(cluster, b"plain")
+    archive.append()
+    sent = {}
+    for name, expressions in {
+        "seen": {"tag": "string(body)"},
+        "set": {"body": "upper(string(body))"},
+        "unread": {"body": "'constant'"},
+        "untouched": {"tag": "'t'"},
+    }.items():
+        settings = replaying(cluster, archive, tmp_path / name, expressions=expressions)
+        assert replay.send(spark, settings, now_ms=lambda: NOW_MS).sent == 1
+        message = cluster.sent.pop()
+        system = message.system_properties
+        sent[name] = message.body, system.tag, v2.Encoding.Name(system.body_encoding)
+    assert gzip.decompress(sent["untouched"][0]) == b"plain"
+    assert sent == {
+        "seen": (b"plain", "plain", "IDENTITY"),
+        "set": (b"PLAIN", "", "IDENTITY"),
+        "unread": (b"constant", "", "IDENTITY"),
+        "untouched": (sent["untouched"][0], "t", "GZIP"),
+    }
+
+
+def test_a_replay_that_goes_on_sets_what_it_set_when_it_began(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 5, tag="secret")
+    archive.append()
+    masked = replaying(cluster, archive, tmp_path / "s", expressions={"tag": "sha2(tag, 256)"})
+    breaks_off(spark, cluster, masked, after=0)
+    for others in ({}, {"tag": "upper(tag)"}):
+        settings = replaying(cluster, archive, tmp_path / "s", expressions=others)
+        with pytest.raises(BadOption, match="is of another replay; give the same options"):
+            replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    cluster.sent.clear()
+    assert replay.send(spark, masked, now_ms=lambda: NOW_MS).sent == 5
+    assert {len(each.system_properties.tag) for each in cluster.sent} == {64}
+
+
+def test_a_replay_of_a_program_that_could_set_nothing_goes_on(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 5)
+    archive.append()
+    settings = replaying(cluster, archive, tmp_path / "s")
+    breaks_off(spark, cluster, settings, after=0)
+    plan = tmp_path / "s" / "plan.json"
+    kept = json.loads(plan.read_text())
+    del kept["asked"]["expressions"]
+    plan.write_text(json.dumps(kept))
+    masked = replaying(cluster, archive, tmp_path / "s", expressions={"tag": "'t'"})
+    with pytest.raises(BadOption, match="is of another replay"):
+        replay.send(spark, masked, now_ms=lambda: NOW_MS)
+    assert replay.send(spark, settings, now_ms=lambda: NOW_MS).sent == 5
+
+
+def test_a_dry_run_says_what_becomes_of_messages(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 3, tag="paid")
+    cluster.add("orders", "a", 0, 2)
+    archive.append()
+    expressions = {
+        "body": "if(queue_offset = 4, null, sha2(body, 256))",
+        "tag": "upper(tag)",
+        "keys": "keys",
+        "properties": "map('tier', tag)",
+    }
+    looked = replay.look(
+        spark, replaying(cluster, archive, tmp_path / "s", expressions=expressions)
+    )
+    found = {each.column: each for each in looked.effects}
+    counts = {name: (each.changed, each.missing) for name, each in found.items()}
+    assert counts == {"body": (5, 1), "tag": (3, 2), "keys": (0, 0), "properties": (5, 0)}
+    assert (found["tag"].before, found["tag"].after) == ("paid", "PAID")
+    assert found["properties"].after == '{"tier":"paid"}'
+    assert found["body"].before == "orders/a/0/0".ljust(10, ".")
+    assert len(found["body"].after or "") == 60
+    assert (looked.plan.rows, cluster.sent) == (5, [])
+    assert [each.sentences()[1:] for each in looked.effects] == [
+        ["1 have no body, and are not sent"], [], [], [],
+    ]  # fmt: skip
+    assert found["tag"].sentences() == ["tag would be another one in 3 of them: paid becomes PAID"]
+    assert found["keys"].sentences() == ["keys would be another one in 0 of them"]
+
+
+def test_a_value_of_which_nothing_can_be_made_is_a_sentence(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 3, tag="no number")
+    archive.append()
+    expressions = {"tag": "string(int(repeat(tag, 1000)) + 1)"}
+    settings = replaying(cluster, archive, tmp_path / "s", expressions=expressions)
+    for do in (replay.look, lambda *given: replay.send(*given, now_ms=lambda: NOW_MS)):
+        with pytest.raises(BadOption, match=r"for a message that is so: \[CAST_INV") as error:
+            do(spark, settings)
+        assert len(str(error.value)) < 400
+    assert cluster.sent == []
+
+
+def test_what_may_be_set_is_what_is_sent() -> None:
+    from tidemill.pipeline.schema import MESSAGES
+    from tidemill.pipeline.sink.messages import COLUMNS
+
+    assert SETTABLE.items() <= COLUMNS.items()
+    assert SETTABLE.keys() <= {column.name for column in MESSAGES}
