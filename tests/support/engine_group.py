@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from zlib import crc32
 
-from tests.support.bodies import body_of
+from tests.support.bodies import text_of
 from tests.support.engine_world import ENTROPY, SMALL, blob
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
@@ -86,10 +86,7 @@ class Node:
             return []
         queue = self.engine.catalog.queue(topic.id, QueueId(0))
         offsets = [queue.entry(n)[0] for n in range(queue.min_offset, queue.max_offset)]
-        return [
-            body_of(self.engine.store.record(offset).tail).decode().rstrip(".")
-            for offset in offsets
-        ]
+        return [text_of(self.engine.store.record(offset).tail) for offset in offsets]
 
 
 class Group:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, TypedDict, Unpack
 from zlib import crc32
 
-from tests.support.bodies import body_of
+from tests.support.bodies import filled, text_of
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
 from tests.support.quiet import has_pending
@@ -49,7 +49,7 @@ def blob(
     """Build a stored message whose body is `text`, as short as the format allows."""
     id_bytes, tag_bytes = (message_id or f"id-{text}").encode(), tag.encode()
     system = id_bytes + tag_bytes + b"".join(key.encode() for key in keys)
-    body = text.encode().ljust(size, b".")
+    body = filled(text, size)
     hashes = [stored_message.key_hash("id", id_bytes.decode())]
     hashes += [stored_message.key_hash("key", key) for key in keys]
     fixed = stored_message.FIXED.pack(
@@ -219,7 +219,7 @@ class World:
             records = self.engine.read_batch(batch)
         return [
             Popped(
-                body_of(record.blob).decode().rstrip("."),
+                text_of(record.blob),
                 Delivery(
                     GroupId(group_id),
                     TopicId(topic_id),

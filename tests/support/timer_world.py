@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from tests.support.bodies import body_of
+from tests.support.bodies import text_of
 from tests.support.engine_world import SMALL, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import LogChecker, records_of
@@ -184,7 +184,7 @@ class TimerWorld(World):
         cause = message.decode_timer_cause(body)
         place = message.Place._make(message.PLACE.unpack_from(body))
         topic = self.fold.timers.topics[place.topic_id]
-        text = body_of(tail).decode().rstrip(".")
+        text = text_of(tail)
         self.delivered.append(
             Delivered(
                 text,

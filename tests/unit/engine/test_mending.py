@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.bodies import body_of
+from tests.support.bodies import body_of, text_of
 from tests.support.engine_group import Group, Node
 from tests.support.engine_world import SMALL, blob
 from tests.support.faulty_disk import FaultyDisk, PowerCut
@@ -112,7 +112,7 @@ def pop(group: Group, node: Node, count: int = 32) -> list[str]:
         except MessageDamaged:
             left = engine.left_of(batch)
             records = engine.read_batch(left)
-        found += [body_of(bytes(one.blob)).decode().rstrip(".") for one in records]
+        found += [text_of(bytes(one.blob)) for one in records]
     return found
 
 

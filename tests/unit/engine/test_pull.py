@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.bodies import body_of
+from tests.support.bodies import text_of
 from tests.support.counted_work import Meter
 from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
@@ -67,7 +67,7 @@ def all_of(pull: QueuePull) -> list[PulledMessage]:
 
 
 def bodies(found: list[PulledMessage]) -> list[str]:
-    return [body_of(one.blob).decode().rstrip(".") for one in found]
+    return [text_of(one.blob) for one in found]
 
 
 def test_a_queue_is_pulled_in_its_order_and_nothing_is_consumed() -> None:

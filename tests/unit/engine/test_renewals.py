@@ -544,7 +544,7 @@ def test_a_start_knows_deadlines_and_holders(how: str, is_ordered: bool) -> None
     if how == "snapshot":
         world.checkpoint()
     elif how == "segments gone":
-        filler = "." * 1_000
+        filler = "-" * 1_000
         while len(world.engine.log.segments) < 2:
             world.send(*[filler] * 100, topic="filler")
         world.checkpoint()

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.bodies import body_of
+from tests.support.bodies import body_of, text_of
 from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
 from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
@@ -513,7 +513,7 @@ def test_a_look_up_ends_where_what_it_finds_is_much() -> None:
         has_more = search.step()
         page = search.take()
         most = max(most, sum(len(one.blob) for one in page))
-        found += [body_of(one.blob).rstrip(b".").decode() for one in page]
+        found += [text_of(one.blob) for one in page]
         assert not search.take(), "what was taken is not kept"
     assert most <= SLICE_BYTES + (2 << 20) + 4096
     assert found == [f"m{n}" for n in range(11, 11 - FOUND_BYTES_MAX // (2 << 20), -1)]

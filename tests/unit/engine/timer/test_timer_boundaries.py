@@ -168,7 +168,7 @@ def test_a_full_second_is_refused_spread_or_taken_by_the_formula(policy: Overloa
         count = world.engine.timers.index.wheel.count(due_at_ms // 1000)
         expected += 1 - min(max((count - limit) / limit, 0), 1)
         try:
-            text = f"m{n}-{random.random()}"
+            text = f"m{n}-{random.getrandbits(53)}"
             dues.add(world.schedule(text, due_at_ms=due_at_ms, commit=False).due_at_ms)
         except Overloaded:
             assert count > limit
