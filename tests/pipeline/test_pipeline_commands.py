@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import command, environment
 from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATED, app
 from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.pipeline.offsets import Offsets
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline.py"
@@ -139,6 +141,19 @@ def test_a_file_of_options_is_read_or_a_sentence(
     assert done.exit_code != 0
 
 
+def record_of(folder: Path) -> dict[str, Any]:
+    """Return the record of the one run that a folder has."""
+    (record,) = (folder / "_runs").iterdir()
+    found: dict[str, Any] = json.loads(record.read_text())
+    return found
+
+
+def offsets_of(record: dict[str, Any], which: str) -> int:
+    """Return where a run began to read its only queue, or ended."""
+    (offset,) = Offsets.from_document(record["input_offsets"][which]).at.values()
+    return offset
+
+
 @pytest.mark.parametrize(
     ("by", "options", "sentence", "status"),
     [
@@ -187,8 +202,10 @@ def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
         job.stderr.close()
     assert told[-1] == f"error: {sentence}: start it again, and it goes on where it was\n"
     assert not any("Traceback" in each for each in told)
-    (record,) = (tmp_path / "a" / "_runs").iterdir()
-    assert json.loads(record.read_text())["status"].startswith("failed: ")
+    record = record_of(tmp_path / "a")
+    assert record["status"].startswith("failed: ")
+    assert offsets_of(record, "start") == 0
+    assert offsets_of(record, "end") >= record["rows"] >= 20
     if not options:
         counted = r'rows_total\{cluster="east",.*topic="orders".*\} 20\.0'
         assert re.search(counted, metrics.read_text())
@@ -227,8 +244,10 @@ def test_a_replay_that_is_ended_sends_no_more(
     assert job.returncode == (EXIT_TERMINATED if is_terminated else EXIT_INTERRUPTED), told
     assert len(cluster.sent) < 3000
     assert "Traceback" not in told
-    (record,) = (tmp_path / "s" / "_runs").iterdir()
-    assert json.loads(record.read_text())["status"].startswith("failed: ")
+    record = record_of(tmp_path / "s")
+    assert record["status"].startswith("failed: ")
+    # Of its only batch nothing is through.
+    assert record["input_offsets"] == {}
 
 
 def test_jobs_leave_their_metrics_and_the_example_runs(
@@ -268,6 +287,10 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
         told[job] = (f'work="{job}"' in found[1], found[2])
     assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1")}
     assert {each.system_properties.tag for each in cluster.sent} == {"new"}
+    sent = record_of(tmp_path / "s")
+    assert [offsets_of(sent, which) for which in ("start", "end")] == [0, 30]
+    measured = record_of(tmp_path / "d")["input_offsets"]
+    assert 0 == measured["start"]["e"]["a"]["at"] < measured["end"]["e"]["a"]["at"]
     # Thirty messages without a tag, and one event.
     shown = said[-1][0].decode()
     assert "|NULL|30      |" in shown

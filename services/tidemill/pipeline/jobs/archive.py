@@ -38,6 +38,7 @@ from tidemill.pipeline.archive.tasks import (
 from tidemill.pipeline.client import Cluster, connect
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss
 from tidemill.pipeline.jobs.gate import Gate
+from tidemill.pipeline.jobs.inputs import Inputs
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueRange, split, take_rows
 from tidemill.pipeline.options import EARLIEST, LATEST, Place, SourceOptions
 from tidemill.pipeline.pulling import TAKEN
@@ -122,6 +123,7 @@ class ArchiveJob:
         # With which queues a run cannot go on, and why; empty: its broker group has another one.
         self._stuck: dict[Queue, str] = {}
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
+        self.inputs = Inputs()
 
     def archive(self) -> Archive:
         """Return what the manifest says now. Raises ArchiveError where it was there, and is away.
@@ -157,6 +159,8 @@ class ArchiveJob:
             if not ranges and not lost:
                 continue
             self.commit("append", ranges=(*lost, *ranges), files=files)
+            for each in (*lost, *ranges):
+                self.inputs.note(each.key.queue, each.start, each.end)
             done = Done(
                 rows=done.rows + sum(each.rows for each in ranges),
                 bytes=done.bytes + sum(each.bytes for each in ranges),

@@ -216,6 +216,7 @@ def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run
             gate_group=settings.gate_group,
             store_is_gone=settings.store_is_gone,
         )
+        run.inputs = job.inputs
         yield job, run
 
 

@@ -171,6 +171,7 @@ def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[
     nobody: dict[Range, str] = {}
     for answer in job.run_tasks(job.options, found.tasks):
         of = range_of(answer["range"])
+        job.inputs.note(of.key.queue, of.start, of.end)
         if answer["wrong"]:
             found.wrong.append(f"{_place(of)}: {answer['wrong']}")
             continue

@@ -20,6 +20,7 @@ from tidemill.pipeline.client import BrokerLog, Client, connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.group_progress import read_progress
+from tidemill.pipeline.jobs.inputs import logs_before, note_events
 from tidemill.pipeline.jobs.page import curve, page, table
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.jobs.sends import asks_for_topics, check_sends, of_topics, read_sends
@@ -114,9 +115,11 @@ def run(settings: AuditSettings) -> Verdict:
         say("asking how far groups are")
         progress = read_progress(spark, settings.given)
         say("reading events")
+        logs = logs_before(settings.given)
         events = read_events(spark, settings.given)
         check_any(events, settings.given)
         record.rows = events.count()
+        note_events(record.inputs, settings.given, logs, events)
         # Once all is read: what retention takes from now on was told.
         begins_at_ms = 0
         if settings.sends:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -23,6 +23,7 @@ from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, PipelineError
+from tidemill.pipeline.jobs.inputs import Inputs
 from tidemill.pipeline.jobs.running import (
     Run,
     end_line,
@@ -372,12 +373,39 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
             say(f"nobody sent what was due: all that is left comes {by_ms / 1000:,.0f} s later")
             end_line()
 
-        replayed = send(spark, settings, now_ms=clock.wall_ms, tell=tell, tell_shifted=tell_shifted)
+        with _noted(record.inputs, settings):
+            replayed = send(
+                spark, settings, now_ms=clock.wall_ms, tell=tell, tell_shifted=tell_shifted
+            )
         metrics.rows[into] = record.rows = replayed.sent
         metrics.succeeded_at_ms = clock.wall_ms()
         if settings.metrics_file:
             metrics.write(settings.metrics_file)
         return replayed
+
+
+@contextmanager
+def _noted(inputs: Inputs, settings: ReplaySettings) -> Iterator[None]:
+    """Note how far a stream gets in the block, also where it does not get to its end."""
+    archived = ArchiveStore(settings.archive).archive().queues
+    first = {key.queue: queue.start for key, queue in archived.items()}
+    before = _places(settings)
+    try:
+        yield
+    finally:
+        for queue, end in _places(settings).items():
+            start = before.get(queue, first.get(queue, 0))
+            if start < end:
+                inputs.note(queue, start, end)
+
+
+def _places(settings: ReplaySettings) -> dict[Queue, int]:
+    """Return how far a replay is with each queue, none of which it has where it has not begun."""
+    # What is wrong with a checkpoint who goes on with it says.
+    with suppress(OSError, ValueError, PipelineError):
+        reached = _reached(settings)
+        return {} if reached is None else {**reached.at, **reached.passed}
+    return {}
 
 
 def told_of_topic(settings: ReplaySettings) -> str:

@@ -1,7 +1,7 @@
 """How a job is run: a session, a line of progress, and a record of the run.
 
 A record is `_runs/RUN.json` in the folder of the job's tables: which job, which program, from where
-to where, how many rows, and how it ended.
+to where it read, how many rows, and how it ended.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.version import version
 from tidemill.pipeline.errors import BadOption, Terminated
+from tidemill.pipeline.jobs.inputs import Inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +54,13 @@ class Run:
     status: str = "running"
     rows: int = 0
     detail: dict[str, Any] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what is written of it."""
+        told = {each.name: getattr(self, each.name) for each in fields(self)}
+        del told["inputs"]
+        return {**told, "input_offsets": self.inputs.as_document()}
 
 
 @contextlib.contextmanager
@@ -202,7 +210,7 @@ def _write(run: Run, folder: str) -> None:
     path = Path(folder) / RUNS / f"{run.run}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(run), sort_keys=True) + "\n")
+        path.write_text(json.dumps(run.as_record(), sort_keys=True) + "\n")
     except OSError as error:
         # The error of the run itself, if it had one, is what matters.
         log.warning("the run is not recorded: %s", error)

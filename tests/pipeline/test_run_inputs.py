@@ -1,0 +1,93 @@
+"""What the record of a run has of where it read from and to."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FakeCluster
+from tidemill.pipeline.jobs.archive_verify import verify
+from tidemill.pipeline.jobs.audit import read_events
+from tidemill.pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events
+from tidemill.pipeline.offsets import Incarnation, Offsets, Queue
+from tidemill.pipeline.source.events import places_of
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OF_CHARACTERS_MAX = 64 * 1024
+
+
+def spans(inputs: Inputs) -> dict[int, tuple[int, int]]:
+    """Return from where to where queues were read, by queue id."""
+    document = inputs.as_document()
+    start, end = (Offsets.from_document(document[name]).at for name in ("start", "end"))
+    assert start.keys() == end.keys()
+    return {queue.queue_id: (start[queue], end[queue]) for queue in start}
+
+
+def test_a_record_is_bounded_and_says_what_it_leaves_out() -> None:
+    inputs = Inputs()
+    for queue_id in reversed(range(QUEUES_MAX + 5)):
+        inputs.note(Queue("orders", "broker-0", queue_id, Incarnation("LOG", 7)), 10_000, 20_000)
+    document = inputs.as_document()
+    assert document["queues_left_out"] == 5
+    assert list(spans(inputs)) == list(range(QUEUES_MAX))
+    assert len(json.dumps(document)) < OF_CHARACTERS_MAX
+
+
+def test_a_run_that_reads_nothing_has_nothing_to_say() -> None:
+    assert Inputs().as_document() == {}
+
+
+def test_an_archiver_has_read_what_its_batches_have_and_what_was_lost_before(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 100)
+    cluster.add("orders", "a", 1, 10)
+    job = archive.job()
+    job.append()
+    assert spans(job.inputs) == {0: (0, 100), 1: (0, 10)}
+    cluster.add("orders", "a", 0, 100)
+    cluster.expire("orders", "a", 0, 120)
+    job = archive.job(failOnDataLoss="false")
+    job.append()
+    assert spans(job.inputs) == {0: (100, 200)}
+
+
+def test_a_verification_has_read_what_it_compared(cluster: FakeCluster, archive: Archived) -> None:
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    archive.verify()
+    cluster.add("orders", "a", 0, 30)
+    archive.append()
+    job = archive.job()
+    assert verify(job).wrong == []
+    assert spans(job.inputs) == {0: (30, 60)}
+    job = archive.job()
+    verify(job)
+    assert job.inputs.as_document() == {}
+
+
+def test_who_reads_events_has_read_the_logs_and_what_came_meanwhile(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    def stored(count: int) -> list[Any]:
+        return [pb.Event(kind=pb.STORED, topic="orders", at_ms=1_000)] * count
+
+    cluster.add_events("a", *stored(3))
+    cluster.add_events("b", *stored(1))
+    given = {"endpoints": cluster.endpoint}
+    logs = logs_before(given)
+    cluster.add_events("a", *stored(2))
+    events = read_events(spark, given)
+    inputs = Inputs()
+    note_events(inputs, given, logs, events)
+    document = inputs.as_document()
+    start, end = (places_of(document[name]) for name in ("start", "end"))
+    assert {broker: place.at for broker, place in start.items()} == {"a": 0, "b": 0}
+    last = {row.broker: row[1] for row in events.groupBy("broker").max("log_position").collect()}
+    assert end["a"].at == last["a"] > logs["a"].log_end
+    assert end["b"] == (logs["b"].log_end, logs["b"].log_id)
