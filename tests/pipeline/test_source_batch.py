@@ -83,16 +83,16 @@ def test_what_is_older_than_a_predicate_is_not_pulled(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     cluster.add("orders", "a", 0, 50, step_ms=1_000)
-    frame = reading(spark, cluster, topic="orders", pushdown="true").load()
+    loads = reading(spark, cluster, topic="orders", pushdown="true")
     at_ms = FIRST_STORED_AT_MS + 40_000
     for compared, first in ((">=", 40), (">", 41), ("=", 40)):
         cluster.pulls.clear()
-        kept = frame.where(f"store_timestamp {compared} timestamp_millis({at_ms})").collect()
+        kept = loads.load().where(f"store_timestamp {compared} timestamp_millis({at_ms})").collect()
         offsets = [row.queue_offset for row in kept]
         assert offsets == ([40] if compared == "=" else list(range(first, 50)))
         assert {offset for *_, offset in cluster.pulls} == {40}
     cluster.pulls.clear()
-    assert frame.where(f"store_timestamp < timestamp_millis({at_ms})").count() == 40
+    assert loads.load().where(f"store_timestamp < timestamp_millis({at_ms})").count() == 40
     assert {offset for *_, offset in cluster.pulls} == {0}
 
 
@@ -103,11 +103,11 @@ def test_due_times_reach_the_source(spark: SparkSession, cluster: FakeCluster) -
     cluster.brokers["a"].pending = [
         pb.Pending(topic="orders", timer_id=n, due_at_ms=1_000 + n) for n in range(10)
     ]
-    frame = reading(spark, cluster, dataset="pending", pushdown="true").load()
+    loads = reading(spark, cluster, dataset="pending", pushdown="true")
 
     def read(where: str) -> list[int]:
         cluster.due_ranges.clear()
-        return sorted(row.timer_id for row in frame.where(where).collect())
+        return sorted(row.timer_id for row in loads.load().where(where).collect())
 
     def at(ms: int) -> str:
         return f"timestamp_millis({ms})"

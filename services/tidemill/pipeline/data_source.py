@@ -15,6 +15,8 @@ from pyspark.sql.datasource import (
 from tidemill.pipeline import schema as columns
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.options import SourceOptions, parse_sink, parse_source
+from tidemill.pipeline.pulling import log
+from tidemill.pipeline.source.loads import new_load
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -26,6 +28,10 @@ _OF_STREAMS = frozenset({"checkpointlocation", "path"})
 
 class RocketMQDataSource(DataSource):
     """Reads a cluster: `spark.read.format("rocketmq").option("endpoints", ...)`."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._load = new_load()
 
     @classmethod
     def name(cls) -> str:
@@ -44,18 +50,24 @@ class RocketMQDataSource(DataSource):
         """Return what reads a batch."""
         options = parse_source(dict(self.options), is_stream=False)
         _check(options, schema)
+        if options.pushes_down:
+            log.warning(
+                "pushdown=true: a .load() is for one look with one predicate; its frame may lack"
+                " rows where it is looked at with another one as well, or whole"
+            )
         if options.dataset in {"messages", "dlq"}:
             from tidemill.pipeline.source.messages import MessageReader, PushdownMessageReader
 
-            reader = PushdownMessageReader if options.pushes_down else MessageReader
-            return reader(options, schema)
+            if options.pushes_down:
+                return PushdownMessageReader(options, schema, load=self._load)
+            return MessageReader(options, schema)
         if options.dataset == "events":
             from tidemill.pipeline.source.events import EventReader
 
             return EventReader(options, schema)
         from tidemill.pipeline.source.listings import listing_reader
 
-        return listing_reader(options, schema)
+        return listing_reader(options, schema, load=self._load)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return what reads a stream."""

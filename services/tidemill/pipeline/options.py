@@ -118,7 +118,13 @@ SOURCE: Final = (
         " made of the message.",
     ),
     _both("bodyEncoding", "decode", "`decode`: bodies as they were sent; `raw`: as stored."),
-    _batch("pushdown", "false", "Whether predicates are handed to the source; see pipeline.md."),
+    _batch(
+        "pushdown",
+        "false",
+        "Whether predicates are handed to the source, of `messages`, `dlq` and `pending`. Then each"
+        " `.load()` is for one look with one predicate: a frame that is used twice, or has a view,"
+        " may lack rows; see pipeline.md.",
+    ),
     _both(
         "readMode", "auto", "`auto`, `archive` or `broker`; `auto` without archivePath is `broker`."
     ),

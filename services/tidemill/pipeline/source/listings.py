@@ -26,6 +26,7 @@ from tidemill.pipeline.pulling import BATCH_BYTES
 from tidemill.pipeline.rows import in_flight_batch, pending_batch, progress_batch
 from tidemill.pipeline.schema import OF_WAITING, arrow_schema
 from tidemill.pipeline.source.instants import whole_ms
+from tidemill.pipeline.source.loads import check_asked_alike
 from tidemill.pipeline.source.topics import check_topics, names_of
 
 if TYPE_CHECKING:
@@ -107,12 +108,21 @@ class PendingReader(ListingReader):
 class PushdownPendingReader(PendingReader):
     """A read of delayed messages that asks for those alone that predicates leave by due time."""
 
+    def __init__(self, options: SourceOptions, schema: StructType, *, load: str) -> None:
+        super().__init__(options, schema)
+        self._load = load
+
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name.
         """Take due times, and return all, since a millisecond is the least that is asked for."""
         for each in filters:
             if getattr(each, "attribute", ()) == ("due_timestamp",):
                 self._push(each)
         return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a task for each broker group. Raises BadOption for a second choice."""
+        check_asked_alike(self._load, str((self.due_from_ms, self.due_until_ms)))
+        return super().partitions()
 
     def _push(self, predicate: Any) -> None:
         value = getattr(predicate, "value", None)
@@ -126,11 +136,15 @@ class PushdownPendingReader(PendingReader):
             self.due_until_ms = min(self.due_until_ms or until_ms, until_ms)
 
 
-def listing_reader(options: SourceOptions, schema: StructType) -> ListingReader:
+def listing_reader(
+    options: SourceOptions, schema: StructType, *, load: str = ""
+) -> ListingReader:  # fmt: skip
     """Return what reads a listing. Spark refuses one that takes predicates unless it is set so."""
     if options.dataset != "pending":
         return ListingReader(options, schema)
-    return (PushdownPendingReader if options.pushes_down else PendingReader)(options, schema)
+    if options.pushes_down:
+        return PushdownPendingReader(options, schema, load=load)
+    return PendingReader(options, schema)
 
 
 def _gathered(items: Iterable[Any]) -> Iterator[list[Any]]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -50,6 +50,7 @@ from tidemill.pipeline.rows import message_batch
 from tidemill.pipeline.schema import OF_BODIES, arrow_schema
 from tidemill.pipeline.source.archived import read_archived
 from tidemill.pipeline.source.instants import whole_ms
+from tidemill.pipeline.source.loads import check_asked_alike
 from tidemill.pipeline.source.places import Places, View
 
 if TYPE_CHECKING:
@@ -243,6 +244,16 @@ class Wanted:
     end: int = 2**63 - 1
     since_ms: int | None = None  # when the first of them was stored
 
+    def __str__(self) -> str:
+        """Return it as text that is the same in any process."""
+        chosen = (self.topics, self.brokers, self.queue_ids)
+        return str(
+            [
+                *(None if each is None else sorted(each, key=repr) for each in chosen),
+                self.first, self.end, self.since_ms,
+            ]
+        )  # fmt: skip
+
     def takes(self, queue: Queue) -> bool:
         """Say whether a queue is read."""
         return (
@@ -256,48 +267,45 @@ class Wanted:
         first = max(start, self.first)
         return first, max(first, min(end, self.end))
 
-    def push(self, predicate: Any) -> bool:
-        """Take a predicate in. Returns whether Spark need not look at it again."""
+    def push(self, predicate: Any) -> None:
+        """Take in what a predicate leaves, as far as it can be told here."""
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
         column = attribute[0] if len(attribute) == 1 else ""
         if column == "queue_offset":
-            return self._push_offset(predicate)
-        if column == "store_timestamp":
+            self._push_offset(predicate)
+        elif column == "store_timestamp":
             self._push_time(predicate)
-            return False  # Behind the first there may be older ones: clocks are set back.
-        field = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(column)
-        if field is None:
-            return False
+        elif column in _CHOSEN_BY:
+            self._push_choice(_CHOSEN_BY[column], predicate)
+
+    def _push_choice(self, field: str, predicate: Any) -> None:
         if isinstance(predicate, EqualTo):
             values = frozenset([predicate.value])
         elif isinstance(predicate, In):
             values = frozenset(predicate.value)
         else:
-            return False
+            return
         before = getattr(self, field)
         setattr(self, field, values if before is None else before & values)
-        return True
 
-    def _push_offset(self, predicate: Any) -> bool:
+    def _push_offset(self, predicate: Any) -> None:
         value = getattr(predicate, "value", None)
         if not isinstance(value, int):
-            return False
-        if isinstance(predicate, EqualTo):
-            self.first, self.end = max(self.first, value), min(self.end, value + 1)
-        elif isinstance(predicate, GreaterThanOrEqual):
+            return
+        if isinstance(predicate, EqualTo | GreaterThanOrEqual):
             self.first = max(self.first, value)
-        elif isinstance(predicate, GreaterThan):
+        if isinstance(predicate, GreaterThan):
             self.first = max(self.first, value + 1)
-        elif isinstance(predicate, LessThan):
+        if isinstance(predicate, LessThan):
             self.end = min(self.end, value)
-        elif isinstance(predicate, LessThanOrEqual):
+        if isinstance(predicate, EqualTo | LessThanOrEqual):
             self.end = min(self.end, value + 1)
-        else:
-            return False
-        return True
 
     def _push_time(self, predicate: Any) -> None:
-        """Leave out what stands before the first message of a time. Its end nobody can look up."""
+        """Leave out what stands before the first message of a time. Its end nobody can look up.
+
+        Behind the first there may be older ones, too: clocks are set back.
+        """
         value = getattr(predicate, "value", None)
         if isinstance(value, datetime) and isinstance(
             predicate, EqualTo | GreaterThan | GreaterThanOrEqual
@@ -306,15 +314,36 @@ class Wanted:
             self.since_ms = at_ms if self.since_ms is None else max(self.since_ms, at_ms)
 
 
+# Which fields of Wanted hold the values of a column.
+_CHOSEN_BY: Final = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}
+
+
+@final
 class PushdownMessageReader(MessageReader):
     """A batch read that takes predicates, where the option says so.
 
     Spark refuses a reader that offers it while its own setting is off.
     """
 
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, load: str, short_s: float = SHORT_S
+    ) -> None:
+        super().__init__(options, schema, short_s=short_s)
+        self._load = load
+
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name.
-        """Take what can be taken and return the rest."""
-        return [each for each in filters if not self.wanted.push(each)]
+        """Take what can be taken, and return all.
+
+        Spark may hand the rows of these predicates to a look with others: so it looks at each row.
+        """
+        for each in filters:
+            self.wanted.push(each)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Share what predicates leave between tasks. Raises BadOption for a second choice."""
+        check_asked_alike(self._load, str(self.wanted))
+        return super().partitions()
 
 
 # ---------------------------------------------------------------- stream
