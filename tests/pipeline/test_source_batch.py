@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.pipeline.conftest import reading
 from tests.support.fake_cluster import FIRST_STORED_AT_MS
+from tidemill.pipeline.data_source import RocketMQDataSource
+from tidemill.pipeline.errors import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.fake_cluster import FakeCluster
+
+ID, TAG = StructField("message_id", StringType()), StructField("tag", StringType())
 
 
 def test_a_topic_is_read_whole_with_every_column(spark: SparkSession, cluster: FakeCluster) -> None:
@@ -66,6 +71,36 @@ def test_what_is_asked_wrongly_is_said(spark: SparkSession, cluster: FakeCluster
         reading(
             spark, cluster, topic="orders", startingTimestamp="2030-01-01T00:00:00Z"
         ).load().collect()
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ([ID, StructField("tag", StringType(), nullable=False)], "column tag may be null"),
+        ([TAG, ID, TAG], "column tag is named 2 times"),
+        ([], "a read has a column at least"),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_columns_that_no_read_has_are_refused(
+    cluster: FakeCluster, columns: list[StructField], sentence: str, is_stream: bool
+) -> None:
+    source = RocketMQDataSource({"endpoints": cluster.endpoint, "topic": "orders"})
+    with pytest.raises(BadOption, match=sentence):
+        (source.streamReader if is_stream else source.reader)(StructType(columns))
+
+
+def test_what_may_be_null_is_not_believed_to_be_there(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    """Spark would give `coalesce` of a column that it is told is NOT NULL another answer."""
+    cluster.add("orders", "a", 0, 1)
+    loads = reading(spark, cluster, topic="orders")
+    shown = "coalesce(tag, 'none') as shown"
+    (row,) = loads.schema("message_id string, tag string").load().selectExpr(shown).collect()
+    assert row.shown == "none"
+    with pytest.raises(Exception, match="column tag may be null, in every dataset"):
+        loads.schema("message_id string, tag string NOT NULL").load().selectExpr(shown).collect()
 
 
 def test_predicates_reach_the_source_where_they_may(
@@ -149,8 +184,6 @@ def test_every_kind_of_body_and_property_comes_through(
 
 
 def test_batches_have_the_columns_that_spark_expects(spark: SparkSession) -> None:
-    from pyspark.sql.types import StructType
-
     from tidemill.pipeline import schema
 
     for dataset in schema.COLUMNS:

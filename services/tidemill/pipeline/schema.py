@@ -164,8 +164,14 @@ def ddl(dataset: Dataset, *, without: Sequence[str] = ()) -> str:
 
 
 def check(dataset: Dataset, asked: StructType) -> None:
-    """Raise BadOption where a read names a column that is not there, or of another type."""
+    """Raise BadOption where a read names a column that is not there, or of another type.
+
+    Or none, or one twice, which Spark cannot tell apart in what comes.
+    """
     known = {column.name: column.type for column in COLUMNS[dataset]}
+    if not asked.fields:
+        raise BadOption(f"a read has a column at least; dataset {dataset} has {', '.join(known)}")
+    names = asked.names
     for field in asked.fields:
         if field.name not in known:
             raise BadOption(
@@ -175,6 +181,14 @@ def check(dataset: Dataset, asked: StructType) -> None:
         if of_type != known[field.name]:
             raise BadOption(
                 f"column {field.name} of dataset {dataset} is {known[field.name]}, not {of_type}"
+            )
+        if names.count(field.name) > 1:
+            raise BadOption(f"column {field.name} is named {names.count(field.name)} times")
+        if not field.nullable:
+            # Spark would believe it, and give `is null` and `coalesce` other answers.
+            raise BadOption(
+                f"column {field.name} may be null, in every dataset: leave NOT NULL out, and say"
+                f" where {field.name} is not null"
             )
 
 
