@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 
 import boto3
+import pyarrow as pa
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -18,6 +19,7 @@ from tidemill.pipeline.errors import AnotherWriter, ArchiveError
 from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
 from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.schema import VERSION
+from tidemill.pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt, drop, keep
 
 
 @pytest.fixture
@@ -77,6 +79,17 @@ def test_a_number_that_is_taken_is_not_written_over(cluster: FakeCluster, path: 
     with pytest.raises(AnotherWriter, match="run one at a time"):
         ArchiveStore(path).commit(entry)
     assert verify(archive_job(cluster, path)).wrong == []
+
+
+def test_bad_rows_count_there_as_in_a_folder(path: str) -> None:
+    drop(path, "w")
+    rows = pa.table({name: [None, None] for name in SCHEMA.names}, schema=SCHEMA)
+    for number in range(2):
+        with BadRows(path, TaskAttempt("w", 0, number)) as bad:
+            bad.add(rows)
+    assert all(name.startswith("_") for name in ArchiveStore(path).names())
+    keep(path, [bad.staged])
+    assert list(ArchiveStore(path).names()) == [bad.staged.counting_name]
 
 
 def test_what_is_not_there_is_told(path: str) -> None:

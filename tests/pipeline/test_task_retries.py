@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.conftest import streaming
@@ -22,7 +23,7 @@ from tests.support.archiving import Archived
 from tests.support.eventually import eventually
 from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
 from tests.support.processes import command, descendants, environment
-from tests.support.retried_tasks import ROWS
+from tests.support.retried_tasks import BAD_ROWS, ROWS, TASKS
 from tests.support.streaming_queries import run_to_end
 from tidemill.pipeline.pulling import BATCH_ROWS
 
@@ -51,13 +52,15 @@ def check_repeats_are_known(cluster: FakeCluster, bodies: set[bytes]) -> None:
     assert len(set().union(*ids.values())) == len(bodies)
 
 
-def test_a_task_that_is_done_again_loses_and_doubles_nothing(cluster: FakeCluster) -> None:
+def test_a_task_that_is_done_again_loses_and_doubles_nothing(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     cluster.add("orders", "a", 0, STORED)
     # Behind a batch that Spark already has.
     cluster.breaks_after = BATCH_ROWS // PAGE_ROWS + 1
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE}, {"SendMessage": 1}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.retried_tasks", cluster.endpoint],
+        [sys.executable, "-m", "tests.support.retried_tasks", cluster.endpoint, tmp_path],
         env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -65,6 +68,12 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(cluster: FakeCluste
     offsets = json.loads(done.stdout.splitlines()[-1])
     assert sorted(offsets) == list(range(STORED))
     check_repeats_are_known(cluster, {b"row %d" % n for n in range(ROWS)})
+    # Of what could not be sent each row is there once, and of the first attempts nothing is.
+    bad = [path.name for path in tmp_path.iterdir()]
+    assert len(bad) == TASKS
+    assert all(name.startswith("bad-") for name in bad)
+    tags = pq.read_table(tmp_path, columns=["tag"])["tag"].to_pylist()
+    assert sorted(int(tag) for tag in tags) == list(range(TASKS * BAD_ROWS))
     # All came in the end, so a job's terminal has nothing, of Spark itself nor of a task's failure.
     of_spark = re.compile(r" WARN | ERROR |log4j|log level|Traceback")
     assert [line for line in done.stderr.splitlines() if of_spark.search(line)] == []

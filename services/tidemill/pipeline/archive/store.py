@@ -287,6 +287,18 @@ class ArchiveStore:
             if info.type == pa_fs.FileType.File:
                 yield info.path[len(self._root) + 1 :], int(info.mtime_ns or 0) // 1_000_000
 
+    def names(self) -> Iterator[str]:
+        """Yield what lies right below; nothing where there is no such folder."""
+        selector = pa_fs.FileSelector(self._root, allow_not_found=True)
+        for info in self._files.get_file_info(selector):
+            yield info.base_name
+
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name, of which there may be one. Raises FileNotFoundError."""
+        self._files.move(f"{self._root}/{path}", f"{self._root}/{to}")
+        if self._is_local:
+            _sync(self._root)
+
     def delete(self, path: str) -> None:
         """Delete a data file; one that is gone already is no failure."""
         with contextlib.suppress(FileNotFoundError):

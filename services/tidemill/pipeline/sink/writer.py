@@ -1,20 +1,18 @@
 """What Spark writes with: a batch and a stream alike, as at least once needs no memory.
 
 A row that cannot be sent fails the task, or goes to a table of its own, with why, before the task
-says that it is done.
+says that it is done; there it counts when the driver knows which attempts at tasks do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -23,10 +21,10 @@ from pyspark.sql.datasource import (
 )
 
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.options import SinkOptions
 from tidemill.pipeline.pulling import log
+from tidemill.pipeline.sink.bad_rows import SCHEMA, BadRows, Staged, TaskAttempt, drop, keep
 from tidemill.pipeline.sink.messages import NO_TEXT, RowIds, check_columns
 from tidemill.pipeline.sink.sending import Sender
 
@@ -36,25 +34,6 @@ if TYPE_CHECKING:
 # Spark's names of what a batch of a stream is known by, in every start of its query.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-# What cannot be sent: which row of its task it was, why, and all that it had.
-_BAD_ROWS: Final = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("why", pa.string()),
-        ("body", pa.binary()),
-        ("topic", pa.string()),
-        ("message_id", pa.string()),
-        ("tag", pa.string()),
-        ("keys", pa.list_(pa.string())),
-        ("message_group", pa.string()),
-        ("properties", pa.map_(pa.string(), pa.string())),
-        ("due_timestamp", pa.timestamp("us", "UTC")),
-        ("delay_ms", pa.int64()),
-        ("priority", pa.int32()),
-        ("dedup_key", pa.string()),
-        ("body_encoding", pa.string()),
-    ]
-)
 _ID_BYTES: Final = 16  # of what a write of a batch is known by
 
 
@@ -63,11 +42,33 @@ class Written(WriterCommitMessage):
     """What a task has done."""
 
     rows: int
-    bad: int
+    bad: Staged
+
+
+def send_rows(
+    options: SinkOptions, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt
+) -> Written:
+    """Send the rows of a task, and keep those apart that cannot be sent; runs in an executor."""
+    sender = Sender(
+        connect(options.connection),
+        options,
+        max_retries=options.connection.max_retries,
+        ids=RowIds(attempt.write, attempt.partition),
+        now_ms=SystemClock().wall_ms,
+    )
+    done = 0
+    with BadRows(options.dead_letter_path, attempt) as bad:
+        for batch in batches:
+            sent = sender.send(rows_of(batch))
+            if sent.bad:
+                bad.add(_bad_rows(batch, sent.bad, first=done))
+                sent.bad.clear()
+            done += batch.num_rows
+    return Written(rows=sender.sent.rows, bad=bad.staged)
 
 
 class _Tasks:
-    """What a task does, in a batch and in a stream."""
+    """What a task does, and what becomes of its bad rows, in a batch and in a stream."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_columns(
@@ -78,40 +79,43 @@ class _Tasks:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Send the rows of a task; runs in an executor."""
-        sender = Sender(
-            connect(self.options.connection),
-            self.options,
-            max_retries=self.options.connection.max_retries,
-            ids=RowIds(self._write(), _task().partitionId()),
-            now_ms=SystemClock().wall_ms,
-        )
-        bad: list[pa.Table] = []
-        done = 0
-        for batch in iterator:
-            sent = sender.send(rows_of(batch))
-            if sent.bad:
-                bad.append(_bad_rows(batch, sent.bad, first=done))
-                sent.bad.clear()
-            done += batch.num_rows
-        if bad:
-            _write_bad_rows(self.options.dead_letter_path, pa.concat_tables(bad))
-        return Written(rows=sender.sent.rows, bad=sum(table.num_rows for table in bad))
+        task = _task()
+        attempt = TaskAttempt(self._write(), task.partitionId(), task.taskAttemptId())
+        return send_rows(self.options, iterator, attempt)
 
     def _write(self) -> str:
         """Return what a write is known by, also where Spark does a task again."""
         return self.run
+
+    def keep(self, messages: Sequence[Written | None]) -> None:
+        """Let the bad rows of the tasks count that were done, each once, and say how many."""
+        if not self.options.dead_letter_path:
+            return
+        staged = [each.bad for each in messages if each is not None]
+        keep(self.options.dead_letter_path, staged)
+        if bad := sum(each.row_count for each in staged):
+            log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
+
+    def drop(self, messages: Sequence[Written | None]) -> None:
+        """Let no bad rows count: all is written again."""
+        if not self.options.dead_letter_path:
+            return
+        # Of a batch of a stream of which no task is done nobody knows it; done again it knows.
+        writes = {each.bad.attempt.write for each in messages if each is not None}
+        for write in writes | {self.run}:
+            drop(self.options.dead_letter_path, write)
 
 
 class BatchWriter(_Tasks, DataSourceArrowWriter):
     """Writes a batch, which another one in the same `foreachBatch` is not."""
 
     def commit(self, messages: list[Written | None]) -> None:
-        """Say what was sent."""
-        _tell(messages)
+        """Let bad rows count."""
+        self.keep(messages)
 
     def abort(self, messages: list[Written | None]) -> None:
-        """Say what was sent all the same."""
-        _tell(messages)
+        """Let none count."""
+        self.drop(messages)
 
 
 class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
@@ -122,25 +126,18 @@ class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
         return f"{_task().getLocalProperty(_QUERY_ID)}/{_task().getLocalProperty(_BATCH_ID)}"
 
     def commit(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Say what was sent."""
-        _tell(messages)
+        """Let bad rows count."""
+        self.keep(messages)
 
     def abort(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
-        """Say what was sent all the same."""
-        _tell(messages)
+        """Let none count."""
+        self.drop(messages)
 
 
 def _task() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "a task writes"
     return context
-
-
-def _tell(messages: list[Written | None]) -> None:
-    done = [each for each in messages if each is not None]
-    bad = sum(each.bad for each in done)
-    if bad:
-        log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
@@ -202,16 +199,7 @@ def _bad_rows(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, first: int) 
             columns[field.name].cast(field.type)
             if field.name in columns
             else pa.nulls(rows.num_rows, field.type)
-            for field in _BAD_ROWS
+            for field in SCHEMA
         ],
-        schema=_BAD_ROWS,
+        schema=SCHEMA,
     )
-
-
-def _write_bad_rows(path: str, rows: pa.Table) -> None:
-    """Add a file to the table of bad rows."""
-    if "://" not in path:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    name = f"bad-{secrets.token_hex(8)}.parquet"
-    with ArchiveStore(path).writing(name) as file:
-        pq.write_table(rows, file)
