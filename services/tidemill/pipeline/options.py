@@ -117,7 +117,12 @@ SOURCE: Final = (
         "Whether bodies are asked for; `body_crc32` goes with them, and of `pending` all that is"
         " made of the message.",
     ),
-    _both("bodyEncoding", "decode", "`decode`: bodies as they were sent; `raw`: as stored."),
+    _both(
+        "bodyEncoding",
+        "decode",
+        "`decode`: bodies as they were before they were packed, up to 256 MiB of one; a larger one,"
+        " and one that is not gzip to its end, is as it is stored. `raw`: as stored.",
+    ),
     _batch(
         "pushdown",
         "false",

@@ -7,17 +7,16 @@ comprehension over the messages of a pull.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from tidemill.message import stored_message
+from tidemill.pipeline.bodies import unpacked_parts
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-
-BODY_BYTES_MAX: Final = 256 << 20  # of a body that is unpacked: 4 MiB of zeros pack 1000 times
 
 # Of MessageType of the protocol.
 TYPE_NAMES: Final = {
@@ -34,25 +33,24 @@ UNREADABLE: Final = "unreadable"
 ENCODING: Final = "body_encoding"  # among system_properties
 PACKED: Final = v2.Encoding.Name(v2.GZIP)  # its value where a body has to be unpacked
 _US: Final = 1_000_000  # microseconds of a second
-_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS  # zlib's name for gzip
 
 
 class _Pull:
-    """The messages of one pull, and what all of them share."""
+    """Messages of one batch, their bodies as they are told, and what all of them share."""
 
-    __slots__ = ("broker", "decodes", "messages", "namespace", "system", "topic")
+    __slots__ = ("bodies", "broker", "messages", "namespace", "system", "topic")
 
     def __init__(
-        self, messages: Sequence[v2.Message], *, topic: str, broker: str, namespace: str,
-        decodes: bool,
+        self, messages: Sequence[v2.Message], bodies: list[bytes], *, topic: str, broker: str,
+        namespace: str,
     ) -> None:  # fmt: skip
         self.messages = messages
+        self.bodies = bodies
         self.system = [message.system_properties for message in messages]
         self.topic, self.broker, self.namespace = topic, broker, namespace
-        self.decodes = decodes
 
 
-def message_batch(
+def message_batches(
     messages: Sequence[v2.Message],
     *,
     schema: pa.Schema,
@@ -60,12 +58,26 @@ def message_batch(
     broker: str,
     namespace: str,
     decodes_body: bool,
-) -> pa.RecordBatch:
-    """Return the messages of one queue as a batch with the columns of `schema`."""
-    pull = _Pull(messages, topic=topic, broker=broker, namespace=namespace, decodes=decodes_body)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(_COLUMNS[field.name](pull), field.type) for field in schema], schema=schema
-    )
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one queue with the columns of `schema`.
+
+    That is one batch, or several where packed bodies need more room.
+    """
+    decodes = decodes_body and "body" in schema.names
+    for part, bodies in _with_bodies(messages, decodes=decodes):
+        pull = _Pull(messages[part], bodies, topic=topic, broker=broker, namespace=namespace)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(_COLUMNS[field.name](pull), field.type) for field in schema], schema=schema
+        )
+
+
+def _with_bodies(
+    messages: Sequence[v2.Message], *, decodes: bool
+) -> Iterator[tuple[slice, list[bytes]]]:
+    are_packed = [
+        decodes and message.system_properties.body_encoding == v2.GZIP for message in messages
+    ]
+    return unpacked_parts([message.body for message in messages], are_packed)
 
 
 def _time(instant: Any) -> int:
@@ -98,23 +110,6 @@ def _rest(system: v2.SystemProperties) -> list[tuple[str, str]]:
         rest.append(("origin_queue_id", str(provenance.origin_queue_id)))
         rest.append(("origin_queue_offset", str(provenance.origin_queue_offset)))
     return rest
-
-
-def _body(message: v2.Message, *, decodes: bool) -> bytes:
-    body: bytes = message.body
-    if not decodes or message.system_properties.body_encoding != v2.GZIP:
-        return body
-    return unpacked(body)
-
-
-def unpacked(body: bytes) -> bytes:
-    """Return what a body of encoding GZIP was before; itself, if it is none."""
-    unpack = zlib.decompressobj(_GZIP_WINDOW)
-    try:
-        whole = unpack.decompress(body, BODY_BYTES_MAX)
-    except zlib.error:
-        return body  # Its sender said what is not so; the bytes are what there is.
-    return whole if unpack.eof else body
 
 
 def _size(message: v2.Message) -> int:
@@ -155,7 +150,7 @@ _COLUMNS: Final[dict[str, Callable[[_Pull], list[Any]]]] = {
     ],
     "properties": lambda pull: [list(each.user_properties.items()) for each in pull.messages],
     "system_properties": lambda pull: [_rest(each) for each in pull.system],
-    "body": lambda pull: [_body(each, decodes=pull.decodes) for each in pull.messages],
+    "body": lambda pull: pull.bodies,
     "body_size": lambda pull: [_size(each) for each in pull.messages],
     "body_crc32": lambda pull: [zlib.crc32(each.body) for each in pull.messages],
     "born_host": lambda pull: [_optional(each.born_host) for each in pull.system],
@@ -252,26 +247,36 @@ def _listing(
     )
 
 
-def pending_batch(
+def pending_batches(
     items: Sequence[pb.Pending], schema: pa.Schema, broker: str, *, decodes_body: bool
-) -> pa.RecordBatch:
-    """Return delayed messages that wait as a batch.
+) -> Iterator[pa.RecordBatch]:
+    """Yield delayed messages that wait: one batch, or several where packed bodies need more room.
 
     What is made of a message is null where its broker could not read it.
     """
     messages = [_waiting(item.message) for item in items]
     there = [v2.Message() if message is None else message for message in messages]
-    pull = _Pull(there, topic="", broker=broker, namespace="", decodes=decodes_body)
+    decodes = decodes_body and "body" in schema.names
+    for part, bodies in _with_bodies(there, decodes=decodes):
+        pull = _Pull(there[part], bodies, topic="", broker=broker, namespace="")
+        values = _waiting_values(items[part], messages[part], pull)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(values(field.name), field.type) for field in schema], schema=schema
+        )
+
+
+def _waiting_values(
+    items: Sequence[pb.Pending], messages: Sequence[v2.Message | None], pull: _Pull
+) -> Callable[[str], list[Any]]:
+    """Return what gives the values of a column."""
 
     def values(name: str) -> list[Any]:
         if name in _PENDING_COLUMNS:
-            return [_PENDING_COLUMNS[name](item, broker) for item in items]
+            return [_PENDING_COLUMNS[name](item, pull.broker) for item in items]
         made = zip(_COLUMNS[name](pull), messages, strict=True)
         return [value if message is not None else None for value, message in made]
 
-    return pa.RecordBatch.from_arrays(
-        [pa.array(values(field.name), field.type) for field in schema], schema=schema
-    )
+    return values
 
 
 def _waiting(blob: bytes) -> v2.Message | None:

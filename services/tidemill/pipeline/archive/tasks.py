@@ -30,7 +30,7 @@ from tidemill.pipeline.errors import ArchiveError, DataLoss, Refused
 from tidemill.pipeline.offsets import Queue, QueueEnds, QueueRange
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.pulling import OnGap, pull_range
-from tidemill.pipeline.rows import message_batch
+from tidemill.pipeline.rows import message_batches
 
 ANSWER: Final = "answer string"  # the one column of what tasks answer
 
@@ -198,7 +198,7 @@ def _pulled(
     key = task.key
     part = QueueRange(queue=key.queue, start=task.start, end=task.end)
     for messages in pull_range(connect(options.connection), options, part, on_gap=on_gap):
-        yield message_batch(
+        yield from message_batches(
             messages, schema=schema, topic=key.topic, broker=key.broker, namespace=key.namespace,
             decodes_body=False,
         )  # fmt: skip

@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 from tidemill.pipeline.archive.manifest import DataFile, QueueKey
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.bodies import unpacked_parts
 from tidemill.pipeline.offsets import QueueRange
 from tidemill.pipeline.options import SourceOptions
 from tidemill.pipeline.pulling import NOT_ARCHIVED, OnGap, gaps_told
-from tidemill.pipeline.rows import ENCODING, PACKED, unpacked
+from tidemill.pipeline.rows import ENCODING, PACKED
 
 
 def read_archived(
@@ -47,12 +48,11 @@ def read_archived(
         kept = batch
         if tags:
             kept = batch.filter(pc.is_in(batch["tag"], pa.array(tags)))
-        if decodes:
-            kept = _decoded(kept)
-        if kept.num_rows:
-            yield pa.RecordBatch.from_arrays(
-                [kept[field.name].cast(field.type) for field in schema], schema=schema
-            )
+        for rows in _decoded(kept) if decodes else [kept]:
+            if rows.num_rows:
+                yield pa.RecordBatch.from_arrays(
+                    [rows[field.name].cast(field.type) for field in schema], schema=schema
+                )
 
 
 def _with_gaps_told(
@@ -79,19 +79,18 @@ def _with_gaps_told(
     look(at, part.end)
 
 
-def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with its packed bodies unpacked."""
+def _decoded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch with its packed bodies unpacked, in several parts where they need room."""
     encodings = pc.map_lookup(batch["system_properties"], pa.scalar(ENCODING), "first")
     packed = pc.equal(encodings, PACKED).fill_null(False)
     if not pc.any(packed).as_py():
-        return batch
-    bodies = [
-        unpacked(body) if is_packed else body
-        for body, is_packed in zip(batch["body"].to_pylist(), packed.to_pylist(), strict=True)
-    ]
+        yield batch
+        return
     at = batch.schema.get_field_index("body")
     field = batch.schema.field(at)
-    return batch.set_column(at, field, pa.array(bodies, field.type))
+    for place, bodies in unpacked_parts(batch["body"].to_pylist(), packed.to_pylist()):
+        part = batch.slice(place.start, place.stop - place.start)
+        yield part.set_column(at, field, pa.array(bodies, field.type))
 
 
 def _tags(expression: str) -> list[str]:

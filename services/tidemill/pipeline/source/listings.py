@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from tidemill.pipeline.client import Client, connect
 from tidemill.pipeline.options import SourceOptions, Topics
 from tidemill.pipeline.pulling import BATCH_BYTES
-from tidemill.pipeline.rows import in_flight_batch, pending_batch, progress_batch
+from tidemill.pipeline.rows import in_flight_batch, pending_batches, progress_batch
 from tidemill.pipeline.schema import OF_WAITING, arrow_schema
 from tidemill.pipeline.source.instants import whole_ms
 from tidemill.pipeline.source.loads import check_asked_alike
@@ -72,7 +72,7 @@ class ListingReader(DataSourceReader):
         if not isinstance(partition, BrokerPart):
             return
         for items in _gathered(self._items(connect(self.options.connection), partition)):
-            yield self._batch(items, partition.broker)
+            yield from self._batches(items, partition.broker)
 
     def _items(self, client: Client, part: BrokerPart) -> Iterator[Any]:
         is_progress = self.options.dataset == "groups"
@@ -80,9 +80,9 @@ class ListingReader(DataSourceReader):
         found = ask(part.broker, self.options.groups)
         return (each for each in found if not part.topics or each.topic in part.topics)
 
-    def _batch(self, items: Sequence[Any], broker: str) -> pa.RecordBatch:
+    def _batches(self, items: Sequence[Any], broker: str) -> Iterator[pa.RecordBatch]:
         make = progress_batch if self.options.dataset == "groups" else in_flight_batch
-        return make(items, self.schema, broker)
+        yield make(items, self.schema, broker)
 
 
 class PendingReader(ListingReader):
@@ -100,8 +100,8 @@ class PendingReader(ListingReader):
             with_messages=not set(OF_WAITING).isdisjoint(self.schema.names),
         )  # fmt: skip
 
-    def _batch(self, items: Sequence[Any], broker: str) -> pa.RecordBatch:
-        return pending_batch(items, self.schema, broker, decodes_body=self.options.decodes_body)
+    def _batches(self, items: Sequence[Any], broker: str) -> Iterator[pa.RecordBatch]:
+        return pending_batches(items, self.schema, broker, decodes_body=self.options.decodes_body)
 
 
 @final

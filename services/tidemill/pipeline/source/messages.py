@@ -46,7 +46,7 @@ from tidemill.pipeline.pulling import (
     tell_rest_lost,
     tell_shorter,
 )
-from tidemill.pipeline.rows import message_batch
+from tidemill.pipeline.rows import message_batches
 from tidemill.pipeline.schema import OF_BODIES, arrow_schema
 from tidemill.pipeline.source.archived import read_archived
 from tidemill.pipeline.source.instants import whole_ms
@@ -174,7 +174,7 @@ def _read_live(
     # Bodies are not even read where no column is made of them.
     with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
     for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
-        yield message_batch(
+        yield from message_batches(
             messages, schema=schema, topic=part.queue.topic, broker=part.queue.broker,
             namespace=options.connection.namespace, decodes_body=options.decodes_body,
         )  # fmt: skip
