@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,8 +18,8 @@ from typer.testing import CliRunner
 from tests.support.archiving import Archived
 from tests.support.eventually import eventually
 from tests.support.fake_cluster import FakeCluster
-from tests.support.processes import command, environment
-from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATED, app
+from tests.support.processes import command, descendants, environment, is_running
+from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATED, app, run_job
 from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.pipeline.offsets import Offsets
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -209,6 +210,65 @@ def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
     if not options:
         counted = r'rows_total\{cluster="east",.*topic="orders".*\} 20\.0'
         assert re.search(counted, metrics.read_text())
+
+
+def javas_of(job: int) -> list[int]:
+    """Return the processes below a job that are Spark's JVM by now."""
+    found = []
+    for pid in descendants(job):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            # Not the one that finds out how it is to be started.
+            is_java = words[0].endswith(b"java") and b"org.apache.spark.launcher.Main" not in words
+            if is_java and b"org.apache.spark.deploy.SparkSubmit" in words:
+                found.append(pid)
+    return found
+
+
+def test_a_job_that_is_ended_while_spark_starts_does_not_wait_for_it(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Java stands still, so who waits for the start waits for ever."""
+    line = f"pipeline archive --to {tmp_path / 'a'} --endpoints {cluster.endpoint}"
+    job = subprocess.Popen(
+        command(*line.split(), "--master", "local[1]"), env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    javas: list[int] = []
+
+    def has_java() -> bool:
+        javas[:] = javas_of(job.pid)
+        return bool(javas)
+
+    try:
+        eventually(has_java, within_ms=600_000)
+        for java in javas:
+            os.kill(java, signal.SIGSTOP)
+        job.terminate()
+        job.wait(RUN_S)
+    finally:
+        job.kill()
+        for java in javas:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(java, signal.SIGCONT)
+        _, told = job.communicate()
+    assert job.returncode == EXIT_TERMINATED, told
+    assert told.splitlines()[-1].startswith("error: ended by SIGTERM: start it again")
+    assert "Traceback" not in told
+    assert record_of(tmp_path / "a")["status"] == "failed: Terminated"
+    eventually(lambda: not any(map(is_running, javas)), within_ms=60_000)
+
+
+def test_a_command_that_is_ended_while_it_loads_a_job_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow_to_load.py").write_text("import signal; signal.raise_signal(signal.SIGTERM)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        run_job("slow_to_load", lambda _: None)
+    assert ended.value.code == EXIT_TERMINATED
+    assert "ended by SIGTERM" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

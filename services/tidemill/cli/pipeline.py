@@ -18,6 +18,8 @@ import typer
 
 from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
+from tidemill.pipeline import errors
+from tidemill.pipeline.ending import terminated
 from tidemill.pipeline.priority import Priority, give_way
 
 app = typer.Typer(no_args_is_help=True)
@@ -150,19 +152,14 @@ def _pairs(more: list[str] | None) -> dict[str, str]:
     return given
 
 
-def _run(module: str, work: Callable[[Any], R]) -> R:
+def run_job(module: str, work: Callable[[Any], R]) -> R:
     """Do a job with a module of the pipeline, and end with a sentence where it cannot."""
     # PySpark forks to start Java, which handlers of gRPC break now and then.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
-        errors = importlib.import_module("tidemill.pipeline.errors")
-        importlib.import_module("tidemill.pipeline.session").check_spark()
-    except ModuleNotFoundError as error:
-        fail(f"{error}: pip install 'tidemill[pipeline]'", EXIT_REFUSED)
-    except errors.PipelineError as error:
-        fail(str(error), EXIT_REFUSED)
-    try:
-        return work(importlib.import_module(module))
+        with terminated():
+            _check_spark()
+            return work(importlib.import_module(module))
     except KeyboardInterrupt as ended:
         by, status = (
             ("SIGTERM", EXIT_TERMINATED)
@@ -181,6 +178,15 @@ def _run(module: str, work: Callable[[Any], R]) -> R:
         if isinstance(error, OSError):  # A folder or a file that is not what it should be.
             fail(str(error), EXIT_REFUSED)
         raise
+
+
+def _check_spark() -> None:
+    try:
+        importlib.import_module("tidemill.pipeline.session").check_spark()
+    except ModuleNotFoundError as error:
+        fail(f"{error}: pip install 'tidemill[pipeline]'", EXIT_REFUSED)
+    except errors.PipelineError as error:
+        fail(str(error), EXIT_REFUSED)
 
 
 def _end(told: str, status: int) -> NoReturn:
@@ -246,7 +252,7 @@ def archive(
         endpoints, topic, topic_pattern or EVERY_TOPIC, option, archivePath=to, readMode="broker",
         failOnDataLoss="false" if allow_loss else "true",
     )  # fmt: skip
-    appended = _run(
+    appended = run_job(
         _ARCHIVE,
         lambda jobs: jobs.append(
             _archive_settings(
@@ -311,7 +317,7 @@ def archive_verify(
             EXIT_USAGE,
         )
     given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
-    verified = _run(
+    verified = run_job(
         _ARCHIVE,
         lambda jobs: jobs.verify(
             _archive_settings(jobs, given, master, gate_group=gate, store_is_gone=store_is_gone)
@@ -330,7 +336,7 @@ def archive_compact(to: To, master: Master = None, config: Config = None) -> Non
     """
     del config
     given = _given(ENDPOINTS, None, EVERY_TOPIC, None, archivePath=to)
-    before, after = _run(
+    before, after = run_job(
         _ARCHIVE, lambda jobs: jobs.compact(_archive_settings(jobs, given, master))
     )
     typer.echo(f"{before} files are {after} now; archive-vacuum deletes the old ones", err=True)
@@ -352,7 +358,7 @@ def archive_expire(
     """
     del config
     given = _given(ENDPOINTS, topic, EVERY_TOPIC, option, archivePath=to)
-    count = _run(
+    count = run_job(
         _ARCHIVE, lambda jobs: jobs.expire(_archive_settings(jobs, given, None), days=days)
     )
     typer.echo(f"{count} files are let go; archive-vacuum deletes them", err=True)
@@ -366,7 +372,7 @@ def archive_vacuum(to: To, config: Config = None) -> None:
     """
     del config
     given = _given(ENDPOINTS, None, EVERY_TOPIC, None, archivePath=to)
-    count = _run(_ARCHIVE, lambda jobs: jobs.vacuum(_archive_settings(jobs, given, None)))
+    count = run_job(_ARCHIVE, lambda jobs: jobs.vacuum(_archive_settings(jobs, given, None)))
     typer.echo(f"{count} files are deleted", err=True)
 
 
@@ -403,7 +409,7 @@ def audit(
     """
     del config
     given = _given(endpoints, topic, topic_pattern, option)
-    verdict = _run(
+    verdict = run_job(
         "tidemill.pipeline.jobs.audit",
         lambda jobs: jobs.run(
             jobs.AuditSettings(
@@ -458,7 +464,7 @@ def delay_accuracy(
     """
     del config
     given = _given(endpoints, topic, "", option)
-    measured = _run(
+    measured = run_job(
         "tidemill.pipeline.jobs.delay_accuracy",
         lambda jobs: jobs.run(
             jobs.AccuracySettings(
@@ -555,7 +561,7 @@ def replay(
     sink = {"endpoints": endpoints, "topic": into}
     if rate is not None:
         sink["maxRatePerTask"] = str(rate)
-    replayed = _run(
+    replayed = run_job(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(

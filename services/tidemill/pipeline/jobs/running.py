@@ -10,18 +10,16 @@ import contextlib
 import json
 import logging
 import secrets
-import signal
-import socketserver
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.version import version
-from tidemill.pipeline.errors import BadOption, Terminated
+from tidemill.pipeline.ending import hush, starting, terminated
+from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ def session(
     # A JVM that runs already has read its settings of log4j, and is told the level, which it tells.
     quiet = {"spark.log.level": "ERROR"} if is_submitted() else {}
 
-    with _interrupted_later():
+    with starting():
         spark = build_spark(
             f"tidemill {name}",
             master=master,
@@ -96,28 +94,11 @@ def session(
     except KeyboardInterrupt:
         # A JVM that was ended, too, does not answer any more.
         may_fail = (Exception,)
-        _hush()
+        hush()
         raise
     finally:
         with contextlib.suppress(*may_fail):
             spark.stop()
-
-
-@contextlib.contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of the block, in which Spark is started.
-
-    From then on Ctrl-C is what it is elsewhere. PySpark's own handler calls the JVM amid another
-    call, and that fails with a trace; and py4j, whose call is ended by it, tells another one.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-        _hush_py4j()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def check_folder(folder: str) -> None:
@@ -141,7 +122,7 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
         started_at_ms=clock.wall_ms(),
     )
     try:
-        with _terminated():
+        with terminated():
             yield run
     except BaseException as error:
         run.status = f"failed: {error}" if str(error) else f"failed: {type(error).__name__}"
@@ -151,56 +132,6 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
     finally:
         run.ended_at_ms = clock.wall_ms()
         _write(run, folder)
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """Raise Terminated within the block for SIGTERM, which would end it without a word."""
-    is_terminated = False
-
-    def terminate(_signal: int, _frame: object) -> NoReturn:
-        nonlocal is_terminated
-        is_terminated = True
-        _hush()
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Only the main thread is told of signals.
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except Exception as error:
-        if is_terminated:  # What goes wrong on the way out is not why.
-            raise Terminated from error
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _hush() -> None:
-    """Keep threads that lose the JVM, which may have been ended with this process, from traces."""
-    _hush_py4j()
-    # Of servers of Spark's own, which take no other way.
-    socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
-
-
-def _hush_py4j() -> None:
-    """Have py4j say nothing of a call that fails: it raises what it says, and with a better word.
-
-    The JVM gets Ctrl-C, too, and may be gone before this process has heard of it.
-    """
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # Some of it py4j says by no name of its own.
-    logging.getLogger().addFilter(_is_not_of_py4j)
-
-
-def _is_not_of_py4j(told: logging.LogRecord) -> bool:
-    return "py4j" not in Path(told.pathname).parts
-
-
-def _unheard(_server: socketserver.BaseServer, _request: object, _client: object) -> None:
-    """Say nothing of an error in a server of this process."""
 
 
 def _write(run: Run, folder: str) -> None:
