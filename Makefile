@@ -15,7 +15,8 @@ TAG ?= dev
 ARGS ?=
 NAMED := $(filter tests tests/%,$(ARGS))
 OR_NONE := $(if $(ARGS),|| test $$? -eq 5)
-PYTEST := $(BIN)/python -m pytest
+# With bytecode, whatever whoever calls says of it: each worker of each run would compile the tests.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 PURE := tests/unit tests/property tests/component tests/fuzz tests/chart tests/monitoring
 PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
@@ -80,16 +81,17 @@ test test-core test-pipeline: setup $(if $(filter $(SPARK) $(SPARK)/%,$(NAMED)),
 endif
 
 heavy: setup $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills, both transports, 400 days, memory.
-	$(PYTEST) -n 2 --dist loadfile -m heavy $(ARGS)
+	$(PYTEST) -n 4 --dist loadfile -m heavy $(ARGS)
 
 # Apart: what they build takes longer than they do, or they are many processes for minutes.
 large: setup setup-pipeline $(CLIENTS) $(STAMPS)/rust $(JUDGES) $(STAMPS)/prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
 
-night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, and soak.
+night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, a thousand seeds, and soak.
 	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
 		-o faulthandler_timeout=0 -m "not heavy and not large and not cluster" $(PURE)
-	@$(MAKE) --no-print-directory heavy large soak
+	@$(MAKE) --no-print-directory heavy large soak \
+		TIDEMILL_SIMULATION_SEEDS=$${TIDEMILL_SIMULATION_SEEDS:-1000}
 
 # OF=replica_group simulates the replicas of one broker group instead, with their controllers;
 # OF=replica_engines with their engines, too.

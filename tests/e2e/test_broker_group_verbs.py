@@ -349,6 +349,7 @@ async def receive_all_as(running: Standalone, group: str) -> None:
                 found.add(one.body)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("running", [IMPATIENT], indirect=True, ids=["impatient"])
 def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
     running: Standalone, rest: httpx.Client

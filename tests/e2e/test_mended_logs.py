@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_replicas import Client, Exchange, messages_of, run
 from tests.support.eventually import eventually
 from tests.support.replica_group import ReplicaGroup, replica_group
@@ -97,6 +99,7 @@ def test_a_master_mends_what_rots_while_it_is_out(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.heavy
 def test_what_all_have_lost_is_given_up_and_nothing_else(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with replica_group(tmp_path) as group:

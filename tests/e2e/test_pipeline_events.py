@@ -184,6 +184,7 @@ def test_the_journey_is_a_timeline_in_rest_and_on_the_command_line(running: Stan
     assert parsed["events"] == shown["events"]
 
 
+@pytest.mark.heavy
 def test_another_master_tells_the_same_and_goes_on(tmp_path: Path) -> None:
     held: list[str] = []
 

@@ -14,6 +14,7 @@ from typing import Self
 
 import grpc
 import httpx
+import pytest
 
 from tests.support.eventually import eventually
 from tests.support.killing import child_pid
@@ -133,6 +134,7 @@ def test_pulls_go_on_where_they_were_when_a_broker_was_killed(tmp_path: Path) ->
         )
 
 
+@pytest.mark.heavy
 def test_pulls_go_on_with_another_replica(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", *FLAGS, start_s=STARTS_S) as running:
         group = Replicated(running)

@@ -12,6 +12,7 @@ from zlib import crc32
 
 import grpc
 import httpx
+import pytest
 
 from tests.support.bodies import body_of
 from tests.support.engine_world import blob
@@ -193,6 +194,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.heavy
 def test_what_was_acknowledged_survives_kills_of_the_master(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with replica_group(tmp_path) as group:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.api import api, message
 from tests.support.controlled_group import parent_of
@@ -146,6 +147,7 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
         assert "is no replica" in drained(running, "broker")
 
 
+@pytest.mark.heavy
 def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path: Path) -> None:
     with standalone(tmp_path / "data", "--replicas=3") as running:
         await_in_sync(running)
@@ -183,6 +185,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
         assert group_of(running)["minInSync"] == 2
 
 
+@pytest.mark.heavy
 def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: Path) -> None:
     data, aside = tmp_path / "data", tmp_path / "aside"
     with standalone(data, "--replicas=3") as running:
@@ -224,6 +227,7 @@ def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: P
         assert running.stop() == 0
 
 
+@pytest.mark.heavy
 def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with standalone(data, "--replicas=3") as running:

@@ -191,6 +191,7 @@ async def send_all(client: Api, topic: str, bodies: Sequence[str], *, due_at_ms:
         assert answer.status.code == v2.OK, answer.status
 
 
+@pytest.mark.heavy
 def test_what_is_in_flight_when_a_master_dies_is_not_delivered_again_and_is_acked(
     tmp_path: Path,
 ) -> None:
@@ -238,6 +239,7 @@ def test_timers_of_a_dead_master_come_once_and_not_early(tmp_path: Path) -> None
         asyncio.run(play(Replicated(running)))
 
 
+@pytest.mark.heavy
 def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(
     tmp_path: Path,
 ) -> None:
@@ -269,6 +271,7 @@ def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(
         assert asyncio.run(receive(running, 3)) == ["a", "b", "c"]
 
 
+@pytest.mark.heavy
 def test_several_groups_with_replicas_go_on_behind_several_proxies(tmp_path: Path) -> None:
     async def play(groups: list[Replicated], load: Load) -> None:
         stop = asyncio.Event()

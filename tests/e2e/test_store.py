@@ -72,6 +72,7 @@ async def drain(running: Standalone, history: History) -> None:
     await asyncio.wait_for(load.run(producers=1, consumers=2, stop=stop), DRAIN_S)
 
 
+@pytest.mark.heavy
 def test_a_copy_under_load_is_a_store_that_serves_all_that_was_answered(tmp_path: Path) -> None:
     data, target = tmp_path / "data", tmp_path / "copies" / "monday"
     with standalone(data) as running:

@@ -66,6 +66,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, in
     return folder / "backup", counts
 
 
+@pytest.mark.heavy
 def test_a_copy_has_all_broker_groups_and_a_start_needs_all(
     backup: tuple[Path, dict[str, int]], tmp_path: Path
 ) -> None:

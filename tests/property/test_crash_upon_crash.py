@@ -29,7 +29,7 @@ from tidemill.broker.engine.store.disk import DiskFailed
 LIVES_MAX = 5
 SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) * 17
 CHUNKS = 8  # the seeds are split into this many tests
-LIGHT = 3  # of them `make test` runs so many, `make heavy` the others
+LIGHT = 2  # of them `make test` runs so many, `make heavy` the others
 ENDS = ("kill", "kill", "power cut", "failed sync")
 SHORT = 60  # operations of a life that is to end early
 W = TypeVar("W", bound=World)

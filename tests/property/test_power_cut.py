@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import pytest
 
+from tests.support.chunks import chunks
 from tests.support.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
@@ -26,6 +27,7 @@ from tests.support.overlapping import OverlappingWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 
 CHUNKS = 8  # the runs are split into this many tests
+LIGHT = 4  # of them `make test` runs so many, `make heavy` the others
 FIFO_GROUP = "ordered"
 SCHEDULE = 1  # seed of the syncs among rounds that overlap
 OVERLAPS_MIN = 60  # rounds written while another was being synced: most of them
@@ -192,7 +194,7 @@ def test_rounds_of_the_scenario_overlap() -> None:
 
 
 @pytest.mark.parametrize("open_world", OPERATIONS)
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_nothing_answered_is_lost_when_power_goes_at_any_disk_operation(
     open_world: OpenWorld, chunk: int
 ) -> None:

@@ -55,7 +55,7 @@ FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
 FORGOTTEN_WITH_ENGINES = [name for name in FORGOTTEN if name in Clients.situations]
 ENGINE_PART = 5  # of so many seeds one is run with engines, too: it takes as much longer
 CHUNKS = 20  # the seeds are split into this many tests
-LIGHT = 8  # of them `make test` runs so many, `make heavy` the others
+LIGHT = 4  # of them `make test` runs so many, `make heavy` the others
 
 
 @pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))

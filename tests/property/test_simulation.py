@@ -10,10 +10,10 @@ from tests.simulation.push import run_push
 from tests.simulation.run import run_seed
 from tests.support.chunks import chunks
 
-SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "200"))
+SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "140"))
 TROUBLE_S = 15.0  # of virtual time, for which things happen
 CHUNKS = 20  # the seeds are split into this many tests
-LIGHT = 8  # of them `make test` runs so many, `make heavy` the others
+LIGHT = 3  # of them `make test` runs so many, `make heavy` the others
 
 
 @pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))

@@ -34,6 +34,7 @@ from typing import TypeAlias
 
 import pytest
 
+from tests.support.chunks import chunks
 from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.overlapping import OverlappingTimerWorld
@@ -51,6 +52,7 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageNotFound
 
 CHUNKS = 8  # the runs are split into this many tests
+LIGHT = 4  # of them `make test` runs so many, `make heavy` the others
 CONFIG = replace(
     SMALL,
     segment_bytes=16 << 10,
@@ -229,7 +231,7 @@ def test_rounds_of_the_scenario_overlap() -> None:
 
 
 @pytest.mark.parametrize("open_world", OPERATIONS)
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
 def test_no_timer_is_lost_early_or_doubled_when_power_goes_at_any_operation(
     open_world: OpenWorld, chunk: int
 ) -> None:
