@@ -99,6 +99,13 @@ def is_possible() -> bool:
 
 def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str) -> Compared:
     """Run the audit, and compare it with the history."""
+    return compared(facts, *found_by_events(spark, facts, to=to, endpoints=endpoints))
+
+
+def found_by_events(
+    spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: str
+) -> tuple[list[dict[str, Any]], list[Delivery]]:
+    """Run the audit; return its findings, and what was delivered, by the keys of messages."""
     from tidemill.common.clock import SystemClock
     from tidemill.pipeline.jobs import audit
     from tidemill.pipeline.jobs.group_progress import read_progress
@@ -118,10 +125,12 @@ def audited(spark: SparkSession, facts: Sequence[Fact], *, to: str, endpoints: s
     events = audit.read_events(spark, given)
     audit.judge(
         spark, events, settings, now_ms=SystemClock().wall_ms(),
-        begins_at_ms=audit.told_from_ms(given), progress=progress,
+        begins_at_ms=max(
+            audit.told_from_ms(given), audit.removed_at_ms(spark, events, given)
+        ),
+        progress=progress,
     )  # fmt: skip
-    findings, deliveries = second_opinion.audited(spark, events, to, key_of)
-    return compared(facts, findings, deliveries)
+    return second_opinion.audited(spark, events, to, key_of)
 
 
 def acknowledged(facts: Sequence[Fact], key_of: Mapping[str, str]) -> list[dict[str, Any]]:

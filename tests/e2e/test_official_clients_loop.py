@@ -49,6 +49,9 @@ BROKERS = ("broker-0", "broker-1", "broker-2")
 PROXIES = ("proxy-0", "proxy-1")
 READY_S = 5.0  # for an answer of a process that says whether it is ready
 COMMAND_S = DRAIN_S  # for a broker group to become empty, too
+# After the removal of a broker group, until what is acknowledged cannot have been told by its log:
+# what an audit allows for an ack, and a little.
+SURE_S = 65.0
 PHANTOM = "nobody/normal/0"  # said to be stored in the end, and never sent
 # What nothing that is done here may bring about. What was acknowledged before a broker group was
 # removed, and is told by no log, is unknown: it may have been told by that one's.
@@ -135,6 +138,9 @@ class Loop:
             if time.monotonic() > end_at:
                 break
         self._drain_one_with_message_groups()
+        sure_at = time.monotonic() + (SURE_S if SOAK_S else 0)
+        while time.monotonic() < sure_at:
+            self._disturbed.progress()
 
     def _signal(self, number: signal.Signals, *names: str) -> None:
         """Kill or stop processes, which are started again, and wait until everything goes on."""
