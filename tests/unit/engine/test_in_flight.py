@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tidemill.broker.engine import in_flight
+from tests.support.engine_world import GROUP, TOPIC, Popped, World
+from tidemill.broker.engine import all_in_flight, in_flight
 from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.in_flight import InFlight, Place, Wanted
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -245,22 +249,48 @@ def test_a_release_beyond_the_reserve_is_refused() -> None:
     assert len(world.drain(invisible_ms=1_000)) == 6
 
 
-def walk(world: World, *groups: str, count: int = 1_000) -> list[InFlight]:
-    """Return all that groups have in flight, in pages, as the table has it."""
+def pages(
+    world: World, *groups: str, count: int = 1_000, between: Callable[[], None] = lambda: None
+) -> list[list[InFlight]]:
+    """Return all that groups have in flight, by page; `between` comes between any two slices."""
     group_ids = frozenset(map(world.group, groups)) if groups else None
-    found: list[InFlight] = []
-    slot: int | None = 0
-    while slot is not None:
-        page = world.engine.inspection.all_in_flight(group_ids, from_slot=slot, max_messages=count)
+    found: list[list[InFlight]] = []
+    place: PlaceInQueues | None = PlaceInQueues()
+    while place is not None:
+        page = world.engine.inspection.all_in_flight(group_ids, first=place, max_messages=count)
         while page.step(world.now_ms):
-            pass
-        found += page.found
-        slot = page.next_slot
+            between()
+        found.append(page.found)
+        assert len(page.found) <= count
+        assert page.next_place is None or page.next_place > place
+        place = page.next_place
+        between()
     return found
 
 
-def test_all_that_is_out_is_told_once_in_pages_of_any_size() -> None:
+def walk(world: World, *groups: str, count: int = 1_000) -> list[InFlight]:
+    return [one for page in pages(world, *groups, count=count) for one in page]
+
+
+def of_queue(one: InFlight) -> tuple[int, int, bool, int, int]:
+    """Return what a message is known by, whoever renews it."""
+    delivery = one.delivery
+    return (
+        delivery.group_id, delivery.topic_id, one.is_retry, int(one.queue_id), one.queue_offset
+    )  # fmt: skip
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_in_flight, "OWNERS_A_STEP", 2)
+    monkeypatch.setattr(all_in_flight, "OWNERS_A_PAGE", 3)
+    monkeypatch.setattr(all_in_flight, "SLOTS_A_STEP", 16)
+    monkeypatch.setattr(all_in_flight, "MESSAGES_A_STEP", 2)
+
+
+def test_all_that_is_out_is_told_once_in_pages_of_any_size(small_slices: None) -> None:
     world = World()
+    world.topic(TOPIC, queues=5)
     world.send(*[f"m{n}" for n in range(90)])
     for number in range(12):
         for group in (GROUP, "shipping"):
@@ -277,17 +307,101 @@ def test_all_that_is_out_is_told_once_in_pages_of_any_size() -> None:
         places = [(one.delivery.delivery_id, one.delivery.message_index) for one in everything]
         assert len(places) == len(set(places))
         assert set(places) == out[GROUP] | out["shipping"]
+        assert [of_queue(one) for one in everything] == sorted(map(of_queue, everything))
     world.advance(HIDDEN_MS + 1)
     assert walk(world) == [], "what has run out is revive's"
 
 
-def test_a_page_of_what_is_out_leaves_out_what_has_ended_since_it_began() -> None:
+def test_what_is_void_released_or_gone_is_told_by_no_page() -> None:
+    world = World()
+    for topic in ("kept", "reset", "deleted"):
+        world.send(topic, topic=topic)
+        world.pop(topic=topic, invisible_ms=HIDDEN_MS)
+    assert sorted(ids(walk(world))) == ["deleted", "kept", "reset"]
+    target = ResetTarget(earliest=True)
+    world.engine.administration.reset_offset(GROUP, "reset", target, world.now_ms)
+    world.engine.administration.delete_topic("deleted", world.now_ms)
+    assert ids(walk(world)) == ["kept"]
+    world.commit()
+    world.restart()
+    assert ids(walk(world)) == ["kept"]
+
+
+def test_a_page_is_of_the_moment_at_which_its_messages_were_taken() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(10)])
     taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(10)]
-    page = world.engine.inspection.all_in_flight(None, from_slot=0, max_messages=100)
+    page = world.engine.inspection.all_in_flight(None, first=PlaceInQueues(), max_messages=100)
     page.step(world.now_ms)
     world.ack(*taken[:9])
     while page.step(world.now_ms):
         pass
     assert ids(page.found) == ["m9"]
+
+
+def test_a_message_that_is_renewed_between_two_pages_is_told_once() -> None:
+    """Its new delivery may be in a slot that was looked at before, or in a later one."""
+    world = World()
+    world.send(*[f"m{n}" for n in range(30)])
+    taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(30)]
+    page = world.engine.inspection.all_in_flight(None, first=PlaceInQueues(), max_messages=10)
+    while page.step(world.now_ms):
+        pass
+    assert ids(page.found) == [f"m{n}" for n in range(10)]
+    world.ack(*taken[:5])
+    for one in (*taken[5:10], *taken[20:25]):
+        world.change(one, 2 * HIDDEN_MS)
+    assert page.next_place is not None
+    rest = world.engine.inspection.all_in_flight(None, first=page.next_place, max_messages=100)
+    while rest.step(world.now_ms):
+        pass
+    assert ids(rest.found) == [f"m{n}" for n in range(10, 30)]
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_pages_keep_the_order_of_a_queue_where_one_delivery_lies_within_another(count: int) -> None:
+    world = World()
+    world.send(*[f"m{n}" for n in range(6)])
+    taken = world.pop(6, invisible_ms=HIDDEN_MS)
+    for one in taken[2:4]:
+        world.change(one, 2 * HIDDEN_MS)
+    assert ids(walk(world, count=count)) == [f"m{n}" for n in range(6)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("count", [1, 7, 1_000])
+def test_who_is_out_all_the_while_is_told_once_while_others_come_and_go(
+    count: int, seed: int, small_slices: None
+) -> None:
+    chance = Random(seed)
+    world = World()
+    world.topic(TOPIC, queues=4)
+    held: dict[str, Popped] = {}
+
+    def pop() -> None:
+        for group in (GROUP, "shipping"):
+            for one in world.pop(chance.randint(1, 6), group=group, invisible_ms=HIDDEN_MS):
+                held[f"{group} id-{one.body}"] = one
+
+    def live() -> None:
+        """Settle some, renew some, and pop others."""
+        for name in chance.sample(sorted(held), min(len(held), 3)):
+            if chance.random() < 0.3:
+                world.ack(held.pop(name))
+                were_out.discard(name)
+            else:
+                held[name] = world.change(held[name], HIDDEN_MS)
+        if chance.random() < 0.3:
+            pop()
+
+    world.send(*[f"m{n}" for n in range(200)])
+    for _ in range(10):
+        pop()
+    were_out = set(held)
+    told = [
+        f"{GROUP if one.delivery.group_id == world.group() else 'shipping'} {one.message_id}"
+        for page in pages(world, count=count, between=live)
+        for one in page
+    ]
+    assert len(told) == len(set(told))
+    assert were_out <= set(told)

@@ -8,7 +8,6 @@ slices, since that is in no such order.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
@@ -225,20 +224,13 @@ class InFlightLook:
 
     def describe(self, slot: int, index: int) -> InFlight:
         """Return a message of a delivery that is there."""
+        progress = self._pops.owners[self._pops.table.owners[slot]]
+        return self.named(progress, self.placed(slot, index))
+
+    def placed(self, slot: int, index: int) -> InFlight:
+        """Return what the table has of a message of a delivery that is there."""
         table = self._pops.table
         progress = self._pops.owners[table.owners[slot]]
-        offset = table.offset_of(slot, index)
-        self._tally.add(1)
-        message_id, attempt = "", 1
-        is_retry = progress.named_topic_id != progress.topic_id
-        # Of what retention has taken, or what is damaged, the rest is told.
-        with suppress(BlockFileDamaged, MessageDamaged, LookupError, struct.error, ValueError):
-            log_offset = progress.queue.entry(offset)[0]
-            if is_retry:
-                attempt = self._store.place(log_offset).attempts + 1
-            message_id = stored_message.message_id_of(self._store.log.read(log_offset)[1])
-        if progress.ordered is not None:
-            attempt = progress.ordered.pending.get(offset, 1)
         flags = table.flags[slot]
         delivery = Delivery(
             progress.group_id, progress.named_topic_id, Slot(slot), LogOffset(table.ids[slot]),
@@ -247,78 +239,26 @@ class InFlightLook:
         return InFlight(
             delivery,
             progress.queue.queue_id,
-            is_retry,
-            offset,
-            message_id,
-            attempt,
+            progress.named_topic_id != progress.topic_id,
+            table.offset_of(slot, index),
+            "",
+            1,
             table.client_id_of(slot),
             table.popped_at_ms[slot],
             bool(flags & FLAG_RENEWS),
             bool(flags & FLAG_RENEWS and table.on_its_way[slot]),
         )
 
-
-@final
-class InFlightWalk:
-    """All that is out, in the order of the table: call `step` until it returns False.
-
-    A page begins with a slot, and ends with one: who wants all of it looks at the table once.
-    """
-
-    def __init__(
-        self,
-        store: MessageStore,
-        pops: PopState,
-        tally: Tally,
-        *,
-        group_ids: frozenset[GroupId] | None,
-        from_slot: int,
-        max_messages: int,
-    ) -> None:
-        """Walk from a slot on; `group_ids`: of which groups, None: of all."""
-        self._pops = pops
-        self._group_ids = group_ids
-        self._look = InFlightLook(
-            store, pops, tally, Wanted(None), after=None, before_id=EVER, max_messages=0
-        )
-        self._max_messages = max_messages
-        self._slots: deque[int] = deque()  # that match, and are not described
-        self._slots_from = from_slot
-        self.found: list[InFlight] = []
-        # Where the next page begins; None: this was the last one.
-        self.next_slot: int | None = None
-
-    def step(self, now_ms: int) -> bool:
-        """Do one slice; True while there is more to do."""
-        table = self._pops.table
-        if not self._slots:
-            if self._slots_from >= len(table.ids):
-                return False
-            self._slots.extend(self._look.matching(self._slots_from, now_ms).tolist())
-            self._slots_from += SLOTS_A_STEP
-            return True
-        left = MESSAGES_A_STEP
-        while self._slots and left > 0:
-            slot = self._slots[0]
-            if len(self.found) >= self._max_messages:
-                self.next_slot = slot
-                return False
-            self._slots.popleft()
-            left -= self._describe(slot)
-        return True
-
-    def _describe(self, slot: int) -> int:
-        """Describe what is out of a delivery; return how many messages that is, 1 at least."""
-        table = self._pops.table
-        # It may have ended since the look, and its slot may be another delivery's by now.
-        if table.ids[slot] == FREE or table.flags[slot] & (FLAG_DUE | FLAG_RELEASED):
-            return 1
-        progress = self._pops.owners[table.owners[slot]]
-        is_wanted = self._group_ids is None or progress.group_id in self._group_ids
-        if not is_wanted or self._pops.is_gone(progress):
-            return 1
-        described = [
-            self._look.describe(slot, index) for index in table.indexes_of(table.live[slot])
-        ]
-        self.found += described
-        return max(len(described), 1)
+    def named(self, progress: Progress, placed: InFlight) -> InFlight:
+        """Return a message with its id, and which delivery of it that is."""
+        self._tally.add(1)
+        message_id, attempt = "", 1
+        # Of what retention has taken, or what is damaged, the rest is told.
+        with suppress(BlockFileDamaged, MessageDamaged, LookupError, struct.error, ValueError):
+            log_offset = progress.queue.entry(placed.queue_offset)[0]
+            if placed.is_retry:
+                attempt = self._store.place(log_offset).attempts + 1
+            message_id = stored_message.message_id_of(self._store.log.read(log_offset)[1])
+        if progress.ordered is not None:
+            attempt = progress.ordered.pending.get(placed.queue_offset, 1)
+        return placed._replace(message_id=message_id, delivery_attempt=attempt)

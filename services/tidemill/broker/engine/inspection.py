@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.in_flight import InFlightLook, InFlightWalk, Place, Wanted
+from tidemill.broker.engine.all_in_flight import InFlightWalk, PlaceInQueues
+from tidemill.broker.engine.in_flight import InFlightLook, Place, Wanted
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
@@ -357,12 +358,12 @@ class Inspection:
         )  # fmt: skip
 
     def all_in_flight(
-        self, group_ids: frozenset[GroupId] | None, *, from_slot: int, max_messages: int
+        self, group_ids: frozenset[GroupId] | None, *, first: PlaceInQueues, max_messages: int
     ) -> InFlightWalk:
-        """Begin a page of what groups have in flight, in the order of the table."""
+        """Begin a page of what groups have in flight, in the order of their queues."""
         return InFlightWalk(
             self._store, self._pops, self._tally,
-            group_ids=group_ids, from_slot=from_slot, max_messages=max_messages,
+            group_ids=group_ids, first=first, max_messages=max_messages,
         )  # fmt: skip
 
 

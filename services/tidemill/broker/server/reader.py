@@ -11,6 +11,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.engine.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.timer.pending import PendingQuery
@@ -28,8 +29,9 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tidemill.broker.engine.all_in_flight import InFlightWalk
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.in_flight import InFlight, InFlightWalk
+    from tidemill.broker.engine.in_flight import InFlight
     from tidemill.broker.engine.layout.numbers import TopicId
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
@@ -120,15 +122,15 @@ class BrokerReader:
         return await in_round(self._rounds, tell)
 
     async def ListInFlight(self, request: pb.ListInFlightRequest) -> pb.ListInFlightReply:
-        """Return what groups have popped and not settled."""
-        (from_slot,) = _numbers(request.cursor, count=1)
+        """Return what groups have popped and not settled, in the order of their queues."""
+        first = PlaceInQueues(*_numbers(request.cursor, count=4))
 
         def begin(engine: Engine, _turn: Turn) -> InFlightWalk:
             group_ids = None
             if request.groups:
                 group_ids = frozenset(find_group(engine, name).id for name in request.groups)
             return engine.inspection.all_in_flight(
-                group_ids, from_slot=from_slot, max_messages=ITEMS_A_PAGE
+                group_ids, first=first, max_messages=ITEMS_A_PAGE
             )
 
         walk = await in_round(self._rounds, begin)
@@ -139,7 +141,7 @@ class BrokerReader:
             found = [_in_flight(engine, one) for one in walk.found]
             return pb.ListInFlightReply(
                 items=[one for one in found if one is not None],
-                cursor="" if walk.next_slot is None else str(walk.next_slot),
+                cursor=".".join(map(str, walk.next_place or ())),
             )
 
         return await in_round(self._rounds, tell)

@@ -198,7 +198,7 @@ class DeliveryTable:
 
     def indexes_of(self, bits: int) -> list[int]:
         """Return the positions of the bits that are set."""
-        return [index for index in range(32) if bits >> index & 1]
+        return [index for index in range(bits.bit_length()) if bits >> index & 1]
 
     # ------------------------------------------------------------ deadlines
 
