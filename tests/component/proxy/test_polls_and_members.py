@@ -15,7 +15,7 @@ from tests.support.proxy_world import eventually, receive_request
 from tests.support.several_brokers import SeveralBrokers, run
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-POLL_MS = 15_000  # as long as a scenario may take: a test waits for the end of none but the shortest
+POLL_MS = 15_000  # as long as a scenario may take; a test waits for the end of the shortest only
 SHORTEST_POLL_MS = 5_000
 
 Standing: TypeAlias = Literal["up", "down", "absent"]
