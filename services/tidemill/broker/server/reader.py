@@ -19,7 +19,7 @@ from tidemill.broker.server.admin import find_group, find_topic, in_round, refus
 from tidemill.broker.server.event_pages import EventPages
 from tidemill.broker.server.log_id import log_id_of
 from tidemill.broker.server.progress_pages import ProgressPage
-from tidemill.common.errors import BadRequest
+from tidemill.common.errors import BadRequest, GroupNotFound, TopicNotFound
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     HIDDEN_TOPIC_PREFIX,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.all_in_flight import InFlightWalk
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.in_flight import InFlight
-    from tidemill.broker.engine.layout.numbers import TopicId
+    from tidemill.broker.engine.layout.numbers import GroupId, TopicId
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
     from tidemill.broker.server.rounds import Rounds, Turn
@@ -61,6 +61,8 @@ class BrokerReader:
 
         def begin(engine: Engine, _turn: Turn) -> None:
             _describe_log(engine, page.reply)
+            if request.with_groups and not request.cursor:
+                page.reply.groups.extend(group.name for group in engine.catalog.groups.values())
             if request.topic_pattern:
                 page.look_at(engine.catalog.topics)
             elif not request.without_queues:
@@ -82,8 +84,8 @@ class BrokerReader:
         page = ProgressPage(*_numbers(request.cursor, count=3))
 
         def begin(engine: Engine, _turn: Turn) -> None:
-            named = {find_group(engine, name).id for name in request.groups}
-            page.look_at(named or engine.catalog.groups)
+            named = _groups_of(engine, request, page.reply)
+            page.look_at(engine.catalog.groups if named is None else named)
 
         await in_round(self._rounds, begin)
         while await in_round(self._rounds, lambda engine, _turn: page.step(engine)):
@@ -93,11 +95,10 @@ class BrokerReader:
     async def ListPending(self, request: pb.ListPendingRequest) -> pb.ListPendingReply:
         """Return delayed messages that wait, in the order of their timers' ids."""
         (from_id,) = _numbers(request.cursor, count=1)
+        reply = pb.ListPendingReply()
 
         def begin(engine: Engine, _turn: Turn) -> PendingWalk:
-            topic_ids = None
-            if request.topics:
-                topic_ids = [find_topic(engine, name).id for name in request.topics]
+            topic_ids = _topics_of(engine, request, reply) if request.topics else None
             return engine.timers.pending(
                 PendingQuery(
                     from_id=from_id,
@@ -113,22 +114,22 @@ class BrokerReader:
         while await in_round(self._rounds, lambda _engine, _turn: walk.step()):
             pass
 
-        def tell(engine: Engine, _turn: Turn) -> pb.ListPendingReply:
-            return pb.ListPendingReply(
-                items=[_pending(engine, timer) for timer in walk.found],
-                cursor="" if walk.next_id is None else str(walk.next_id),
-            )
+        def tell(engine: Engine, _turn: Turn) -> None:
+            reply.items.extend(_pending(engine, timer) for timer in walk.found)
 
-        return await in_round(self._rounds, tell)
+        await in_round(self._rounds, tell)
+        reply.cursor = "" if walk.next_id is None else str(walk.next_id)
+        reply.damaged_count = walk.damaged_count
+        return reply
 
     async def ListInFlight(self, request: pb.ListInFlightRequest) -> pb.ListInFlightReply:
         """Return what groups have popped and not settled, in the order of their queues."""
         first = PlaceInQueues(*_numbers(request.cursor, count=4))
 
+        reply = pb.ListInFlightReply()
+
         def begin(engine: Engine, _turn: Turn) -> InFlightWalk:
-            group_ids = None
-            if request.groups:
-                group_ids = frozenset(find_group(engine, name).id for name in request.groups)
+            group_ids = _groups_of(engine, request, reply)
             return engine.inspection.all_in_flight(
                 group_ids, first=first, max_messages=ITEMS_A_PAGE
             )
@@ -137,14 +138,50 @@ class BrokerReader:
         while await in_round(self._rounds, lambda _engine, turn: walk.step(turn.now_ms)):
             pass
 
-        def tell(engine: Engine, _turn: Turn) -> pb.ListInFlightReply:
-            found = [_in_flight(engine, one) for one in walk.found]
-            return pb.ListInFlightReply(
-                items=[one for one in found if one is not None],
-                cursor=".".join(map(str, walk.next_place or ())),
-            )
+        def tell(engine: Engine, _turn: Turn) -> None:
+            found = (_in_flight(engine, one) for one in walk.found)
+            reply.items.extend(one for one in found if one is not None)
 
-        return await in_round(self._rounds, tell)
+        await in_round(self._rounds, tell)
+        reply.cursor = ".".join(map(str, walk.next_place or ()))
+        return reply
+
+
+def _topics_of(
+    engine: Engine, request: pb.ListPendingRequest, reply: pb.ListPendingReply
+) -> list[TopicId]:
+    """Return the topics that a request names; raise TopicNotFound unless it skips the missing."""
+    ids = []
+    for name in request.topics:
+        try:
+            ids.append(find_topic(engine, name).id)
+        except TopicNotFound:
+            if not request.skips_missing:
+                raise
+            reply.missing.append(name)
+    return ids
+
+
+def _groups_of(
+    engine: Engine,
+    request: pb.ListInFlightRequest | pb.ListProgressRequest,
+    reply: pb.ListInFlightReply | pb.ListProgressReply,
+) -> frozenset[GroupId] | None:
+    """Return the groups that a request names; None: it names none, and so means all.
+
+    Raises GroupNotFound unless it skips the missing.
+    """
+    if not request.groups:
+        return None
+    ids = []
+    for name in request.groups:
+        try:
+            ids.append(find_group(engine, name).id)
+        except GroupNotFound:
+            if not request.skips_missing:
+                raise
+            reply.missing.append(name)
+    return frozenset(ids)
 
 
 def _pending(engine: Engine, timer: PendingTimer) -> pb.Pending:
@@ -157,6 +194,7 @@ def _pending(engine: Engine, timer: PendingTimer) -> pb.Pending:
         scheduled_at_ms=timer.scheduled_at_ms,
         log_position=timer.log_offset,
         message=timer.blob,
+        wheel_slot=timer.wheel_slot,
     )
 
 

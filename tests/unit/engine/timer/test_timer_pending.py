@@ -7,8 +7,10 @@ from random import Random
 from tests.support.bodies import body_of
 from tests.support.counted_work import Meter
 from tests.support.timer_world import TimerWorld
+from tidemill.broker.engine.layout import timer_entry
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer.pending import BODIES_A_STEP, PendingQuery, PendingTimer
+from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 
 HOUR_MS = 3_600_000
 SIZE = 100_000
@@ -60,6 +62,34 @@ def test_pages_have_what_waits_once_each_whatever_was_cancelled_moved_and_fired(
     assert {one.timer_id for one in some} == {
         timer_id for timer_id, at_ms in due.items() if begin_ms <= at_ms < end_ms
     }
+
+
+def test_a_timer_whose_entry_is_damaged_is_counted_by_its_page() -> None:
+    world = TimerWorld()
+    # Written, and behind them so many that the first page of the table leaves its cache.
+    for _ in range(2):
+        for n in range(10 * PAGE_ENTRIES):
+            world.schedule(f"m{n}", delay_ms=HOUR_MS, commit=n % PAGE_ENTRIES == 0)
+        world.sleep(12_000)
+        world.background()
+    world.disk.damage("timer/state/00000000000000000000", 3 * timer_entry.SIZE)
+    walk = world.engine.timers.pending(PendingQuery())
+    while walk.step():
+        pass
+    assert [one.timer_id for one in walk.found[:5]] == [0, 1, 2, 4, 5]
+    assert walk.damaged_count == 1
+
+
+def test_the_wheel_slot_of_a_timer_is_that_of_the_second_that_it_is_due_in() -> None:
+    world = TimerWorld()
+    slots = world.engine.timers.index.wheel.slot_count
+    near = world.now_ms + HOUR_MS
+    world.schedule("near", due_at_ms=near)
+    world.schedule("far", due_at_ms=world.now_ms + 2 * slots * 1_000)
+    assert [one.wheel_slot for one in all_of(world, PendingQuery())] == [
+        near // 1_000 % slots,
+        None,
+    ]
 
 
 def test_pages_of_one_topic_with_messages_are_bounded_in_bytes() -> None:

@@ -324,6 +324,11 @@ class TimerIndex:
 
     # ------------------------------------------------------------ links
 
+    def wheel_slot_of(self, due_at_ms: int) -> int | None:
+        """Return the wheel's slot of a due time; None where its second has none of its own yet."""
+        slot_s, parked = self._slot_of(due_at_ms)
+        return None if parked else slot_s % self.wheel.slot_count
+
     def _slot_of(self, due_at_ms: int) -> tuple[int, int]:
         """Return the second of the slot to link at, and PARKED if it is not the due one."""
         due_s = due_at_ms // 1000

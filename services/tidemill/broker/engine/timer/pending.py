@@ -51,6 +51,7 @@ class PendingTimer(NamedTuple):
     log_offset: LogOffset
     message_id: str  # "" where it cannot be read
     blob: bytes  # the stored message, where it was wanted and can be read
+    wheel_slot: int | None  # None where its second has none of its own yet
 
 
 @final
@@ -70,6 +71,8 @@ class PendingWalk:
         self._ids: deque[int] = deque()  # that match, and are not described
         self._bytes_left = query.max_bytes
         self.found: list[PendingTimer] = []
+        # Timers of this page of which nobody can say anything: their entries are damaged.
+        self.damaged_count = 0
         # Where the next page begins; None: this was the last one.
         self.next_id: int | None = None
 
@@ -113,7 +116,8 @@ class PendingWalk:
         try:
             entry = self._index.get(timer_id)
         except EntryDamaged:
-            return  # Of a damaged entry nobody can say anything.
+            self.damaged_count += 1
+            return
         if entry.state != TimerState.PENDING:
             return  # It has ended since the look.
         scheduled_at_ms, message_id, blob = 0, "", b""
@@ -134,5 +138,6 @@ class PendingWalk:
                 entry.log_offset,
                 message_id,
                 blob,
+                self._index.wheel_slot_of(entry.due_at_ms),
             )
         )
