@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -13,11 +14,12 @@ from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.client import connect
+from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.errors import BadOption, Gone, Unreachable
 from tidemill.pipeline.jobs.replay import ReplaySettings, told_of_topic
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.source.events import EventReader
-from tidemill.pipeline.source.listings import BrokerPart, listing_reader
+from tidemill.pipeline.source.listings import BrokerPart
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 TOPIC = StructType([StructField("topic", StringType())])
@@ -34,12 +36,13 @@ both_reads = pytest.mark.parametrize("read", [read_batch, read_stream])
 def listed(cluster: FakeCluster, dataset: str, **options: str) -> dict[str, int]:
     """Return how many rows the task of each broker group has."""
     given = {"endpoints": cluster.endpoint, "maxRetries": "0", "dataset": dataset, **options}
-    reader = listing_reader(parse_source(given, is_stream=False), TOPIC)
-    return {
-        part.broker: sum(batch.num_rows for batch in reader.read(part))
-        for part in reader.partitions()
-        if isinstance(part, BrokerPart)
-    }
+    reader = RocketMQDataSource(given).reader(TOPIC)
+    found = {}
+    for part in reader.partitions():
+        assert isinstance(part, BrokerPart)
+        batches = [batch for batch in reader.read(part) if isinstance(batch, pa.RecordBatch)]
+        found[part.broker] = sum(batch.num_rows for batch in batches)
+    return found
 
 
 # ---------------------------------------------------------------- topics

@@ -21,9 +21,8 @@ from tests.support.pulling import METADATA, PullClient, message_of
 from tests.support.streaming_queries import run_to_end
 from tests.support.tcp_links import BACK, tcp_links
 from tidemill.common.clock import SystemClock
+from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.source.listings import listing_reader
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
@@ -274,7 +273,7 @@ def test_large_messages_that_wait_come_in_several_batches(
         client.send("laden", body, message_id=f"l{n}", due_at_ms=due_ms)
     options = {"endpoints": broker.grpc, "dataset": "pending", "topic": "laden"}
     schema = read(spark, broker.grpc, dataset="pending").schema
-    reader = listing_reader(parse_source(options, is_stream=False), schema)
+    reader = RocketMQDataSource(options).reader(schema)
     (part,) = reader.partitions()
     batches = [batch for batch in reader.read(part) if isinstance(batch, pa.RecordBatch)]
     assert [batch.num_rows for batch in batches] == [3, 2]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,9 +53,18 @@ class FakeBroker:
     pending: list[pb.Pending] = field(default_factory=list)
     in_flight: list[pb.InFlight] = field(default_factory=list)
     progress: list[pb.Progress] = field(default_factory=list)
+    deleted_groups: set[str] = field(default_factory=set)
+    damaged_timers: int = 0  # of the first page of those that wait
     log_min: int = 0
     damaged: set[int] = field(default_factory=set)  # positions of events that cannot be read
     error: str = ""
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that listings name, but for deleted ones."""
+        named = {each.consumer_group for each in self.in_flight}
+        named.update(each.consumer_group for each in self.progress)
+        return named - self.deleted_groups
 
     @property
     def log_end(self) -> int:
@@ -71,6 +80,7 @@ class FakeCluster:
         self.sent: list[v2.Message] = []
         self.pulls: list[tuple[str, int, int]] = []  # broker, queue, offset
         self.due_ranges: set[tuple[int, int]] = set()  # of delayed messages, that were asked for
+        self.asked_topics: set[str] = set()  # of them
         self.calls: list[str] = []
         self.pull_offsets: dict[tuple[str, str, int], int] = {}  # by group, broker and queue
         self.headers: list[dict[str, str]] = []
@@ -324,6 +334,7 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
                     else pb.BrokerGroupQueues(
                         broker=name, log_min=broker.log_min, log_end=broker.log_end,
                         log_id=broker.log_id, queues=list(_queues(request, broker)),
+                        groups=sorted(broker.groups) if request.with_groups else [],
                     )
                     for name, broker in sorted(self.cluster.brokers.items())
                 ]
@@ -409,9 +420,14 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         self, request: pb.ListPendingRequest, context: Any
     ) -> Iterator[pb.ListPendingReply]:
         self.cluster.note("ListPending", context)
+        broker = self.cluster.brokers[request.broker]
+        missing = [name for name in request.topics if name not in broker.topic_ids]
+        if missing and not request.skips_missing:
+            _refuse(context, "TopicNotFound")
+        self.cluster.asked_topics.update(request.topics)
         items = [
             each
-            for each in self.cluster.brokers[request.broker].pending
+            for each in broker.pending
             if (not request.topics or each.topic in request.topics)
             and request.due_from_ms <= each.due_at_ms
             and (not request.due_until_ms or each.due_at_ms < request.due_until_ms)
@@ -425,32 +441,40 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
             end = at + LISTED_ROWS
             yield pb.ListPendingReply(
-                items=items[at:end], cursor=str(end) if end < len(items) else ""
-            )
+                items=items[at:end], cursor=str(end) if end < len(items) else "", missing=missing,
+                damaged_count=0 if at else broker.damaged_timers,
+            )  # fmt: skip
 
     def ListInFlight(
         self, request: pb.ListInFlightRequest, context: Any
     ) -> Iterator[pb.ListInFlightReply]:
         self.cluster.note("ListInFlight", context)
+        broker = self.cluster.brokers[request.broker]
         yield pb.ListInFlightReply(
-            items=[
-                each
-                for each in self.cluster.brokers[request.broker].in_flight
-                if not request.groups or each.consumer_group in request.groups
-            ]
+            items=_of_groups(broker, request.groups, broker.in_flight),
+            missing=_missing(broker, request),
         )
 
     def ListProgress(
         self, request: pb.ListProgressRequest, context: Any
     ) -> Iterator[pb.ListProgressReply]:
         self.cluster.note("ListProgress", context)
+        broker = self.cluster.brokers[request.broker]
         yield pb.ListProgressReply(
-            items=[
-                each
-                for each in self.cluster.brokers[request.broker].progress
-                if not request.groups or each.consumer_group in request.groups
-            ]
+            items=_of_groups(broker, request.groups, broker.progress),
+            missing=_missing(broker, request),
         )
+
+
+def _of_groups(broker: FakeBroker, groups: Sequence[str], items: list[Any]) -> list[Any]:
+    wanted = broker.groups & set(groups) if groups else broker.groups
+    return [each for each in items if each.consumer_group in wanted]
+
+
+def _missing(broker: FakeBroker, request: Any) -> list[str]:
+    missing = [name for name in request.groups if name not in broker.groups]
+    # Only those who skip it are told: tests of others name groups that nobody has made.
+    return missing if request.skips_missing else []
 
 
 def _queues(request: pb.GetQueuesRequest, broker: FakeBroker) -> Iterator[pb.Queue]:

@@ -13,7 +13,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
@@ -75,6 +75,8 @@ class Cluster:
 
     queues: dict[Queue, QueueEnds]
     logs: dict[str, BrokerLog]
+    # Consumer groups by broker group, where they were asked for.
+    groups: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def unreachable(self) -> set[str]:
@@ -96,6 +98,15 @@ class Cluster:
         return broker not in self.logs and bool(self.logs) and not self.unreachable
 
 
+@final
+@dataclass(slots=True)
+class LeftOut:
+    """What listings have left out."""
+
+    missing: set[str] = field(default_factory=set)  # names that are not there any more
+    damaged_count: int = 0  # timers of which nobody can say anything
+
+
 class Client:
     """Calls of one process. Not shared between threads that call at once."""
 
@@ -115,13 +126,14 @@ class Client:
 
     # ------------------------------------------------------------ asking
 
-    def cluster(self, topics: Topics) -> Cluster:
+    def cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
         """Return where the queues of topics begin and end; reads no message."""
         # A cluster knows wildcards only, which take it no time: the expression is looked at here.
         request = pb.GetQueuesRequest(
             topics=topics.names,
             topic_pattern=_glob(topics.pattern),
             without_queues=not topics.names and not topics.pattern,
+            with_groups=with_groups,
         )
         answers: list[pb.GetQueuesReply] = self._again(
             lambda: list(
@@ -130,7 +142,9 @@ class Client:
         )
         queues: dict[Queue, QueueEnds] = {}
         logs: dict[str, BrokerLog] = {}
+        groups: dict[str, frozenset[str]] = {}
         for group in (group for answer in answers for group in answer.groups):
+            groups[group.broker] = groups.get(group.broker, frozenset()).union(group.groups)
             logs[group.broker] = BrokerLog(
                 broker=group.broker, log_id=group.log_id, log_min=group.log_min,
                 log_end=group.log_end, error=group.error,
@@ -144,16 +158,16 @@ class Client:
                     queue=queue, min_offset=each.min_offset, max_offset=each.max_offset,
                     bytes=each.bytes,
                 )  # fmt: skip
-        return Cluster(queues=queues, logs=logs)
+        return Cluster(queues=queues, logs=logs, groups=groups)
 
-    def whole_cluster(self, topics: Topics) -> Cluster:
+    def whole_cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
         """Return as `cluster` what there is at all broker groups.
 
         Where one gives no answer all are asked again. Raises Unreachable.
         """
 
         def ask() -> Cluster:
-            cluster = self.cluster(topics)
+            cluster = self.cluster(topics, with_groups=with_groups)
             missing = sorted(cluster.unreachable)
             if missing:
                 why = "; ".join(f"{name}: {cluster.logs[name].error}" for name in missing)
@@ -192,14 +206,22 @@ class Client:
 
         self._again(ask)
 
-    def progress(self, broker: str, groups: Iterable[str]) -> list[pb.Progress]:
-        """Return how far groups are in the queues of a broker group."""
+    def progress(
+        self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
+    ) -> list[pb.Progress]:
+        """Return how far groups are in the queues of a broker group.
+
+        Raises Refused for one that is not there, unless there is a `left` for it.
+        """
         pages = self._pages(
             lambda cursor: self._source().ListProgress(
-                pb.ListProgressRequest(broker=broker, groups=groups, cursor=cursor),
+                pb.ListProgressRequest(
+                    broker=broker, groups=groups, cursor=cursor, skips_missing=left is not None
+                ),
                 timeout=CALL_S,
                 metadata=self._headers(),
-            )
+            ),
+            left,
         )
         return list(pages)
 
@@ -292,42 +314,59 @@ class Client:
                 return
 
     def pending(
-        self, broker: str, *, topics: Iterable[str], from_ms: int = 0, until_ms: int = 0,
-        with_messages: bool = False,
+        self, broker: str, *, topics: Iterable[str], from_ms: int = 0, until_ms: int | None = None,
+        with_messages: bool = False, left: LeftOut | None = None,
     ) -> Iterator[pb.Pending]:  # fmt: skip
-        """Yield the delayed messages that wait, in the order of their timers' ids."""
+        """Yield the delayed messages that wait, in the order of their timers' ids.
+
+        Raises Refused for a topic that is not there, unless there is a `left` for it.
+        """
+        assert until_ms is None or until_ms > 0, "nothing is due before 1970"
         yield from self._pages(
             lambda cursor: self._source().ListPending(
                 pb.ListPendingRequest(
                     broker=broker,
                     topics=topics,
                     due_from_ms=from_ms,
-                    due_until_ms=until_ms,
+                    due_until_ms=until_ms or 0,
                     with_messages=with_messages,
                     cursor=cursor,
+                    skips_missing=left is not None,
                 ),
                 timeout=CALL_S,
                 metadata=self._headers(),
-            )
+            ),
+            left,
         )
 
-    def in_flight(self, broker: str, groups: Iterable[str]) -> Iterator[pb.InFlight]:
-        """Yield what groups have popped and not settled."""
+    def in_flight(
+        self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
+    ) -> Iterator[pb.InFlight]:
+        """Yield what groups have popped and not settled.
+
+        Raises Refused for one that is not there, unless there is a `left` for it.
+        """
         yield from self._pages(
             lambda cursor: self._source().ListInFlight(
-                pb.ListInFlightRequest(broker=broker, groups=groups, cursor=cursor),
+                pb.ListInFlightRequest(
+                    broker=broker, groups=groups, cursor=cursor, skips_missing=left is not None
+                ),
                 timeout=CALL_S,
                 metadata=self._headers(),
-            )
+            ),
+            left,
         )
 
-    def _pages(self, ask: Callable[[str], Iterable[Any]]) -> Iterator[Any]:
+    def _pages(self, ask: Callable[[str], Iterable[Any]], left: LeftOut | None) -> Iterator[Any]:
         """Yield the items of pages as they come; what breaks off goes on behind the last page."""
         cursor, attempt = "", 0
         while True:
             try:
                 for answer in ask(cursor):
                     yield from answer.items
+                    if left is not None:
+                        left.missing.update(answer.missing)
+                        left.damaged_count += getattr(answer, "damaged_count", 0)
                     if not answer.cursor:
                         return
                     assert answer.cursor != cursor, "a cursor goes on"

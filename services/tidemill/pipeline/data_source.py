@@ -65,9 +65,13 @@ class RocketMQDataSource(DataSource):
             from tidemill.pipeline.source.events import EventReader
 
             return EventReader(options, schema)
-        from tidemill.pipeline.source.listings import listing_reader
+        if options.dataset == "pending":
+            from tidemill.pipeline.source.pending import pending_reader
 
-        return listing_reader(options, schema, load=self._load)
+            return pending_reader(options, schema, load=self._load)
+        from tidemill.pipeline.source.listings import ListingReader
+
+        return ListingReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return what reads a stream."""

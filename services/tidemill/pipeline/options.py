@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NoReturn, TypeVar, final
 
 from tidemill.pipeline.errors import BadOption
@@ -21,6 +21,7 @@ _Choice = TypeVar("_Choice", bound=str)
 PARTITION_ROWS_MAX: Final = 10_000_000  # of one task; its files and its memory are bounded by it
 PULL_BATCH_MAX: Final = 1_000_000  # messages of one call, which is answered page by page
 RETRIES_MAX: Final = 1000  # of one call; with the longest pause it is hours
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 Dataset = Literal["messages", "events", "dlq", "pending", "inflight", "groups"]
 DATASETS: Final[tuple[Dataset, ...]] = (
@@ -77,7 +78,11 @@ SOURCE: Final = (
     _both("topics", "", "Several topics, by commas."),
     _both("topicPattern", "", "Topics whose whole name matches; looked at again at every trigger."),
     _both("dataset", "messages", "`messages`, `events`, `dlq`, `pending`, `inflight`, `groups`."),
-    _both("groups", "", "Consumer groups, by commas: of `dlq`, `inflight` and `groups`; all."),
+    _both(
+        "groups",
+        "",
+        "Consumer groups, by commas; all. Of `inflight` and `groups` they have to be there.",
+    ),
     _both("filter", "*", "Tags, as `a || b`; no SQL."),
     _both(
         "startingOffsets",
@@ -93,14 +98,19 @@ SOURCE: Final = (
         " to their end; a stream nothing of them, of the others nothing behind the offset, which"
         " may be one that is not there yet, and it waits on.",
     ),
-    _both("startingTimestamp", "", "ISO 8601, without a zone UTC, or ms; wins over offsets."),
+    _both(
+        "startingTimestamp",
+        "",
+        "ISO 8601, without a zone UTC, or ms: when messages were stored, and of `pending` when they"
+        " are due; wins over offsets.",
+    ),
     _stream(
         "reportProgressAs",
         "",
         "Consumer group as whose pull offsets the query's progress is published, for"
         " `tidemill group progress`; of `messages` and `dlq`.",
     ),
-    _batch("endingTimestamp", "", "As above; what was stored then or later is left out."),
+    _batch("endingTimestamp", "", "As above; what was stored, or is due, then or later is not."),
     _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
     _stream("maxRowsPerTrigger", "", "Shared by queues in proportion to their backlog."),
     _stream("maxBytesPerTrigger", "", "The same, by what the queues' messages take on average."),
@@ -384,7 +394,10 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
 
 
 def instant_ms(text: str) -> int | None:
-    """Return an instant of ISO 8601 or milliseconds; None where it is neither."""
+    """Return an instant of ISO 8601 or milliseconds; None where it is neither.
+
+    One within a millisecond is the next one: what is told to the millisecond is before it, or not.
+    """
     if re.fullmatch(r"\d{1,15}", text):
         return int(text)
     try:
@@ -393,7 +406,7 @@ def instant_ms(text: str) -> int | None:
         return None
     # An instant without its zone is one of UTC, as everything in a pipeline is.
     aware = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
-    return round(aware.timestamp() * 1000)
+    return -((_EPOCH - aware) // timedelta(milliseconds=1))
 
 
 class _Values:

@@ -303,7 +303,7 @@ def progress_batch(items: Sequence[pb.Progress], schema: pa.Schema, broker: str)
 
 
 _PENDING_COLUMNS: Final[dict[str, Callable[[pb.Pending, str], Any]]] = {
-    "topic": lambda item, _: item.topic,
+    "topic": lambda item, _: item.topic or None,
     "broker": lambda _, broker: broker,
     "timer_id": lambda item, _: item.timer_id,
     "message_id": lambda item, _: item.message_id or None,

@@ -98,7 +98,7 @@ EVENTS: Final = (
 )
 
 PENDING: Final = (
-    Column("topic", "string", ""),
+    Column("topic", "string", "null where it was deleted: to %DLQ%TIMER when it is due"),
     Column("broker", "string", "name of the broker group"),
     Column("timer_id", "bigint", ""),
     Column("message_id", "string", ""),
