@@ -191,6 +191,18 @@ def test_batches_have_the_columns_that_spark_expects(spark: SparkSession) -> Non
         assert schema.arrow_schema(struct) == schema.of_dataset(dataset)
 
 
+def test_a_session_whose_timestamps_have_no_zone_reads_instants(
+    spark: SparkSession, cluster: FakeCluster
+) -> None:
+    cluster.add("orders", "a", 0, 1)
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        frame = reading(spark, cluster, topic="orders").load()
+        assert frame.selectExpr("unix_millis(store_timestamp)").collect() == [(FIRST_STORED_AT_MS,)]
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 def test_what_waits_is_out_and_how_far(spark: SparkSession, cluster: FakeCluster) -> None:
     from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 

@@ -257,6 +257,8 @@ def test_a_message_that_waits_is_read_with_all_that_it_has(
     )
     assert (row.tag, row.keys, row.properties) == ("blue", ["k1", "k2"], {"colour": "red"})
     assert (row.born_host, row.message_group, row.trace_parent) == ("here", None, None)
+    assert row.system_properties.keys() == {"body_encoding", "body_digest", "body_digest_type"}
+    assert row.wheel_slot == due_ms // 1_000 % 1_209_600
     assert (plain.tag, plain.keys, plain.properties, bytes(plain.body)) == (None, [], {}, b"plain")
     short = read(spark, broker.grpc, dataset="pending", topic="hidden", includeBody="false")
     assert {"body", "tag", "properties"}.isdisjoint(short.columns)

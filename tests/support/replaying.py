@@ -27,7 +27,7 @@ def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
     ]  # fmt: skip
     frame = spark.createDataFrame(
         rows,
-        ddl("messages").replace("store_timestamp timestamp", "stored_ms bigint"),
+        ddl("messages").replace("store_timestamp timestamp_ltz", "stored_ms bigint"),
         verifySchema=False,
     )
     return frame.selectExpr("*", "timestamp_millis(stored_ms) as store_timestamp")

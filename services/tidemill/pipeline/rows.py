@@ -310,6 +310,7 @@ _PENDING_COLUMNS: Final[dict[str, Callable[[pb.Pending, str], Any]]] = {
     "due_timestamp": lambda item, _: ms(item.due_at_ms),
     "scheduled_timestamp": lambda item, _: ms(item.scheduled_at_ms),
     "log_position": lambda item, _: item.log_position,
+    "wheel_slot": lambda item, _: item.wheel_slot if item.HasField("wheel_slot") else None,
 }
 
 _IN_FLIGHT_COLUMNS: Final[dict[str, Callable[[pb.InFlight, str], Any]]] = {

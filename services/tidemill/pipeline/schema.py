@@ -30,8 +30,8 @@ class Column(NamedTuple):
 OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
 # Of messages that wait: which need that these are read, and not only when they are due.
 OF_WAITING: Final = (
-    "tag", "keys", "message_group", "properties", "body", "body_size", "body_crc32", "born_host",
-    "born_timestamp", "trace_parent",
+    "tag", "keys", "message_group", "properties", "system_properties", "body", "body_size",
+    "body_crc32", "born_host", "born_timestamp", "trace_parent",
 )  # fmt: skip
 
 MESSAGES: Final = (
@@ -105,6 +105,7 @@ PENDING: Final = (
     Column("due_timestamp", "timestamp", ""),
     Column("scheduled_timestamp", "timestamp", ""),
     Column("log_position", "bigint", ""),
+    Column("wheel_slot", "int", "of the second that it is due in; null a whole turn ahead"),
     # Of the message itself, where it could be read.
     *(column for column in MESSAGES if column.name in OF_WAITING),
 )
@@ -120,7 +121,7 @@ IN_FLIGHT: Final = (
     Column("popped_at", "timestamp", ""),
     Column("invisible_until", "timestamp", ""),
     Column("client_id", "string", ""),
-    Column("delivery", "string", ""),
+    Column("delivery", "string", "which delivery, as events name it"),
     Column("is_retry", "boolean", "queue and offset are of the group's retry topic for `topic`"),
 )
 
@@ -158,8 +159,12 @@ def of_bodies(dataset: Dataset) -> Sequence[str]:
 
 def ddl(dataset: Dataset, *, without: Sequence[str] = ()) -> str:
     """Return the columns of a dataset as Spark writes a schema."""
+    # What `timestamp` alone is a session says: with an instant, or without.
+    types = {"timestamp": "timestamp_ltz"}
     return ", ".join(
-        f"{column.name} {column.type}" for column in COLUMNS[dataset] if column.name not in without
+        f"{column.name} {types.get(column.type, column.type)}"
+        for column in COLUMNS[dataset]
+        if column.name not in without
     )
 
 
