@@ -112,7 +112,7 @@ def documents() -> dict[Path, str]:
 
 def pipeline_reference() -> str:
     """Return the page of options and columns of the data pipeline; Spark is not needed for it."""
-    from tidemill.pipeline.options import SINK, SOURCE
+    from tidemill.pipeline.options import OF_SOME, SINK, SOURCE
     from tidemill.pipeline.schema import COLUMNS
 
     lines = [
@@ -122,14 +122,16 @@ def pipeline_reference() -> str:
         "",
         "## Options of the source",
         "",
-        "| option | default | batch | stream | meaning |",
-        "| --- | --- | --- | --- | --- |",
+        "| option | default | batch | stream | datasets, if not all | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for option in SOURCE:
         where = [("yes" if each else "") for each in (option.batch, option.stream)]
         default = f"`{option.default}`" if option.default else ""
         meaning = option.meaning.replace("|", "\\|")
-        lines.append(f"| `{option.name}` | {default} | {where[0]} | {where[1]} | {meaning} |")
+        datasets = ", ".join(f"`{each}`" for each in OF_SOME.get(option.name, ()))
+        row = (f"`{option.name}`", default, *where, datasets, meaning)
+        lines.append(f"| {' | '.join(row)} |")
     lines += [
         "",
         "## Options of the sink",

@@ -158,7 +158,7 @@ def test_a_query_that_asks_for_it_publishes_its_progress(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dataset": "events"}, "queues have progress"),
+        ({"dataset": "events"}, "of messages and dlq, not of events"),
         ({"readMode": "archive", "archivePath": "a"}, "no broker is asked"),
     ],
 )

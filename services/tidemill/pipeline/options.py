@@ -108,7 +108,7 @@ SOURCE: Final = (
         "reportProgressAs",
         "",
         "Consumer group as whose pull offsets the query's progress is published, for"
-        " `tidemill group progress`; of `messages` and `dlq`.",
+        " `tidemill group progress`.",
     ),
     _batch("endingTimestamp", "", "As above; what was stored, or is due, then or later is not."),
     _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
@@ -136,9 +136,8 @@ SOURCE: Final = (
     _batch(
         "pushdown",
         "false",
-        "Whether predicates are handed to the source, of `messages`, `dlq` and `pending`. Then each"
-        " `.load()` is for one look with one predicate: a frame that is used twice, or has a view,"
-        " may lack rows; see pipeline.md.",
+        "Whether predicates are handed to the source. Then each `.load()` is for one look with one"
+        " predicate: a frame that is used twice, or has a view, may lack rows; see pipeline.md.",
     ),
     _both(
         "readMode", "auto", "`auto`, `archive` or `broker`; `auto` without archivePath is `broker`."
@@ -244,6 +243,34 @@ class Place:
     at_ms: int | None = None
 
 
+# Of options that not all datasets have a use for: which have.
+_STORED: Final[tuple[Dataset, ...]] = ("messages", "dlq")
+_WITH_BODIES: Final[tuple[Dataset, ...]] = (*_STORED, "pending")
+OF_SOME: Final[Mapping[str, tuple[Dataset, ...]]] = {
+    "groups": ("dlq", "inflight", "groups"),
+    **dict.fromkeys(
+        ("filter", "startingTimestampStrategy", "reportProgressAs", "minPartitions",
+         "rowsPerPartition", "newQueues", "readMode", "archivePath", "pullBatchSize",
+         "maxRatePerTask", "pullTimeoutMs"),
+        _STORED,
+    ),
+    **dict.fromkeys(("startingOffsets", "endingOffsets", "failOnDataLoss"), STREAMED),
+    **dict.fromkeys(("startingTimestamp", "endingTimestamp"), (*STREAMED, "pending")),
+    **dict.fromkeys(("includeBody", "bodyEncoding", "pushdown"), _WITH_BODIES),
+}  # fmt: skip
+# And what else to say than that a dataset has no use for an option.
+_INSTEAD: Final[Mapping[tuple[str, Dataset], str]] = {
+    ("groups", "messages"): "dataset dlq has the dead letters of groups",
+    ("startingOffsets", "pending"): "startingTimestamp says when messages are due",
+    ("endingOffsets", "pending"): "endingTimestamp says when messages are due",
+    ("startingTimestampStrategy", "events"): "they start with the first one that is that young",
+    **{
+        ("failOnDataLoss", each): "what is deleted meanwhile is left out with a warning"
+        for each in ("pending", "inflight", "groups")
+    },
+}  # fmt: skip
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
@@ -298,6 +325,13 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
     dataset = values.choice("dataset", DATASETS)
     if is_stream and dataset not in STREAMED:
         values.refuse("dataset", f"{dataset} is read in batches, not as a stream")
+    for name, datasets in OF_SOME.items():
+        if dataset not in datasets and values.is_given(name):
+            known = " and ".join(filter(None, (", ".join(datasets[:-1]), datasets[-1])))
+            instead = _INSTEAD.get((name, dataset))
+            values.refuse(
+                name, f"it is of {known}, not of {dataset}{f'; {instead}' if instead else ''}"
+            )
     rows_max, bytes_max = values.count("maxRowsPerTrigger"), values.count("maxBytesPerTrigger")
     rows_min = values.count("minRowsPerTrigger")
     if rows_max is not None and bytes_max is not None:
@@ -309,23 +343,13 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
         )
     if rows_min is not None and rows_max is not None and rows_min > rows_max:
         values.refuse("minRowsPerTrigger", f"it is above maxRowsPerTrigger, {rows_max}")
-    if dataset not in {"messages", "dlq"} and values.text("maxRatePerTask"):
-        values.refuse("maxRatePerTask", f"messages are held to a rate, not {dataset}")
-    if dataset not in {"messages", "dlq"} and values.text("filter") != "*":
-        values.refuse("filter", f"messages have tags, not {dataset}")
-    if dataset not in {"messages", "dlq", "pending"} and values.flag("pushdown"):
-        values.refuse("pushdown", f"predicates of messages are handed to brokers, not of {dataset}")
     reports_as = values.text("reportProgressAs")
-    if reports_as and dataset not in {"messages", "dlq"}:
-        values.refuse("reportProgressAs", f"queues have progress, and {dataset} are of none")
     archive_path = values.text("archivePath")
     read_mode = values.choice("readMode", READ_MODES)
     if read_mode == "archive" and not archive_path:
         values.refuse("readMode", "archivePath says where the archive is")
     if read_mode == "archive" and reports_as:
         values.refuse("reportProgressAs", "no broker is asked with readMode=archive")
-    if archive_path and dataset not in {"messages", "dlq"}:
-        values.refuse("archivePath", f"an archive has messages, not {dataset}")
     topics = _topics(values, dataset)
     start = _place(
         values, "startingOffsets", "startingTimestamp", LATEST if is_stream else EARLIEST
@@ -440,6 +464,9 @@ class _Values:
     def text(self, name: str) -> str:
         key = name.lower()
         return self._given.get(key, self._table[key].default).strip()
+
+    def is_given(self, name: str) -> bool:
+        return bool(self._given.get(name.lower(), "").strip())
 
     def names(self, name: str) -> tuple[str, ...]:
         return tuple(part for part in map(str.strip, self.text(name).split(",")) if part)

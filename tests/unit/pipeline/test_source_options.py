@@ -53,13 +53,58 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"filter": "a | b"}, False, "two bars"),
         ({"maxRatePerTask": "fast"}, False, "a number of messages a second"),
         ({"maxRatePerTask": "0"}, True, "a number of messages a second"),
-        ({"dataset": "events", "maxRatePerTask": "5"}, True, "held to a rate, not events"),
+        ({"dataset": "events", "maxRatePerTask": "5"}, True, "of messages and dlq, not of events"),
+        ({"groups": "g"}, False, "not of messages; dataset dlq has the dead letters of groups"),
+        (
+            {"dataset": "pending", "startingOffsets": "latest"}, False,
+            "of messages, events and dlq, not of pending; startingTimestamp says when",
+        ),
+        (
+            {"dataset": "groups", "failOnDataLoss": "false"}, False,
+            "not of groups; what is deleted meanwhile is left out",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:
     with pytest.raises(BadOption) as refused:
         parse_source({**GIVEN, **more}, is_stream=is_stream)
     assert sentence in str(refused.value)
+
+
+# Of each dataset the options that mean something, of those that do not mean it everywhere.
+MEANT = {
+    "messages": {
+        "filter", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
+        "startingTimestampStrategy", "minPartitions", "rowsPerPartition", "failOnDataLoss",
+        "includeBody", "bodyEncoding", "pushdown", "readMode", "archivePath", "pullBatchSize",
+        "maxRatePerTask", "pullTimeoutMs",
+    },
+    "events": {
+        "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
+        "failOnDataLoss",
+    },
+    "pending": {"startingTimestamp", "endingTimestamp", "includeBody", "bodyEncoding", "pushdown"},
+    "inflight": {"groups"},
+    "groups": {"groups"},
+}  # fmt: skip
+GIVEN_AS = {
+    "groups": "g", "filter": "*", "startingOffsets": "latest", "endingOffsets": "latest",
+    "startingTimestamp": "1", "endingTimestamp": "2", "startingTimestampStrategy": "latest",
+    "minPartitions": "2", "rowsPerPartition": "5", "failOnDataLoss": "true", "includeBody": "true",
+    "bodyEncoding": "raw", "pushdown": "false", "readMode": "auto", "archivePath": "/a",
+    "pullBatchSize": "7", "maxRatePerTask": "5", "pullTimeoutMs": "9",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(GIVEN_AS))
+@pytest.mark.parametrize("dataset", sorted(MEANT))
+def test_an_option_that_a_dataset_has_no_use_for_is_refused(dataset: str, name: str) -> None:
+    given = {**GIVEN, "dataset": dataset, name: GIVEN_AS[name]}
+    if name in MEANT[dataset]:
+        parse_source(given, is_stream=False)
+        return
+    with pytest.raises(BadOption, match=rf"^option {name} = .*: it is of .*, not of {dataset}"):
+        parse_source(given, is_stream=False)
 
 
 def test_offsets_by_queue_and_instants() -> None:
