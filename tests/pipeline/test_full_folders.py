@@ -15,6 +15,7 @@ from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.micro_batches import read_batch
 from tests.support.processes import command, environment
 from tidemill.cli.rest import EXIT_REFUSED
+from tidemill.pipeline.archive import writing
 from tidemill.pipeline.archive.manifest import Entry
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import ArchiveError, BadOption, told_by
@@ -55,6 +56,18 @@ def test_a_full_folder_is_named_with_the_file(cluster: FakeCluster, archive: Arc
     # What fits goes on: nothing of before counts.
     assert archive.job(batch_rows=10, task_rows=10).append().rows == 40
     assert len(archive.bodies()[0]) == 40
+
+
+@pytest.mark.usefixtures("full")
+def test_what_a_full_folder_has_refused_halfway_is_told_and_leaves_nothing(
+    cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it neither hides the reason behind a file that is closed nor keeps the folder full."""
+    monkeypatch.setattr(writing, "GROUP_BYTES", 1 << 18)
+    put_noise(cluster, 60)
+    with pytest.raises(ArchiveError, match=r"parquet cannot be written: .*large"):
+        archive.job(batch_rows=1000, task_rows=1000).append()
+    assert not list(Path(archive.path).rglob("*.parquet"))
 
 
 def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: Archived) -> None:

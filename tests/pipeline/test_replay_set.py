@@ -265,3 +265,18 @@ def test_what_may_be_set_is_what_is_sent() -> None:
 
     assert SETTABLE.items() <= COLUMNS.items()
     assert SETTABLE.keys() <= {column.name for column in MESSAGES}
+
+
+def test_what_could_not_be_sent_is_counted_apart(
+    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    cluster.add("orders", "a", 0, 3)
+    archive.append()
+    settings = replaying(
+        cluster, archive, tmp_path / "s",
+        expressions={"body": "if(queue_offset = 1, binary('spoil the call'), body)"},
+        more={"onError": "dead-letter", "deadLetterPath": str(tmp_path / "bad")},
+    )  # fmt: skip
+    replayed = replay.send(spark, settings, now_ms=lambda: NOW_MS)
+    assert (replayed.sent, replayed.bad) == (2, 1)
+    assert len(cluster.sent) == 2

@@ -594,6 +594,12 @@ def replay(
                 " sending was slower than what is replayed, and what was due came at once",
                 err=True,
             )
+        if replayed.bad:
+            fail(
+                f"{replayed.bad:,} messages could not be sent: they are in the table of"
+                " deadLetterPath, each with why, and a run that goes on leaves them out",
+                EXIT_REFUSED,
+            )
 
 
 def _expressions(given: list[str] | None) -> dict[str, str]:

@@ -59,13 +59,17 @@ def write_range(
     """
     files = _Files(store, key, run, schema)
     total = _Sums()
-    with contextlib.closing(files):
+    try:
         for batch in batches:
             if not batch.num_rows:
                 continue
             total.add(batch)
             for hour, part in _by_hour(batch):
                 files.write(hour, part)
+        files.close()
+    except BaseException:
+        files.drop()
+        raise
     return Written(
         range=Range(
             key=key, start=start, end=end, rows=total.rows, bytes=total.bytes,
@@ -177,6 +181,13 @@ class _Files:
             self.done.append(self._open.close())
             self._open = None
 
+    def drop(self) -> None:
+        """Take away the file that is open, and those before it: nobody is to know of them."""
+        if self._open is not None:
+            self._open.drop()
+        for each in self.done:
+            self._store.delete(each.path)
+
 
 def _name(run: str) -> str:
     return f"{run}-{secrets.token_hex(8)}.parquet"
@@ -244,3 +255,10 @@ class _File:
             path=self._path, bytes=size, rows=self._rows, max_store_ms=self._max_store_ms,
             spans=tuple(self._spans), footer_crc=footer_crc,
         )  # fmt: skip
+
+    def drop(self) -> None:
+        """Take the file away as far as that can be done: what has failed before is to be told."""
+        with contextlib.suppress(Exception):
+            self._exits.close()  # Its end cannot be written either where there is no room.
+        with contextlib.suppress(Exception):
+            self._store.delete(self._path)

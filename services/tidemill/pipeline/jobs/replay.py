@@ -125,6 +125,7 @@ class Replayed:
     plan: Plan
     effects: tuple[Effect, ...] = ()  # of what is set, where it was looked at alone
     sent: int = 0
+    bad: int = 0  # that this run could not send, and has put into the table of bad rows
     late_ms: int = 0  # of a timing: by how much at most messages were sent after they were due
 
 
@@ -283,8 +284,8 @@ def send(
             counting.is_over.wait(TOLD_S)
     finally:
         spark.streams.removeListener(counting)
-    sent_rows = counting.rows - (_bad_rows(spark, settings) - bad_before)
-    return Replayed(plan=begun, sent=sent_rows, late_ms=counting.late_ms)
+    bad = _bad_rows(spark, settings) - bad_before
+    return Replayed(plan=begun, sent=counting.rows - bad, bad=bad, late_ms=counting.late_ms)
 
 
 def _timing(settings: ReplaySettings, begun: Plan) -> Timing:

@@ -182,8 +182,14 @@ class Sender:
 
     def _refuse(self, number: int, why: str) -> None:
         if not self._options.dead_letter_path:
-            raise Refused(f"a row cannot be sent: {why}; onError=dead-letter keeps such rows apart")
+            raise Refused(f"a row cannot be sent: {why}; {_remedy(why)}")
         self.sent.bad.append((number, why))
+
+
+def _remedy(why: str) -> str:
+    if why.startswith(v2.Code.Name(v2.TOPIC_NOT_FOUND)):
+        return "`tidemill topic create` makes it"  # No row would be sent.
+    return "onError=dead-letter with a deadLetterPath keeps such rows apart"
 
 
 def _is_refusal(status: v2.Status) -> bool:
