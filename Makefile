@@ -80,7 +80,7 @@ test test-core test-pipeline: setup $(if $(filter $(SPARK) $(SPARK)/%,$(NAMED)),
 	$(PYTEST) $(ARGS)
 endif
 
-heavy: setup $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills, both transports, 400 days, memory.
+heavy: setup setup-pipeline $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills, both transports, 400 days, memory.
 	$(PYTEST) -n 4 --dist loadfile -m heavy $(ARGS)
 
 # Apart: what they build takes longer than they do, or they are many processes for minutes.

@@ -158,7 +158,9 @@ def offsets_of(record: dict[str, Any], which: str) -> int:
 @pytest.mark.parametrize(
     ("by", "options", "sentence", "status"),
     [
-        (signal.SIGINT, "", "ended by Ctrl-C", EXIT_INTERRUPTED),
+        pytest.param(
+            signal.SIGINT, "", "ended by Ctrl-C", EXIT_INTERRUPTED, marks=pytest.mark.heavy
+        ),
         (signal.SIGTERM, "", "ended by SIGTERM", EXIT_TERMINATED),
         # While tasks run, of which the calls end with the JVM.
         (
@@ -273,7 +275,11 @@ def test_a_command_that_is_ended_while_it_loads_a_job_says_so(
 
 @pytest.mark.parametrize(
     ("by", "is_whole_group"),
-    [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGINT, True)],
+    [
+        (signal.SIGTERM, True),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.heavy),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.heavy),
+    ],
 )
 def test_a_replay_that_is_ended_sends_no_more(
     cluster: FakeCluster,
@@ -368,6 +374,9 @@ def test_topics_that_are_let_go_of_are_those_of_one_namespace(
     def left() -> dict[str, int]:
         return {key.namespace: queue.start for key, queue in archive.manifest().queues.items()}
 
+    looked = CliRunner().invoke(app, [*line.split(), "--dry-run"])
+    assert looked.output.startswith("1 files with 5 messages of orders, stored before 20")
+    assert left() == {"": 0, "tenant": 0}
     assert CliRunner().invoke(app, [*line.split(), "-O", "namespace=tenant"]).exit_code == 0
     assert left() == {"": 0, "tenant": 5}
     assert CliRunner().invoke(app, line.split()).exit_code == 0

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail
+from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, confirm, fail
 from tidemill.cli.times import INSTANT, instant_ms, utc
+from tidemill.common.clock import SystemClock
 from tidemill.pipeline import errors
 from tidemill.pipeline.ending import terminated
 from tidemill.pipeline.priority import Priority, give_way
@@ -197,6 +198,8 @@ def _end(told: str, status: int) -> NoReturn:
 
 
 _ARCHIVE = "tidemill.pipeline.jobs.archive_commands"
+DAY_MS: Final = 86_400_000
+TOPICS_SHOWN: Final = 5
 
 
 def _archive_settings(
@@ -348,20 +351,50 @@ def archive_expire(
     days: Annotated[float, typer.Option(min=0, help="What is older goes.")],
     topic: TopicNames = None,
     option: OptionPairs = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    is_sure: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask; where there is no terminal none does.")
+    ] = False,
     config: Config = None,
 ) -> None:
-    """Let go of what is older than so many days.
+    """Let go of what is older than so many days, which no read finds then.
 
-    Topics that are named are those of no namespace, or of that of `--option namespace=NAME`.
+    Its files are deleted by `archive-vacuum`, once that was a day ago. Topics that are named are
+    those of no namespace, or of that of `--option namespace=NAME`.
 
-    Example: tidemill pipeline archive-expire --to ./archive --days 90 -t orders
+    * `tidemill pipeline archive-expire --to ./archive --days 90 --dry-run`
+    * `tidemill pipeline archive-expire --to ./archive --days 90 -t orders`
     """
     del config
     given = _given(ENDPOINTS, topic, EVERY_TOPIC, option, archivePath=to)
-    count = run_job(
-        _ARCHIVE, lambda jobs: jobs.expire(_archive_settings(jobs, given, None), days=days)
+    before_ms = SystemClock().wall_ms() - round(days * DAY_MS)
+    found = run_job(
+        _ARCHIVE,
+        lambda jobs: jobs.look_expiring(_archive_settings(jobs, given, None), before_ms=before_ms),
     )
-    typer.echo(f"{count} files are let go; archive-vacuum deletes them", err=True)
+    what = f"{found.files:,} files with {found.rows:,} messages"
+    if found.topics:
+        what = f"{what} of {_listed(found.topics)}, stored before {utc(before_ms)}"
+    if dry_run:
+        typer.echo(f"{what} would be let go")
+        return
+    if found.files and not is_sure and sys.stdin.isatty():
+        confirm(f"Let go of {what}?")
+    count = run_job(
+        _ARCHIVE,
+        lambda jobs: jobs.expire(_archive_settings(jobs, given, None), before_ms=before_ms),
+    )
+    typer.echo(
+        f"{count} files are let go; archive-vacuum deletes them once that was a day ago", err=True
+    )
+
+
+def _listed(topics: Sequence[str]) -> str:
+    """Return names in a sentence; of many the first ones."""
+    shown = ", ".join(topics[:TOPICS_SHOWN])
+    return (
+        shown if len(topics) <= TOPICS_SHOWN else f"{shown} and {len(topics) - TOPICS_SHOWN} more"
+    )
 
 
 @app.command("archive-vacuum")

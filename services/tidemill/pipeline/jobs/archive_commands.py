@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Final, final
+from typing import final
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
@@ -26,7 +26,6 @@ from tidemill.pipeline.jobs.running import (
 from tidemill.pipeline.metrics import PipelineMetrics, serve
 from tidemill.pipeline.options import parse_source
 
-DAY_MS: Final = 86_400_000
 Tell = Callable[[Done], None]
 
 
@@ -169,17 +168,27 @@ def compact(settings: ArchiveSettings) -> tuple[int, int]:
         return done
 
 
-def expire(settings: ArchiveSettings, *, days: float) -> int:
+def look_expiring(settings: ArchiveSettings, *, before_ms: int) -> archive_upkeep.Expiring:
+    """Return what an expiry would let go of. Needs no Spark."""
+    job = _expiring_job(settings)
+    return archive_upkeep.look(job, before_ms=before_ms, topics=job.options.topics.names)
+
+
+def expire(settings: ArchiveSettings, *, before_ms: int) -> int:
     """Let go of what is older; return how many files that were. Needs no Spark."""
+    job = _expiring_job(settings)
+    with recorded("archive-expire", job.options.archive_path):
+        return archive_upkeep.expire(job, before_ms=before_ms, topics=job.options.topics.names)
+
+
+def _expiring_job(settings: ArchiveSettings) -> ArchiveJob:
+    """Return the job of an archive that is there, with the topics that are named."""
     options = parse_source(settings.given, is_stream=False)
-    clock = SystemClock()
     check_folder(options.archive_path)
-    job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=clock.wall_ms)
+    job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
     job.check_there()
     job.check_archived(options.topics.names)
-    before_ms = clock.wall_ms() - round(days * DAY_MS)
-    with recorded("archive-expire", options.archive_path):
-        return archive_upkeep.expire(job, before_ms=before_ms, topics=options.topics.names)
+    return job
 
 
 def vacuum(settings: ArchiveSettings) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, final
 
 from tidemill.pipeline.archive.manifest import DataFile, by_incarnation, data_file, expiring
 from tidemill.pipeline.archive.tasks import Task
@@ -44,6 +45,29 @@ def compact(job: ArchiveJob, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
         wrong = sorted(answer["wrong"] for answer in every if answer.get("wrong"))
         raise ArchiveError("\n".join(wrong))
     return len(removed), len(files)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiring:
+    """What an expiry would let go of."""
+
+    files: int
+    rows: int
+    topics: tuple[str, ...]
+
+
+def look(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> Expiring:
+    """Return what `expire` would let go of, and let go of nothing."""
+    archive = job.archive()
+    namespace = job.options.connection.namespace
+    _, removed = expiring(archive, before_ms=before_ms, namespace=namespace, topics=topics)
+    files = [archive.files[path] for path in removed]
+    return Expiring(
+        files=len(files),
+        rows=sum(file.rows for file in files),
+        topics=tuple(sorted({span.key.topic for file in files for span in file.spans})),
+    )
 
 
 def expire(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> int:
