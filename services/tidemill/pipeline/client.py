@@ -430,7 +430,8 @@ class Client:
         if attempt > self._connection.max_retries:
             where = ", ".join(self._connection.endpoints)
             raise Unreachable(
-                f"no answer from {where}, asked {attempt} times: {_sentence(error)}"
+                f"no answer from {where}, asked {attempt} times: {_sentence(error)};"
+                f" {_where_proxies_are(error)}"
             ) from error
         self.pause(attempt)
 
@@ -539,6 +540,12 @@ def _check(status: v2.Status, what: str) -> None:
     if status.code >= _SERVER_TROUBLE or status.code == v2.TOO_MANY_REQUESTS:
         raise _Busy(f"{what}: {status.message}")
     raise Refused(f"{what}: {status.message} ({v2.Code.Name(status.code)})")
+
+
+def _where_proxies_are(error: Exception) -> str:
+    if "http1.x" in str(error):  # What gRPC says of an answer of HTTP/1.1.
+        return "that is a server of HTTP/1.1, as the admin API is: proxies have another port, 8081"
+    return "is that the address of a proxy (--endpoints, TIDEMILL_ENDPOINTS; port 8081), and up?"
 
 
 def _sentence(error: Exception) -> str:

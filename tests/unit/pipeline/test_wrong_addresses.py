@@ -1,0 +1,63 @@
+"""Addresses at which no proxy is: what is said of them."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tidemill.pipeline.client import Client
+from tidemill.pipeline.errors import Unreachable
+from tidemill.pipeline.options import parse_source
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    default_request_version = "HTTP/1.1"  # of its answer to what it does not understand
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of what gRPC sends it."""
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that is kept, and at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def asked(endpoint: str) -> str:
+    """Return why a cluster could not be asked."""
+    options = parse_source(
+        {"endpoints": endpoint, "topic": "orders", "maxRetries": "1", "retryBackoffMs": "1"},
+        is_stream=False,
+    )
+    client = Client(options.connection)
+    try:
+        with pytest.raises(Unreachable) as told:
+            client.cluster(options.topics)
+    finally:
+        client.close()
+    return str(told.value)
+
+
+def test_the_port_of_the_admin_api_is_known_by_its_protocol(web_server: str) -> None:
+    assert asked(web_server).endswith("as the admin API is: proxies have another port, 8081")
+
+
+def test_where_nobody_is_it_says_where_a_proxy_would_be(nobody: str) -> None:
+    assert "is that the address of a proxy (--endpoints, TIDEMILL_ENDPOINTS" in asked(nobody)
