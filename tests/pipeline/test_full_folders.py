@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.support.archiving import Archived
@@ -19,6 +20,8 @@ from tidemill.pipeline.archive import writing
 from tidemill.pipeline.archive.manifest import Entry
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import ArchiveError, BadOption, told_by
+from tidemill.pipeline.jobs.archive_upkeep import compact
+from tidemill.pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 FILE_BYTES = 1 << 20  # of the largest file that can be written
@@ -68,6 +71,32 @@ def test_what_a_full_folder_has_refused_halfway_is_told_and_leaves_nothing(
     with pytest.raises(ArchiveError, match=r"parquet cannot be written: .*large"):
         archive.job(batch_rows=1000, task_rows=1000).append()
     assert not list(Path(archive.path).rglob("*.parquet"))
+
+
+@pytest.mark.usefixtures("full")
+def test_a_compaction_without_room_leaves_no_half_of_a_file(
+    cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "GROUP_BYTES", 1 << 18)
+    put_noise(cluster, 40)
+    archive.job(batch_rows=10, task_rows=10).append()
+    before = set(Path(archive.path).rglob("*.parquet"))
+    assert len(before) == 4
+    with pytest.raises(ArchiveError, match=r"parquet cannot be written: .*large"):
+        compact(archive.job())
+    assert set(Path(archive.path).rglob("*.parquet")) == before
+
+
+@pytest.mark.usefixtures("full")
+def test_a_table_of_bad_rows_without_room_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    source = random.Random(1)
+    noise = [{"row": i, "why": "w", "body": source.randbytes(512 << 10)} for i in range(4)]
+    with (
+        pytest.raises(ArchiveError, match=r"parquet cannot be written: .*large"),
+        BadRows(str(tmp_path), TaskAttempt("w", 0, 0)) as bad,
+    ):
+        bad.add(pa.Table.from_pylist(noise, schema=SCHEMA))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: Archived) -> None:

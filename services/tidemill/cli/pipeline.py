@@ -198,8 +198,8 @@ def _end(told: str, status: int) -> NoReturn:
 
 
 _ARCHIVE = "tidemill.pipeline.jobs.archive_commands"
-DAY_MS: Final = 86_400_000
-TOPICS_SHOWN: Final = 5
+_DAY_MS: Final = 86_400_000
+_TOPICS_SHOWN: Final = 5
 
 
 def _archive_settings(
@@ -353,7 +353,7 @@ def archive_expire(
     option: OptionPairs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
     is_sure: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask; where there is no terminal none does.")
+        bool, typer.Option("--yes", "-y", help="Do not ask, as on a terminal it does.")
     ] = False,
     config: Config = None,
 ) -> None:
@@ -367,7 +367,7 @@ def archive_expire(
     """
     del config
     given = _given(ENDPOINTS, topic, EVERY_TOPIC, option, archivePath=to)
-    before_ms = SystemClock().wall_ms() - round(days * DAY_MS)
+    before_ms = SystemClock().wall_ms() - round(days * _DAY_MS)
     found = run_job(
         _ARCHIVE,
         lambda jobs: jobs.look_expiring(_archive_settings(jobs, given, None), before_ms=before_ms),
@@ -391,10 +391,8 @@ def archive_expire(
 
 def _listed(topics: Sequence[str]) -> str:
     """Return names in a sentence; of many the first ones."""
-    shown = ", ".join(topics[:TOPICS_SHOWN])
-    return (
-        shown if len(topics) <= TOPICS_SHOWN else f"{shown} and {len(topics) - TOPICS_SHOWN} more"
-    )
+    shown, more = ", ".join(topics[:_TOPICS_SHOWN]), len(topics) - _TOPICS_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 @app.command("archive-vacuum")

@@ -125,7 +125,6 @@ class BrokerReader:
     async def ListInFlight(self, request: pb.ListInFlightRequest) -> pb.ListInFlightReply:
         """Return what groups have popped and not settled, in the order of their queues."""
         first = PlaceInQueues(*_numbers(request.cursor, count=4))
-
         reply = pb.ListInFlightReply()
 
         def begin(engine: Engine, _turn: Turn) -> InFlightWalk:

@@ -88,22 +88,39 @@ def merge_files(
     """Write the rows of files by queue and offset into as few files of that size as they need."""
     done: list[DataFile] = []
     current: _File | None = None
-    for key in sorted({span.key for file in files for span in file.spans}):
-        end = -1
-        for first, last, file in pieces(files, key, start=0, end=_ENDLESS):
-            # Between two pieces that do not touch another file may have rows.
-            follows, end = first == end, last
-            for batch in read_piece(store, file, key, start=first, end=last, columns=schema.names):
-                if current is None:
-                    current = _File(store, f"{folder}/{_name('compact')}", schema)
-                current.write(_cast(batch, schema), key, follows=follows)
-                follows = True
-                if current.written_bytes >= bytes_max:
-                    done.append(current.close())
-                    current = None
-    if current is not None:
-        done.append(current.close())
+    try:
+        for key in sorted({span.key for file in files for span in file.spans}):
+            end = -1
+            for first, last, file in pieces(files, key, start=0, end=_ENDLESS):
+                # Between two pieces that do not touch another file may have rows.
+                follows, end = first == end, last
+                columns = schema.names
+                for batch in read_piece(store, file, key, start=first, end=last, columns=columns):
+                    if current is None:
+                        current = _File(store, f"{folder}/{_name('compact')}", schema)
+                    current.write(_cast(batch, schema), key, follows=follows)
+                    follows = True
+                    if current.written_bytes >= bytes_max:
+                        done.append(current.close())
+                        current = None
+        if current is not None:
+            done.append(current.close())
+    except BaseException:
+        _take_away(store, current, done)
+        raise
     return done
+
+
+def _take_away(store: ArchiveStore, current: _File | None, done: Sequence[DataFile]) -> None:
+    """Delete what a task that has failed wrote, of which nobody is to know, as far as one can.
+
+    A folder that is full would stay full. Why the task has failed is what is to be told.
+    """
+    if current is not None:
+        current.drop()
+    for each in done:
+        with contextlib.suppress(Exception):
+            store.delete(each.path)
 
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -182,11 +199,8 @@ class _Files:
             self._open = None
 
     def drop(self) -> None:
-        """Take away the file that is open, and those before it: nobody is to know of them."""
-        if self._open is not None:
-            self._open.drop()
-        for each in self.done:
-            self._store.delete(each.path)
+        """Take away the file that is open, and those before it."""
+        _take_away(self._store, self._open, self.done)
 
 
 def _name(run: str) -> str:
@@ -257,7 +271,7 @@ class _File:
         )  # fmt: skip
 
     def drop(self) -> None:
-        """Take the file away as far as that can be done: what has failed before is to be told."""
+        """Take the file away, as far as that can be done."""
         with contextlib.suppress(Exception):
             self._exits.close()  # Its end cannot be written either where there is no room.
         with contextlib.suppress(Exception):

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.store import ArchiveStore, told_if_not_written
 from tidemill.pipeline.errors import PipelineError
 
 # What cannot be sent: which row of its task it was, why, and all that it had.
@@ -86,15 +86,22 @@ class BadRows:
         return self
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows with the columns of `SCHEMA`; the first of them make the file."""
-        if self._writer is None:
-            if "://" not in self._path:
-                Path(self._path).mkdir(parents=True, exist_ok=True)
-            self._store = ArchiveStore(self._path)
-            file = self._open.enter_context(self._store.writing(self.staged.name))
-            self._writer = self._open.enter_context(pq.ParquetWriter(file, SCHEMA))
-        self._writer.write_table(rows)
+        """Write rows with the columns of `SCHEMA`; the first of them make the file.
+
+        Raises ArchiveError where the folder is full, or cannot be written.
+        """
+        with self._told():
+            if self._writer is None:
+                if "://" not in self._path:
+                    Path(self._path).mkdir(parents=True, exist_ok=True)
+                self._store = ArchiveStore(self._path)
+                file = self._open.enter_context(self._store.writing(self.staged.name))
+                self._writer = self._open.enter_context(pq.ParquetWriter(file, SCHEMA))
+            self._writer.write_table(rows)
         self._count += rows.num_rows
+
+    def _told(self) -> contextlib.AbstractContextManager[None]:
+        return told_if_not_written(f"{self._path}/{self.staged.name}")
 
     @property
     def staged(self) -> Staged:
@@ -105,9 +112,16 @@ class BadRows:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self._open.close()
-        if kind is not None and self._store is not None:
-            self._store.delete(self.staged.name)
+        if kind is None:
+            with self._told():
+                self._open.close()
+            return
+        # Why the task has failed is what is to be told, whatever its file says to that.
+        with contextlib.suppress(Exception):
+            self._open.close()
+        if self._store is not None:
+            with contextlib.suppress(Exception):
+                self._store.delete(self.staged.name)
 
 
 def keep(path: str, staged: Collection[Staged]) -> None:
