@@ -108,6 +108,7 @@ def found_by_events(
     """Run the audit; return its findings, and what was delivered, by the keys of messages."""
     from tidemill.common.clock import SystemClock
     from tidemill.pipeline.jobs import audit
+    from tidemill.pipeline.jobs import events as events_of
     from tidemill.pipeline.jobs.group_progress import read_progress
 
     given = {"endpoints": endpoints}
@@ -122,11 +123,11 @@ def found_by_events(
     sends.write_text("".join(f"{json.dumps(one)}\n" for one in acknowledged(facts, key_of)))
     settings = audit.AuditSettings(to=to, given=given, sends=str(sends), grace_s=0)
     progress = read_progress(spark, given)
-    events = audit.read_events(spark, given)
+    events = events_of.read_events(spark, given)
     audit.judge(
         spark, events, settings, now_ms=SystemClock().wall_ms(),
         begins_at_ms=max(
-            audit.told_from_ms(given), audit.removed_at_ms(spark, events, given)
+            events_of.told_from_ms(given), events_of.removed_at_ms(spark, events, given)
         ),
         progress=progress,
     )  # fmt: skip

@@ -31,7 +31,8 @@ from tests.support.api import POLL_MS_MIN, api, message
 from tests.support.killing import kill
 from tests.support.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.events import read_events
 from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.pipeline.jobs.running import session
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

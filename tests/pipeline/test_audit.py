@@ -12,18 +12,11 @@ import pytest
 
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.audit import (
-    AuditSettings,
-    Verdict,
-    check_any,
-    judge,
-    read_events,
-    removed_at_ms,
-    rules_of,
-    told_from_ms,
-)
+from tidemill.pipeline.jobs.audit import AuditSettings, judge, rules_of
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
+from tidemill.pipeline.jobs.events import check_any, read_events, removed_at_ms, told_from_ms
 from tidemill.pipeline.jobs.sends import SENDS, of_topics, read_sends
+from tidemill.pipeline.jobs.verdict import Verdict
 from tidemill.pipeline.schema import EVENTS
 from tidemill.pipeline.transforms.audit import (
     ACK_MS,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from tests.support.api import Api, api, message
 from tests.support.processes import standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.events import read_events
 from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.jobs.audit import read_events
+from tidemill.pipeline.jobs.events import read_events
 from tidemill.pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events
 from tidemill.pipeline.offsets import Incarnation, Offsets, Queue
 from tidemill.pipeline.source.events import places_of

@@ -22,7 +22,8 @@ from tests.support.streaming_queries import run_to_end
 from tests.support.tcp_links import BACK, tcp_links
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.data_source import RocketMQDataSource
-from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.events import read_events
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:

@@ -10,15 +10,9 @@ import pytest
 from tests.support.fake_cluster import EVENT_BYTES, FakeCluster
 from tests.support.micro_batches import EVENT_COLUMNS, Stream
 from tidemill.pipeline.errors import BadOption, DataLoss
-from tidemill.pipeline.jobs.audit import (
-    AuditSettings,
-    Verdict,
-    check_any,
-    headlines,
-    judge,
-    read_events,
-    unreadable_in,
-)
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.events import check_any, read_events, unreadable_in
+from tidemill.pipeline.jobs.verdict import Verdict, headlines
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.schema import of_dataset
 from tidemill.pipeline.source import events as source

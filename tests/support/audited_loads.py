@@ -12,7 +12,8 @@ from tests.support.history import Outcome
 from tests.support.load import Load
 from tests.support.second_opinion import Compared, Delivery, Failed, audited, compare, witness_of
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge, read_events
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.events import read_events
 from tidemill.pipeline.jobs.group_progress import read_progress
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.audit import check_any, check_options, read_events, unreadable_in
+from tidemill.pipeline.jobs.events import check_any, check_options, read_events, unreadable_in
 from tidemill.pipeline.jobs.inputs import logs_before, note_events
 from tidemill.pipeline.jobs.running import progress_line, recorded, session
 from tidemill.pipeline.metrics import PipelineMetrics
