@@ -38,7 +38,8 @@ from tests.support.eventually import eventually
 from tests.support.pipeline_load import send_some
 from tests.support.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.replay import ReplaySettings, send
+from tidemill.pipeline.jobs.replay import send
+from tidemill.pipeline.jobs.replay_plan import ReplaySettings
 from tidemill.pipeline.priority import Priority, give_way
 from tidemill.pipeline.session import build_spark
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

@@ -16,7 +16,10 @@ from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.errors import BadOption, Gone, Unreachable
-from tidemill.pipeline.jobs.replay import ReplaySettings, told_of_topic
+from tidemill.pipeline.jobs.events import tell_missing
+from tidemill.pipeline.jobs.replay import told_of_topic
+from tidemill.pipeline.jobs.replay_plan import ReplaySettings
+from tidemill.pipeline.jobs.running import progress_line
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.source.events import EventReader
 from tidemill.pipeline.source.listings import BrokerPart
@@ -156,6 +159,31 @@ def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -
     cluster.brokers["b"].error = "it is away"
     assert told("again") == ""
     assert told("orders") == "whether there is a topic orders nobody says while b is away"
+
+
+def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may have been deleted, and are looked for all the same."""
+    cluster.add("orders", "a", 0, 1)
+
+    def told(**options: str) -> str:
+        say = progress_line()
+        return tell_missing(say, {"endpoints": cluster.endpoint, "maxRetries": "0", **options})
+
+    assert told() == told(topic="orders") == told(topicPattern="o.*") == ""
+    # It is made when it is needed.
+    assert told(topics="orders,%DLQ%g") == ""
+    assert capsys.readouterr().err == ""
+    sentence = "there is no topic oders; did you mean orders?"
+    assert told(topics="orders,oders") == sentence
+    assert capsys.readouterr().err.startswith(f"{sentence} What events tell")
+    assert told(topic="else") == "there is no topic else."
+    with pytest.raises(Unreachable):
+        told(topic="oders", endpoints="127.0.0.1:1")
+    cluster.add("orders", "b", 0, 1)
+    cluster.brokers["b"].error = "it is away"
+    assert told(topic="oders") == ""
 
 
 def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from tidemill.pipeline.jobs.audit import AuditSettings, judge, rules_of
 from tidemill.pipeline.jobs.delay_accuracy import worse_than
 from tidemill.pipeline.jobs.events import check_any, read_events, removed_at_ms, told_from_ms
 from tidemill.pipeline.jobs.sends import SENDS, of_topics, read_sends
-from tidemill.pipeline.jobs.verdict import Verdict
+from tidemill.pipeline.jobs.verdict import TOLD_MAX, Sends, Verdict, count_of
 from tidemill.pipeline.schema import EVENTS
 from tidemill.pipeline.transforms.audit import (
     ACK_MS,
@@ -402,6 +403,39 @@ def test_curves_and_accuracy(spark: SparkSession) -> None:
     assert sum(r["count"] for r in by_minute(fired(events)).collect()) == 3
 
 
+def counted(verdict: Verdict, group: str | None) -> dict[str, int | None]:
+    """Return some of what tables show of a topic, or of a group's part in it."""
+    (row,) = (row for row in verdict.totals if row["consumer_group"] == group)
+    return {name: count_of(row, name) for name in ("produced", "fired", "recalled", "acked")}
+
+
+def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_path: Path) -> None:
+    """One more than are shown one by one is missing."""
+    lost, closed_ms = TOLD_MAX + 1, START_MS + 10_000_000
+    sends = tmp_path / "sends.jsonl"
+    lines = [
+        *({"message_id": f"lost{i}", "topic": "orders", "at_ms": START_MS} for i in range(lost)),
+        {"message_id": "young", "topic": "orders", "at_ms": closed_ms},
+        {"message_id": "other", "topic": "payments", "at_ms": START_MS},
+    ]
+    sends.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    settings = AuditSettings(
+        to=str(tmp_path), given={"topic": "orders"}, sends=str(sends), grace_s=0
+    )
+    story = Story()
+    story.tell("stored", 0, 0)
+    verdict = judge(spark, story.frame(spark), settings, now_ms=closed_ms)
+    assert verdict.sends == Sends(compared=lost, young=1, elsewhere=1)
+    assert len(verdict.broken) == TOLD_MAX + 1
+    assert verdict.broken[-1] == "and 1 more, which the page and the table have"
+    page = (tmp_path / "audit" / "index.html").read_text()
+    assert f"{verdict.sends}." in page
+    assert str(verdict.sends) == (
+        f"{lost} acknowledged sends were compared with what was stored;"
+        " 1 are too young, by --grace, and 1 are to other topics"
+    )
+
+
 def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -414,6 +448,11 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     }  # fmt: skip
     text = (tmp_path / "audit" / "index.html").read_text()
     assert "Something was lost or early." in text
+    assert [told.split(":")[0] for told in verdict.broken] == ["early", "missing", "missing"]
+    assert "early: t2, orders/0/101: fired 10 ms before it was due" in verdict.broken
+    # What is of groups is none of a topic's, and the other way round.
+    assert counted(verdict, None) == {"produced": 103, "fired": 3, "recalled": 1, "acked": None}
+    assert counted(verdict, "h") == {"produced": None, "fired": None, "recalled": None, "acked": 10}
     assert "fired 10 ms before it was due" in text
     assert text.count("<svg") == 2
     assert "<script" not in text

@@ -18,7 +18,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.jobs import replay, replay_plan
 from tidemill.pipeline.jobs.archive import ArchiveJob
 from tidemill.pipeline.options import parse_sink, parse_source
 from tidemill.pipeline.rows import ENCODING
@@ -118,13 +118,13 @@ def test_messages_are_of_the_times_that_were_asked_for(spark: SparkSession) -> N
 # ---------------------------------------------------------------- a run, and one that goes on
 
 
-def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay.ReplaySettings:
+def timed(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.ReplaySettings:
     return replaying(cluster, archive, state, timing="original")
 
 
 def broken_off(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, state: Path, *, after: int = 0
-) -> replay.ReplaySettings:
+) -> replay_plan.ReplaySettings:
     """Return a replay of ten messages that could send so often, when it was begun."""
     cluster.add("orders", "a", 0, 10, step_ms=STEP_MS)
     archive.append()
@@ -153,7 +153,7 @@ def test_what_nobody_sent_in_time_keeps_its_spacing(
     shifts: list[int] = []
     done = replay.send(spark, settings, now_ms=lambda: later_ms, tell_shifted=shifts.append)
     assert done.sent == 10
-    assert due_ms(cluster) == spaced(later_ms + replay.LEAD_MS, 10)
+    assert due_ms(cluster) == spaced(later_ms + replay_plan.LEAD_MS, 10)
     assert shifts == [3_600_000]
     # What is through is not sent again, and nothing is left that could be shifted.
     done = replay.send(spark, settings, now_ms=lambda: 2 * NOW_MS, tell_shifted=shifts.append)
@@ -164,9 +164,9 @@ def test_a_schedule_that_lies_ahead_is_kept(
     spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path
 ) -> None:
     settings = broken_off(spark, cluster, archive, tmp_path)
-    soon_ms = NOW_MS + replay.LEAD_MS - 1
+    soon_ms = NOW_MS + replay_plan.LEAD_MS - 1
     assert replay.send(spark, settings, now_ms=lambda: soon_ms).sent == 10
-    assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 10)
+    assert due_ms(cluster) == spaced(NOW_MS + replay_plan.LEAD_MS, 10)
 
 
 def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
@@ -178,12 +178,17 @@ def test_of_a_part_that_was_sent_the_rest_alone_is_shifted(
 ) -> None:
     monkeypatch.setattr(replay, "TRIGGER_ROWS", 4)
     settings = broken_off(spark, cluster, archive, tmp_path, after=1)
-    assert due_ms(cluster) == spaced(NOW_MS + replay.LEAD_MS, 4)
+    assert due_ms(cluster) == spaced(NOW_MS + replay_plan.LEAD_MS, 4)
     cluster.sent.clear()
+    # A look says what it is of, and what is left; nothing is sent by it.
+    looked = replay.look(spark, settings)
+    assert (looked.plan.rows, looked.left, cluster.sent) == (10, 6, [])
+    elsewhere = replay.look(spark, dataclasses.replace(settings, state=f"{tmp_path}/new"))
+    assert (elsewhere.plan.rows, elsewhere.left) == (10, None)
     later_ms = NOW_MS + 3_600_000
     assert replay.send(spark, settings, now_ms=lambda: later_ms).sent == 6
     # The fifth is the first that is left.
-    assert due_ms(cluster) == spaced(later_ms + replay.LEAD_MS, 6)
+    assert due_ms(cluster) == spaced(later_ms + replay_plan.LEAD_MS, 6)
 
 
 def test_sending_that_is_slower_than_what_is_replayed_is_told(
@@ -194,7 +199,7 @@ def test_sending_that_is_slower_than_what_is_replayed_is_told(
     clock, hour_ms = SystemClock(), 3_600_000
     settings = timed(cluster, archive, tmp_path / "late")
     done = replay.send(spark, settings, now_ms=lambda: clock.wall_ms() - hour_ms)
-    assert done.late_ms >= hour_ms - replay.LEAD_MS
+    assert done.late_ms >= hour_ms - replay_plan.LEAD_MS
     settings = timed(cluster, archive, tmp_path / "in-time")
     done = replay.send(spark, settings, now_ms=lambda: clock.wall_ms() + hour_ms)
     assert done.late_ms == 0
@@ -226,6 +231,26 @@ def test_what_a_replay_chooses_itself_is_refused(
     archive.append()
     settings = dataclasses.replace(timed(cluster, archive, tmp_path), more={name: "1"})
     with pytest.raises(BadOption, match="a replay chooses it itself"):
+        replay.run(settings, is_dry=True)
+
+
+def test_what_is_wrong_with_a_replay_is_known_before_spark_starts(
+    cluster: FakeCluster, archive: Archived, tmp_path: Path
+) -> None:
+    """Also where it is only looked at."""
+    cluster.add("orders", "a", 0, 1)
+    archive.append()
+    settings = timed(cluster, archive, tmp_path)
+    misspelt = dataclasses.replace(settings, given={"topics": "oders"})
+    with pytest.raises(BadOption, match="the archive has no topic oders; did you mean orders"):
+        replay.run(misspelt, is_dry=True)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(BadOption, match="is no folder"):
+        replay.run(dataclasses.replace(settings, state=str(file)), is_dry=True)
+    plan = replay_plan.Plan(rows=1, first_stored_ms=0, last_stored_ms=0, ends={})
+    replay_plan.keep_plan(dataclasses.replace(settings, speed=2.0), plan)
+    with pytest.raises(BadOption, match="is of another replay"):
         replay.run(settings, is_dry=True)
 
 
@@ -272,7 +297,7 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
                  "readMode": "broker"}  # fmt: skip
         options = parse_source(given, is_stream=False)
         ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms).append()
-        settings = replay.ReplaySettings(
+        settings = replay_plan.ReplaySettings(
             archive=to, given={"topics": "orders"}, state=str(tmp_path / "state"),
             sink={"endpoints": broker.grpc, "topic": "again"}, timing="original",
         )  # fmt: skip

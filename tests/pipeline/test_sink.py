@@ -13,7 +13,7 @@ from tests.support.processes import standalone
 from tests.support.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
-from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.jobs import replay, replay_plan
 from tidemill.pipeline.jobs.archive import ArchiveJob
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.sink.messages import COLUMNS
@@ -178,12 +178,12 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
             return list(frame.collect())
 
         first = archived("orders")
-        settings = replay.ReplaySettings(
+        settings = replay_plan.ReplaySettings(
             archive=str(tmp_path / "archive-orders"), given={"topics": "orders"},
             sink={"endpoints": broker.grpc, "topic": "again"}, state=str(tmp_path / "state"),
         )  # fmt: skip
         now_ms = SystemClock().wall_ms()
-        assert replay.plan(spark, settings).rows == 300
+        assert replay_plan.plan(spark, settings).rows == 300
         told: list[replay.Batch] = []
         done = replay.send(spark, settings, now_ms=lambda: now_ms, tell=told.append)
         assert (done.plan.rows, done.sent, [each.sent for each in told]) == (300, 300, [300])
@@ -216,7 +216,7 @@ def test_a_replay_is_of_what_was_archived_when_it_began(
 
         send_some(broker.grpc, "orders", 20, namespace="tenant")
         archive()
-        settings = replay.ReplaySettings(
+        settings = replay_plan.ReplaySettings(
             archive=to, given={"topicPattern": ".*"}, state=str(tmp_path / "state"),
             sink={"endpoints": broker.grpc, "topic": "again"},
             # One of both sides, one of the source, one of the sink.
@@ -231,4 +231,4 @@ def test_a_replay_is_of_what_was_archived_when_it_began(
         assert sent() == 20
         # Another replay is of what is archived by now, but not of what it sends to.
         other = dataclasses.replace(settings, state=str(tmp_path / "other"))
-        assert replay.plan(spark, other).rows == 25
+        assert replay_plan.plan(spark, other).rows == 25

@@ -13,7 +13,7 @@ from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import COLUMNS, Stream
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.jobs import replay, replay_plan
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.messages import MessageStreamReader
 
@@ -117,8 +117,8 @@ def test_a_batch_that_was_planned_beyond_where_the_stream_ends_is_cut(
     assert (part.part.start, part.part.end) == (5, 25)
 
 
-def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay.ReplaySettings:
-    return replay.ReplaySettings(
+def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.ReplaySettings:
+    return replay_plan.ReplaySettings(
         archive=archive.path, given={"topics": "orders"}, state=str(state),
         sink={"endpoints": cluster.endpoint, "topic": "again"},
     )  # fmt: skip

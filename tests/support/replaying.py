@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FakeCluster
-from tidemill.pipeline.jobs import replay
+from tidemill.pipeline.jobs import replay, replay_plan
 from tidemill.pipeline.schema import ddl
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
 
 def replaying(
     cluster: FakeCluster, archive: Archived, state: Path, **more: Any
-) -> replay.ReplaySettings:
+) -> replay_plan.ReplaySettings:
     """Return a replay of the topic `orders` into `again`, in which no send is made again."""
-    return replay.ReplaySettings(
+    return replay_plan.ReplaySettings(
         archive=archive.path, given={"topics": "orders"}, state=str(state),
         sink={"endpoints": cluster.endpoint, "topic": "again"},
         **{"more": {"maxRetries": "0", "retryBackoffMs": "1"}, **more},
@@ -45,7 +45,7 @@ def replaying(
 
 
 def breaks_off(
-    spark: SparkSession, cluster: FakeCluster, settings: replay.ReplaySettings, *, after: int
+    spark: SparkSession, cluster: FakeCluster, settings: replay_plan.ReplaySettings, *, after: int
 ) -> None:
     """Begin a replay that can send so often, and no more."""
     cluster.passing, cluster.failing = {"SendMessage": after}, {"SendMessage": 100}

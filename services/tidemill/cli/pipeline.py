@@ -450,20 +450,7 @@ def audit(
             )
         ),
     )  # fmt: skip
-    typer.echo("", err=True)
-    columns = (
-        "produced", "delivered", "acked", "in_flight", "overdue", "waiting", "dead_lettered",
-        "expired",
-    )  # fmt: skip
-    _table(
-        ("TOPIC", "GROUP", *(name.upper().replace("_", " ") for name in columns)),
-        [
-            (row["topic"], row["consumer_group"] or "-", *(f"{row[name]:,}" for name in columns))
-            for row in verdict.totals
-            if row["topic"] is not None
-        ],
-    )
-    _table(("FINDING", "COUNT"), [(kind, f"{n:,}") for kind, n in verdict.counts.items()])
+    _tell_audited(verdict)
     for sentence in verdict.unreadable:
         typer.echo(f"not seen: {sentence}", err=True)
     if verdict.is_incomplete:
@@ -518,6 +505,37 @@ def delay_accuracy(
         typer.echo(sentence)
     if measured.worse or any(band["early"] for band in measured.bands):
         raise typer.Exit(EXIT_FOUND)
+
+
+_SHOWN: Final = (
+    "produced", "scheduled", "fired", "recalled", "delivered", "acked", "in_flight", "overdue",
+    "waiting", "dead_lettered", "expired",
+)  # fmt: skip
+_OF_DELAYS: Final = frozenset({"scheduled", "fired", "recalled"})  # shown where there are any
+
+
+def _tell_audited(verdict: Any) -> None:
+    from tidemill.pipeline.jobs.verdict import count_of
+
+    def cell(row: dict[str, Any], name: str) -> str:
+        count = count_of(row, name)
+        return "-" if count is None else f"{count:,}"
+
+    rows = [row for row in verdict.totals if row["topic"] is not None]
+    columns = [name for name in _SHOWN if name not in _OF_DELAYS or any(row[name] for row in rows)]
+    typer.echo("", err=True)
+    _table(
+        ("TOPIC", "GROUP", *(name.upper().replace("_", " ") for name in columns)),
+        [
+            (row["topic"], row["consumer_group"] or "-", *(cell(row, name) for name in columns))
+            for row in rows
+        ],
+    )
+    _table(("FINDING", "COUNT"), [(kind, f"{n:,}") for kind, n in verdict.counts.items()])
+    for sentence in verdict.broken:
+        typer.echo(sentence)
+    if verdict.sends is not None:
+        typer.echo(str(verdict.sends), err=True)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -613,7 +631,10 @@ def replay(
         f" {utc(plan.last_stored_ms)}"
     )
     if dry_run:
-        typer.echo(f"{whole}, would be sent")
+        if replayed.left is None:
+            typer.echo(f"{whole}, would be sent")
+        else:
+            typer.echo(f"{replayed.left:,} would be sent, what is left of a replay of {whole}")
         for effect in replayed.effects:
             for sentence in effect.sentences():
                 typer.echo(sentence)

@@ -143,7 +143,7 @@ class ArchiveJob:
         """
         self._stuck = {}
         cluster = self.look()
-        self._check_known(cluster)
+        self.check_known(cluster)
         self._stuck |= self.gate.hold(self.archive(), cluster)
         self._leave_out_restored(cluster)
         target = dict(cluster.queues)
@@ -174,7 +174,7 @@ class ArchiveJob:
             cluster = self.look()
             self._leave_out_restored(cluster)
 
-    def _check_known(self, cluster: Cluster) -> None:
+    def check_known(self, cluster: Cluster) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
         known = {queue.topic for queue in cluster.queues}
         known |= {key.topic for key in self.archive().queues}
@@ -313,15 +313,6 @@ class ArchiveJob:
         """Raise BadOption where nothing was ever archived."""
         if not self.is_there:
             raise BadOption(f"there is no archive at {self.store.path}")
-
-    def check_archived(self, topics: Iterable[str]) -> None:
-        """Raise BadOption for a topic of the namespace of which the archive has nothing."""
-        namespace = self.options.connection.namespace
-        known = {key.topic for key in self.archive().queues if key.namespace == namespace}
-        missing = sorted(set(topics) - known)
-        if missing:
-            near = meant(missing[0], known)
-            raise BadOption(f"the archive has no topic {', '.join(missing)}{near}")
 
     def commit(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
@@ -24,7 +24,8 @@ from tidemill.pipeline.jobs.running import (
     session,
 )
 from tidemill.pipeline.metrics import PipelineMetrics, serve
-from tidemill.pipeline.options import parse_source
+from tidemill.pipeline.options import SourceOptions, parse_source
+from tidemill.pipeline.source.topics import check_archived
 
 Tell = Callable[[Done], None]
 
@@ -63,10 +64,16 @@ def append(
     sealed brokers need not keep.
     """
     say = progress_line()
-    say("starting Spark")
     metrics = PipelineMetrics("archive", settings.cluster)
     serve(metrics, settings.metrics_port)
-    with _job("archive", settings) as (job, run):
+    # Who goes on waits for a cluster that is away, as it does later on.
+    waits_for = (Unreachable,) if every_s is not None else ()
+
+    def check(job: ArchiveJob) -> None:
+        with suppress(*waits_for):
+            job.check_known(job.look())
+
+    with _job("archive", settings, check) as (job, run):
         while True:
             rows, over = run.rows, run.detail.get("over", ())
             tell = _telling(say, metrics)
@@ -147,7 +154,6 @@ def verify(settings: ArchiveSettings) -> Verified:
     """Compare what is not sealed with the broker; return what is wrong."""
     _check_there(settings)
     say = progress_line()
-    say("starting Spark")
     with _job("archive-verify", settings) as (job, run):
         say("comparing what is not sealed")
         verified = archive_verify.verify(job)
@@ -160,7 +166,6 @@ def compact(settings: ArchiveSettings) -> tuple[int, int]:
     """Make larger files of small ones; return how many there were and are."""
     _check_there(settings)
     say = progress_line()
-    say("starting Spark")
     with _job("archive-compact", settings) as (job, _):
         say("writing small files together")
         done = archive_upkeep.compact(job)
@@ -185,9 +190,9 @@ def _expiring_job(settings: ArchiveSettings) -> ArchiveJob:
     """Return the job of an archive that is there, with the topics that are named."""
     options = parse_source(settings.given, is_stream=False)
     check_folder(options.archive_path)
-    job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
+    job = _without_spark(options)
     job.check_there()
-    job.check_archived(options.topics.names)
+    check_archived(job.archive(), options)
     return job
 
 
@@ -195,7 +200,7 @@ def vacuum(settings: ArchiveSettings) -> int:
     """Delete files that no entry of the manifest names; return how many. Needs no Spark."""
     options = parse_source(settings.given, is_stream=False)
     check_folder(options.archive_path)
-    job = ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
+    job = _without_spark(options)
     job.check_there()
     with recorded("archive-vacuum", options.archive_path):
         return archive_upkeep.vacuum(job)
@@ -205,28 +210,36 @@ def _check_there(settings: ArchiveSettings) -> None:
     """Raise BadOption where there is no archive, before Spark is started for it."""
     options = parse_source(settings.given, is_stream=False)
     check_folder(options.archive_path)
-    ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms).check_there()
+    _without_spark(options).check_there()
 
 
 @contextmanager
-def _job(name: str, settings: ArchiveSettings) -> Iterator[tuple[ArchiveJob, Run]]:
+def _job(
+    name: str, settings: ArchiveSettings, check: Callable[[ArchiveJob], None] = lambda _job: None
+) -> Iterator[tuple[ArchiveJob, Run]]:
+    """Have a job and its record for the block; `check` is called before Spark is started for it."""
     options = parse_source(settings.given, is_stream=False)
-    check_options(options)  # Before Spark is started for it.
-    with (
-        recorded(name, options.archive_path) as run,
-        session(name, settings.master) as spark,
-    ):
-        job = ArchiveJob(
-            options,
-            SparkRunner(spark, settings.given),
-            now_ms=SystemClock().wall_ms,
-            batch_rows=settings.batch_rows,
-            cores=spark.sparkContext.defaultParallelism,
-            gate_group=settings.gate_group,
-            store_is_gone=settings.store_is_gone,
-        )
-        run.inputs = job.inputs
-        yield job, run
+    check_options(options)
+    with recorded(name, options.archive_path) as run:
+        check(_without_spark(options))
+        progress_line()("starting Spark")
+        with session(name, settings.master) as spark:
+            job = ArchiveJob(
+                options,
+                SparkRunner(spark, settings.given),
+                now_ms=SystemClock().wall_ms,
+                batch_rows=settings.batch_rows,
+                cores=spark.sparkContext.defaultParallelism,
+                gate_group=settings.gate_group,
+                store_is_gone=settings.store_is_gone,
+            )
+            run.inputs = job.inputs
+            yield job, run
+
+
+def _without_spark(options: SourceOptions) -> ArchiveJob:
+    """Return a job for what needs no tasks."""
+    return ArchiveJob(options, lambda _options, _tasks: [], now_ms=SystemClock().wall_ms)
 
 
 def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Tell:

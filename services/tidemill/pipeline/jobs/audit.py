@@ -22,18 +22,19 @@ from tidemill.pipeline.jobs.events import (
     check_options,
     read_events,
     removed_at_ms,
+    tell_missing,
     told_from_ms,
 )
 from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.pipeline.jobs.inputs import logs_before, note_events
-from tidemill.pipeline.jobs.running import progress_line, recorded, session
+from tidemill.pipeline.jobs.running import Run, Say, progress_line, recorded, session, watching
 from tidemill.pipeline.jobs.sends import asks_for_topics, check_sends, of_topics, read_sends
-from tidemill.pipeline.jobs.verdict import Verdict
+from tidemill.pipeline.jobs.verdict import Sends, Verdict
 from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.rows import UNREADABLE
 from tidemill.pipeline.transforms import audit as transforms
-from tidemill.pipeline.transforms.audit import COUNTS, KINDS, NEVER_MS, Rules
+from tidemill.pipeline.transforms.audit import BROKEN, COUNTS, KINDS, NEVER_MS, Rules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,26 +70,11 @@ def run(settings: AuditSettings) -> Verdict:
         check_sends(Path(settings.sends), needs_topic=asks_for_topics(settings.given))
     check_options(settings.given)
     say = progress_line()
-    say("starting Spark")
-    with recorded("audit", settings.to) as record, session("audit", settings.master) as spark:
-        say("asking how far groups are")
-        progress = read_progress(spark, settings.given)
-        say("reading events")
-        logs = logs_before(settings.given)
-        events = read_events(spark, settings.given)
-        check_any(events, settings.given)
-        record.rows = events.count()
-        note_events(record.inputs, settings.given, logs, events)
-        # Once all is read: what retention takes from now on was told.
-        begins_at_ms = 0
-        if settings.sends:
-            begins_at_ms = max(
-                told_from_ms(settings.given), removed_at_ms(spark, events, settings.given)
-            )
-        verdict = judge(
-            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms,
-            progress=progress,
-        )  # fmt: skip
+    with recorded("audit", settings.to) as record:
+        missing = tell_missing(say, settings.given)
+        say("starting Spark")
+        with session("audit", settings.master) as spark:
+            verdict = _run(spark, settings, say, record, missing)
         record.detail = dict(verdict.counts)
         if settings.metrics_file:
             metrics = PipelineMetrics(
@@ -98,6 +84,30 @@ def run(settings: AuditSettings) -> Verdict:
             metrics.findings = verdict.by_topic()
             metrics.write(settings.metrics_file)
         return verdict
+
+
+def _run(
+    spark: SparkSession, settings: AuditSettings, say: Say, record: Run, missing: str
+) -> Verdict:  # fmt: skip
+    say("asking how far groups are")
+    progress = read_progress(spark, settings.given)
+    logs = logs_before(settings.given)
+    events = read_events(spark, settings.given)
+    with watching(spark, say, "reading events"):
+        check_any(events, settings.given, missing=missing)
+        record.rows = events.count()
+    note_events(record.inputs, settings.given, logs, events)
+    with watching(spark, say, f"reconciling {record.rows:,} events"):
+        # Once all is read: what retention takes from now on was told.
+        begins_at_ms = 0
+        if settings.sends:
+            begins_at_ms = max(
+                told_from_ms(settings.given), removed_at_ms(spark, events, settings.given)
+            )
+        return judge(
+            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms,
+            progress=progress,
+        )  # fmt: skip
 
 
 def check_window(window: str) -> None:
@@ -121,17 +131,16 @@ def judge(
     said before the events were read.
     """
     rules = rules_of(settings, now_ms=now_ms, begins_at_ms=begins_at_ms)
-    sends = None
+    sends = told = None
     if settings.sends:
-        needs_topic = asks_for_topics(settings.given)
-        sends = of_topics(
-            read_sends(spark, settings.sends, needs_topic=needs_topic), settings.given
-        )
+        listed = read_sends(spark, settings.sends, needs_topic=asks_for_topics(settings.given))
+        sends = of_topics(listed, settings.given)
+        told = _told_of_sends(listed, sends, rules)
     made = transforms.audit(events, rules, sends=sends, progress=progress)
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     made.findings.coalesce(1).write.mode("overwrite").parquet(f"{folder}/findings")
     made.summary.coalesce(1).write.mode("overwrite").parquet(f"{folder}/summary")
-    verdict = _verdict(spark, folder)
+    verdict = _verdict(spark, folder, told)
     late = transforms.lateness(events, settings.window).limit(CURVE_POINTS).collect()
     waits = made.lag.limit(CURVE_POINTS).collect()
     path = Path(folder) / "index.html"
@@ -162,7 +171,13 @@ def _end_ms(given: Mapping[str, str]) -> int:
     return NEVER_MS if end.at_ms is None else end.at_ms
 
 
-def _verdict(spark: SparkSession, folder: str) -> Verdict:
+def _told_of_sends(listed: DataFrame, sends: DataFrame, rules: Rules) -> Sends:
+    young = sends.where(sends["at_ms"] >= rules.closed_at_ms).count()
+    count = sends.count()
+    return Sends(compared=count - young, young=young, elsewhere=listed.count() - count)
+
+
+def _verdict(spark: SparkSession, folder: str, sends: Sends | None) -> Verdict:
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
     findings = spark.read.parquet(f"{folder}/findings")
@@ -175,10 +190,13 @@ def _verdict(spark: SparkSession, folder: str) -> Verdict:
         .orderBy("topic", "consumer_group")
     )
     unreadable = findings.where(findings["kind"] == UNREADABLE).orderBy("broker", "detail")
-    first = findings.orderBy("kind", "at", "broker", "queue_id", "queue_offset").limit(SHOWN_MAX)
+    first = findings.orderBy(
+        ~F.col("kind").isin(*BROKEN), "kind", "at", "broker", "queue_id", "queue_offset"
+    ).limit(SHOWN_MAX)
     return Verdict(
         counts=dict(counts),
         totals=[row.asDict() for row in totals.collect()],
         findings=[row.asDict() for row in first.collect()],
         unreadable=[row.detail for row in unreadable.limit(UNREADABLE_SHOWN_MAX).collect()],
+        sends=sends,
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tidemill.pipeline.jobs.page import curve, page, table
-from tidemill.pipeline.jobs.verdict import Verdict, headlines
+from tidemill.pipeline.jobs.verdict import Verdict, count_of, headlines
 from tidemill.pipeline.transforms.audit import COUNTS, KINDS
 
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
@@ -26,7 +26,11 @@ def audit_page(
         table(
             ("topic", "group", *COUNTS),
             [
-                (row["topic"] or "", row["consumer_group"] or "", *(row[name] for name in COUNTS))
+                (
+                    row["topic"] or "",
+                    row["consumer_group"] or "",
+                    *(count_of(row, name) for name in COUNTS),
+                )
                 for row in verdict.totals
             ],
         ),

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.events import check_any, check_options, read_events, unreadable_in
+from tidemill.pipeline.jobs.events import (
+    check_any,
+    check_options,
+    read_events,
+    tell_missing,
+    unreadable_in,
+)
 from tidemill.pipeline.jobs.inputs import logs_before, note_events
-from tidemill.pipeline.jobs.running import progress_line, recorded, session
+from tidemill.pipeline.jobs.running import progress_line, recorded, session, watching
 from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
@@ -57,16 +63,16 @@ def run(settings: AccuracySettings) -> Measured:
         raise BadOption(f"--baseline {settings.baseline}: there is no earlier run at {before}")
     check_options(settings.given)
     say = progress_line()
-    say("starting Spark")
-    with (
-        recorded("delay-accuracy", settings.to) as record,
-        session("delay-accuracy", settings.master) as spark,
-    ):
-        logs = logs_before(settings.given)
-        events = read_events(spark, settings.given)
-        check_any(events, settings.given)
-        note_events(record.inputs, settings.given, logs, events)
-        measured = measure(spark, events, settings)
+    with recorded("delay-accuracy", settings.to) as record:
+        missing = tell_missing(say, settings.given)
+        say("starting Spark")
+        with session("delay-accuracy", settings.master) as spark:
+            logs = logs_before(settings.given)
+            events = read_events(spark, settings.given)
+            with watching(spark, say, "reading events"):
+                check_any(events, settings.given, missing=missing)
+                note_events(record.inputs, settings.given, logs, events)
+                measured = measure(spark, events, settings)
         record.rows = sum(band["count"] for band in measured.bands)
         record.detail = {"worse": measured.worse}
         if settings.metrics_file:

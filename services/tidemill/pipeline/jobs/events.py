@@ -9,8 +9,10 @@ from tidemill.common.clock import SystemClock
 from tidemill.pipeline.client import BrokerLog, Client, connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.jobs.running import Say, end_line
 from tidemill.pipeline.options import Topics, parse_source
 from tidemill.pipeline.rows import UNREADABLE
+from tidemill.pipeline.source.topics import EVERY_TOPIC, OWN, meant
 from tidemill.pipeline.transforms.audit import REMOVED
 
 if TYPE_CHECKING:
@@ -39,12 +41,42 @@ def _events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
     return reader.load()
 
 
-def check_any(events: DataFrame, given: Mapping[str, str]) -> None:
-    """Raise BadOption where topics were asked for by name, and no event tells of any of them."""
+def missing_topics(given: Mapping[str, str]) -> str:
+    """Return a sentence on topics that are asked for by name, and are nowhere now; "" of none.
+
+    They may have been deleted, and then events tell of them. Raises Unreachable.
+    """
+    options = parse_source({**given, "dataset": "events"}, is_stream=False)
+    names = [name for name in options.topics.names if not name.startswith(OWN)]
+    if not names:
+        return ""
+    cluster = connect(options.connection).cluster(Topics(pattern=EVERY_TOPIC))
+    known = {queue.topic for queue in cluster.queues}
+    missing = sorted(set(names) - known)
+    # Whoever is away may have them.
+    if not missing or cluster.unreachable:
+        return ""
+    return f"there is no topic {', '.join(missing)}{meant(missing[0], known) or '.'}"
+
+
+def tell_missing(say: Say, given: Mapping[str, str]) -> str:
+    """Tell of topics that are nowhere now before a job reads for them; return that sentence."""
+    missing = missing_topics(given)
+    if missing:
+        say(f"{missing} What events tell of one that was deleted is read")
+        end_line()
+    return missing
+
+
+def check_any(events: DataFrame, given: Mapping[str, str], *, missing: str = "") -> None:
+    """Raise BadOption where topics were asked for by name, and no event tells of any of them.
+
+    `missing`: what `missing_topics` has said.
+    """
     topics = given.get("topics") or given.get("topic")
     if topics and events.where(~events["event"].isin(UNREADABLE, REMOVED)).isEmpty():
         raise BadOption(
-            f"no event tells of topic {topics}: there is none, or nothing ever happened"
+            f"no event tells of topic {topics}: {missing or 'nothing ever happened to it'}"
         )
 
 

@@ -48,6 +48,8 @@ def table(
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "<td class='n'>-</td>"
     if isinstance(value, int):
         return f"<td class='n'>{value:,}</td>"
     return f"<td>{html.escape(str(value))}</td>"

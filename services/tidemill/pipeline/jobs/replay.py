@@ -8,13 +8,11 @@ wait for anything: messages that come later are delayed messages.
 from __future__ import annotations
 
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, final
 
 from pyspark.errors import AnalysisException
 
@@ -24,8 +22,26 @@ from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, PipelineError
 from tidemill.pipeline.jobs.inputs import Inputs
+from tidemill.pipeline.jobs.replay_plan import (
+    CHECKPOINT,
+    LEAD_MS,
+    Plan,
+    ReplaySettings,
+    begun_of,
+    keep_plan,
+    kept_of,
+    kept_plan,
+    left_of,
+    of_sink,
+    of_source,
+    plan,
+    reached_of,
+    read_archived,
+    times_of,
+)
 from tidemill.pipeline.jobs.running import (
     Run,
+    check_folder,
     end_line,
     progress_line,
     recorded,
@@ -34,23 +50,13 @@ from tidemill.pipeline.jobs.running import (
 )
 from tidemill.pipeline.listener import Quiet
 from tidemill.pipeline.metrics import PipelineMetrics, serve
-from tidemill.pipeline.offsets import Offsets, Queue, QueueName
-from tidemill.pipeline.options import (
-    LATEST,
-    SINK,
-    SOURCE,
-    Topics,
-    instant_ms,
-    parse_sink,
-    parse_source,
-)
+from tidemill.pipeline.offsets import Queue
+from tidemill.pipeline.options import Topics, instant_ms, parse_sink, parse_source
 from tidemill.pipeline.schema import ddl
-from tidemill.pipeline.source.places import Places
-from tidemill.pipeline.source.topics import EVERY_TOPIC, meant
-from tidemill.pipeline.transforms.replay import ORIGINAL_ID, Timing, between, due_ms, to_send
+from tidemill.pipeline.source.topics import EVERY_TOPIC, check_archived, meant
+from tidemill.pipeline.transforms.replay import Timing, due_ms, to_send
 from tidemill.pipeline.transforms.setting import (
     Effect,
-    Expressions,
     check_expressions,
     check_names,
     effects,
@@ -63,58 +69,9 @@ if TYPE_CHECKING:
 
 TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
 TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told of the last one
-LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
-# Offsets as option endingOffsets has them: by topic, broker group with incarnation, and queue.
-Ends = Mapping[str, Mapping[str, Mapping[str, int]]]
-# Names of options are alike in any letters.
-_SOURCE: Final = frozenset(option.name.lower() for option in SOURCE)
-_SINK: Final = frozenset(option.name.lower() for option in SINK)
-# Of the source: what a replay chooses itself. Which messages it is of say its own options.
-_CHOSEN: Final = (
-    "startingOffsets", "startingTimestamp", "startingTimestampStrategy", "endingOffsets",
-    "endingTimestamp", "includeBody", "bodyEncoding", "dataset", "readMode", "archivePath",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "rowsPerPartition", "pushdown",
-)  # fmt: skip
 _SENT: Final = "tidemill-sent"  # what the count of a batch is called
 _FIRST_DUE: Final = "first_due_ms"  # and what is beside it, of a timing
 _LAST_DUE: Final = "last_due_ms"
-_CHECKPOINT: Final = "checkpoint"  # of the stream, below the state
-_PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySettings:
-    """What a replay takes."""
-
-    archive: str
-    given: Mapping[str, str]  # options of the source, which topics among them
-    sink: Mapping[str, str]  # options of the sink
-    more: Mapping[str, str] = field(default_factory=dict)  # of whichever of the two knows them
-    state: str  # folder of the checkpoint; another one is another replay
-    timing: Literal["asap", "original", "scaled"] = "asap"
-    speed: float = 1.0
-    since_ms: int | None = None
-    until_ms: int | None = None
-    expressions: Expressions = field(default_factory=dict)  # by column: what is sent of it
-    master: str | None = None
-    metrics_port: int = 0
-    metrics_file: str = ""
-    cluster: str = ""  # label of the metrics
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What would be sent."""
-
-    rows: int
-    first_stored_ms: int
-    last_stored_ms: int
-    # Where the archive ends: what is archived while a replay goes on is not of it, and might be
-    # what it has sent.
-    ends: Ends
-    begin_ms: int = 0
 
 
 @final
@@ -123,6 +80,7 @@ class Replayed:
     """The plan, and what of it this run has sent."""
 
     plan: Plan
+    left: int | None = None  # where it was looked at alone: what an earlier run has not sent
     effects: tuple[Effect, ...] = ()  # of what is set, where it was looked at alone
     sent: int = 0
     bad: int = 0  # that this run could not send, and has put into the table of bad rows
@@ -140,42 +98,22 @@ class Batch:
     sent: int  # by this run, with it
 
 
-def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
-    """Look at what would be sent, and send nothing."""
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
-
-    ends, found = _ends(settings), None
-    while found is None:
-        stored_ms = F.unix_millis("store_timestamp")
-        (found,) = (
-            _times(spark, settings, {"endingOffsets": json.dumps(_as_option(ends))})
-            .agg(
-                F.count("*").alias("n"), F.min(stored_ms).alias("low"),
-                F.max(stored_ms).alias("high"),
-            )
-            .collect()
-        )  # fmt: skip
-        now = _ends(settings)
-        if now.keys() != ends.keys():
-            ends, found = now, None  # Of a queue that came meanwhile all was counted.
-    if not found.n:
-        raise BadOption(
-            f"there is nothing to replay: {settings.archive} has no message of these topics and"
-            " times"
-        )
-    return Plan(
-        rows=found.n, first_stored_ms=found.low, last_stored_ms=found.high, ends=_as_option(ends)
-    )
-
-
 def look(spark: SparkSession, settings: ReplaySettings) -> Replayed:
-    """Look at what would be sent, and at what is set of it, and send nothing."""
+    """Look at what would be sent, and at what is set of it, and send nothing.
+
+    Of a replay that was begun that is what is left of it.
+    """
     check_set(spark, settings)
-    looked = plan(spark, settings)
-    bounds = {"endingOffsets": json.dumps(looked.ends), "bodyEncoding": "decode"}
+    begun = kept_plan(settings)
+    looked = plan(spark, settings) if begun is None else begun
+    bounds = left_of(settings, looked)
+    left = None if begun is None else times_of(spark, settings, bounds).count()
+    bounds["bodyEncoding"] = "decode"
     with told_of_values(settings.expressions):
-        found = effects(_read(spark, settings, ddl("messages"), bounds), settings.expressions)
-    return Replayed(plan=looked, effects=found)
+        found = effects(
+            read_archived(spark, settings, ddl("messages"), bounds), settings.expressions
+        )
+    return Replayed(plan=looked, left=left, effects=found)
 
 
 def check_set(spark: SparkSession, settings: ReplaySettings) -> None:
@@ -183,44 +121,6 @@ def check_set(spark: SparkSession, settings: ReplaySettings) -> None:
     check_names(settings.expressions, timing=settings.timing)
     if settings.expressions:
         check_expressions(spark.createDataFrame([], ddl("messages")), settings.expressions)
-
-
-def _times(spark: SparkSession, settings: ReplaySettings, bounds: Mapping[str, str]) -> DataFrame:
-    """(topic, store_timestamp), one row a message of a replay between two offsets."""
-    return _read(spark, settings, "topic string, store_timestamp timestamp", bounds)
-
-
-def _read(
-    spark: SparkSession, settings: ReplaySettings, columns: str, bounds: Mapping[str, str]
-) -> DataFrame:
-    reader = spark.read.format(NAME).schema(columns)
-    for name, value in {**_of_source(settings), **bounds}.items():
-        reader = reader.option(name, value)
-    return _kept(reader.load(), settings)
-
-
-def _ends(settings: ReplaySettings) -> dict[Queue, int]:
-    """Return where the queues end that are archived, or where options say that a read ends."""
-    options = parse_source(_of_source(settings), is_stream=False)
-    places = Places(options)
-    return places.resolve(options.end, places.whole_view(), word=LATEST)
-
-
-def _as_option(at: Mapping[Queue, int]) -> Ends:
-    ends: dict[str, dict[str, dict[str, int]]] = {}
-    for queue, end in sorted(at.items()):
-        # Not only the name, which would be of another queue where its topic is made anew.
-        broker = f"{queue.broker}#{queue.incarnation}"
-        ends.setdefault(queue.topic, {}).setdefault(broker, {})[str(queue.queue_id)] = end
-    return ends
-
-
-def _kept(messages: DataFrame, settings: ReplaySettings) -> DataFrame:
-    """Leave out what is not of the times, and, unless it is named, the topic that is sent to."""
-    kept = between(messages, since_ms=settings.since_ms, until_ms=settings.until_ms)
-    into = settings.sink.get("topic")
-    is_named = "topics" in settings.given or "topic" in settings.given
-    return kept if is_named or into is None else kept.where(kept["topic"] != into)
 
 
 def send(
@@ -236,20 +136,20 @@ def send(
     `tell_shifted`: by how many milliseconds all that is left comes later than it was to come first.
     """
     check_set(spark, settings)
-    begun = _begun(spark, settings, now_ms())
+    begun = begun_of(spark, settings, now_ms())
     timing = None
     if settings.timing != "asap":
         shift_ms = _shift_ms(spark, settings, begun, now_ms())
         if shift_ms:
             begun = replace(begun, begin_ms=begun.begin_ms + shift_ms)
-            _keep(settings, begun)
+            keep_plan(settings, begun)
             tell_shifted(shift_ms)
         timing = _timing(settings, begun)
     reader = spark.readStream.format(NAME)
     # As they were stored: what was sent packed is sent packed again.
     is_packed = not read_bodies(spark.createDataFrame([], ddl("messages")), settings.expressions)
     stream = {
-        **_of_source(settings),
+        **of_source(settings),
         "startingOffsets": "earliest",
         "endingOffsets": json.dumps(begun.ends),
         "bodyEncoding": "raw" if is_packed else "decode",
@@ -259,14 +159,14 @@ def send(
     }
     for name, value in stream.items():
         reader = reader.option(name, value)
-    kept = _kept(reader.load(), settings)
+    kept = kept_of(reader.load(), settings)
     bad_before = _bad_rows(spark, settings)
     counting = _Counting(tell)
     sent = to_send(kept, timing, settings.expressions, is_packed=is_packed)
     writer = counting.observed(sent, is_timed=timing is not None).writeStream.format(NAME)
-    for name, value in _of_sink(settings).items():
+    for name, value in of_sink(settings).items():
         writer = writer.option(name, value)
-    checkpoint = f"{settings.state.rstrip('/')}/{_CHECKPOINT}"
+    checkpoint = f"{settings.state.rstrip('/')}/{CHECKPOINT}"
     writer = writer.option("checkpointLocation", checkpoint)
     spark.streams.addListener(counting)
     try:
@@ -304,15 +204,11 @@ def _shift_ms(spark: SparkSession, settings: ReplaySettings, begun: Plan, now_ms
     """
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-    reached = _reached(settings)
-    bounds = {"endingOffsets": json.dumps(begun.ends)}
-    if reached is None:
-        low_ms = begun.first_stored_ms
-    else:
-        starts = {**reached.at, **reached.passed}
-        bounds["startingOffsets"] = json.dumps(_as_option(starts)) if starts else "earliest"
+    low_ms = begun.first_stored_ms
+    bounds = left_of(settings, begun)
+    if "startingOffsets" in bounds:
         (left,) = (
-            _times(spark, settings, bounds)
+            times_of(spark, settings, bounds)
             .agg(F.min(F.unix_millis("store_timestamp")).alias("low"))
             .collect()
         )
@@ -323,27 +219,17 @@ def _shift_ms(spark: SparkSession, settings: ReplaySettings, begun: Plan, now_ms
     return max(0, now_ms + LEAD_MS - first_due_ms) if first_due_ms < now_ms else 0
 
 
-def _reached(settings: ReplaySettings) -> Offsets | None:
-    """Return what is committed of the stream; None: nothing. A batch that is not is left to send.
-
-    The checkpoint is Spark's: `commits` and `offsets` have a file a batch, and the last line of an
-    offset is the source's.
-    """
-    checkpoint = Path(settings.state) / _CHECKPOINT
-    numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
-    if not numbers:
-        return None
-    lines = (checkpoint / "offsets" / str(max(numbers))).read_text("utf-8").splitlines()
-    return Offsets.from_document(json.loads(lines[-1]))
-
-
 def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
+    # All that can be known before Spark is started for it.
     if not ArchiveStore(settings.archive).is_there:
         raise BadOption(f"there is no archive at {settings.archive}")
-    parse_source(_of_source(settings), is_stream=False)  # Before Spark is started for it.
-    parse_sink(_of_sink(settings))
+    options = parse_source(of_source(settings), is_stream=False)
+    check_archived(ArchiveStore(settings.archive).archive(), options)
+    parse_sink(of_sink(settings))
     check_names(settings.expressions, timing=settings.timing)
+    check_folder(settings.state)
+    kept_plan(settings)
     say = progress_line()
     say("starting Spark")
     with (
@@ -360,7 +246,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
 
         metrics = PipelineMetrics("replay", settings.cluster)
         serve(metrics, settings.metrics_port)
-        into, clock = parse_sink(_of_sink(settings)).topic, SystemClock()
+        into, clock = parse_sink(of_sink(settings)).topic, SystemClock()
 
         def tell(batch: Batch) -> None:
             metrics.rows[into] = record.rows = batch.sent
@@ -404,7 +290,7 @@ def _places(settings: ReplaySettings) -> dict[Queue, int]:
     """Return how far a replay is with each queue, none of which it has where it has not begun."""
     # What is wrong with a checkpoint who goes on with it says.
     with suppress(OSError, ValueError, PipelineError):
-        reached = _reached(settings)
+        reached = reached_of(settings)
         return {} if reached is None else {**reached.at, **reached.passed}
     return {}
 
@@ -414,7 +300,7 @@ def told_of_topic(settings: ReplaySettings) -> str:
 
     A dry run needs no cluster, and who may send need not be one who may look.
     """
-    options = parse_sink(_of_sink(settings))
+    options = parse_sink(of_sink(settings))
     nobody = f"whether there is a topic {options.topic} nobody says"
     try:
         cluster = connect(options.connection).cluster(Topics(pattern=EVERY_TOPIC))
@@ -490,113 +376,10 @@ def late_of(*, began_ms: int, took_ms: int, first_due_ms: int, last_due_ms: int)
 
 def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
     """Return how many rows the table of those has that could not be sent."""
-    path = _of_sink(settings).get("deadLetterPath", "")
+    path = of_sink(settings).get("deadLetterPath", "")
     if not path:
         return 0
     try:
         return int(spark.read.parquet(path).count())
     except AnalysisException:
         return 0  # It is made with its first row.
-
-
-def _of_source(settings: ReplaySettings) -> dict[str, str]:
-    own = {name: value for name, value in settings.more.items() if name.lower() in _SOURCE}
-    for name in _CHOSEN:
-        if name.lower() in map(str.lower, own):
-            raise BadOption(
-                f"option {name}: a replay chooses it itself; which messages it is of is said by its"
-                " topics, --since, --until and option filter"
-            )
-    return {**settings.given, **own, "readMode": "archive", "archivePath": settings.archive}
-
-
-def _of_sink(settings: ReplaySettings) -> dict[str, str]:
-    # With what nobody knows: it says so, and what was meant.
-    own = {
-        name: value
-        for name, value in settings.more.items()
-        if name.lower() in _SINK or name.lower() not in _SOURCE
-    }
-    return {**settings.sink, **own}
-
-
-def _begun(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
-    """Return the plan of a replay: the one that it was begun with, or a new one, which is kept."""
-    if "://" in settings.state:
-        raise BadOption("--state is a folder of this machine")
-    path = Path(settings.state) / _PLAN
-    asked = _asked(settings)
-    if path.exists():
-        try:
-            kept: dict[str, Any] = json.loads(path.read_text())
-            # A program of before set nothing, and kept no filter: who goes on gives that of then.
-            asked_then = {"filter": asked["filter"], "expressions": {}, **kept["asked"]}
-            ends = kept["plan"]["ends"]
-            begun = Plan(**kept["plan"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadOption(
-                f"{path} is not whole, so what is left to send cannot be told. Give another"
-                f" --state; what was sent already comes again then, with the same {ORIGINAL_ID}"
-            ) from error
-        if asked_then != asked:
-            raise BadOption(
-                f"{settings.state} is of another replay; give the same options as then, or another"
-                " --state"
-            )
-        if isinstance(ends, list):
-            return replace(begun, ends=_as_option(_ends_of_names(settings, ends)))
-        return begun
-    looked = plan(spark, settings)
-    begun = replace(looked, begin_ms=now_ms + LEAD_MS)
-    _keep(settings, begun)
-    return begun
-
-
-def _keep(settings: ReplaySettings, begun: Plan) -> None:
-    """Write down what a run that goes on must not choose anew."""
-    path = Path(settings.state) / _PLAN
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
-    with draft.open("w") as file:
-        json.dump({"asked": _asked(settings), "plan": asdict(begun)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def _ends_of_names(
-    settings: ReplaySettings, ends: Sequence[tuple[str, str, int, int]]
-) -> dict[Queue, int]:
-    """Return the ends in a plan of an earlier program, which kept the names of queues alone."""
-    alike: dict[QueueName, list[Queue]] = {}
-    for queue in _ends(settings):
-        alike.setdefault(queue.name, []).append(queue)
-    found = {}
-    for topic, broker, queue_id, end in ends:
-        name = QueueName(topic, broker, queue_id)
-        own = alike.get(name, [])
-        if len(own) != 1:
-            raise BadOption(
-                f"{settings.state} is of an earlier program, which kept the names of queues, and"
-                f" the archive has {len(own)} of the name {name}: what is left to send cannot be"
-                " told. Give another --state; what was sent already comes again then, with the same"
-                f" {ORIGINAL_ID}"
-            )
-        found[own[0]] = end
-    return found
-
-
-def _asked(settings: ReplaySettings) -> dict[str, Any]:
-    more = {name.lower(): value for name, value in settings.more.items()}
-    return {
-        "archive": settings.archive,
-        "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
-        "into": settings.sink.get("topic", ""),
-        "namespace": more.get("namespace", ""),
-        "filter": parse_source(_of_source(settings), is_stream=False).filter,
-        "timing": settings.timing,
-        "speed": settings.speed,
-        "since_ms": settings.since_ms,
-        "until_ms": settings.until_ms,
-        "expressions": dict(settings.expressions),
-    }

@@ -1,7 +1,7 @@
 """How a job is run: a session, a line of progress, and a record of the run.
 
 A record is `_runs/RUN.json` in the folder of the job's tables: which job, which program, from where
-to where it read, how many rows, and how it ended.
+to where it read, how many rows, and how it ended; "running" of one that goes on, or was killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
@@ -24,6 +25,7 @@ from tidemill.pipeline.jobs.inputs import Inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.status import SparkStageInfo
 
 RUNS: Final = "_runs"
 # Of a laptop; what reads beside a broker need not have more. `spark-submit` says otherwise.
@@ -31,6 +33,9 @@ DRIVER_MEMORY: Final = "1g"
 SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins those with little
 # So that a join or an aggregate needs little before it spills, and what is kept makes room for it.
 LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFraction": "0.1"}
+TOLD_TERMINAL_S: Final = 1.0  # between two words on how far a step is
+TOLD_ELSEWHERE_S: Final = 30.0  # where each is a line of its own
+JOIN_S: Final = 10.0  # for the last word, which asks the JVM
 QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
 
 
@@ -111,7 +116,8 @@ def check_folder(folder: str) -> None:
 def recorded(job: str, folder: str) -> Iterator[Run]:
     """Keep a record of the block as a run of a job; of a failure, and of its end by SIGTERM, too.
 
-    Raises Terminated within the block for SIGTERM, and BadOption where the folder is none.
+    Raises Terminated within the block for SIGTERM; and before it BadOption where the folder is
+    none, and OSError where nothing can be written there, which a job would find out at its end.
     """
     check_folder(folder)
     clock = SystemClock()
@@ -121,6 +127,7 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
         program=version(),
         started_at_ms=clock.wall_ms(),
     )
+    _write(run, folder)
     try:
         with terminated():
             yield run
@@ -131,7 +138,11 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
         run.status = "done"
     finally:
         run.ended_at_ms = clock.wall_ms()
-        _write(run, folder)
+        try:
+            _write(run, folder)
+        except OSError as error:
+            # The error of the run itself, if it had one, is what matters.
+            log.warning("the end of the run is not recorded: %s", error)
 
 
 def _write(run: Run, folder: str) -> None:
@@ -139,12 +150,8 @@ def _write(run: Run, folder: str) -> None:
     if "://" in folder:
         return
     path = Path(folder) / RUNS / f"{run.run}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(run.as_record(), sort_keys=True) + "\n")
-    except OSError as error:
-        # The error of the run itself, if it had one, is what matters.
-        log.warning("the run is not recorded: %s", error)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(run.as_record(), sort_keys=True) + "\n")
 
 
 def progress_line() -> Say:
@@ -156,6 +163,42 @@ def progress_line() -> Say:
         sys.stderr.flush()
 
     return say
+
+
+@contextlib.contextmanager
+def watching(spark: SparkSession, say: Say, what: str) -> Iterator[None]:
+    """Say how long the block has taken, and how far the tasks are that Spark does for it.
+
+    That is each second on a terminal, and elsewhere each half minute.
+    """
+    say(what)
+    every_s = TOLD_TERMINAL_S if sys.stderr.isatty() else TOLD_ELSEWHERE_S
+    over, clock = threading.Event(), SystemClock()
+    since_ms, tracker = clock.monotonic_ms(), spark.sparkContext.statusTracker()
+
+    def tell() -> None:
+        # The JVM may have been ended meanwhile: then nobody wants to know any more.
+        with contextlib.suppress(Exception):
+            while not over.wait(every_s):
+                active = map(tracker.getStageInfo, tracker.getActiveStageIds())
+                stages = [stage for stage in active if stage is not None]
+                took_s = (clock.monotonic_ms() - since_ms) // 1000
+                say(told_of_tasks(what, took_s, stages))
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(JOIN_S)
+
+
+def told_of_tasks(what: str, took_s: int, stages: Sequence[SparkStageInfo]) -> str:
+    """Return how far a step of a job is."""
+    done, every = sum(of.numCompletedTasks for of in stages), sum(of.numTasks for of in stages)
+    tasks = f", {done:,} of {every:,} tasks" if every else ""
+    return f"{what}: {took_s:,} s{tasks}"
 
 
 def say_batch(say: Say, told: str, **known: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Collection
 
+from tidemill.pipeline.archive.manifest import Archive
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.options import SourceOptions, Topics
@@ -42,6 +43,16 @@ def check_topics(
         log.warning("no topic%s matches %s: nothing is read", _where(options), topics.pattern)
     for name in missing:
         log.warning("there is no topic %s%s yet: nothing is read of it", name, _where(options))
+
+
+def check_archived(archive: Archive, options: SourceOptions) -> None:
+    """Raise BadOption for a topic asked for by name of which an archive has nothing."""
+    namespace = options.connection.namespace
+    known = {key.topic for key in archive.queues if key.namespace == namespace}
+    missing = sorted(set(options.topics.names) - known)
+    if missing:
+        near = meant(missing[0], known)
+        raise BadOption(f"the archive has no topic {', '.join(missing)}{near}")
 
 
 def names_of(client: Client) -> set[str]:
