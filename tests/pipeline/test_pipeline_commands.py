@@ -19,7 +19,14 @@ from tests.support.archiving import Archived
 from tests.support.eventually import eventually
 from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import command, descendants, environment, is_running
-from tidemill.cli.pipeline import EXIT_DAMAGED, EXIT_INTERRUPTED, EXIT_TERMINATED, app, run_job
+from tidemill.cli.pipeline import (
+    EXIT_DAMAGED,
+    EXIT_FOUND,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    app,
+    run_job,
+)
 from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.pipeline.offsets import Offsets
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -325,9 +332,12 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     fired = pb.Event(kind=pb.FIRED, topic="orders", timer_id=1, at_ms=1_000, due_at_ms=990)
     cluster.add_events("a", fired)
     at = f"--endpoints {cluster.endpoint}"
+    lost = tmp_path / "sends.jsonl"
+    lost.write_text('{"message_id": "lost", "topic": "orders", "at_ms": 1000}\n')
     lines = {
         "replay": f"--from {archive.path} --into again --state {tmp_path / 's'} --set tag='new'",
         "delay-accuracy": f"--to {tmp_path / 'd'}",
+        "audit": f"--to {tmp_path / 'a'} --grace 0 --sends {lost}",
     }
     jobs = [
         command(
@@ -342,7 +352,7 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
         for line in (*jobs, example)
     ]
     said = [process.communicate(timeout=RUN_S) for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], said
+    assert [process.returncode for process in running] == [0, 0, EXIT_FOUND, 0], said
     # No terminal, so of each batch there is a line of JSON.
     (batch,) = [line for line in said[0][1].decode().splitlines() if line.startswith("{")]
     assert json.loads(batch).items() >= {"event": "batch", "job": "replay", "rows": 30}.items()
@@ -351,7 +361,15 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
         found = re.search(r"rows_total\{(.*)\} (\d+)\.0", (tmp_path / f"{job}.prom").read_text())
         assert found is not None
         told[job] = (f'work="{job}"' in found[1], found[2])
-    assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1")}
+    assert told == {"replay": (True, "30"), "delay-accuracy": (True, "1"), "audit": (True, "1")}
+    head, row, *_, sentence = said[2][0].decode().rstrip().splitlines()
+    counts = dict(zip(re.split("  +", head), row.split(), strict=True))
+    # Of a topic's row nothing is of a group.
+    shown_counts = {name: counts[name] for name in ("PRODUCED", "FIRED", "DELIVERED")}
+    assert shown_counts == {"PRODUCED": "1", "FIRED": "1", "DELIVERED": "-"}
+    assert sentence.startswith("missing: lost, orders: its send was acknowledged")
+    assert "1 acknowledged sends were compared" in said[2][1].decode()
+    assert "lost" in (tmp_path / "a" / "audit" / "index.html").read_text()
     assert {each.system_properties.tag for each in cluster.sent} == {"new"}
     sent = record_of(tmp_path / "s")
     assert [offsets_of(sent, which) for which in ("start", "end")] == [0, 30]
