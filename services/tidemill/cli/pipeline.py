@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, confirm, fail
-from tidemill.cli.times import INSTANT, instant_ms, utc
+from tidemill.cli.times import DURATION, INSTANT, instant_ms, seconds, utc
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline import errors
 from tidemill.pipeline.ending import terminated
@@ -198,6 +198,7 @@ def _end(told: str, status: int) -> NoReturn:
 
 
 _ARCHIVE = "tidemill.pipeline.jobs.archive_commands"
+PERIOD_S_LEAST: Final = 1  # a round asks all broker groups where their queues end
 _DAY_MS: Final = 86_400_000
 _TOPICS_SHOWN: Final = 5
 
@@ -208,6 +209,14 @@ def _archive_settings(
     return module.ArchiveSettings(given=given, master=master, **more)
 
 
+def _period_s(given: str | float) -> float:
+    """Read how long to wait between two rounds."""
+    period_s = seconds(given)
+    if period_s < PERIOD_S_LEAST:
+        raise typer.BadParameter(f"{given} is shorter than {PERIOD_S_LEAST} s")
+    return period_s
+
+
 @app.command()
 def archive(
     to: To,
@@ -216,7 +225,8 @@ def archive(
     topic_pattern: Pattern = "",
     master: Master = None,
     every: Annotated[
-        float | None, typer.Option(min=1, metavar="SECONDS", help="Go on, so long after each end.")
+        float | None,
+        typer.Option(parser=_period_s, metavar=DURATION, help="Go on, so long after each end."),
     ] = None,
     batch_rows: Annotated[
         int, typer.Option(min=1, help="Messages of one commit, and what a kill repeats.")
@@ -247,7 +257,7 @@ def archive(
 
     Examples:
     * `tidemill pipeline archive --to ./archive`
-    * `tidemill pipeline archive --to ./archive -t orders -t payments --every 60`
+    * `tidemill pipeline archive --to ./archive -t orders -t payments --every 1m`
     * `tidemill pipeline archive --to ./archive --gate archive --then-verify`
     """
     del config
@@ -417,7 +427,13 @@ def audit(
         str, typer.Option(help="Acknowledged sends: JSON lines with message_id, topic, at_ms.")
     ] = "",
     grace: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="What is younger is not missed yet.")
+        float,
+        typer.Option(
+            parser=seconds,
+            metavar=DURATION,
+            show_default="10m",
+            help="What is younger is not missed yet.",
+        ),
     ] = 600,
     late_ms: Annotated[int, typer.Option(min=0, help="What fires later than this is late.")] = 1000,
     window: Annotated[str, typer.Option(help="Of the tables and curves.")] = "5 minutes",

@@ -13,6 +13,7 @@ INSTANT = "TIME"  # and `instant_ms`
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 # Each unit at most once, the largest first: "30m1h" is more often a slip than meant.
 _DURATION = re.compile("".join(rf"(?:(\d{{1,15}}){unit}(?![a-z]))?" for unit in _UNITS_MS))
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _SHOWN_MS_MAX = 253_402_300_799_999  # the end of the year 9999
@@ -25,6 +26,15 @@ def duration_ms(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a duration; write 250ms, 10m, 1h30m or 2d")
     parts = zip(found.groups(default="0"), _UNITS_MS.values(), strict=True)
     return sum(int(count) * unit_ms for count, unit_ms in parts)
+
+
+def seconds(given: str | float) -> float:
+    """Read a duration, or a number alone, which is one of seconds; end the command for others.
+
+    Files of options have numbers where a command line has text.
+    """
+    text = str(given).strip()
+    return float(text) if _NUMBER.fullmatch(text) else duration_ms(text) / 1000
 
 
 def instant_ms(text: str) -> int:

@@ -7,7 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.cli.times import duration_ms, from_now, instant_ms, utc
+from tidemill.cli.times import duration_ms, from_now, instant_ms, seconds, utc
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,23 @@ def test_a_duration_is_a_sum_of_units(text: str, expected_ms: int) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="not a duration"):
         duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected_s"),
+    [
+        ("60", 60), (60, 60), ("0", 0), (" 0.5 ", 0.5), (0.5, 0.5), (60.0, 60),
+        ("250ms", 0.25), ("1h30m", 5_400), ("2d", 172_800),
+    ],
+)  # fmt: skip
+def test_a_number_alone_is_one_of_seconds(given: str | float, expected_s: float) -> None:
+    assert seconds(given) == expected_s
+
+
+@pytest.mark.parametrize("given", ["", "soon", "-1", -1, "1e3", "nan", "inf", ".5", "0.5h", True])
+def test_what_is_neither_a_number_nor_a_duration_is_refused(given: str | float) -> None:
+    with pytest.raises(typer.BadParameter, match="not a duration"):
+        seconds(given)
 
 
 @pytest.mark.parametrize(
