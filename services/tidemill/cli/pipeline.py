@@ -6,6 +6,7 @@ or an audit or a measurement found what must not be; 3 the cluster cannot be rea
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -71,7 +72,9 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     for name, value in found.items():
         parameter = named.get(str(name).replace("_", "-"))
         if parameter is None:
-            raise typer.BadParameter(f"{path}: this command has no option {name}")
+            near = difflib.get_close_matches(str(name).replace("_", "-"), named, n=1, cutoff=0.5)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise typer.BadParameter(f"{path}: this command has no option {name}{meant}")
         is_alone = getattr(parameter, "multiple", False) and not isinstance(value, list)
         given[parameter.name] = [value] if is_alone else value
     context.default_map = given

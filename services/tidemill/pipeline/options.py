@@ -1,7 +1,7 @@
 """The options of the source and of the sink: one row each, and what they are parsed into.
 
 Spark hands options as text with names in lower case. Unknown ones fail, with the nearest name that
-is known. The page for users is generated from these tables.
+is known to a read or a write. The page for users is generated from these tables.
 """
 
 from __future__ import annotations
@@ -441,8 +441,8 @@ class _Values:
     ) -> None:
         self._table = {option.name.lower(): option for option in table}
         self._given = {name.lower(): value for name, value in given.items()}
-        for name in sorted(self._given):
-            option = self._table.get(name)
+        for name in sorted(given):
+            option = self._table.get(name.lower())
             if option is None:
                 raise BadOption(self._unknown(name))
             if is_stream is not None and not (option.stream if is_stream else option.batch):
@@ -450,12 +450,21 @@ class _Values:
                 raise BadOption(f"option {option.name} is for {kind} only")
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._table, n=1, cutoff=0.5)
-        known = [self._table[each].name for each in near] or [
-            option.name for option in self._table.values()
-        ]
-        hint = f"did you mean {known[0]}?" if near else f"known are {', '.join(known)}"
-        return f"there is no option {name}; {hint}"
+        """Return a sentence on an option that is not of this table; it may be meant for the other.
+
+        A replay takes those of both, and hands the sink what neither knows.
+        """
+        if name.lower() in _SPELT:
+            return f"option {spelt(name)} is for {self._others()} only"
+        near = difflib.get_close_matches(name.lower(), [*self._table, *_SPELT], n=1, cutoff=0.5)
+        if not near:
+            known = ", ".join(option.name for option in self._table.values())
+            return f"there is no option {name}; known are {known}"
+        whose = "" if near[0] in self._table else f", which is for {self._others()}"
+        return f"there is no option {name}; did you mean {spelt(near[0])}{whose}?"
+
+    def _others(self) -> str:
+        return "writes" if "dataset" in self._table else "reads"
 
     def refuse(self, name: str, why: str) -> NoReturn:
         value = self._given.get(name.lower())

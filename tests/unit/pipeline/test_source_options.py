@@ -71,6 +71,40 @@ def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, senten
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "of_a_read", "of_a_write"),
+    [
+        (
+            "failOnDataLos", "there is no option failOnDataLos; did you mean failOnDataLoss?",
+            "there is no option failOnDataLos; did you mean failOnDataLoss, which is for reads?",
+        ),
+        (
+            "batchSiz", "there is no option batchSiz; did you mean batchSize, which is for writes?",
+            "there is no option batchSiz; did you mean batchSize?",
+        ),
+        ("batchsize", "option batchSize is for writes only", None),
+        ("pullbatchsize", None, "option pullBatchSize is for reads only"),
+        ("tls.enable", "did you mean tls.enabled?", "did you mean tls.enabled?"),
+        ("x", "there is no option x; known are endpoints,", "no option x; known are endpoints,"),
+    ],
+)  # fmt: skip
+def test_an_unknown_option_fails_with_the_nearest_one_of_reads_and_writes(
+    name: str, of_a_read: str | None, of_a_write: str | None
+) -> None:
+    """A replay takes options of both, and what neither knows is told as of a write."""
+    given = {**GIVEN, name: "1"}
+    for sentence, parse in (
+        (of_a_read, lambda: parse_source(given, is_stream=False)),
+        (of_a_write, lambda: parse_sink(given)),
+    ):
+        if sentence is None:
+            parse()
+            continue
+        with pytest.raises(BadOption) as refused:
+            parse()
+        assert sentence in str(refused.value)
+
+
 # Of each dataset the options that mean something, of those that do not mean it everywhere.
 MEANT = {
     "messages": {

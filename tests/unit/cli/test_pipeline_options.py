@@ -1,4 +1,4 @@
-"""How long jobs wait, and what they let pass: durations, on the command line and in files."""
+"""Options of the pipeline's commands, as they stand on the command line and in a file."""
 
 from __future__ import annotations
 
@@ -47,3 +47,21 @@ def test_the_grace_of_an_audit_is_a_duration_or_seconds(given: str, grace_s: flo
 def test_without_a_word_an_archive_ends_and_an_audit_has_a_grace_of_ten_minutes() -> None:
     assert read("archive", "--to", "a")["every"] is None
     assert read("audit", "--to", "a")["grace"] == 600
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("topics", "this command has no option topics; did you mean topic?"),
+        ("batch_row", "this command has no option batch_row; did you mean batch-rows?"),
+        ("zzz", "this command has no option zzz"),
+    ],
+)
+def test_an_unknown_option_in_a_file_is_told_with_the_nearest_one(
+    tmp_path: Path, name: str, sentence: str
+) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(f"{name}: 1\n")
+    with pytest.raises(typer.BadParameter) as refused:
+        read("archive", "--config", str(config))
+    assert str(refused.value) == f"{config}: {sentence}"
