@@ -7,6 +7,7 @@ import pytest
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.errors import ArchiveError
+from tidemill.pipeline.jobs.archive_commands import told_at_end
 
 
 def ends(archive: Archived) -> dict[str, int]:
@@ -37,6 +38,22 @@ def test_a_damaged_message_keeps_its_own_queue_alone(
     done = archive.job(failOnDataLoss="false").append()
     assert done.wrong == ()
     assert ends(archive)["orders"] == 100
+
+
+def test_a_run_says_how_much_it_has_archived_and_whether_it_has_caught_up(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    for topic in ("orders", "payments"):
+        cluster.add(topic, "a", 0, 600, body_size=1_000)
+    told = "messages, {} MB of bodies, and has caught up"
+    done = archive.job(batch_rows=500).append()
+    assert told_at_end(done) == f"archived 1,200 {told.format('1.2')}"
+    for topic in ("orders", "payments"):
+        cluster.add(topic, "a", 0, 200, body_size=1_000)
+    damage(cluster, "orders", 600)
+    assert told_at_end(archive.append()) == (
+        f"archived 200 {told.format('0.2')}, but for the queues that are named"
+    )
 
 
 def test_what_retention_took_keeps_its_own_queue_alone(

@@ -101,6 +101,8 @@ def append(
                 continue
             done, verified = appended.done, appended.verified
             run.rows = rows + done.rows
+            if every_s is None and done.rows:
+                say(told_at_end(done))  # On a terminal in the place of the progress.
             end_line()
             if not done.wrong:
                 metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
@@ -117,6 +119,15 @@ def append(
             if appended.ended_by is not None:
                 raise appended.ended_by
             time.sleep(every_s)
+
+
+def told_at_end(done: Done) -> str:
+    """Return what is said of a run that has archived something."""
+    but = ", but for the queues that are named" if done.wrong else ""
+    return (
+        f"archived {done.rows:,} messages, {done.bytes / 1e6:,.1f} MB of bodies, and has caught up"
+        f"{but}"
+    )
 
 
 def append_once(
