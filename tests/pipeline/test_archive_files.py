@@ -17,10 +17,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.archiving import NOW_MS, Archived
 from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.micro_batches import Stream, read_batch
+from tidemill.cli.pipeline import app
+from tidemill.cli.times import utc
 from tidemill.pipeline.archive import writing
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
 from tidemill.pipeline.archive.reading import (
@@ -31,12 +34,13 @@ from tidemill.pipeline.archive.reading import (
 )
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
-from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
+from tidemill.pipeline.jobs.archive_upkeep import Waiting, compact, look_waiting, vacuum
 from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
+FAR_MS = 100_000_000_000_000  # the year 5138, which no clock has come to yet
 
 
 def put_noise(cluster: FakeCluster, count: int, size: int, *, seed: int = 1) -> None:
@@ -218,6 +222,37 @@ def test_a_file_goes_a_day_after_the_entry_that_let_it_go(
     assert all(path.exists() for path in files)
     assert vacuum(archive.job(now_ms=NOW_MS + DAY_MS + HOUR_MS)) == len(files)
     assert len(archive.bodies()[0]) == 40
+
+
+def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    """What was let go of, and what no entry names."""
+    cluster.add("orders", "a", 0, 40)
+    archive.append()
+    assert look_waiting(archive.job()) == Waiting(files=0, first_due_at_ms=None)
+
+    def told() -> str:
+        return CliRunner().invoke(app, ["archive-vacuum", "--to", archive.path]).output
+
+    assert told() == "0 files are deleted\n"
+    files = archive.files()
+    compact(archive.job(now_ms=FAR_MS))
+    due_at_ms = max(archive.manifest().let_go_at_ms.values()) + DAY_MS
+    assert told() == (
+        f"0 files are deleted; {len(files)} wait until a day has passed, the first of them until"
+        f" {utc(due_at_ms)}\n"
+    )
+    orphan = files[0].with_name("RUN-orphan.parquet")
+    shutil.copy(files[0], orphan)
+    os.utime(orphan, (NOW_MS / 1000,) * 2)
+    both = Waiting(files=len(files) + 1, first_due_at_ms=NOW_MS + DAY_MS)
+    assert look_waiting(archive.job(now_ms=NOW_MS + DAY_MS - HOUR_MS)) == both
+    alone = Waiting(files=len(files), first_due_at_ms=due_at_ms)
+    assert look_waiting(archive.job(now_ms=NOW_MS + DAY_MS)) == alone
+    assert vacuum(archive.job(now_ms=NOW_MS + DAY_MS)) == 1
+    assert look_waiting(archive.job(now_ms=due_at_ms - HOUR_MS)) == alone
+    assert vacuum(archive.job(now_ms=due_at_ms)) == len(files)
 
 
 # ---------------------------------------------------------------- order

@@ -416,8 +416,14 @@ def archive_vacuum(to: To, config: Config = None) -> None:
     """
     del config
     given = _given(ENDPOINTS, None, EVERY_TOPIC, None, archivePath=to)
-    count = run_job(_ARCHIVE, lambda jobs: jobs.vacuum(_archive_settings(jobs, given, None)))
-    typer.echo(f"{count} files are deleted", err=True)
+    count, waiting = run_job(
+        _ARCHIVE, lambda jobs: jobs.vacuum(_archive_settings(jobs, given, None))
+    )
+    more = ""
+    if waiting.files:
+        first = utc(waiting.first_due_at_ms)
+        more = f"; {waiting.files:,} wait until a day has passed, the first of them until {first}"
+    typer.echo(f"{count:,} files are deleted{more}", err=True)
 
 
 @app.command()

@@ -207,14 +207,17 @@ def _expiring_job(settings: ArchiveSettings) -> ArchiveJob:
     return job
 
 
-def vacuum(settings: ArchiveSettings) -> int:
-    """Delete files that no entry of the manifest names; return how many. Needs no Spark."""
+def vacuum(settings: ArchiveSettings) -> tuple[int, archive_upkeep.Waiting]:
+    """Delete files that nobody reads any more. Needs no Spark.
+
+    Returns how many those were, and which have to wait.
+    """
     options = parse_source(settings.given, is_stream=False)
     check_folder(options.archive_path)
     job = _without_spark(options)
     job.check_there()
     with recorded("archive-vacuum", options.archive_path):
-        return archive_upkeep.vacuum(job)
+        return archive_upkeep.vacuum(job), archive_upkeep.look_waiting(job)
 
 
 def _check_there(settings: ArchiveSettings) -> None:

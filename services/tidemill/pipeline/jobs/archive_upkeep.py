@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from tidemill.pipeline.archive.manifest import DataFile, by_incarnation, data_file, expiring
+from tidemill.pipeline.archive.manifest import (
+    Archive,
+    DataFile,
+    by_incarnation,
+    data_file,
+    expiring,
+)
 from tidemill.pipeline.archive.tasks import Task
 from tidemill.pipeline.errors import ArchiveError
 from tidemill.pipeline.jobs.archive import ArchiveJob
@@ -94,18 +100,40 @@ def vacuum(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> int:
     archive = job.archive()
     latest_ms = job.now_ms() - age_ms
     there = dict(job.store.data_files())
-    let_go = {path for path, at_ms in archive.let_go_at_ms.items() if at_ms <= latest_ms}
-    orphans = {
-        path
-        for path, made_at_ms in there.items()
-        if path not in archive.files
-        and path not in archive.let_go_at_ms
-        and made_at_ms <= latest_ms
-    }
+    due = {path for path, at_ms in _needless(archive, there).items() if at_ms <= latest_ms}
     # What was deleted by one that was killed is there still, and was said.
-    if unsaid := sorted((let_go | orphans).difference(archive.deleted_by)):
+    if unsaid := sorted(due.difference(archive.deleted_by)):
         job.commit("vacuum", removed=tuple(unsaid))
-    gone = sorted((let_go | orphans).intersection(there))
+    gone = sorted(due.intersection(there))
     for path in gone:
         job.store.delete(path)
     return len(gone) + job.store.forget_entries(before_ms=latest_ms)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Files that a vacuum leaves, as they have not been needless for long enough."""
+
+    files: int
+    first_due_at_ms: int | None  # None: there is none
+
+
+def look_waiting(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> Waiting:
+    """Return how many data files a later vacuum deletes that one of now does not."""
+    latest_ms = job.now_ms() - age_ms
+    there = dict(job.store.data_files())
+    needless = _needless(job.archive(), there)
+    since_ms = [at_ms for path, at_ms in needless.items() if at_ms > latest_ms and path in there]
+    return Waiting(
+        files=len(since_ms), first_due_at_ms=min(since_ms) + age_ms if since_ms else None
+    )
+
+
+def _needless(archive: Archive, there: Mapping[str, int]) -> dict[str, int]:
+    """Return since when files are needless: let go of, or made, and no entry names them.
+
+    `there`: the data files that there are, and when each was made.
+    """
+    orphans = {path: made_at_ms for path, made_at_ms in there.items() if path not in archive.files}
+    return orphans | archive.let_go_at_ms
