@@ -379,6 +379,7 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     shown = said[-1][0].decode()
     assert "|NULL|30      |" in shown
     assert "|fired|" in shown
+    assert re.search(r" WARN |log4j|log level", said[-1][1].decode()) is None, "of the start"
 
 
 def test_topics_that_are_let_go_of_are_those_of_one_namespace(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemill.pipeline.errors import PipelineError
@@ -28,6 +31,12 @@ _SETTINGS: Final = {
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
 }
+# What log4j writes of a program, where nobody has said otherwise, and of a job.
+_LOG_OF_PROGRAM: Final = Path(__file__).with_name("log4j2-program.properties")
+_LOG_OF_JOB: Final = Path(__file__).with_name("log4j2-quiet.properties")
+# Options that the JVM of a driver is started with, before those of `spark.driver.extraJavaOptions`.
+_JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
+_OF_ALL_JAVAS: Final = "JAVA_TOOL_OPTIONS"  # come before them
 
 
 def build_spark(
@@ -37,6 +46,7 @@ def build_spark(
     settings: Mapping[str, str] | None = None,
     access_key: str = "",
     has_queries: bool = True,
+    is_job: bool = False,
 ) -> SparkSession:
     """Return a session with what the pipeline needs set; source and sink Spark finds by itself.
 
@@ -44,7 +54,9 @@ def build_spark(
 
     Without a master it is the one that `spark-submit` says, or `local[*]`. `access_key`: whose
     calls they are that publish the progress of streams (option `reportProgressAs`), where the
-    cluster asks for it. `has_queries`: streams are started that may ask for that.
+    cluster asks for it. `has_queries`: streams are started that may ask for that. `is_job`: what
+    fails is told by who asks for it, and not by Spark's log. The log of others has warnings, but
+    for what Spark says of the machine when it starts; a log4j of your own is left as it is.
     """
     check_spark()
     from pyspark.errors import PySparkRuntimeError
@@ -58,10 +70,15 @@ def build_spark(
         builder = builder.master(master)
     elif not is_submitted():
         builder = builder.master("local[*]")
-    for key, value in {**_SETTINGS, **(settings or {})}.items():
+    own = dict(_SETTINGS)
+    if is_job and is_submitted():
+        # A JVM that runs already has read its settings of log4j; it is told the level, and says it.
+        own["spark.log.level"] = "ERROR"
+    for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate()
+        with _logging(_LOG_OF_JOB if is_job else _log_of_program()):
+            spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
@@ -72,6 +89,41 @@ def build_spark(
 
         publish_progress(spark, access_key=access_key)
     return spark
+
+
+@contextlib.contextmanager
+def _logging(settings: Path | None) -> Iterator[None]:
+    """Have a JVM that is started in the block take settings of log4j; None: Spark's own.
+
+    Of options that are there twice Java takes the last, and those that somebody gives come later.
+    """
+    before = os.environ.get(_JAVA_OPTIONS)
+    if settings is not None:
+        ours = f"-Dlog4j2.configurationFile={settings.as_uri()}"
+        os.environ[_JAVA_OPTIONS] = f"{ours} {before or ''}".rstrip()
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_JAVA_OPTIONS] = before
+        else:
+            os.environ.pop(_JAVA_OPTIONS, None)
+
+
+def _log_of_program() -> Path | None:
+    """Return settings of log4j; None where it finds somebody's own, which an option would hide."""
+    if "LOG4J_CONFIGURATION_FILE" in os.environ or "log4j" in os.environ.get(_OF_ALL_JAVAS, ""):
+        return None
+    folder = os.environ.get("SPARK_CONF_DIR") or f"{_home()}/conf"
+    found = [each for each in Path(folder).glob("log4j2*") if each.suffix != ".template"]
+    return None if found else _LOG_OF_PROGRAM
+
+
+def _home() -> str:
+    found = find_spec("pyspark")
+    assert found is not None, "it is checked before"
+    assert found.origin is not None, "it is a package of files"
+    return os.environ.get("SPARK_HOME") or str(Path(found.origin).parent)
 
 
 def is_submitted() -> bool:

@@ -74,6 +74,7 @@ def append(
             job.check_known(job.look())
 
     with _job("archive", settings, check) as (job, run):
+        say("looking for what is new")
         while True:
             rows, over = run.rows, run.detail.get("over", ())
             tell = _telling(say, metrics)

@@ -36,7 +36,6 @@ LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFrac
 TOLD_TERMINAL_S: Final = 1.0  # between two words on how far a step is
 TOLD_ELSEWHERE_S: Final = 30.0  # where each is a line of its own
 JOIN_S: Final = 10.0  # for the last word, which asks the JVM
-QUIET: Final = Path(__file__).parent.parent / "log4j2-quiet.properties"
 
 
 Say = Callable[[str], None]
@@ -71,16 +70,15 @@ def session(
     name: str, master: str | None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Have a session for the block, quiet on the terminal."""
-    from tidemill.pipeline.session import build_spark, is_submitted
+    from tidemill.pipeline.session import build_spark
 
-    # A JVM that runs already has read its settings of log4j, and is told the level, which it tells.
-    quiet = {"spark.log.level": "ERROR"} if is_submitted() else {}
-
+    end_line()  # Java writes a line of its own, which none of ours is to be glued to.
     with starting():
         spark = build_spark(
             f"tidemill {name}",
             master=master,
             has_queries=False,
+            is_job=True,
             settings={
                 "spark.driver.memory": DRIVER_MEMORY,
                 **LITTLE_MEMORY,
@@ -88,8 +86,6 @@ def session(
                 "spark.ui.showConsoleProgress": "false",
                 # Of a terminal; without them Spark makes 200 tasks of every shuffle.
                 "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
-                "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={QUIET.as_uri()}",
-                **quiet,
                 **(settings or {}),
             },
         )

@@ -1,0 +1,84 @@
+"""What Spark's JVM is told to log when it is started, by a program and by a job. Starts none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill.pipeline import session
+
+QUIET = "log4j2-quiet.properties"
+WARNINGS = "log4j2-program.properties"
+THEIRS = "-Dlog4j2.configurationFile=theirs.xml"
+CONF = "spark.driver.extraJavaOptions -Dx=1\n"
+RUN_S = 600.0
+# Lets Spark find out how its JVM is to be started, and writes that down instead of it.
+JAVA = """\
+#!/bin/sh
+case "$*" in *org.apache.spark.launcher.Main*) exec {java} "$@" ;; esac
+printf '%s\\n' "$@" > {told}
+exit 1
+"""
+PROGRAM = """\
+import sys
+from tidemill.pipeline.errors import PipelineError
+from tidemill.pipeline.session import build_spark
+options = {"spark.driver.extraJavaOptions": sys.argv[2]} if sys.argv[2] else {}
+try:
+    build_spark("program", settings=options, has_queries=False, is_job=sys.argv[1] == "job")
+except PipelineError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("of", "options", "variables", "conf", "logs"),
+    [
+        ("program", "", {}, None, [WARNINGS]),
+        ("job", "", {}, None, [QUIET]),
+        # What comes last counts.
+        ("program", THEIRS, {}, None, [WARNINGS, "theirs.xml"]),
+        ("program", "", {"SPARK_SUBMIT_OPTS": THEIRS}, None, [WARNINGS, "theirs.xml"]),
+        # An option would hide what is found without one.
+        ("program", "", {}, "log4j2.properties", []),
+        ("program", "", {"LOG4J_CONFIGURATION_FILE": "theirs.xml"}, None, []),
+        ("program", "", {"JAVA_TOOL_OPTIONS": THEIRS}, None, []),
+        # A template is nobody's word; and the options of an installation are kept.
+        ("program", "", {}, "log4j2.properties.template", [WARNINGS]),
+        ("job", "", {}, "spark-defaults.conf", [QUIET]),
+    ],
+)
+def test_spark_logs_what_its_user_says_and_else_little(
+    tmp_path: Path,
+    of: str,
+    options: str,
+    variables: dict[str, str],
+    conf: str | None,
+    logs: list[str],
+) -> None:
+    home, folder, told = tmp_path / "java", tmp_path / "conf", tmp_path / "told"
+    (home / "bin").mkdir(parents=True)
+    java = home / "bin" / "java"
+    real = f"{os.environ['JAVA_HOME']}/bin/java" if "JAVA_HOME" in os.environ else "java"
+    java.write_text(JAVA.format(java=real, told=told))
+    java.chmod(0o755)
+    folder.mkdir()
+    if conf is not None:
+        (folder / conf).write_text(CONF if conf.startswith("spark") else "")
+    given = {"JAVA_HOME": str(home), "SPARK_CONF_DIR": str(folder), **variables}
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, of, options],
+        env=os.environ | given, capture_output=True, timeout=RUN_S, check=True,
+    )  # fmt: skip
+    words = told.read_text().splitlines()
+    found = [word for word in words if word.startswith("-Dlog4j2")]
+    assert [word.rpartition("/")[2].rpartition("=")[2] for word in found] == logs
+    for word in found:
+        path = word.partition("=file://")[2]
+        assert not path or Path(path).parent == Path(session.__file__).parent
+        assert not path or Path(path).exists()
+    assert ("-Dx=1" in words) == (conf == "spark-defaults.conf")
