@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.pipeline import session
+from tidemill.pipeline import session, shared_classes
 
 QUIET = "log4j2-quiet.properties"
 WARNINGS = "log4j2-program.properties"
 THEIRS = "-Dlog4j2.configurationFile=theirs.xml"
 CONF = "spark.driver.extraJavaOptions -Dx=1\n"
 RUN_S = 600.0
+KEPT = bool(shared_classes.options_to_use(""))
 # Lets Spark find out how its JVM is to be started, and writes that down instead of it.
 JAVA = """\
 #!/bin/sh
@@ -82,3 +83,24 @@ def test_spark_logs_what_its_user_says_and_else_little(
         assert not path or Path(path).parent == Path(session.__file__).parent
         assert not path or Path(path).exists()
     assert ("-Dx=1" in words) == (conf == "spark-defaults.conf")
+
+
+@pytest.mark.skipif(
+    not KEPT and "CI" not in os.environ,
+    reason="this Java keeps no classes, or nobody has asked it to",
+)
+def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> None:
+    """Else each job would find, check and load them in all JARs: most of its start."""
+    told = tmp_path / "loaded"
+    program = "from tidemill.pipeline.session import build_spark; build_spark('p').stop()"
+    given = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={told} -XX:TieredStopAtLevel=1"}
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | given, capture_output=True, timeout=RUN_S, check=True,
+    )  # fmt: skip
+    lines = told.read_text().splitlines()
+    # But for those that Java makes of lambdas, as it goes.
+    of_spark = [line for line in lines if "] org.apache.spark." in line and "Lambda$" not in line]
+    kept = [line for line in of_spark if "shared objects file (top)" in line]
+    assert len(of_spark) > 1000
+    assert len(kept) > len(of_spark) * 0.9

@@ -690,3 +690,16 @@ def _expressions(given: list[str] | None) -> dict[str, str]:
             fail(f"--set {name} is given twice", EXIT_USAGE)
         found[name] = text
     return found
+
+
+@app.command()
+def prepare() -> None:
+    """Have Java keep Spark's classes, so that each job starts in a third of the time.
+
+    Once for a Python environment, a minute and 180 MB; again after another Java or PySpark, which
+    does without until then.
+
+    Example: tidemill pipeline prepare
+    """
+    path = run_job("tidemill.pipeline.jobs.preparing", lambda jobs: jobs.prepare())
+    typer.echo(f"{path} has what Java keeps, {path.stat().st_size / 1e6:,.0f} MB", err=True)

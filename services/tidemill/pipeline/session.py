@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemill.pipeline.errors import PipelineError
+from tidemill.pipeline.shared_classes import options_to_use
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def build_spark(
     for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
-        with _logging(_LOG_OF_JOB if is_job else _log_of_program()):
+        with _java_options(_LOG_OF_JOB if is_job else _log_of_program()):
             spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
@@ -92,22 +93,19 @@ def build_spark(
 
 
 @contextlib.contextmanager
-def _logging(settings: Path | None) -> Iterator[None]:
-    """Have a JVM that is started in the block take settings of log4j; None: Spark's own.
+def _java_options(log: Path | None) -> Iterator[None]:
+    """Have a JVM that is started in the block log as a file says, or by itself, and start sooner.
 
     Of options that are there twice Java takes the last, and those that somebody gives come later.
     """
-    before = os.environ.get(_JAVA_OPTIONS)
-    if settings is not None:
-        ours = f"-Dlog4j2.configurationFile={settings.as_uri()}"
-        os.environ[_JAVA_OPTIONS] = f"{ours} {before or ''}".rstrip()
+    before = os.environ.get(_JAVA_OPTIONS, "")
+    ours = [] if log is None else [f"-Dlog4j2.configurationFile={log.as_uri()}"]
+    ours += options_to_use(before)
+    os.environ[_JAVA_OPTIONS] = " ".join([*ours, before]).rstrip()
     try:
         yield
     finally:
-        if before is not None:
-            os.environ[_JAVA_OPTIONS] = before
-        else:
-            os.environ.pop(_JAVA_OPTIONS, None)
+        os.environ[_JAVA_OPTIONS] = before
 
 
 def _log_of_program() -> Path | None:

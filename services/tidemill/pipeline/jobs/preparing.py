@@ -1,0 +1,71 @@
+"""A run of Spark over what jobs do, without a cluster, at whose end Java keeps Spark's classes.
+
+What is run here is what is kept: plans as those of an audit, of a stream, and of a table.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tidemill.pipeline import shared_classes
+from tidemill.pipeline.archive.spark_tasks import NAME as TASKS
+from tidemill.pipeline.archive.spark_tasks import ArchiveTasks
+from tidemill.pipeline.errors import PipelineError
+from tidemill.pipeline.jobs.audit import AuditSettings, judge
+from tidemill.pipeline.jobs.running import progress_line, session
+from tidemill.pipeline.schema import ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JVM_END_S: Final = 600.0  # for it to write the file: half a minute, where it need not wait
+_JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
+
+
+def prepare() -> Path:
+    """Make the file of classes; return it. Raises PipelineError and OSError."""
+    say = progress_line()
+    where = shared_classes.folder()
+    where.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=where) as scratch:
+        draft = Path(scratch) / "draft.jsa"
+        before = os.environ.get(_JAVA_OPTIONS, "")
+        options = shared_classes.options_to_make(draft)
+        os.environ[_JAVA_OPTIONS] = " ".join([before, *options]).strip()
+        try:
+            say("starting Spark")
+            with session("prepare", "local[1]") as spark:
+                # PySpark has no other name for the process.
+                jvm = spark.sparkContext._gateway.proc  # noqa: SLF001
+                say("doing what jobs do, with nothing in it")
+                _rehearse(spark, scratch)
+            say("waiting for Java, which writes down what it has loaded")
+            jvm.stdin.close()
+            jvm.wait(JVM_END_S)
+        finally:
+            os.environ[_JAVA_OPTIONS] = before
+        if not draft.is_file():
+            raise PipelineError("this Java has kept no classes: it needs one of its own (-Xshare)")
+        return shared_classes.keep(draft)
+
+
+def _rehearse(spark: SparkSession, scratch: str) -> None:
+    events = spark.createDataFrame([], ddl("events"))
+    judge(spark, events, AuditSettings(to=f"{scratch}/audit", given={}), now_ms=0)
+    spark.dataSource.register(ArchiveTasks)
+    given = {"endpoints": "127.0.0.1:8081", "topicPattern": ".*", "tasks": "[]"}
+    spark.read.format(TASKS).options(**given).load().collect()
+    messages = spark.createDataFrame([], ddl("messages"))
+    messages.write.parquet(f"{scratch}/messages")
+    spark.read.parquet(f"{scratch}/messages").orderBy("queue_offset").count()
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    query = (
+        rows.writeStream.format("noop")
+        .option("checkpointLocation", f"{scratch}/checkpoint")
+        .trigger(once=True)
+        .start()
+    )
+    query.awaitTermination()
