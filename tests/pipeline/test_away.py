@@ -11,6 +11,7 @@ from tests.support.archiving import archive_job
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import BadOption, Unreachable
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 Work = Callable[[FakeCluster, Path], int]
 
@@ -44,3 +45,28 @@ def test_a_topic_that_is_nowhere_is_an_error_of_who_asks(
     # One that is in the archive was there.
     cluster.delete("orders")
     assert archive_job(cluster, str(tmp_path), **own).append().rows == 0  # type: ignore[arg-type]  # By name.
+
+
+@pytest.mark.parametrize("dataset", ["messages", "events"])
+def test_a_stream_waits_for_a_broker_group_but_not_for_ever(
+    cluster: FakeCluster, dataset: str
+) -> None:
+    """And anew from when it was there again."""
+    for broker in ("a", "b"):
+        cluster.add("orders", broker, 0, 5)
+        cluster.add_events(broker, pb.Event(kind=pb.STORED, topic="orders"))
+    stream = Stream(cluster, topic="orders", dataset=dataset, failAfterMs="60000")
+    reader, _ = stream.reader()
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    for _ in range(2):
+        cluster.brokers["b"].error = "it is away"
+        reader.latestOffset(start, limit)
+        stream.now_s += 60
+        assert reader.latestOffset(start, limit) != start, "the other one is read"
+        cluster.brokers["b"].error = ""
+        reader.latestOffset(start, limit)
+    cluster.brokers["b"].error = "it is away"
+    reader.latestOffset(start, limit)
+    stream.now_s += 61
+    with pytest.raises(Unreachable, match="b has been away for 61 s: failAfterMs"):
+        reader.latestOffset(start, limit)

@@ -44,3 +44,16 @@ def test_a_new_queue_is_taken_in_before_there_are_so_many_rows(cluster: FakeClus
     assert (first.part.queue.topic, first.part.rows) == ("orders", 10)
     (second,) = reader.partitions(known, reader.latestOffset(known, limit))
     assert (second.part.queue.topic, second.part.rows) == ("payments", 500)
+
+
+def test_a_stream_waits_for_so_many_rows_but_not_for_ever(cluster: FakeCluster) -> None:
+    cluster.add("orders", "a", 0, 10)
+    stream = Stream(cluster, topic="orders", minRowsPerTrigger="100", maxTriggerDelay="15m")
+    reader, _ = stream.reader()
+    limit = reader.getDefaultReadLimit()
+    start = reader.initialOffset()
+    stream.now_s = 15 * 60 - 1
+    assert reader.latestOffset(start, limit) == start, "ten rows are too few"
+    stream.now_s += 2
+    (part,) = reader.partitions(start, reader.latestOffset(start, limit))
+    assert part.part.rows == 10

@@ -48,6 +48,7 @@ class Stream:
         given = {"startingOffsets": "earliest", **options}
         self.options = _parsed(cluster, given, is_stream=True)
         self.short_s = 0.0  # how long a queue may end too soon
+        self.now_s = 0.0  # by the clock of its reader
         self.start: Any = None  # where what is committed ends
         self.planned: Any = None  # of a batch that is not committed
 
@@ -78,9 +79,11 @@ class Stream:
         """Return what Spark would make at a start, and the column that is looked at."""
         if self.options.dataset == "events":
             return EventStreamReader(
-                self.options, EVENT_COLUMNS, short_s=self.short_s
+                self.options, EVENT_COLUMNS, short_s=self.short_s, monotonic_s=lambda: self.now_s
             ), "message_id"
-        return MessageStreamReader(self.options, COLUMNS, short_s=self.short_s), "body"
+        return MessageStreamReader(
+            self.options, COLUMNS, short_s=self.short_s, monotonic_s=lambda: self.now_s
+        ), "body"
 
 
 def _rows(reader: Any, offsets: tuple[Any, ...]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from tidemill.pipeline.metrics import PipelineMetrics
 
 def exercised() -> str:
     """Return the text of a scrape."""
-    metrics = PipelineMetrics("archive", behind_ms=0, succeeded_at_ms=1)
+    metrics = PipelineMetrics("archive", stored_to_ms=0, succeeded_at_ms=1)
     metrics.rows["orders"] = 1
     metrics.waiting["orders"] = 0
     metrics.waiting_bytes["broker-0"] = 0

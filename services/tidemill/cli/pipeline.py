@@ -293,7 +293,7 @@ def archive(
         typer.echo(sentence)
     if verified is not None:
         _tell_verified(verified)
-    if done.wrong or not done.is_over_allowed or (verified is not None and verified.wrong):
+    if not appended.is_well:
         raise typer.Exit(EXIT_DAMAGED)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from tidemill.common.clock import SystemClock
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import histogram_family
 from tidemill.pipeline.errors import BadOption
@@ -38,9 +39,14 @@ class PipelineMetrics:
     batches_ms: Histogram[str] = field(default_factory=Histogram)  # by work
     waiting: dict[str, int] = field(default_factory=dict)  # rows by topic
     waiting_bytes: dict[str, int] = field(default_factory=dict)  # of a log, by broker group
-    behind_ms: int | None = None  # by which an archive ends before now
+    stored_to_ms: int | None = None  # when the last archived message was stored; 0: none is
     succeeded_at_ms: int = 0
     findings: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by topic and kind
+
+    def archived_to(self, stored_to_ms: int, *, waiting: int) -> None:
+        """Note up to when messages are archived, and how many wait."""
+        self.stored_to_ms = stored_to_ms
+        self.waiting["*"] = waiting
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, with the labels that all processes have."""
@@ -89,8 +95,10 @@ class PipelineMetrics:
             "Seconds from the last archived message to now, while some wait; 0 when none do.",
             labels=("work",),
         )
-        if self.behind_ms is not None:
-            behind.add_metric((self.work,), self.behind_ms / MS_PER_S)
+        if self.stored_to_ms is not None:
+            is_behind = self.stored_to_ms and any(self.waiting.values())
+            behind_ms = max(0, SystemClock().wall_ms() - self.stored_to_ms) if is_behind else 0
+            behind.add_metric((self.work,), behind_ms / MS_PER_S)
         yield behind
         succeeded = GaugeMetricFamily(
             "rocketmq_pipeline_success_timestamp_seconds",

@@ -61,7 +61,7 @@ class Done:
     bytes: int
     batches: int
     waiting: int  # rows that are there and not archived yet
-    stored_to_ms: int = 0  # of the last batch: when the last of its messages was stored
+    stored_to_ms: int = 0  # when the last archived message was stored; 0: none is
     by_topic: Mapping[str, int] = field(default_factory=dict)  # rows of the last batch
     # At the end: what may have been lost with queues that are there no more, in sentences, once.
     over: tuple[str, ...] = ()
@@ -147,13 +147,16 @@ class ArchiveJob:
         self._stuck |= self.gate.hold(self.archive(), cluster)
         self._leave_out_restored(cluster)
         target = dict(cluster.queues)
-        done = Done(rows=0, bytes=0, batches=0, waiting=0)
+        done = Done(rows=0, bytes=0, batches=0, waiting=0, stored_to_ms=self._stored_to_ms())
         while True:
             tasks, lost = self.plan(self.archive(), cluster, target)
             if not tasks and not lost:
                 over, is_allowed = self._write_over(cluster)
                 wrong = tuple(sorted(filter(None, self._stuck.values())))
-                return replace(done, over=over, is_over_allowed=is_allowed, wrong=wrong)
+                return replace(
+                    done, waiting=self._waiting(target), over=over, is_over_allowed=is_allowed,
+                    wrong=wrong,
+                )  # fmt: skip
             ranges, files, failed = _made(self.run_tasks(self.options, tasks))
             self._stuck |= failed
             if not ranges and not lost:
@@ -166,7 +169,7 @@ class ArchiveJob:
                 bytes=done.bytes + sum(each.bytes for each in ranges),
                 batches=done.batches + 1,
                 waiting=self._waiting(target),
-                stored_to_ms=max((each.max_store_ms for each in ranges), default=0),
+                stored_to_ms=max(done.stored_to_ms, *(each.max_store_ms for each in ranges)),
                 by_topic=_by_topic(ranges),
             )
             progress(done)
@@ -301,6 +304,11 @@ class ArchiveJob:
     def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
         archive = self.archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
+
+    def _stored_to_ms(self) -> int:
+        """Return when the last archived message was stored; 0: there is none."""
+        last = (queue.ranges[-1] for queue in self.archive().queues.values() if queue.ranges)
+        return max((each.max_store_ms for each in last), default=0)
 
     # ------------------------------------------------------------ the manifest
 

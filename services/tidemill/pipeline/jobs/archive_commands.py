@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import final
@@ -16,6 +16,7 @@ from tidemill.pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, check_o
 from tidemill.pipeline.jobs.archive_verify import Verified
 from tidemill.pipeline.jobs.running import (
     Run,
+    Say,
     check_folder,
     end_line,
     progress_line,
@@ -54,6 +55,12 @@ class Appended:
     verified: Verified | None = None  # where that was wanted, and there is an archive
     ended_by: Exception | None = None  # what kept all from being archived, for who goes on
 
+    @property
+    def is_well(self) -> bool:
+        """Say whether nothing is wrong, and nothing over that nobody has allowed."""
+        is_wrong = self.done.wrong or (self.verified is not None and self.verified.wrong)
+        return self.done.is_over_allowed and not is_wrong
+
 
 def append(
     settings: ArchiveSettings, *, every_s: float | None, then_verify: bool = False
@@ -75,22 +82,10 @@ def append(
 
     with _job("archive", settings, check) as (job, run):
         say("looking for what is new")
+        rounds = Rounds(job, run, metrics, say, then_verify=then_verify)
         while True:
-            rows, over = run.rows, run.detail.get("over", ())
-            tell = _telling(say, metrics)
-
-            def tell_all(done: Done, *, rows: int = rows, tell: Tell = tell) -> None:
-                run.rows = rows + done.rows  # For the record of a run that is ended meanwhile.
-                tell(done)
-
-            def tell_over(done: Done, *, over: Sequence[str] = over) -> None:
-                run.detail["over"] = [*over, *done.over]
-                for sentence in done.over:
-                    say(sentence)
-                    end_line()
-
             try:
-                appended = append_once(job, tell_all, tell_over, then_verify=then_verify)
+                appended = rounds.one()
             except Exception as error:  # Spark wraps what a task has raised.
                 told = told_by(error)
                 if every_s is None or told is None or told[0] != Unreachable.__name__:
@@ -100,26 +95,73 @@ def append(
                 end_line()
                 time.sleep(every_s)
                 continue
-            done, verified = appended.done, appended.verified
-            run.rows = rows + done.rows
-            if every_s is None and done.rows:
-                say(told_at_end(done))  # On a terminal in the place of the progress.
-            end_line()
-            if not done.wrong:
-                metrics.behind_ms, metrics.succeeded_at_ms = 0, SystemClock().wall_ms()
             if settings.metrics_file:
                 metrics.write(settings.metrics_file)
-            run.detail.update(over=[*over, *done.over], wrong=done.wrong)
-            if verified is not None:
-                run.detail.update(verified=asdict(verified))
             if every_s is None:
-                return appended
-            for sentence in (*done.over, *done.wrong, *(verified.wrong if verified else ())):
-                say(sentence)
+                if appended.done.rows:
+                    say(told_at_end(appended.done))  # On a terminal in the place of the progress.
                 end_line()
+                return appended
+            rounds.tell(appended)
             if appended.ended_by is not None:
                 raise appended.ended_by
             time.sleep(every_s)
+
+
+@final
+class Rounds:
+    """The rounds of one run of `archive`: what each says, and what its record has of all."""
+
+    def __init__(
+        self, job: ArchiveJob, run: Run, metrics: PipelineMetrics, say: Say, *, then_verify: bool
+    ) -> None:
+        self._job, self._run, self._metrics, self._say = job, run, metrics, say
+        self._then_verify = then_verify
+        self._rows_before = 0
+        self._over: dict[str, None] = {}  # each sentence once: some come again in every round
+        self._tell_batch = _telling(say, metrics)
+
+    def one(self) -> Appended:
+        """Archive what is there, and verify it where that is wanted."""
+        self._rows_before = self._run.rows
+        self._tell_batch = _telling(self._say, self._metrics)
+        appended = append_once(
+            self._job, self._tell, self._tell_over, then_verify=self._then_verify
+        )
+        done, verified = appended.done, appended.verified
+        self._run.rows = self._rows_before + done.rows
+        self._note_over(done)
+        self._run.detail["wrong"] = done.wrong
+        if verified is not None:
+            self._run.detail["verified"] = asdict(verified)
+        self._metrics.archived_to(done.stored_to_ms, waiting=done.waiting)
+        if appended.is_well:
+            self._metrics.succeeded_at_ms = SystemClock().wall_ms()
+        return appended
+
+    def tell(self, appended: Appended) -> None:
+        """Say what is wrong after a round that others follow."""
+        done, verified = appended.done, appended.verified
+        end_line()
+        # With a verification what is over was told before it.
+        over = () if self._then_verify else done.over
+        for sentence in (*over, *done.wrong, *(verified.wrong if verified else ())):
+            self._say(sentence)
+            end_line()
+
+    def _tell(self, done: Done) -> None:
+        self._run.rows = self._rows_before + done.rows  # For the record of a run that is ended.
+        self._tell_batch(done)
+
+    def _tell_over(self, done: Done) -> None:
+        self._note_over(done)
+        for sentence in done.over:
+            self._say(sentence)
+            end_line()
+
+    def _note_over(self, done: Done) -> None:
+        self._over.update(dict.fromkeys(done.over))
+        self._run.detail["over"] = list(self._over)
 
 
 def told_at_end(done: Done) -> str:
@@ -266,10 +308,9 @@ def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Tell:
         now_ms = clock.monotonic_ms()
         took_s = max(0.001, (now_ms - begin_ms) / 1000)
         metrics.rows.update(done.by_topic)
-        metrics.waiting["*"] = done.waiting
+        metrics.archived_to(done.stored_to_ms, waiting=done.waiting)
         batch_ms = now_ms - last_ms
         metrics.batches_ms.observe(metrics.work, batch_ms)
-        metrics.behind_ms = max(0, clock.wall_ms() - done.stored_to_ms) if done.waiting else 0
         last_ms = now_ms
         say_batch(
             say,

@@ -7,7 +7,7 @@ broker group, since only the log itself knows where its records begin.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -21,12 +21,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidemill.pipeline.client import BrokerLog, Cluster, connect
-from tidemill.pipeline.errors import DataLoss, Gone, PipelineError, Unreachable
+from tidemill.pipeline.errors import DataLoss, Gone, PipelineError
 from tidemill.pipeline.options import LATEST, SourceOptions, Topics
 from tidemill.pipeline.pulling import SHORT_S, log
 from tidemill.pipeline.rows import event_batch, unreadable_batch
 from tidemill.pipeline.schema import arrow_schema
-from tidemill.pipeline.source.looking import look_until_settled
+from tidemill.pipeline.source.looking import Away, look_until_settled
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -256,7 +256,12 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of events. Lives beside the driver; `read` runs in executors."""
 
     def __init__(
-        self, options: SourceOptions, schema: StructType, *, short_s: float = SHORT_S
+        self,
+        options: SourceOptions,
+        schema: StructType,
+        *,
+        short_s: float = SHORT_S,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
@@ -265,7 +270,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._shorter: set[str] = set()
         self._target: dict[str, LogPlace] | None = None
         self._seen: dict[str, LogPlace] | None = None
-        self._away_since_s: dict[str, float] = {}
+        self._away = Away(options.fail_after_ms, monotonic_s=monotonic_s)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
@@ -343,15 +348,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, given: Mapping[str, LogPlace]) -> Cluster:
         cluster = self._settled(given)
-        now_s = time.monotonic()
-        self._away_since_s = {
-            broker: self._away_since_s.get(broker, now_s) for broker in cluster.unreachable
-        }
-        for broker, since_s in self._away_since_s.items():
-            if (now_s - since_s) * 1000 > self.options.fail_after_ms:
-                raise Unreachable(
-                    f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
-                )
+        self._away.note(cluster.unreachable)
         self._seen = self._ends(cluster)
         return cluster
 

@@ -1,4 +1,4 @@
-"""Looks at a cluster that take back what an earlier one told.
+"""Looks at a cluster of which a part gives no answer, or that take back what an earlier one told.
 
 A queue or a log that ends before where it was read to, and a broker group that is not there, are
 data loss where they stay so. For some seconds they may also be the word of a master that was
@@ -9,12 +9,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import TypeVar, final
 
 from tidemill.pipeline.client import Client
+from tidemill.pipeline.errors import Unreachable
 from tidemill.pipeline.pulling import log
 
 V = TypeVar("V")
+
+
+@final
+class Away:
+    """Since when broker groups give no answer to a stream, which waits for them for a while."""
+
+    def __init__(
+        self, fail_after_ms: int, *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._fail_after_ms, self._monotonic_s = fail_after_ms, monotonic_s
+        self._since_s: dict[str, float] = {}
+
+    def note(self, unreachable: Collection[str]) -> None:
+        """Take in who gives no answer now. Raises Unreachable for who has given none for long."""
+        now_s = self._monotonic_s()
+        self._since_s = {broker: self._since_s.get(broker, now_s) for broker in unreachable}
+        for broker, since_s in self._since_s.items():
+            if (now_s - since_s) * 1000 > self._fail_after_ms:
+                raise Unreachable(
+                    f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
+                )
 
 
 def look_until_settled(

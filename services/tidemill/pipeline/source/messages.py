@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, final
@@ -51,6 +51,7 @@ from tidemill.pipeline.schema import OF_BODIES, arrow_schema
 from tidemill.pipeline.source.archived import read_archived
 from tidemill.pipeline.source.instants import whole_ms
 from tidemill.pipeline.source.loads import check_asked_alike
+from tidemill.pipeline.source.looking import Away
 from tidemill.pipeline.source.places import Places, View
 
 if TYPE_CHECKING:
@@ -365,7 +366,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of messages. Lives beside the driver; `read` runs in executors."""
 
     def __init__(
-        self, options: SourceOptions, schema: StructType, *, short_s: float = SHORT_S
+        self,
+        options: SourceOptions,
+        schema: StructType,
+        *,
+        short_s: float = SHORT_S,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
@@ -376,8 +382,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rests_told: set[Queue] = set()
         self._target: dict[Queue, int] | None = None
         self._seen: Offsets | None = None
-        self._last_batch_s = time.monotonic()
-        self._away_since_s: dict[str, float] = {}
+        self._monotonic_s = monotonic_s
+        self._last_batch_s = monotonic_s()
+        self._away = Away(options.fail_after_ms, monotonic_s=monotonic_s)
         self._left_told: set[str] = set()  # topics that are not asked for any more
         self._behind_told: set[Queue] = set()  # queues of which the archive has less than was read
 
@@ -429,7 +436,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if reached == given:
             return start  # Nothing new: the same text.
-        self._last_batch_s = time.monotonic()
+        self._last_batch_s = self._monotonic_s()
         return self._document(reached)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
@@ -509,15 +516,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, given: Offsets) -> View:
         view = self._places.view(given, excused=self._shorter)
-        now_s = time.monotonic()
-        self._away_since_s = {
-            broker: self._away_since_s.get(broker, now_s) for broker in view.unreachable
-        }
-        for broker, since_s in self._away_since_s.items():
-            if (now_s - since_s) * 1000 > self.options.fail_after_ms:
-                raise Unreachable(
-                    f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
-                )
+        self._away.note(view.unreachable)
         stops = self._places.stops(view)
         self._seen = Offsets(
             at=view.ends
@@ -632,6 +631,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         least = self.options.rows_per_trigger_min
         if least is None or self._target is not None:
             return False
-        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
+        waited_ms = (self._monotonic_s() - self._last_batch_s) * 1000
         there = sum(plan.backlog(begin, target).values())
         return there < least and waited_ms < self.options.trigger_delay_ms_max

@@ -1,0 +1,95 @@
+"""What an archiver that goes on says of its rounds, in words, in its record and in its metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.archiving import Archived
+from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tidemill.common.clock import SystemClock
+from tidemill.pipeline.jobs.archive_commands import Rounds
+from tidemill.pipeline.jobs.running import Run
+from tidemill.pipeline.metrics import PipelineMetrics
+
+
+class Going:
+    """An archiver that goes on."""
+
+    def __init__(self, archive: Archived, *, then_verify: bool, **options: str) -> None:
+        self.run = Run(job="archive", run="1")
+        self.metrics = PipelineMetrics("archive")
+        self.said: list[str] = []
+        self._rounds = Rounds(
+            archive.job(**options), self.run, self.metrics, self.said.append,
+            then_verify=then_verify,
+        )  # fmt: skip
+
+    def round(self) -> None:
+        self._rounds.tell(self._rounds.one())
+
+    def sample(self, name: str) -> float | None:
+        """Return what a scrape has."""
+        found = [
+            sample.value
+            for metric in self.metrics.collect()
+            for sample in metric.samples
+            if sample.name == f"rocketmq_pipeline_{name}"
+        ]
+        return found[0] if found else None
+
+
+@pytest.mark.parametrize("then_verify", [False, True])
+def test_what_is_over_is_said_once_a_round_and_is_in_the_record_once(
+    cluster: FakeCluster, archive: Archived, then_verify: bool
+) -> None:
+    for broker in ("a", "b"):
+        cluster.add("orders", broker, 0, 5)
+    going = Going(archive, then_verify=then_verify)
+    going.round()
+    assert going.metrics.succeeded_at_ms
+    assert "over" not in str(going.said)
+    cluster.remove("b")
+    going.metrics.succeeded_at_ms = 0
+    for _ in range(3):
+        going.said.clear()
+        going.round()
+        assert len([each for each in going.said if "--store-is-gone says so" in each]) == 1
+    assert len(going.run.detail["over"]) == 1
+    assert going.run.rows == 10
+    # Nobody has allowed it: alone such a round would end with status 1.
+    assert going.metrics.succeeded_at_ms == 0
+
+
+def test_a_round_of_which_the_verification_finds_something_is_no_success(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 5, body_size=500)
+    archive.append()
+    (path,) = archive.files()
+    path.write_bytes(path.read_bytes()[:-100])
+    going = Going(archive, then_verify=True)
+    going.round()
+    assert going.metrics.succeeded_at_ms == 0
+    assert path.name in "".join(going.said)
+
+
+def test_the_lag_is_told_while_some_wait_also_where_nothing_was_archived(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    going = Going(archive, then_verify=False)
+    assert going.sample("archive_lag_seconds") is None
+    going.round()
+    assert (going.sample("archive_lag_seconds"), going.sample("lag_messages")) == (0, 0)
+    # Retention takes some of what came meanwhile: the queue stands, and grows older.
+    cluster.add("orders", "a", 0, 10)
+    cluster.expire("orders", "a", 0, 15)
+    stuck = Going(archive, then_verify=False)
+    stuck.round()
+    lag_s = stuck.sample("archive_lag_seconds")
+    assert lag_s is not None
+    assert lag_s > 0
+    assert lag_s <= (SystemClock().wall_ms() - FIRST_STORED_AT_MS) / 1000
+    # With the five that are gone: nobody has said that they are to be passed over.
+    assert stuck.sample("lag_messages") == 10
+    assert stuck.sample("success_timestamp_seconds") is None
