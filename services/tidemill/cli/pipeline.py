@@ -455,9 +455,10 @@ def audit(
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
-    """Prove what was consumed against what was produced; status 2 where messages are lost or early.
+    """Prove what was consumed against what was produced; status 2 where it is not as it should be.
 
-    Status 2, too, where a part of a broker's log cannot be read: what it tells nobody knows then.
+    That is where messages are lost or early, or came in spite of their recall; and where a part of
+    a broker's log cannot be read: what it tells nobody knows then.
 
     Ends in a table, and in a page with curves: DIR/audit/index.html.
 

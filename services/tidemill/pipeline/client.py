@@ -278,23 +278,19 @@ class Client:
         until: int = 0,
         log_id: str = "",
         topics: Iterable[str] = (),
-        kinds: Iterable[pb.EventKind.ValueType] = (),
-        message_id: str = "",
-        log_bytes: int = EVENT_LOG_BYTES,
     ) -> Iterator[pb.ReadEventsReply]:
         """Yield what happened from a position on, and of its record from an index on.
 
-        One call reads at most `log_bytes` of the log, and ends where that does now.
+        One call reads at most `EVENT_LOG_BYTES` of the log, and ends where that does now.
 
         A call that breaks off goes on behind the last answer that came. Raises Gone where the
         broker has another log, or not as much of it.
         """
-        position, attempt = start, 0
+        position, attempt, log_bytes = start, 0, EVENT_LOG_BYTES
         while True:
             request = pb.ReadEventsRequest(
                 broker=broker, from_position=position, log_id=log_id, until_position=until,
-                log_bytes_max=log_bytes, topics=topics, kinds=kinds, message_id=message_id,
-                from_index=index,
+                log_bytes_max=log_bytes, topics=topics, from_index=index,
             )  # fmt: skip
             try:
                 for answer in self._source().ReadEvents(
@@ -377,17 +373,8 @@ class Client:
 
     # ------------------------------------------------------------ writing
 
-    def send(self, messages: list[v2.Message], *, timeout_ms: int) -> service.SendMessageResponse:
-        """Send messages of one topic once; who calls decides what is sent again."""
-        answer: service.SendMessageResponse = self._public().SendMessage(
-            service.SendMessageRequest(messages=messages),
-            timeout=timeout_ms / 1000,
-            metadata=self._headers(),
-        )
-        return answer
-
     def send_soon(self, messages: list[v2.Message], *, timeout_ms: int) -> Any:
-        """Send without waiting: the call, whose `result()` is the answer."""
+        """Send messages of one topic once: the call, whose `result()` is the answer."""
         return self._public().SendMessage.future(
             service.SendMessageRequest(messages=messages),
             timeout=timeout_ms / 1000,

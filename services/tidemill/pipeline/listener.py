@@ -74,7 +74,7 @@ class ProgressPublisher(Quiet):
             publish(client, report["as"], end, since=offsets_of(source.startOffset))
 
 
-def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None = None) -> None:
+def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None) -> None:
     """Set a group's pull offsets to what has moved `since`. What is refused is told, and no error.
 
     It is for dashboards: no query fails for it, and a batch that moves a queue tells of it again.
@@ -96,11 +96,8 @@ def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None =
 class QueryWatch(Quiet):
     """Watches the queries of a session whose source is ours."""
 
-    def __init__(
-        self, metrics: PipelineMetrics, *, client: Client | None = None, group: str = ""
-    ) -> None:
+    def __init__(self, metrics: PipelineMetrics) -> None:
         self._metrics = metrics
-        self._client, self._group = client, group
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
         """Count a batch."""
@@ -123,8 +120,6 @@ class QueryWatch(Quiet):
                 for queue, at in end.at.items():
                     rows[queue.topic] += at - begin.at.get(queue, at)
             self._tell_waiting(end, latest)
-            if self._client is not None and self._group:
-                publish(self._client, self._group, end)
         self._metrics.rows.update(rows)
         self._metrics.batches_ms.observe(self._metrics.work, int(progress.batchDuration))
         self._metrics.succeeded_at_ms = SystemClock().wall_ms()
@@ -177,11 +172,9 @@ def _document_of(text: str | None) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def watch(
-    spark: SparkSession, metrics: PipelineMetrics, *, client: Client | None = None, group: str = ""
-) -> QueryWatch:
-    """Watch a session's queries; with a group their progress is published as its pull offsets."""
-    watching = QueryWatch(metrics, client=client, group=group)
+def watch(spark: SparkSession, metrics: PipelineMetrics) -> QueryWatch:
+    """Watch a session's queries."""
+    watching = QueryWatch(metrics)
     spark.streams.addListener(watching)
     return watching
 

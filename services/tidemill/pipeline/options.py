@@ -57,19 +57,23 @@ def _both(name: str, default: str, meaning: str) -> Option:
 
 
 CONNECTION: Final = (
-    _both("endpoints", "", "Addresses of proxies, `host:port[,host:port]`; required."),
-    _both("namespace", "", "Of topics and groups."),
+    _both(
+        "endpoints",
+        "",
+        "Addresses of proxies, `host:port[,host:port]`; required, but for `readMode=archive`.",
+    ),
+    _both("namespace", "", "Namespace of the topics and groups."),
     _both(
         "maxRetries", "5", "How often a call is made again that failed, or where a broker is away."
     ),
     _both("retryBackoffMs", "200", "Pause before the first time; it doubles, up to 5 s."),
-    _both("auth.accessKey", "", "Whose calls they are."),
+    _both("auth.accessKey", "", "Access key of who calls."),
     _both("auth.secretKeyFile", "", "File with the secret key; its text is never kept."),
     _both("auth.tokenFile", "", "File with a session token."),
     _both("tls.enabled", "false", "Whether proxies are spoken to by TLS."),
     _both("tls.caFile", "", "Authorities, PEM; without it those that gRPC trusts."),
     _both("tls.certificateFile", "", "What is shown to the proxy, PEM."),
-    _both("tls.keyFile", "", "The key of that."),
+    _both("tls.keyFile", "", "Private key of that certificate, PEM."),
 )
 
 SOURCE: Final = (
@@ -81,7 +85,8 @@ SOURCE: Final = (
     _both(
         "groups",
         "",
-        "Consumer groups, by commas; all. Of `inflight` and `groups` they have to be there.",
+        "Consumer groups, by commas; without it all. Of `inflight` and `groups` they have to be"
+        " there.",
     ),
     _both("filter", "*", "Tags, as `a || b`; no SQL."),
     _both(
@@ -111,11 +116,20 @@ SOURCE: Final = (
         " `tidemill group progress`.",
     ),
     _batch("endingTimestamp", "", "As above; what was stored, or is due, then or later is not."),
-    _both("startingTimestampStrategy", "error", "No message is that young: `error`, or `latest`."),
+    _both(
+        "startingTimestampStrategy",
+        "error",
+        "What is done where no queue has a message of `startingTimestamp` or later: `error`, or"
+        " `latest`, from the end.",
+    ),
     _stream("maxRowsPerTrigger", "", "Shared by queues in proportion to their backlog."),
     _stream("maxBytesPerTrigger", "", "The same, by what the queues' messages take on average."),
-    _stream("minRowsPerTrigger", "", "A batch waits until there are so many."),
-    _stream("maxTriggerDelay", "15m", "But not longer than this."),
+    _stream(
+        "minRowsPerTrigger",
+        "",
+        "A batch waits until there are so many rows; not with `availableNow`.",
+    ),
+    _stream("maxTriggerDelay", "15m", "How long a batch waits for `minRowsPerTrigger` at most."),
     _both("minPartitions", "", "Large ranges are split so that about so many tasks run."),
     _both("rowsPerPartition", "500000", "The most that one task reads."),
     _both("failOnDataLoss", "true", "Whether a range, or a queue, that is gone fails the query."),

@@ -60,7 +60,9 @@ MESSAGES: Final = (
     Column("fired_timestamp", "timestamp", "when a delayed message became one of its topic"),
     Column("delivery_attempt", "int", "on retry topics"),
     Column("origin_topic", "string", "on retry and dead-letter topics"),
-    Column("origin_message_id", "string", "as origin_topic"),
+    Column(
+        "origin_message_id", "string", "id of the message there; on retry and dead-letter topics"
+    ),
     Column("dlq_reason", "string", "of dead letters"),
     Column("trace_parent", "string", ""),
 )
@@ -80,13 +82,19 @@ EVENTS: Final = (
     Column("message_id", "string", "null where the message itself is gone"),
     Column("consumer_group", "string", ""),
     Column("attempt", "int", "which delivery it is, from 1"),
-    Column("due_timestamp", "timestamp", "of a delivery: when its invisible duration ends"),
+    Column(
+        "due_timestamp",
+        "timestamp",
+        "when a delayed message is due; of a delivery, when its invisible duration ends",
+    ),
     Column("detail", "string", "reason, or client"),
     Column("log_position", "bigint", ""),
     Column("event_index", "int", "among those of one position"),
     Column("topic_id", "bigint", ""),
     Column("client_id", "string", ""),
-    Column("reason", "string", "of a broker group that was removed: its name"),
+    Column(
+        "reason", "string", "why, as group_deleted; of a broker group that was removed: its name"
+    ),
     Column("origin_topic", "string", "where the message stood first, if elsewhere"),
     Column("origin_queue_id", "int", ""),
     Column("origin_queue_offset", "bigint", ""),

@@ -110,3 +110,19 @@ def test_a_document_of_an_archive_without_logs_is_read_where_it_can_mean_one_thi
         Offsets.from_document(before).among([first, second])
     named = {"v": 1, "o": {"orders": {"a#log/5": {"0": 30}}}, "t": {}}
     assert Offsets.from_document(named).among([first, second]).at == {first: 30}
+
+
+@pytest.mark.parametrize(("topics", "queues", "brokers"), [(1, 1000, 4), (125, 8, 4), (250, 4, 1)])
+def test_a_thousand_queues_have_a_document_of_at_most_64_kib(
+    topics: int, queues: int, brokers: int
+) -> None:
+    log = "0123456789abcdef0123456789abcdef"
+    at = {
+        Queue(f"of-some-name-{topic}", f"broker-{i % brokers}", i, Incarnation(log, topic)): 10**12
+        for topic in range(topics)
+        for i in range(queues)
+    }
+    text = json.dumps(Offsets(at=at).as_document())
+    assert len(at) == 1000
+    assert len(text) <= 64 << 10
+    assert Offsets.from_document(json.loads(text)).at == at

@@ -48,7 +48,6 @@ class ArchiveStore:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # Spark's name for the store, and Arrow's.
         self._files, self._root = _file_system(path)
         self._is_local = isinstance(self._files, pa_fs.LocalFileSystem)
         self._archive: Archive | None = None

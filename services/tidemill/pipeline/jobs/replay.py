@@ -264,7 +264,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
             replayed = send(
                 spark, settings, now_ms=clock.wall_ms, tell=tell, tell_shifted=tell_shifted
             )
-        metrics.rows[into] = record.rows = replayed.sent
+        record.rows = replayed.sent
         metrics.succeeded_at_ms = clock.wall_ms()
         if settings.metrics_file:
             metrics.write(settings.metrics_file)

@@ -46,7 +46,7 @@ log: Final = logging.getLogger("tidemill.pipeline")
 @final
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One run of a job, as it is told afterwards."""
+    """The record of one run, as `_runs/RUN.json` has it."""
 
     job: str
     run: str

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 import pyarrow as pa
 
 from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.options import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,8 +129,12 @@ def _read_elsewhere(spark: SparkSession, path: str, *, needs_topic: bool) -> Dat
 
 def of_topics(sends: DataFrame, given: Mapping[str, str]) -> DataFrame:
     """Return the sends to topics whose events are read."""
-    names = [name.strip() for name in (given.get("topics") or given.get("topic") or "").split(",")]
-    pattern = given.get("topicPattern")
-    if any(names):
-        return sends.where(sends["topic"].isin(names))
-    return sends.where(sends["topic"].rlike(f"^(?:{pattern})$")) if pattern else sends
+    if not asks_for_topics(given):
+        return sends
+    names = (given.get("topics") or given.get("topic") or "").split(",")
+    asked = Topics(
+        names=tuple(name.strip() for name in names), pattern=given.get("topicPattern", "")
+    )
+    # By the rule that reads go by, which Spark's expressions do not.
+    told = sends.select("topic").distinct().where("topic is not null").collect()
+    return sends.where(sends["topic"].isin([row.topic for row in told if asked.have(row.topic)]))
