@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
+import pytest
+
 from tests.support.engine_world import World, blob
 from tests.unit.engine.test_events import read, small
 from tidemill.broker.engine.events import places
@@ -87,3 +89,44 @@ def test_a_place_that_was_told_is_not_looked_for() -> None:
     for n in range(places.KNOWN_MAX):
         world.engine.note_place(n)
     assert world.engine.find_place(last).step(), "as many are kept, and no more"
+
+
+def slices(world: World, position: int) -> int:
+    """Return in how many slices a place is found."""
+    look, count = world.engine.find_place(position), 1
+    while look.step():
+        count += 1
+    assert look.place >= position
+    return count
+
+
+def test_what_was_walked_has_marks_for_who_asks_for_another_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each position in a record would cost a walk from the begin of its segment."""
+    monkeypatch.setattr(places, "WAY_BYTES", 1 << 14)
+    monkeypatch.setattr(places, "RECORDS_A_STEP", 8)
+    world = World()
+    world.send(*[str(n) for n in range(1000)], size=500)
+    found = records(world)
+    last, end = found[-1]
+    assert slices(world, last + 4) > 100
+    for start, behind in found[::50]:
+        assert slices(world, start + 4) <= (1 << 14) // (behind - start) // 8 + 1
+        assert place_of(world, start + 4) == behind
+        assert is_place(world, start)
+    assert place_of(world, last + 4) == end
+
+
+def test_marks_are_bounded_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "WAY_BYTES", 1 << 12)
+    monkeypatch.setattr(places, "WAYS_MAX", 4)
+    monkeypatch.setattr(places, "RECORDS_A_STEP", 8)
+    world = World()
+    world.send(*[str(n) for n in range(200)], size=500)
+    found = records(world)
+    far = slices(world, found[-1][0] + 4)
+    assert slices(world, found[-2][0] + 4) < far
+    # Of the first half nothing is kept any more, and it is found all the same.
+    for start, behind in found:
+        assert place_of(world, start + 4) == behind

@@ -368,6 +368,26 @@ def test_pages_keep_the_order_of_a_queue_where_one_delivery_lies_within_another(
     assert ids(walk(world, count=count)) == [f"m{n}" for n in range(6)]
 
 
+def test_pages_are_full_where_deliveries_have_gaps(small_slices: None) -> None:
+    """Of one that ended before the page nothing is taken, whatever it left out."""
+    world = World()
+    for n in range(400):
+        world.send(f"m{n}", tag="paid" if n % 2 else "open")
+    while world.pop(8, tags=("paid",), invisible_ms=HIDDEN_MS):
+        pass
+    found = pages(world, count=20)
+    assert [one.queue_offset for page in found for one in page] == list(range(1, 400, 2))
+    assert [len(page) for page in found if page] == [20] * 10
+    (first,) = {one.delivery.group_id for page in found for one in page}
+    topic_id = found[0][0].delivery.topic_id
+    nothing = world.engine.inspection.all_in_flight(
+        None, first=PlaceInQueues(first, topic_id, 0, 2**62), max_messages=20
+    )
+    while nothing.step(world.now_ms):
+        pass
+    assert (nothing.found, nothing.next_place) == ([], None)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("count", [1, 7, 1_000])
 def test_who_is_out_all_the_while_is_told_once_while_others_come_and_go(

@@ -164,10 +164,13 @@ class InFlightWalk:
         # What has run out, or was released, is revive's, or ready for the next pop.
         is_it &= flags & (FLAG_DUE | FLAG_RELEASED) == 0
         is_it &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[slots] > now_ms
+        is_it &= ranks >= 0
         # Of the first queue what ends before the page begins.
         ends = starts + np.frombuffer(table.counts, dtype=np.uint8)[slots]
-        is_it &= (ranks != 0) | (ends > self._offset_from) | (flags & FLAG_GAPS != 0)
-        is_it &= ranks >= 0
+        has_gaps = is_it & (ranks == 0) & (flags & FLAG_GAPS != 0) & (starts < self._offset_from)
+        for i in np.flatnonzero(has_gaps).tolist():
+            ends[i] = table.end_of(int(slots[i]))
+        is_it &= (ranks != 0) | (ends > self._offset_from)
         rows = np.stack([ranks, starts, slots, ids], axis=1)[is_it]
         wanted: np.ndarray = rows[rows[:, 3] >= self._void_before[rows[:, 0]]]
         return wanted

@@ -196,6 +196,10 @@ class DeliveryTable:
         gap = self.gaps[slot][index] if self.flags[slot] & FLAG_GAPS else index
         return self.starts[slot] + gap
 
+    def end_of(self, slot: int) -> int:
+        """Return the queue offset behind a delivery's last message."""
+        return self.offset_of(slot, self.counts[slot] - 1) + 1
+
     def indexes_of(self, bits: int) -> list[int]:
         """Return the positions of the bits that are set."""
         return [index for index in range(bits.bit_length()) if bits >> index & 1]
