@@ -23,7 +23,7 @@ from tidemill.broker.engine.replication import fencing
 from tidemill.controller.election import replacement
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "200"))
+SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "120"))
 TROUBLE_S = 10.0  # of virtual time, for which things happen
 # Where each relaxed rule is seen: the situation, and a seed of it. `tests.simulation.find_mutants`
 # searches anew, among runs that draw their situation.

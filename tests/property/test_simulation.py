@@ -10,7 +10,7 @@ from tests.simulation.push import run_push
 from tests.simulation.run import run_seed
 from tests.support.chunks import chunks
 
-SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "140"))
+SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "100"))
 TROUBLE_S = 15.0  # of virtual time, for which things happen
 CHUNKS = 20  # the seeds are split into this many tests
 LIGHT = 3  # of them `make test` runs so many, `make heavy` the others
