@@ -239,7 +239,7 @@ def test_a_dry_run_says_what_becomes_of_messages(
     assert len(found["body"].after or "") == 60
     assert (looked.plan.rows, cluster.sent) == (5, [])
     assert [each.sentences()[1:] for each in looked.effects] == [
-        ["1 have no body, and are not sent"], [], [], [],
+        ["1 have no body, and are not sent"], ["2 have none then"], [], [],
     ]  # fmt: skip
     assert found["tag"].sentences() == ["tag would be another one in 3 of them: paid becomes PAID"]
     assert found["keys"].sentences() == ["keys would be another one in 0 of them"]

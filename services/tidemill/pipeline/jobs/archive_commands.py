@@ -220,11 +220,12 @@ def compact(settings: ArchiveSettings) -> tuple[int, int]:
     """Make larger files of small ones; return how many there were and are."""
     _check_there(settings)
     say = progress_line()
-    with _job("archive-compact", settings) as (job, _):
+    with _job("archive-compact", settings) as (job, run):
         say("writing small files together")
-        done = archive_upkeep.compact(job)
+        before, after = archive_upkeep.compact(job)
         end_line()
-        return done
+        run.detail.update(files_before=before, files_after=after)
+        return before, after
 
 
 def look_expiring(settings: ArchiveSettings, *, before_ms: int) -> archive_upkeep.Expiring:
@@ -236,8 +237,10 @@ def look_expiring(settings: ArchiveSettings, *, before_ms: int) -> archive_upkee
 def expire(settings: ArchiveSettings, *, before_ms: int) -> int:
     """Let go of what is older; return how many files that were. Needs no Spark."""
     job = _expiring_job(settings)
-    with recorded("archive-expire", job.options.archive_path):
-        return archive_upkeep.expire(job, before_ms=before_ms, topics=job.options.topics.names)
+    with recorded("archive-expire", job.options.archive_path) as run:
+        count = archive_upkeep.expire(job, before_ms=before_ms, topics=job.options.topics.names)
+        run.detail["files_let_go"] = count
+        return count
 
 
 def _expiring_job(settings: ArchiveSettings) -> ArchiveJob:
@@ -259,8 +262,10 @@ def vacuum(settings: ArchiveSettings) -> tuple[int, archive_upkeep.Waiting]:
     check_folder(options.archive_path)
     job = _without_spark(options)
     job.check_there()
-    with recorded("archive-vacuum", options.archive_path):
-        return archive_upkeep.vacuum(job), archive_upkeep.look_waiting(job)
+    with recorded("archive-vacuum", options.archive_path) as run:
+        count = archive_upkeep.vacuum(job)
+        run.detail["files_deleted"] = count
+        return count, archive_upkeep.look_waiting(job)
 
 
 def _check_there(settings: ArchiveSettings) -> None:

@@ -92,8 +92,8 @@ class Audit:
 
     summary:  one row a topic, group and window: how many of everything
     findings: one row an offending message and kind, with `journey`, its events in order
-    lag:      (window: timestamp, consumer_group: string, p50, p99, max: bigint ms), from store to
-              first delivery
+    lag:      (window: timestamp, consumer_group: string, p99: bigint ms), from store to first
+              delivery
     """
 
     summary: DataFrame
@@ -579,9 +579,7 @@ def _lag(groups: DataFrame, available: DataFrame, window: str) -> DataFrame:
         .withColumn("waited_ms", waited_ms)
         .groupBy(F.window("first_delivered_at", window)["start"].alias("window"), "consumer_group")
         .agg(
-            F.percentile("waited_ms", 0.5).cast("bigint").alias("p50"),
             F.percentile("waited_ms", 0.99).cast("bigint").alias("p99"),
-            F.max("waited_ms").alias("max"),
         )
         .orderBy("window", "consumer_group")
     )

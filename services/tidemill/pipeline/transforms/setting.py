@@ -62,8 +62,10 @@ class Effect:
         told = f"{self.column} would be another one in {self.changed:,} of them"
         if self.changed:
             told += f": {self.before or 'nothing'} becomes {self.after or 'nothing'}"
-        is_sent = self.column != _BODY or not self.missing
-        return [told] if is_sent else [told, f"{self.missing:,} have no body, and are not sent"]
+        if not self.missing:
+            return [told]
+        what = "have no body, and are not sent" if self.column == _BODY else "have none then"
+        return [told, f"{self.missing:,} {what}"]
 
 
 def check_names(expressions: Expressions, *, timing: str) -> None:
