@@ -34,7 +34,7 @@ from tidemill.pipeline.archive.reading import (
 )
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
-from tidemill.pipeline.jobs.archive_upkeep import Waiting, compact, look_waiting, vacuum
+from tidemill.pipeline.jobs.archive_upkeep import Waiting, compact, expire, look_waiting, vacuum
 from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -523,3 +523,25 @@ def test_entries_before_a_snapshot_are_deleted_and_their_numbers_are_not_given_a
         stopped.commit("append")
     assert archive.bodies() == before
     assert archive.append().rows == 0
+
+
+def test_what_is_sealed_is_read_again_where_all_is_asked_for(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 30, body_size=500)
+    archive.append()
+    first = verify(archive.job())
+    assert (first.wrong, first.unread) == ([], 0)
+    again = verify(archive.job())
+    assert (again.wrong, again.unread) == ([], 30)
+    assert verify(archive.job(), is_all=True).unread == 0
+    path = archive.files()[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert verify(archive.job()).wrong == [], "it was sealed"
+    (wrong,) = verify(archive.job(), is_all=True).wrong
+    assert path.name in wrong
+    # What was let go of has no files any more.
+    expire(archive.job(), before_ms=2**50)
+    assert verify(archive.job(), is_all=True).wrong == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import subprocess
@@ -21,6 +22,7 @@ from tidemill.pipeline.archive.manifest import Entry
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import ArchiveError, BadOption, told_by
 from tidemill.pipeline.jobs.archive_upkeep import compact
+from tidemill.pipeline.jobs.running import recorded
 from tidemill.pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
@@ -109,6 +111,26 @@ def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: Ar
     below = Path(archive.path) / "messages" / "archive"
     with pytest.raises(ArchiveError, match=rf"^{below}/manifest/0.*json cannot be written: "):
         ArchiveStore(str(below)).commit(entry)
+
+
+def test_a_job_finds_out_before_it_begins_that_its_folder_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But for one that makes room there."""
+    (tmp_path / "_runs").touch()
+    with (
+        pytest.raises(ArchiveError, match=rf"^{tmp_path}/_runs/.*json cannot be written: "),
+        recorded("audit", str(tmp_path)),
+    ):
+        pytest.fail("it has begun")
+    with recorded("archive-vacuum", str(tmp_path), makes_room=True) as run:
+        run.detail["files_deleted"] = 1
+    assert caplog.text.count("the run is not recorded") == 2
+    (tmp_path / "_runs").unlink()
+    with recorded("audit", str(tmp_path)):
+        (record,) = (tmp_path / "_runs").iterdir()
+        assert json.loads(record.read_text())["status"] == "running"
+    assert json.loads(record.read_text())["status"] == "done"
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,28 @@ def test_a_packed_body_is_sent_as_one(cluster: FakeCluster) -> None:
     )  # fmt: skip
     encodings = [message.system_properties.body_encoding for message in cluster.sent]
     assert encodings == [v2.GZIP, v2.GZIP, v2.IDENTITY]
+
+
+@pytest.mark.parametrize(("rate", "most"), [("0.5", 1), ("4", 4), ("1000", 32)])
+def test_no_send_is_of_more_than_a_second_s_worth(
+    cluster: FakeCluster, rate: str, most: int
+) -> None:
+    options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders", "maxRatePerTask": rate})
+    client, sizes, now_s = Client(options.connection), [], 0.0
+
+    def sleep_s(for_s: float) -> None:
+        nonlocal now_s
+        sizes.append(len(cluster.sent))
+        now_s += for_s
+
+    try:
+        sender = Sender(
+            client, options, max_retries=2, ids=RowIds("write", 0), now_ms=lambda: NOW_MS,
+            sleep_s=sleep_s, monotonic_s=lambda: now_s,
+        )  # fmt: skip
+        sent = sender.send({"body": b"x"} for _ in range(64))
+    finally:
+        client.close()
+    assert sent.rows == 64
+    assert len(sizes) == 64 // most
+    assert now_s == pytest.approx(64 / float(rate))

@@ -156,8 +156,11 @@ def _pairs(more: list[str] | None) -> dict[str, str]:
     return given
 
 
-def run_job(module: str, work: Callable[[Any], R]) -> R:
-    """Do a job with a module of the pipeline, and end with a sentence where it cannot."""
+def run_job(module: str, work: Callable[[Any], R], *, goes_on: bool = False) -> R:
+    """Do a job with a module of the pipeline, and end with a sentence where it cannot.
+
+    `goes_on`: one that is started again goes on where it was.
+    """
     # PySpark forks to start Java, which handlers of gRPC break now and then.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
@@ -170,7 +173,9 @@ def run_job(module: str, work: Callable[[Any], R]) -> R:
             if isinstance(ended, errors.Terminated)
             else ("Ctrl-C", EXIT_INTERRUPTED)
         )
-        _end(f"ended by {by}: start it again, and it goes on where it was", status)
+        again = ", and it goes on where it was" if goes_on else ""
+        line = "\n" if sys.stderr.isatty() else ""  # That of the progress is left as it is.
+        _end(f"ended by {by}: start it again{again}", status, before=line)
     except Exception as error:  # Spark wraps what a task has raised.
         told = errors.told_by(error)
         if told is not None:
@@ -193,9 +198,9 @@ def _check_spark() -> None:
         fail(str(error), EXIT_REFUSED)
 
 
-def _end(told: str, status: int) -> NoReturn:
+def _end(told: str, status: int, *, before: str) -> NoReturn:
     """End at once, without the interpreter's own end, which has been seen to wait for grpcio."""
-    typer.echo(f"error: {told}", err=True)
+    typer.echo(f"{before}error: {told}", err=True)
     sys.stdout.flush()
     os._exit(status)
 
@@ -285,6 +290,7 @@ def archive(
             every_s=every,
             then_verify=then_verify,
         ),
+        goes_on=True,
     )
     done, verified = appended.done, appended.verified
     if not done.rows and not done.wrong:
@@ -302,7 +308,15 @@ def _tell_verified(verified: Any) -> None:
         typer.echo(f"sealed by its files alone: {sentence}", err=True)
     for sentence in verified.wrong:
         typer.echo(sentence)
-    if not verified.wrong:
+    if verified.wrong:
+        return
+    if verified.unread:
+        typer.echo(
+            "archive, manifest and broker agree; what was not sealed is sealed now, and"
+            f" {verified.unread:,} messages were before: --all reads their files again",
+            err=True,
+        )
+    else:
         typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
 
 
@@ -313,9 +327,14 @@ def archive_verify(
         bool, typer.Option("--allow-loss", hidden=True, help="It was --store-is-gone.")
     ] = False,
     store_is_gone: StoreIsGone = False,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Read the files of what is sealed again, too.")
+    ] = False,
     option: OptionPairs = None, config: Config = None,
 ) -> None:  # fmt: skip
     """Compare what is archived with the broker, and seal what agrees; status 1 where it does not.
+
+    What is sealed is not looked at again, unless by `--all`: by its files and their checksums.
 
     With `--store-is-gone` what a store had that is another one now, was restored, or is not there
     is sealed by its files alone: say so when it is for good, and not the wrong cluster that is
@@ -323,6 +342,7 @@ def archive_verify(
 
     Examples:
     * `tidemill pipeline archive-verify --to ./archive`
+    * `tidemill pipeline archive-verify --to ./archive --all`
     * `tidemill pipeline archive-verify --to ./archive --store-is-gone`
     """
     del config
@@ -336,7 +356,8 @@ def archive_verify(
     verified = run_job(
         _ARCHIVE,
         lambda jobs: jobs.verify(
-            _archive_settings(jobs, given, master, gate_group=gate, store_is_gone=store_is_gone)
+            _archive_settings(jobs, given, master, gate_group=gate, store_is_gone=store_is_gone),
+            is_all=is_all,
         ),
     )
     _tell_verified(verified)
@@ -649,6 +670,7 @@ def replay(
             ),
             is_dry=dry_run,
         ),
+        goes_on=True,
     )  # fmt: skip
     typer.echo("", err=True)
     plan = replayed.plan
@@ -661,6 +683,7 @@ def replay(
             typer.echo(f"{whole}, would be sent")
         else:
             typer.echo(f"{replayed.left:,} would be sent, what is left of a replay of {whole}")
+            typer.echo("of a run that was ended in a batch some of it may have been sent", err=True)
         for effect in replayed.effects:
             for sentence in effect.sentences():
                 typer.echo(sentence)

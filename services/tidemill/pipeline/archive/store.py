@@ -96,10 +96,7 @@ class ArchiveStore:
         """
         archive = self.archive()
         if not archive.next_number:
-            raise ArchiveError(
-                f"there is no archive at {self.path}: nothing was archived there yet, or what it"
-                " lies on is away"
-            )
+            raise ArchiveError(no_archive(self.path))
         return archive
 
     def _mark_of_last(self, archive: Archive) -> Mark | None:
@@ -302,6 +299,13 @@ class ArchiveStore:
         """Delete a data file; one that is gone already is no failure."""
         with contextlib.suppress(FileNotFoundError):
             self._files.delete_file(f"{self._root}/{path}")
+
+
+def no_archive(path: str) -> str:
+    """Return what is said where an archive was meant, and none is."""
+    return (
+        f"there is no archive at {path}: nothing was archived there yet, or what it lies on is away"
+    )
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from tidemill.pipeline.archive.manifest import (
     data_file,
     renumbered,
 )
-from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.store import ArchiveStore, no_archive
 from tidemill.pipeline.archive.tasks import (
     Runner,
     Task,
@@ -320,7 +320,7 @@ class ArchiveJob:
     def check_there(self) -> None:
         """Raise BadOption where nothing was ever archived."""
         if not self.is_there:
-            raise BadOption(f"there is no archive at {self.store.path}")
+            raise BadOption(no_archive(self.store.path))
 
     def commit(
         self,

@@ -204,13 +204,13 @@ def append_once(
         return Appended(done=replace(done, wrong=(*done.wrong, told[1])), ended_by=ended_by)
 
 
-def verify(settings: ArchiveSettings) -> Verified:
-    """Compare what is not sealed with the broker; return what is wrong."""
+def verify(settings: ArchiveSettings, *, is_all: bool = False) -> Verified:
+    """Compare what is not sealed with the broker, with `is_all` the files of the rest, too."""
     _check_there(settings)
     say = progress_line()
     with _job("archive-verify", settings) as (job, run):
-        say("comparing what is not sealed")
-        verified = archive_verify.verify(job)
+        say("comparing all that is archived" if is_all else "comparing what is not sealed")
+        verified = archive_verify.verify(job, is_all=is_all)
         end_line()
         run.detail.update(asdict(verified))
         return verified
@@ -237,7 +237,7 @@ def look_expiring(settings: ArchiveSettings, *, before_ms: int) -> archive_upkee
 def expire(settings: ArchiveSettings, *, before_ms: int) -> int:
     """Let go of what is older; return how many files that were. Needs no Spark."""
     job = _expiring_job(settings)
-    with recorded("archive-expire", job.options.archive_path) as run:
+    with recorded("archive-expire", job.options.archive_path, makes_room=True) as run:
         count = archive_upkeep.expire(job, before_ms=before_ms, topics=job.options.topics.names)
         run.detail["files_let_go"] = count
         return count
@@ -262,7 +262,7 @@ def vacuum(settings: ArchiveSettings) -> tuple[int, archive_upkeep.Waiting]:
     check_folder(options.archive_path)
     job = _without_spark(options)
     job.check_there()
-    with recorded("archive-vacuum", options.archive_path) as run:
+    with recorded("archive-vacuum", options.archive_path, makes_room=True) as run:
         count = archive_upkeep.vacuum(job)
         run.detail["files_deleted"] = count
         return count, archive_upkeep.look_waiting(job)

@@ -32,6 +32,7 @@ class Verified:
 
     wrong: list[str]
     closed: list[str]  # what was sealed though no broker has it any more
+    unread: int = 0  # messages that were sealed before, and were not read again
 
 
 @final
@@ -46,21 +47,53 @@ class _Found:
     unasked: set[str] = field(default_factory=set)  # namespaces
 
 
-def verify(job: ArchiveJob) -> Verified:
-    """Compare what is not sealed, seal what agrees, and return what does not."""
+def verify(job: ArchiveJob, *, is_all: bool = False) -> Verified:
+    """Compare what is not sealed, seal what agrees, and return what does not.
+
+    With `is_all` the files of what is sealed are compared with the manifest and their checksums,
+    too: a disk may have changed them since.
+    """
     archive = job.archive()
+    sealed = list(_sealed(job, archive))
     cluster = _look_at_all(job, archive)
     found = _find(job, archive, cluster)
     for key, why in _not_following(job, archive, found.sealed):
         found.wrong += [why] if why else []
         found.others.add(key.queue)
+    if is_all:
+        found.wrong += _look_again(job, archive, sealed)
     closed = _compare_and_seal(job, archive, found)
     archive = job.archive()
     cluster = _look_at_all(job, archive)
     found.wrong += job.gate.release(archive, cluster, found.others, may_be_others=job.store_is_gone)
     unasked = found.unasked | job.gate.unreleased(archive, cluster)
     found.wrong += [_of_namespace(each) for each in unasked]
-    return Verified(wrong=sorted(found.wrong), closed=sorted(closed))
+    return Verified(
+        wrong=sorted(found.wrong), closed=sorted(closed),
+        unread=0 if is_all else sum(each.rows for each in sealed),
+    )  # fmt: skip
+
+
+def _sealed(job: ArchiveJob, archive: Archive) -> Iterator[Range]:
+    """Yield what is sealed and was not let go of, of the namespace."""
+    for key, queue in sorted(archive.queues.items()):
+        if key.namespace == job.options.connection.namespace:
+            yield from (each for each in queue.ranges if queue.start <= each.start < queue.sealed)
+
+
+def _look_again(job: ArchiveJob, archive: Archive, sealed: Iterable[Range]) -> Iterator[str]:
+    """Yield what is wrong with files of what is sealed."""
+    tasks = [
+        Task(
+            work="verify", run=job.run, key=each.key, start=each.start, end=each.end,
+            expected=each, nobody="it is sealed",
+            files=tuple(archive.holding(each.key, each.start, each.end)),
+        )
+        for each in sealed
+    ]  # fmt: skip
+    for answer in job.run_tasks(job.options, tasks):
+        if answer["wrong"]:
+            yield f"{_place(range_of(answer['range']))}: {answer['wrong']}"
 
 
 def _look_at_all(job: ArchiveJob, archive: Archive) -> Cluster:

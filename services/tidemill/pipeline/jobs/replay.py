@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from pyspark.errors import AnalysisException
 
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.store import ArchiveStore, no_archive
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.data_source import NAME
 from tidemill.pipeline.errors import BadOption, PipelineError
@@ -136,7 +136,7 @@ def send(
     `tell_shifted`: by how many milliseconds all that is left comes later than it was to come first.
     """
     check_set(spark, settings)
-    begun = begun_of(spark, settings, now_ms())
+    begun = begun_of(spark, settings, now_ms)
     timing = None
     if settings.timing != "asap":
         shift_ms = _shift_ms(spark, settings, begun, now_ms())
@@ -223,7 +223,7 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
     # All that can be known before Spark is started for it.
     if not ArchiveStore(settings.archive).is_there:
-        raise BadOption(f"there is no archive at {settings.archive}")
+        raise BadOption(no_archive(settings.archive))
     options = parse_source(of_source(settings), is_stream=False)
     check_archived(ArchiveStore(settings.archive).archive(), options)
     parse_sink(of_sink(settings))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -188,11 +188,14 @@ def of_sink(settings: ReplaySettings) -> dict[str, str]:
     return {**settings.sink, **own}
 
 
-def begun_of(spark: SparkSession, settings: ReplaySettings, now_ms: int) -> Plan:
+def begun_of(
+    spark: SparkSession, settings: ReplaySettings, now_ms: Callable[[], int]
+) -> Plan:  # fmt: skip
     """Return the plan of a replay: the one that it was begun with, or a new one, which is kept."""
     begun = kept_plan(settings)
     if begun is None:
-        begun = replace(plan(spark, settings), begin_ms=now_ms + LEAD_MS)
+        made = plan(spark, settings)  # Takes its time, as all is looked at.
+        begun = replace(made, begin_ms=now_ms() + LEAD_MS)
         keep_plan(settings, begun)
     return begun
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.version import version
+from tidemill.pipeline.archive.store import told_if_not_written
 from tidemill.pipeline.ending import hush, starting, terminated
-from tidemill.pipeline.errors import BadOption
+from tidemill.pipeline.errors import ArchiveError, BadOption
 from tidemill.pipeline.jobs.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -109,11 +110,12 @@ def check_folder(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def recorded(job: str, folder: str) -> Iterator[Run]:
+def recorded(job: str, folder: str, *, makes_room: bool = False) -> Iterator[Run]:
     """Keep a record of the block as a run of a job; of a failure, and of its end by SIGTERM, too.
 
     Raises Terminated within the block for SIGTERM; and before it BadOption where the folder is
-    none, and OSError where nothing can be written there, which a job would find out at its end.
+    none, and ArchiveError where nothing can be written there, which a job would find out at its
+    end. What `makes_room` in a full folder goes on all the same.
     """
     check_folder(folder)
     clock = SystemClock()
@@ -123,7 +125,8 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
         program=version(),
         started_at_ms=clock.wall_ms(),
     )
-    _write(run, folder)
+    with _told_only() if makes_room else contextlib.nullcontext():
+        _write(run, folder)
     try:
         with terminated():
             yield run
@@ -134,11 +137,16 @@ def recorded(job: str, folder: str) -> Iterator[Run]:
         run.status = "done"
     finally:
         run.ended_at_ms = clock.wall_ms()
-        try:
+        with _told_only():  # The error of the run itself, if it had one, is what matters.
             _write(run, folder)
-        except OSError as error:
-            # The error of the run itself, if it had one, is what matters.
-            log.warning("the end of the run is not recorded: %s", error)
+
+
+@contextlib.contextmanager
+def _told_only() -> Iterator[None]:
+    try:
+        yield
+    except ArchiveError as error:
+        log.warning("the run is not recorded: %s", error)
 
 
 def _write(run: Run, folder: str) -> None:
@@ -146,8 +154,16 @@ def _write(run: Run, folder: str) -> None:
     if "://" in folder:
         return
     path = Path(folder) / RUNS / f"{run.run}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(run.as_record(), sort_keys=True) + "\n")
+    draft = path.with_suffix(".draft")
+    with told_if_not_written(str(path)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(run.as_record(), sort_keys=True) + "\n")
+            draft.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
 
 def progress_line() -> Say:

@@ -86,6 +86,10 @@ class Sender:
         numbers: list[int] = []
         messages: list[v2.Message] = []
         size = 0
+        # By a rate no send is of more than a second's worth, which would be a burst.
+        rate_max = self._options.rate_max
+        most = self._options.batch_size
+        most = most if rate_max is None else max(1, min(most, int(rate_max)))
         for number, row in enumerate(rows):
             try:
                 message = message_of(
@@ -95,7 +99,7 @@ class Sender:
                 self._refuse(number, str(error))
                 continue
             if messages and (
-                len(messages) >= self._options.batch_size
+                len(messages) >= most
                 or size + len(message.body) > BATCH_BYTES
                 or not _belong_together(messages[0], message)
             ):
