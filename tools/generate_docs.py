@@ -18,7 +18,7 @@ from tidemill.admin.app import create_app
 from tidemill.admin.settings import AdminSettings
 from tidemill.broker.engine.metadata.pull_offsets import PULL_OFFSETS_MAX
 from tidemill.broker.engine.pull import SCAN_ENTRIES_MAX
-from tidemill.broker.server import event_pages, reader
+from tidemill.broker.server import event_pages
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.errors import CODES
 from tidemill.common.settings import ProcessSettings
@@ -202,8 +202,6 @@ def reading_limits() -> list[str]:
             broker_calls.CALLS_MAX,
         "bytes of the log that a call of ReadEvents looks at": event_pages.LOG_BYTES_MAX,
         "events of one of its pages": event_pages.EVENTS_A_PAGE,
-        "topics that a request names": reader.TOPICS_MAX,
-        "characters of a pattern": reader.PATTERN_CHARS_MAX,
         "pull offsets that a broker keeps": PULL_OFFSETS_MAX,
     }  # fmt: skip
     return [f"| {what} | {count:,} |" for what, count in most.items()]

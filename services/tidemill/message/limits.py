@@ -149,11 +149,30 @@ USER_AGENT: Final = FieldLimit(
     unit="bytes", error=BadRequest, why="the answer repeats them; official clients send under 100",
 )  # fmt: skip
 
+NAMES: Final = FieldLimit(
+    what="the list of topics, or of consumer groups, of a request",
+    where="`topics`, `groups` of GetQueues and of the listings of `PipelineSource`", most=4_096,
+    unit="entries", error=BadRequest,
+    why="each page looks all of them up, about a millisecond",
+)  # fmt: skip
+TOPIC_PATTERN: Final = FieldLimit(
+    what="a pattern of topics", where="`GetQueuesRequest.topic_pattern`", most=127, unit="bytes",
+    error=BadRequest, why="as long as a name; it is compared with that of every topic",
+)  # fmt: skip
+EVENT_TOPICS: Final = FieldLimit(
+    what="the list of topics of which events are read", where="`ReadEventsRequest.topics`",
+    most=1_024, unit="entries", error=BadRequest, why="the broker is sent them with each page",
+)  # fmt: skip
+EVENT_KINDS: Final = FieldLimit(
+    what="the list of kinds of events", where="`ReadEventsRequest.kinds`", most=1_024,
+    unit="entries", error=BadRequest, why="the broker is sent them with each page",
+)  # fmt: skip
+
 FIELDS: Final = (
     CLIENT_ID, NAMESPACE, ENDPOINTS, HOST, HOSTS, MESSAGES, BODY, MESSAGE_ID, MESSAGE_GROUP, KEYS,
     USER_PROPERTIES, PROPERTIES, SYSTEM_PROPERTIES, BORN_HOST, TRACE_CONTEXT, ATTEMPT_ID, FILTER,
     FILTER_TAGS, RECEIPT_HANDLE, RECALL_HANDLE, ACK_ENTRIES, SETTINGS_ENTRIES,
-    USER_AGENT,
+    USER_AGENT, NAMES, TOPIC_PATTERN, EVENT_TOPICS, EVENT_KINDS,
 )  # fmt: skip
 
 # Bytes of a whole request, inflated; one of more is refused by its first bytes.

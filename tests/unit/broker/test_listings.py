@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from tests.support.round_world import RoundWorld
-from tidemill.broker.server.reader import BrokerReader
+from tidemill.broker.engine.layout.numbers import GroupId
+from tidemill.broker.server.reader import NAMES_A_SLICE, BrokerReader
+from tidemill.message import limits
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
 
@@ -70,3 +74,63 @@ def test_groups_are_told_by_name_where_they_are_asked_for() -> None:
         assert (await reader.GetQueues(asked)).groups == ["billing", "g"]
 
     run(scenario)
+
+
+def test_more_names_than_a_request_may_have_are_refused() -> None:
+    many = ["g"] * (limits.NAMES.most + 1)
+
+    async def scenario(reader: BrokerReader) -> None:
+        for asked in (
+            reader.ListInFlight(pb.ListInFlightRequest(groups=many)),
+            reader.ListProgress(pb.ListProgressRequest(groups=many, skips_missing=True)),
+            reader.ListPending(pb.ListPendingRequest(topics=many, skips_missing=True)),
+            reader.GetQueues(pb.GetQueuesRequest(topics=many)),
+        ):
+            with pytest.raises(RpcError, match="at most 4096 entries"):
+                await asked
+
+    run(scenario)
+
+
+def test_a_name_is_looked_up_once_however_often_it_stands_in_a_request() -> None:
+    async def scenario(reader: BrokerReader) -> None:
+        out = await reader.ListInFlight(
+            pb.ListInFlightRequest(groups=["h", "g"] * 2_048, skips_missing=True)
+        )
+        assert len(out.items) == 1
+        assert out.missing == ["h"]
+        far = await reader.ListProgress(
+            pb.ListProgressRequest(groups=["h"] * 4_096, skips_missing=True)
+        )
+        assert far.missing == ["h"]
+
+    run(scenario)
+
+
+def test_a_round_looks_up_a_part_of_many_names() -> None:
+    async def main() -> None:
+        world = RoundWorld()
+        known = WatchedNames(world)
+        async with asyncio.timeout(30), world.running():
+            names = [f"gone-{n}" for n in range(limits.NAMES.most)]
+            request = pb.ListProgressRequest(groups=names, skips_missing=True)
+            assert (await BrokerReader(world.rounds).ListProgress(request)).missing == names
+        assert sum(known.by_round.values()) == limits.NAMES.most
+        assert max(known.by_round.values()) == NAMES_A_SLICE
+
+    asyncio.run(main())
+
+
+class WatchedNames(dict[str, GroupId]):
+    """The names of a broker's groups, which count how many were looked up in each round."""
+
+    def __init__(self, world: RoundWorld) -> None:
+        catalog = world.world.engine.catalog
+        super().__init__(catalog.group_ids)
+        catalog.group_ids = self
+        self._rounds = world.rounds
+        self.by_round: Counter[int] = Counter()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.by_round[self._rounds.count] += 1
+        return super().get(name, default)

@@ -9,6 +9,7 @@ from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.server.admin import refusal
 from tidemill.broker.server.log_id import log_id_of
 from tidemill.common.errors import BadRequest, LogChanged, NotMaster, ServiceError
+from tidemill.message import limits
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ PAGE_BYTES: Final = 1 << 20  # and a slice more: a client takes four by default
 LOG_BYTES_MAX: Final = 64 << 20  # of a call, whatever is asked for
 # Of a page, so that its answer comes in time where nothing is wanted of what is read.
 LOG_BYTES_A_PAGE: Final = 16 << 20
-NAMES_MAX: Final = 1_024  # topics, or kinds, of one request
 
 _KINDS: Final = {kind: pb.EventKind.ValueType(kind) for kind in EventKind}
 
@@ -107,8 +107,8 @@ class EventPages:
 
 
 def _query(request: pb.ReadEventsRequest) -> EventQuery:
-    if len(request.topics) > NAMES_MAX or len(request.kinds) > NAMES_MAX:
-        raise BadRequest(f"a request names at most {NAMES_MAX} topics, and as many kinds")
+    limits.EVENT_TOPICS.check_count(len(request.topics))
+    limits.EVENT_KINDS.check_count(len(request.kinds))
     numbers = [request.from_position, request.until_position, request.log_bytes_max]
     if min(numbers) < 0:
         raise BadRequest("positions, and how much is read, are 0 or more")

@@ -9,17 +9,18 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidemill.broker.engine.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.timer.pending import PendingQuery
-from tidemill.broker.server.admin import find_group, find_topic, in_round, refusal
+from tidemill.broker.server.admin import in_round, refusal
 from tidemill.broker.server.event_pages import EventPages
 from tidemill.broker.server.log_id import log_id_of
 from tidemill.broker.server.progress_pages import ProgressPage
 from tidemill.common.errors import BadRequest, GroupNotFound, TopicNotFound
+from tidemill.message import limits
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     HIDDEN_TOPIC_PREFIX,
@@ -27,15 +28,18 @@ from tidemill.message.resource_names import (
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from tidemill.broker.engine.all_in_flight import InFlightWalk
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.in_flight import InFlight
     from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-    from tidemill.broker.engine.metadata.catalog import Topic
+    from tidemill.broker.engine.metadata.catalog import Catalog, Topic
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
     from tidemill.broker.server.rounds import Rounds, Turn
+
+T = TypeVar("T")
+Id = TypeVar("Id", "GroupId", "TopicId")
 
 QUEUES_A_PAGE: Final = 4_096  # some 80 bytes each
 TOPICS_A_SLICE: Final = 1_024  # whose names are compared
@@ -43,8 +47,7 @@ QUEUES_A_SLICE: Final = 256  # fewer where their sizes have to be estimated
 ENTRIES_A_SLICE: Final = 4_096  # of queues, read for these estimates: about a millisecond
 ITEMS_A_PAGE: Final = 1_000  # delayed messages, or those in flight
 CURSOR_DIGITS_MAX: Final = 18  # of each of its numbers, which 64 bits hold for sure
-PATTERN_CHARS_MAX: Final = 127  # as long as a name
-TOPICS_MAX: Final = 4_096  # named in one request
+NAMES_A_SLICE: Final = 1_024  # that are looked up: a quarter of a millisecond
 
 
 class BrokerReader:
@@ -82,9 +85,9 @@ class BrokerReader:
     async def ListProgress(self, request: pb.ListProgressRequest) -> pb.ListProgressReply:
         """Return how far groups are in the queues that they read."""
         page = ProgressPage(*_numbers(request.cursor, count=3))
+        named = await self._groups_of(request, page.reply)
 
         def begin(engine: Engine, _turn: Turn) -> None:
-            named = _groups_of(engine, request, page.reply)
             page.look_at(engine.catalog.groups if named is None else named)
 
         await in_round(self._rounds, begin)
@@ -96,9 +99,9 @@ class BrokerReader:
         """Return delayed messages that wait, in the order of their timers' ids."""
         (from_id,) = _numbers(request.cursor, count=1)
         reply = pb.ListPendingReply()
+        topic_ids = await self._topics_of(request, reply)
 
         def begin(engine: Engine, _turn: Turn) -> PendingWalk:
-            topic_ids = _topics_of(engine, request, reply) if request.topics else None
             return engine.timers.pending(
                 PendingQuery(
                     from_id=from_id,
@@ -126,9 +129,9 @@ class BrokerReader:
         """Return what groups have popped and not settled, in the order of their queues."""
         first = PlaceInQueues(*_numbers(request.cursor, count=4))
         reply = pb.ListInFlightReply()
+        group_ids = await self._groups_of(request, reply)
 
         def begin(engine: Engine, _turn: Turn) -> InFlightWalk:
-            group_ids = _groups_of(engine, request, reply)
             return engine.inspection.all_in_flight(
                 group_ids, first=first, max_messages=ITEMS_A_PAGE
             )
@@ -145,42 +148,68 @@ class BrokerReader:
         reply.cursor = ".".join(map(str, walk.next_place or ()))
         return reply
 
+    async def _topics_of(
+        self, request: pb.ListPendingRequest, reply: pb.ListPendingReply
+    ) -> frozenset[TopicId] | None:
+        """Return the topics that a request names; None: it names none, and so means all.
 
-def _topics_of(
-    engine: Engine, request: pb.ListPendingRequest, reply: pb.ListPendingReply
-) -> list[TopicId]:
-    """Return the topics that a request names; raise TopicNotFound unless it skips the missing."""
-    ids = []
-    for name in request.topics:
-        try:
-            ids.append(find_topic(engine, name).id)
-        except TopicNotFound:
-            if not request.skips_missing:
-                raise
-            reply.missing.append(name)
-    return ids
+        Ends the call with TopicNotFound unless it skips the missing.
+        """
+        if not request.topics:
+            return None
+        ids, missing = await self._look_up(request.topics, _id_of_topic)
+        if missing and not request.skips_missing:
+            raise refusal(TopicNotFound(f"there is no topic {missing[0]!r}"))
+        reply.missing.extend(missing)
+        return ids
+
+    async def _groups_of(
+        self,
+        request: pb.ListInFlightRequest | pb.ListProgressRequest,
+        reply: pb.ListInFlightReply | pb.ListProgressReply,
+    ) -> frozenset[GroupId] | None:
+        """Return the groups that a request names; None: it names none, and so means all.
+
+        Ends the call with GroupNotFound unless it skips the missing.
+        """
+        if not request.groups:
+            return None
+        ids, missing = await self._look_up(request.groups, _id_of_group)
+        if missing and not request.skips_missing:
+            raise refusal(GroupNotFound(f"there is no consumer group {missing[0]!r}"))
+        reply.missing.extend(missing)
+        return ids
+
+    async def _look_up(
+        self, names: Collection[str], find_id: Callable[[Catalog, str], Id | None]
+    ) -> tuple[frozenset[Id], list[str]]:
+        """Return the ids of what there is, and the names of what there is not, each once."""
+        _check(limits.NAMES.check_count, len(names))
+        left = deque(dict.fromkeys(names))
+        ids: set[Id] = set()
+        missing: list[str] = []
+
+        def look(engine: Engine, _turn: Turn) -> bool:
+            for _ in range(min(NAMES_A_SLICE, len(left))):
+                name = left.popleft()
+                id_ = find_id(engine.catalog, name)
+                if id_ is None:
+                    missing.append(name)
+                else:
+                    ids.add(id_)
+            return bool(left)
+
+        while await in_round(self._rounds, look):
+            pass
+        return frozenset(ids), missing
 
 
-def _groups_of(
-    engine: Engine,
-    request: pb.ListInFlightRequest | pb.ListProgressRequest,
-    reply: pb.ListInFlightReply | pb.ListProgressReply,
-) -> frozenset[GroupId] | None:
-    """Return the groups that a request names; None: it names none, and so means all.
+def _id_of_topic(catalog: Catalog, name: str) -> TopicId | None:
+    return None if name.startswith(HIDDEN_TOPIC_PREFIX) else catalog.topic_ids.get(name)
 
-    Raises GroupNotFound unless it skips the missing.
-    """
-    if not request.groups:
-        return None
-    ids = []
-    for name in request.groups:
-        try:
-            ids.append(find_group(engine, name).id)
-        except GroupNotFound:
-            if not request.skips_missing:
-                raise
-            reply.missing.append(name)
-    return frozenset(ids)
+
+def _id_of_group(catalog: Catalog, name: str) -> GroupId | None:
+    return catalog.group_ids.get(name)
 
 
 def _pending(engine: Engine, timer: PendingTimer) -> pb.Pending:
@@ -283,13 +312,8 @@ def _describe_log(engine: Engine, reply: pb.BrokerGroupQueues) -> None:
 
 def _wanted_topics(request: pb.GetQueuesRequest) -> Callable[[Topic], bool]:
     """Return which topics a request is about."""
-    if len(request.topic_pattern) > PATTERN_CHARS_MAX or len(request.topics) > TOPICS_MAX:
-        raise refusal(
-            BadRequest(
-                f"a request names at most {TOPICS_MAX} topics, and a pattern has at most"
-                f" {PATTERN_CHARS_MAX} characters"
-            )
-        )
+    _check(limits.NAMES.check_count, len(request.topics))
+    _check(limits.TOPIC_PATTERN.check_text, request.topic_pattern)
     names = frozenset(request.topics)
     # No part of it is tried a second time: it takes no longer than the name is long, about.
     pattern = re.compile(fnmatch.translate(request.topic_pattern))
@@ -304,6 +328,14 @@ def _wanted_topics(request: pb.GetQueuesRequest) -> Callable[[Topic], bool]:
         return bool(request.topic_pattern) and pattern.match(topic.name) is not None
 
     return is_wanted
+
+
+def _check(check: Callable[[T], None], value: T) -> None:
+    """Call a check; its refusal ends the call."""
+    try:
+        check(value)
+    except BadRequest as error:
+        raise refusal(error) from error
 
 
 def _numbers(cursor: str, *, count: int) -> list[int]:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final, final
 
+from tidemill.message import limits
 from tidemill.proxy.fair_turns import FairTurns
 from tidemill.proxy.server.queues import READER, find_broker
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
@@ -41,6 +42,8 @@ class Events:
 
         However many logs an address reads at once, it has one place among those who read.
         """
+        limits.EVENT_TOPICS.check_count(len(request.topics))
+        limits.EVENT_KINDS.check_count(len(request.kinds))
         broker = find_broker(self._cluster, request.broker)
         left = min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_MAX)
         until = request.until_position

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from google.protobuf.message import Message
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidemill.common.errors import ServiceError
+from tidemill.message import limits
 from tidemill.proxy.server.pipeline_events import Events
 from tidemill.proxy.server.pipeline_source import Row
 from tidemill.proxy.server.queues import READER, find_broker
@@ -26,8 +25,6 @@ PAGE_TIMEOUT_MS: Final = 10_000
 # Of the question to all: what a broker that hangs may keep the answer of the others.
 QUEUES_TIMEOUT_MS: Final = 3_000
 
-Reply = TypeVar("Reply", bound=Message)
-
 
 def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -> Mapping[str, Row]:
     """Return what is served, by name."""
@@ -38,9 +35,15 @@ def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -
         "ReadEvents": Row(pb.ReadEventsRequest, events.read_events),
         "GetQueues": Row(pb.GetQueuesRequest, queues.get_queues),
         "ReadMessages": Row(pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages),
-        "ListPending": Row(pb.ListPendingRequest, pages.of("ListPending", pb.ListPendingReply)),
-        "ListInFlight": Row(pb.ListInFlightRequest, pages.of("ListInFlight", pb.ListInFlightReply)),
-        "ListProgress": Row(pb.ListProgressRequest, pages.of("ListProgress", pb.ListProgressReply)),
+        "ListPending": Row(
+            pb.ListPendingRequest, pages.of("ListPending", pb.ListPendingReply, "topics")
+        ),
+        "ListInFlight": Row(
+            pb.ListInFlightRequest, pages.of("ListInFlight", pb.ListInFlightReply, "groups")
+        ),
+        "ListProgress": Row(
+            pb.ListProgressRequest, pages.of("ListProgress", pb.ListProgressReply, "groups")
+        ),
     }
 
 
@@ -51,19 +54,30 @@ class Pages:
         self._cluster = cluster
         self._calls = calls
 
-    def of(self, name: str, reply_type: type[Any]) -> Any:
-        """Return who answers a method whose request names a broker and a cursor."""
+    def of(self, name: str, reply_type: type[Any], named: Literal["topics", "groups"]) -> Any:
+        """Return who answers a method whose request names a broker, some others, and a cursor."""
 
         async def answer(request: Any, _address: str) -> AsyncGenerator[bytes, None]:
+            names = getattr(request, named)
+            limits.NAMES.check_count(len(names))
+            names[:] = dict.fromkeys(names)
             broker = find_broker(self._cluster, request.broker)
             while True:
                 page = await self._calls.call(
                     broker, READER + name, request.SerializeToString(), timeout_ms=PAGE_TIMEOUT_MS
                 )
                 yield page
-                request.cursor = reply_type.FromString(page).cursor
+                reply = reply_type.FromString(page)
+                request.cursor = reply.cursor
                 if not request.cursor:
                     return
+                if reply.missing:
+                    # They are told, and need not be looked up for each page; to name none is to
+                    # mean all.
+                    gone = frozenset(reply.missing)
+                    names[:] = [each for each in names if each not in gone]
+                    if not names:
+                        return
 
         return answer
 
@@ -79,6 +93,8 @@ class Queues:
         self, request: pb.GetQueuesRequest, _address: str
     ) -> AsyncGenerator[pb.GetQueuesReply, None]:
         """Ask all at once, and follow those that have more."""
+        limits.NAMES.check_count(len(request.topics))
+        limits.TOPIC_PATTERN.check_text(request.topic_pattern)
         told = list(self._cluster.brokers)
         first = await asyncio.gather(*[self._ask(broker, request) for broker in told])
         yield pb.GetQueuesReply(groups=first)

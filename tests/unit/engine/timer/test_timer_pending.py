@@ -8,6 +8,7 @@ from tests.support.bodies import body_of
 from tests.support.counted_work import Meter
 from tests.support.timer_world import TimerWorld
 from tidemill.broker.engine.layout import timer_entry
+from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer.pending import BODIES_A_STEP, PendingQuery, PendingTimer
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
@@ -106,3 +107,23 @@ def test_pages_of_one_topic_with_messages_are_bounded_in_bytes() -> None:
     assert {one.scheduled_at_ms for one in found} == {world.now_ms}
     world.restart()
     assert all_of(world, query) == found
+
+
+def test_topics_are_told_apart_however_many_are_named_in_whatever_order() -> None:
+    world = TimerWorld()
+    names = [f"t{n}" for n in range(9)]
+    ids = {name: world.topic(name) for name in names}
+    for name in names:
+        world.schedule(f"of {name}", delay_ms=HOUR_MS, topic=name)
+    for wanted in (names[:1], names[-1:], names[::-2], [*names, *names]):
+        query = PendingQuery(topic_ids=[ids[name] for name in wanted])
+        assert {one.topic_id for one in all_of(world, query)} == {ids[name] for name in wanted}
+    assert not all_of(world, PendingQuery(topic_ids=[TopicId(max(ids.values()) + 1)]))
+
+
+def test_for_no_topic_the_table_is_not_read() -> None:
+    world = TimerWorld()
+    world.schedule("m", delay_ms=HOUR_MS)
+    walk = world.engine.timers.pending(PendingQuery(topic_ids=[]))
+    assert not walk.step()
+    assert (walk.found, walk.next_id) == ([], None)

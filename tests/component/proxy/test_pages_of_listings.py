@@ -1,0 +1,105 @@
+"""Listings over a broker that gives pages: what it is asked for, page by page."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.support.proxy_world import ProxyWorld, run
+from tidemill.common.errors import BadRequest
+from tidemill.message import limits
+from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.server.pipeline_rows import Pages, Queues
+from tidemill.proxy.server.queues import READER
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill.transport.aio.call import RpcCall, unary
+from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.listener import ListenSettings
+from tidemill.transport.aio.server import RpcServer
+from tidemill.transport.http2.limits import Limits
+
+ADDRESS = "10.0.0.1"
+
+
+class Broker:
+    """Who tells how far groups are, of which one more goes with every page."""
+
+    def __init__(self, gone: list[list[str]]) -> None:
+        self.asked: list[list[str]] = []  # names, by page
+        self._gone = gone
+
+    async def list_progress(self, _call: RpcCall, request: bytes) -> bytes:
+        names = list(pb.ListProgressRequest.FromString(request).groups)
+        self.asked.append(names)
+        gone = {name for page in self._gone[: len(self.asked)] for name in page}
+        return pb.ListProgressReply(
+            missing=[name for name in names if name in gone],
+            cursor=str(len(self.asked)) if len(self.asked) < len(self._gone) else "",
+        ).SerializeToString()
+
+
+@contextlib.asynccontextmanager
+async def calls_to(broker: Broker) -> AsyncIterator[BrokerCalls]:
+    """Yield calls to `broker`, whatever address they are made to."""
+    server = RpcServer(
+        {READER + "ListProgress": unary(broker.list_progress)},
+        Limits(),
+        ListenSettings(host="127.0.0.1", port=0),
+        message_bytes_max=1 << 20,
+    )
+    async with server.serving():
+        calls = BrokerCalls(
+            lambda _address, *rest, **named: connected(server.address, *rest, **named)
+        )
+        async with calls.running():
+            yield calls
+
+
+async def missing(pages: Pages, names: list[str]) -> list[list[str]]:
+    """Return which names each page tells as missing."""
+    answer = pages.of("ListProgress", pb.ListProgressReply, "groups")
+    request = pb.ListProgressRequest(groups=names, skips_missing=True)
+    return [
+        list(pb.ListProgressReply.FromString(page).missing)
+        async for page in answer(request, ADDRESS)
+    ]
+
+
+def test_a_name_is_asked_for_once_a_page_until_it_is_told_to_be_missing() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        broker = Broker(gone=[["a"], [], ["c"], []])
+        async with calls_to(broker) as calls:
+            told = await missing(Pages(world.cluster, calls), ["a", "b", "a", "c", "b"])
+        assert broker.asked == [["a", "b", "c"], ["b", "c"], ["b", "c"], ["b"]]
+        assert told == [["a"], [], ["c"], []]
+
+    run(scenario)
+
+
+def test_where_all_names_are_missing_nothing_else_is_asked_for() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        broker = Broker(gone=[["a"], ["b"], []])
+        async with calls_to(broker) as calls:
+            assert await missing(Pages(world.cluster, calls), ["a", "b"]) == [["a"], ["b"]]
+
+    run(scenario)
+
+
+def test_more_names_than_a_request_may_have_reach_no_broker() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        broker, many = Broker(gone=[[]]), ["g"] * (limits.NAMES.most + 1)
+        async with calls_to(broker) as calls:
+            with pytest.raises(BadRequest, match="at most 4096 entries"):
+                await missing(Pages(world.cluster, calls), many)
+            queues = Queues(world.cluster, calls)
+            for request in (
+                pb.GetQueuesRequest(topics=many),
+                pb.GetQueuesRequest(topic_pattern="*" * (limits.TOPIC_PATTERN.most + 1)),
+            ):
+                with pytest.raises(BadRequest, match="at most"):
+                    await anext(queues.get_queues(request, ADDRESS))
+        assert not broker.asked
+
+    run(scenario)
