@@ -10,7 +10,11 @@ import pytest
 
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server.progress_pages import QUEUES_A_PAGE
+from tidemill.broker.server.progress_pages import (
+    QUEUES_A_PAGE,
+    QUEUES_A_SLICE,
+    QUEUES_A_TOPIC,
+)
 from tidemill.broker.server.reader import BrokerReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
@@ -106,5 +110,23 @@ def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
     async def scenario(_world: RoundWorld, reader: BrokerReader) -> None:
         with pytest.raises(RpcError):
             await reader.ListProgress(pb.ListProgressRequest(cursor=cursor))
+
+    run(scenario)
+
+
+def test_many_groups_of_few_queues_share_a_slice() -> None:
+    groups = 100
+
+    async def scenario(world: RoundWorld, reader: BrokerReader) -> None:
+        for number in range(groups):
+            world.world.pop(1, group=f"small-{number}", topic="pulled")
+        world.world.commit()
+        before = world.rounds.count
+        names = [f"small-{number}" for number in range(groups)]
+        (page,) = await pages(reader, groups=names)
+        assert len(page.items) == groups * 10
+        slices = -(-groups * (10 + 3 * QUEUES_A_TOPIC) // QUEUES_A_SLICE)
+        # Besides, one round looks the names up, one begins, and one may find that nothing is left.
+        assert world.rounds.count - before <= slices + 3
 
     run(scenario)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pop.state import Key
 
 QUEUES_A_SLICE: Final = 256  # one to two milliseconds
+QUEUES_A_TOPIC: Final = 2  # that take as long as to find those of a topic
 QUEUES_A_PAGE: Final = 4_096  # up to 350 bytes each
 
 
@@ -38,32 +39,36 @@ class ProgressPage:
 
     def step(self, engine: Engine) -> bool:
         """Do one slice; True while there is more to do."""
-        for _ in range(QUEUES_A_SLICE):
-            if not self._queues:
-                return self._choose(engine)
-            key = self._queues[0]
-            if len(self.reply.items) >= QUEUES_A_PAGE:
-                self.reply.cursor = ".".join(map(str, key))
+        left = QUEUES_A_SLICE
+        while left > 0:
+            if self._queues:
+                key = self._queues[0]
+                if len(self.reply.items) >= QUEUES_A_PAGE:
+                    self.reply.cursor = ".".join(map(str, key))
+                    return False
+                self._queues.popleft()
+                self._describe(engine, key)
+                left -= 1
+            elif self._topics:
+                self._begin_topic()
+                left -= QUEUES_A_TOPIC
+            elif self._group_ids:
+                self._begin_group(engine)
+                left -= QUEUES_A_TOPIC * (1 + len(self._topics))
+            else:
                 return False
-            self._queues.popleft()
-            self._describe(engine, key)
         return True
 
-    def _choose(self, engine: Engine) -> bool:
-        """Find the next queues: those of one topic; False: there is none."""
-        group_id = self._first[0]
-        if self._topics:
-            topic_id, numbers, self._is_popped = self._topics.popleft()
-            keys = ((GroupId(group_id), topic_id, number) for number in numbers)
-            self._queues.extend(key for key in keys if key >= self._first)
-        elif self._group_ids:
-            group_id = self._group_ids.popleft()
-            if group_id != self._first[0]:
-                self._first = group_id, 0, 0
-            self._topics.extend(_topics_of(engine, group_id))
-        else:
-            return False
-        return True
+    def _begin_topic(self) -> None:
+        topic_id, numbers, self._is_popped = self._topics.popleft()
+        keys = ((GroupId(self._first[0]), topic_id, number) for number in numbers)
+        self._queues.extend(key for key in keys if key >= self._first)
+
+    def _begin_group(self, engine: Engine) -> None:
+        group_id = self._group_ids.popleft()
+        if group_id != self._first[0]:
+            self._first = group_id, 0, 0
+        self._topics.extend(_topics_of(engine, group_id))
 
     def _describe(self, engine: Engine, key: Key) -> None:
         group_id, topic_id, queue_id = key
