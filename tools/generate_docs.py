@@ -25,10 +25,9 @@ from tidemill.common.settings import ProcessSettings
 from tidemill.controller.settings import ControllerSettings
 from tidemill.message import limits
 from tidemill.proxy import broker_calls, client_metrics, client_points
-from tidemill.proxy.server import queues
+from tidemill.proxy.server import broker_pages, pull_pages, queues
 from tidemill.proxy.server.otlp import EXPORTS_MAX
 from tidemill.proxy.server.pipeline_source import CALLS_MAX
-from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE
 from tidemill.proxy.server.puller import WAITS_MAX
 from tidemill.proxy.settings import ProxySettings
 from tidemill.standalone.settings import StandaloneSettings
@@ -87,7 +86,7 @@ with a star is shared: an address has at most as much as is free, which is half 
 
 Who reads beside consumers (PullMessage, and `tidemill.pipeline.v1.PipelineSource`) gets no more
 than this at once, and asks again. The star means the same as above; those who wait for a page have
-one in turn, each address in PullMessage, each call in ReadMessages.
+one in turn, each address.
 
 | of reading | at most |
 | --- | --- |
@@ -195,7 +194,10 @@ def reading_limits() -> list[str]:
         "bytes of the log that it gives; one message is given however large it is":
             queues.PULL_BYTES_MAX,
         "messages that a filter is compared with in it": SCAN_ENTRIES_MAX,
-        "pages that a proxy reads at the same time, of each broker group": PAGES_AT_ONCE,
+        "pages of messages that a proxy reads at the same time, of each broker group":
+            pull_pages.PAGES_AT_ONCE,
+        "the same of events, of queues (GetQueues), and of listings":
+            broker_pages.PAGES_AT_ONCE,
         "calls of PipelineSource under way at a proxy \\*": CALLS_MAX,
         "pulls that wait for a message at a proxy \\*": WAITS_MAX,
         "reads of a proxy under way at a broker, those that wait for a message among them":

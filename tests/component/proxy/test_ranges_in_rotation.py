@@ -1,4 +1,4 @@
-"""What is read at once, of queues or of a log: turns are given by address, and not by call."""
+"""What is read or listed at once: turns are given by address, and not by call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TypeAlias
 
 from tests.support.proxy_world import ProxyWorld, run
 from tidemill.proxy.broker_calls import BrokerCalls
-from tidemill.proxy.server import pipeline_events
+from tidemill.proxy.server import broker_pages
 from tidemill.proxy.server.pipeline_events import Events
+from tidemill.proxy.server.pipeline_rows import Pages as Listings
+from tidemill.proxy.server.pipeline_rows import Queues
 from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE, PullPages
 from tidemill.proxy.server.queues import READER
 from tidemill.proxy.server.ranges import RangeReader
@@ -31,7 +33,8 @@ Read: TypeAlias = Callable[[int, str], Coroutine[None, None, None]]
 class Pages:
     """A broker's pages: each is held until it is let go, and is an empty one, the last of a read.
 
-    A read is known by its number: the queue of a pull, or the position of events.
+    A read is known by its number: the queue of a pull, the position of events, the cursor of a
+    listing, or the pattern of queues.
     """
 
     def __init__(self) -> None:
@@ -47,6 +50,14 @@ class Pages:
         number = pb.ReadEventsRequest.FromString(request).from_position
         await self._hold(number)
         return pb.ReadEventsReply(next_position=number, log_end=number).SerializeToString()
+
+    async def progress(self, _call: RpcCall, request: bytes) -> bytes:
+        await self._hold(int(pb.ListProgressRequest.FromString(request).cursor))
+        return pb.ListProgressReply().SerializeToString()
+
+    async def queues(self, _call: RpcCall, request: bytes) -> bytes:
+        await self._hold(int(pb.GetQueuesRequest.FromString(request).topic_pattern))
+        return pb.BrokerGroupQueues(broker="broker").SerializeToString()
 
     async def _hold(self, number: int) -> None:
         async with self.arrived:
@@ -64,7 +75,12 @@ class Pages:
 async def calls_to(pages: Pages) -> AsyncIterator[BrokerCalls]:
     """Yield calls whose broker has `pages`, whatever address they are made to."""
     server = RpcServer(
-        {READER + "Pull": unary(pages.pull), READER + "ReadEvents": unary(pages.events)},
+        {
+            READER + "Pull": unary(pages.pull),
+            READER + "ReadEvents": unary(pages.events),
+            READER + "ListProgress": unary(pages.progress),
+            READER + "GetQueues": unary(pages.queues),
+        },
         Limits(),
         ListenSettings(host="127.0.0.1", port=0),
         message_bytes_max=1 << 20,
@@ -122,6 +138,57 @@ def test_who_reads_a_log_many_times_at_once_has_the_turns_of_one_reader() -> Non
                 async for _page in events.read_events(request, address):
                     pass
 
-            await check_turns(pages, read, pipeline_events.PAGES_AT_ONCE)
+            await check_turns(pages, read, broker_pages.PAGES_AT_ONCE)
+
+    run(scenario)
+
+
+def test_who_lists_many_times_at_once_has_the_turns_of_one_reader() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        pages = Pages()
+        async with calls_to(pages) as calls:
+            answer = Listings(world.cluster, calls).of(
+                "ListProgress", pb.ListProgressReply, "groups"
+            )
+
+            async def read(number: int, address: str) -> None:
+                async for _page in answer(pb.ListProgressRequest(cursor=str(number)), address):
+                    pass
+
+            await check_turns(pages, read, broker_pages.PAGES_AT_ONCE)
+
+    run(scenario)
+
+
+def test_who_asks_for_queues_many_times_at_once_has_the_turns_of_one_reader() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        pages = Pages()
+        async with calls_to(pages) as calls:
+            queues = Queues(world.cluster, calls)
+
+            async def read(number: int, address: str) -> None:
+                request = pb.GetQueuesRequest(topic_pattern=str(number))
+                async for page in queues.get_queues(request, address):
+                    assert [group.broker for group in page.groups] == ["broker"]
+
+            await check_turns(pages, read, broker_pages.PAGES_AT_ONCE)
+
+    run(scenario)
+
+
+def test_for_the_queues_of_a_broker_that_hangs_nobody_waits_long_for_a_turn() -> None:
+    async def scenario(world: ProxyWorld) -> None:
+        pages = Pages()
+        async with calls_to(pages) as calls:
+            queues = Queues(world.cluster, calls, answer_ms=1)
+            request = pb.GetQueuesRequest(topic_pattern="1")
+            asked = [
+                anext(queues.get_queues(request, "10.0.0.1"))
+                for _ in range(broker_pages.PAGES_AT_ONCE + 1)
+            ]
+            for page in await asyncio.gather(*asked):
+                assert [group.error for group in page.groups] == [
+                    "BrokerTimeout: others ask it, and there was no turn in time"
+                ]
 
     run(scenario)

@@ -121,6 +121,19 @@ def test_a_round_looks_up_a_part_of_many_names() -> None:
     asyncio.run(main())
 
 
+def test_of_all_who_list_a_round_does_a_slice_of_one() -> None:
+    async def main() -> None:
+        world = RoundWorld()
+        known = WatchedNames(world)
+        async with asyncio.timeout(30), world.running():
+            reader, callers = BrokerReader(world.rounds), 8
+            request = pb.ListProgressRequest(groups=["g"], skips_missing=True)
+            await asyncio.gather(*[reader.ListProgress(request) for _ in range(callers)])
+        assert list(known.by_round.values()) == [1] * callers
+
+    asyncio.run(main())
+
+
 class WatchedNames(dict[str, GroupId]):
     """The names of a broker's groups, which count how many were looked up in each round."""
 

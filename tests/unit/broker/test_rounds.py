@@ -483,6 +483,22 @@ def test_an_administrative_call_raises_what_the_engine_raises() -> None:
     in_world(scenario)
 
 
+def test_a_call_whose_caller_has_gone_is_not_made() -> None:
+    async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
+        made: list[str] = []
+
+        async def call(name: str) -> None:
+            await world.rounds.call(lambda _engine, _turn: made.append(name))
+
+        asked = [asyncio.ensure_future(call(name)) for name in ("gone", "stays")]
+        await asyncio.sleep(0)  # Both are put, and no round has begun.
+        asked[0].cancel()
+        await asked[1]
+        assert made == ["stays"]
+
+    in_world(scenario)
+
+
 def test_a_call_that_fails_before_it_has_changed_anything_ends_itself_alone() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         def look(engine: Engine, _turn: Turn) -> int:

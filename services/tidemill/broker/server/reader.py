@@ -1,11 +1,12 @@
 """BrokerReader: what is read beside consumers, page by page (ADR 0046).
 
 A page is gathered in slices, each a call of its own in a round, so that the owner's turns stay
-short; and it leaves when the last of these rounds is committed.
+short, and of all pages a round has one; a page leaves when the last of its rounds is committed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import re
 from collections import deque
@@ -56,6 +57,8 @@ class BrokerReader:
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._events = EventPages(rounds)
+        # However many list, a round does a slice of one of them: nobody else waits for more.
+        self._one_by_one = asyncio.Lock()
 
     async def GetQueues(self, request: pb.GetQueuesRequest) -> pb.BrokerGroupQueues:
         """Return where queues begin and end, and how much of the log they take."""
@@ -72,9 +75,9 @@ class BrokerReader:
                 found = map(engine.catalog.find_topic, request.topics)
                 page.look_at({topic.id for topic in found if topic is not None})
 
-        await in_round(self._rounds, begin)
+        await self._slice(begin)
         if not request.without_queues:
-            while await in_round(self._rounds, lambda engine, _turn: page.step(engine)):
+            while await self._slice(lambda engine, _turn: page.step(engine)):
                 pass
         return page.reply
 
@@ -90,8 +93,8 @@ class BrokerReader:
         def begin(engine: Engine, _turn: Turn) -> None:
             page.look_at(engine.catalog.groups if named is None else named)
 
-        await in_round(self._rounds, begin)
-        while await in_round(self._rounds, lambda engine, _turn: page.step(engine)):
+        await self._slice(begin)
+        while await self._slice(lambda engine, _turn: page.step(engine)):
             pass
         return page.reply
 
@@ -113,14 +116,14 @@ class BrokerReader:
                 )
             )
 
-        walk = await in_round(self._rounds, begin)
-        while await in_round(self._rounds, lambda _engine, _turn: walk.step()):
+        walk = await self._slice(begin)
+        while await self._slice(lambda _engine, _turn: walk.step()):
             pass
 
         def tell(engine: Engine, _turn: Turn) -> None:
             reply.items.extend(_pending(engine, timer) for timer in walk.found)
 
-        await in_round(self._rounds, tell)
+        await self._slice(tell)
         reply.cursor = "" if walk.next_id is None else str(walk.next_id)
         reply.damaged_count = walk.damaged_count
         return reply
@@ -136,15 +139,15 @@ class BrokerReader:
                 group_ids, first=first, max_messages=ITEMS_A_PAGE
             )
 
-        walk = await in_round(self._rounds, begin)
-        while await in_round(self._rounds, lambda _engine, turn: walk.step(turn.now_ms)):
+        walk = await self._slice(begin)
+        while await self._slice(lambda _engine, turn: walk.step(turn.now_ms)):
             pass
 
         def tell(engine: Engine, _turn: Turn) -> None:
             found = (_in_flight(engine, one) for one in walk.found)
             reply.items.extend(one for one in found if one is not None)
 
-        await in_round(self._rounds, tell)
+        await self._slice(tell)
         reply.cursor = ".".join(map(str, walk.next_place or ()))
         return reply
 
@@ -199,9 +202,14 @@ class BrokerReader:
                     ids.add(id_)
             return bool(left)
 
-        while await in_round(self._rounds, look):
+        while await self._slice(look):
             pass
         return frozenset(ids), missing
+
+    async def _slice(self, function: Callable[[Engine, Turn], T]) -> T:
+        """Do a slice of a page in a round; its refusal ends the call."""
+        async with self._one_by_one:
+            return await in_round(self._rounds, function)
 
 
 def _id_of_topic(catalog: Catalog, name: str) -> TopicId | None:

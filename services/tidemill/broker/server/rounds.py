@@ -495,6 +495,8 @@ class _Call(Generic[T]):
         self.result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def apply(self, turn: Turn) -> Iterator[None]:
+        if self.result.cancelled():
+            return  # Who asked has gone before anything was done.
         turn.effects[self] = self
         before = turn.engine.state_mark
         try:

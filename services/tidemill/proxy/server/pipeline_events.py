@@ -1,17 +1,13 @@
-"""ReadEvents: pages of a broker's lifecycle events, passed on as they are.
-
-Few at once, in rotation among the addresses that want them, as pages of queues are.
-"""
+"""ReadEvents: pages of a broker's lifecycle events, passed on as they are."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.message import limits
-from tidemill.proxy.fair_turns import FairTurns
-from tidemill.proxy.server.queues import READER, find_broker
+from tidemill.proxy.server.broker_pages import BrokerPages
+from tidemill.proxy.server.queues import find_broker
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -22,8 +18,6 @@ if TYPE_CHECKING:
 LOG_BYTES_MAX: Final = 64 << 20  # of a call
 # For a page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.
 PAGE_TIMEOUT_MS: Final = 30_000
-# Of one broker group, which reads a slice of one at a time: the other one is on its way.
-PAGES_AT_ONCE: Final = 2
 
 
 @final
@@ -32,8 +26,7 @@ class Events:
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
-        self._calls = calls
-        self._turns: defaultdict[str, FairTurns] = defaultdict(lambda: FairTurns(PAGES_AT_ONCE))
+        self._pages = BrokerPages(calls)
 
     async def read_events(
         self, request: pb.ReadEventsRequest, address: str
@@ -49,11 +42,9 @@ class Events:
         until = request.until_position
         while True:
             request.log_bytes_max = left
-            async with self._turns[broker.name].turn(address):
-                page = await self._calls.call(
-                    broker, READER + "ReadEvents", request.SerializeToString(),
-                    timeout_ms=PAGE_TIMEOUT_MS,
-                )  # fmt: skip
+            page = await self._pages.ask(
+                broker, "ReadEvents", request, reader=address, timeout_ms=PAGE_TIMEOUT_MS
+            )
             yield page
             # What is in it stays unread: the message has a place for everything else alone.
             end = broker_pb2.EventsPage.FromString(page)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidemill.common.errors import ServiceError
 from tidemill.message import limits
+from tidemill.proxy.server.broker_pages import BrokerPages
 from tidemill.proxy.server.pipeline_events import Events
 from tidemill.proxy.server.pipeline_source import Row
-from tidemill.proxy.server.queues import READER, find_broker
+from tidemill.proxy.server.queues import find_broker
 from tidemill.proxy.server.ranges import RangeReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PAGE_TIMEOUT_MS: Final = 10_000
 # Of the question to all: what a broker that hangs may keep the answer of the others.
 QUEUES_TIMEOUT_MS: Final = 3_000
+# The same with the wait for a turn, where others wait for that broker, too.
+QUEUES_ANSWER_MS: Final = 10_000
 
 
 def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -> Mapping[str, Row]:
@@ -52,19 +55,19 @@ class Pages:
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
-        self._calls = calls
+        self._pages = BrokerPages(calls)
 
     def of(self, name: str, reply_type: type[Any], named: Literal["topics", "groups"]) -> Any:
         """Return who answers a method whose request names a broker, some others, and a cursor."""
 
-        async def answer(request: Any, _address: str) -> AsyncGenerator[bytes, None]:
+        async def answer(request: Any, address: str) -> AsyncGenerator[bytes, None]:
             names = getattr(request, named)
             limits.NAMES.check_count(len(names))
             names[:] = dict.fromkeys(names)
             broker = find_broker(self._cluster, request.broker)
             while True:
-                page = await self._calls.call(
-                    broker, READER + name, request.SerializeToString(), timeout_ms=PAGE_TIMEOUT_MS
+                page = await self._pages.ask(
+                    broker, name, request, reader=address, timeout_ms=PAGE_TIMEOUT_MS
                 )
                 yield page
                 reply = reply_type.FromString(page)
@@ -85,23 +88,27 @@ class Pages:
 class Queues:
     """GetQueues: of all broker groups, those that cannot be asked among them."""
 
-    def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
+    def __init__(
+        self, cluster: Cluster, calls: BrokerCalls, *, answer_ms: int = QUEUES_ANSWER_MS
+    ) -> None:
         self._cluster = cluster
-        self._calls = calls
+        # Apart from those of listings, which may have a broker that hangs for longer.
+        self._pages = BrokerPages(calls)
+        self._answer_ms = answer_ms
 
     async def get_queues(
-        self, request: pb.GetQueuesRequest, _address: str
+        self, request: pb.GetQueuesRequest, address: str
     ) -> AsyncGenerator[pb.GetQueuesReply, None]:
         """Ask all at once, and follow those that have more."""
         limits.NAMES.check_count(len(request.topics))
         limits.TOPIC_PATTERN.check_text(request.topic_pattern)
         told = list(self._cluster.brokers)
-        first = await asyncio.gather(*[self._ask(broker, request) for broker in told])
+        first = await asyncio.gather(*[self._ask(broker, request, address) for broker in told])
         yield pb.GetQueuesReply(groups=first)
         for broker, answer in zip(told, first, strict=True):
             request.cursor = answer.cursor
             while request.cursor:
-                page = await self._ask(broker, request)
+                page = await self._ask(broker, request, address)
                 yield pb.GetQueuesReply(groups=[page])
                 request.cursor = page.cursor
         names = {broker.name for broker in told}
@@ -116,13 +123,18 @@ class Queues:
                 ]
             )
 
-    async def _ask(self, broker: BrokerGroup, request: pb.GetQueuesRequest) -> pb.BrokerGroupQueues:
+    async def _ask(
+        self, broker: BrokerGroup, request: pb.GetQueuesRequest, address: str
+    ) -> pb.BrokerGroupQueues:
         try:
-            page = await self._calls.call(
-                broker,
-                READER + "GetQueues",
-                request.SerializeToString(),
-                timeout_ms=QUEUES_TIMEOUT_MS,
+            async with asyncio.timeout(self._answer_ms / 1000):
+                page = await self._pages.ask(
+                    broker, "GetQueues", request, reader=address, timeout_ms=QUEUES_TIMEOUT_MS
+                )
+        except TimeoutError:
+            return pb.BrokerGroupQueues(
+                broker=broker.name,
+                error="BrokerTimeout: others ask it, and there was no turn in time",
             )
         except ServiceError as error:
             return pb.BrokerGroupQueues(
