@@ -3,15 +3,16 @@
     cursor: base64url of {broker: [position, index, end of the log, id of the log], ...}
 
 It names the broker groups of which there is more to read. Where each log ends was fixed by the
-first call, so that following the cursor ends, however much is written meanwhile.
+first call, so that following the cursor ends, however much is written meanwhile. Who holds one may
+have written it: it is believed in nothing that a call could not bear.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from tidemill.admin.brokers import Answer, Brokers, Member
@@ -34,8 +35,13 @@ class Place(NamedTuple):
     log_id: str
 
 
-async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
-    """Read on in the logs of all broker groups; raise MessageNotFound where none knows it."""
+async def trace(
+    cluster: Brokers, message_id: str, cursor: str, *, is_gone: Callable[[], Awaitable[bool]]
+) -> MessageTrace:
+    """Read on in the logs of all broker groups; raise MessageNotFound where none knows it.
+
+    Between two pages it ends where who asked `is_gone`.
+    """
     places = _decode(cursor) if cursor else None
     events: list[MessageEvent] = []
     unreachable: list[str] = []
@@ -56,8 +62,11 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
 
     while True:
         found = await cluster.ask_all(ask)
-        unreachable += [name for name in found.unreachable if name not in unreachable]
         before, places = places or {}, dict(places or {})
+        asked = {answer.broker for answer in found.answers}
+        # One that was removed since, or is none, cannot be read either.
+        away = [*found.unreachable, *(name for name in before if name not in asked)]
+        unreachable += [name for name in dict.fromkeys(away) if name not in unreachable]
         for answer in found.answers:
             if answer.value is None:
                 continue
@@ -74,7 +83,8 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
             if place.position >= place.end:
                 del places[answer.broker]
         open_places = {name: place for name, place in places.items() if name not in unreachable}
-        if not open_places or read_bytes >= LOG_BYTES_MAX or len(events) >= EVENTS_MAX:
+        is_full = read_bytes >= LOG_BYTES_MAX or len(events) >= EVENTS_MAX
+        if not open_places or is_full or places == before or await is_gone():
             break
     if not events and not damaged and not cursor and not open_places:
         if unreachable:
@@ -96,7 +106,8 @@ async def trace(cluster: Brokers, message_id: str, cursor: str) -> MessageTrace:
 def _place_behind(answer: Answer[pb.ReadEventsReply | None], before: Place | None) -> Place:
     reply = answer.value
     assert reply is not None, "it was asked"
-    end = reply.log_end if before is None else before.end
+    # Behind the end nothing comes, whatever a cursor says.
+    end = reply.log_end if before is None else min(before.end, reply.log_end)
     return Place(reply.next_position, reply.next_index, end, reply.log_id)
 
 
@@ -130,14 +141,23 @@ def _encode(places: dict[str, Place]) -> str:
 
 
 def _decode(cursor: str) -> dict[str, Place]:
+    """Return the places of a cursor; raise BadRequest for what no call gave out."""
     try:
         values = json.loads(base64.urlsafe_b64decode(cursor))
-        places = {str(name): Place(*fields) for name, fields in values.items()}
-        for place in places.values():
-            if min(map(int, place[:3])) < 0 or max(place[:3]) >= 1 << 63:
-                raise ValueError("a position that no log has")
-            if place.number >= 1 << 32 or not isinstance(place.log_id, str):
-                raise ValueError("an index that no record has")
-    except (ValueError, TypeError, AttributeError, binascii.Error):
-        raise BadRequest("cursor is not one that this API gave out") from None
+        places = {name: Place(*fields) for name, fields in values.items()}
+        is_ours = bool(places) and all(map(_is_sendable, places, places.values()))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        raise BadRequest("cursor is not one that this API gave out")
     return places
+
+
+def _is_sendable(name: str, place: Place) -> bool:
+    """Whether a request can hold what a cursor says of a broker group."""
+    position, number, end, log_id = place
+    # Exactly: True is an int, too, and infinity a number.
+    if [type(each) for each in place] != [int, int, int, str]:
+        return False
+    name.encode(), log_id.encode()  # Half a character is none: ValueError.
+    return 0 <= position < end < 1 << 63 and 0 <= number < 1 << 32

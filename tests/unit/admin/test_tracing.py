@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +13,7 @@ import pytest
 
 from tidemill.admin.brokers import Answer, Answers, Brokers
 from tidemill.admin.message_schemas import MessageTrace
-from tidemill.admin.tracing import LOG_BYTES_MAX, trace
+from tidemill.admin.tracing import LOG_BYTES_A_PAGE, LOG_BYTES_MAX, trace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -27,6 +29,7 @@ class Log:
     end: int
     is_away: bool = False
     damaged: int = 0  # bytes, of its first page
+    is_stuck: bool = False  # reads nothing
     asked: list[pb.ReadEventsRequest] = field(default_factory=list)
 
     async def read_events(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
@@ -34,7 +37,9 @@ class Log:
         begin = request.from_position
         if request.from_message:
             begin = self.positions[0] if self.positions else self.end
-        until = min(request.until_position or self.end, begin + request.log_bytes_max)
+        until = min(request.until_position or self.end, self.end, begin + request.log_bytes_max)
+        if self.is_stuck:
+            until = begin
         found = [at for at in self.positions if begin <= at < until]
         return pb.ReadEventsReply(
             events=[pb.Event(position=at, kind=pb.STORED, topic="orders") for at in found],
@@ -60,8 +65,16 @@ class Cluster:
         return Answers(answers, away)
 
 
-def traced(*logs: Log, cursor: str = "") -> MessageTrace:
-    return asyncio.run(trace(cast("Brokers", Cluster(*logs)), "m", cursor))
+def traced(*logs: Log, cursor: str = "", is_gone: bool = False) -> MessageTrace:
+    async def look() -> bool:
+        return is_gone
+
+    cluster = cast("Brokers", Cluster(*logs))
+    return asyncio.run(trace(cluster, "m", cursor, is_gone=look))
+
+
+def cursor_of(places: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
 
 
 def positions(found: MessageTrace) -> list[int]:
@@ -105,11 +118,69 @@ def test_who_cannot_be_asked_is_named_and_the_others_are_read() -> None:
 
 @pytest.mark.parametrize(
     "cursor",
-    ["x", "e30", "W10=", "eyJhIjogMX0=", "eyJhIjogWy0xLCAwLCAwLCAieCJdfQ==", "é"],
+    [
+        "x",
+        "e30",
+        "é",
+        cursor_of({}),
+        cursor_of([]),
+        cursor_of({"a": 1}),
+        cursor_of({"a": [-1, 0, 10, "x"]}),
+        cursor_of({"a": [0, -1, 10, "x"]}),
+        cursor_of({"a": [0, 1 << 32, 10, "x"]}),
+        cursor_of({"a": [0, 0, 1 << 63, "x"]}),
+        cursor_of({"a": [10, 0, 10, "x"]}),
+        cursor_of({"a": [0, 0, 10, 7]}),
+        cursor_of({"a": [0, 0, 10]}),
+        cursor_of({"a": "0123"}),
+        cursor_of({"a": [1.5, 0, 10, "x"]}),
+        cursor_of({"a": [0, 0, float("inf"), "x"]}),
+        cursor_of({"a": [float("nan"), 0, 10, "x"]}),
+        cursor_of({"a": [False, 0, True, "x"]}),
+        cursor_of({"a": [0, 0, 10, "\ud800"]}),
+        cursor_of({"\ud800": [0, 0, 10, "x"]}),
+        base64.urlsafe_b64encode(b"[" * 12_000).decode(),
+    ],
 )
 def test_a_cursor_of_somebody_elses_is_refused(cursor: str) -> None:
     with pytest.raises(BadRequest):
         traced(Log("broker-0", [5], 10), cursor=cursor)
+
+
+def test_a_broker_group_that_is_none_is_named_and_the_others_are_read() -> None:
+    log = Log("broker-0", [5], 10)
+    places = {"removed": [0, 0, 10, "x"], "broker-0": [0, 0, 10, "the log"]}
+    found = traced(log, cursor=cursor_of(places))
+    assert (positions(found), found.unreachable, found.cursor) == ([5], ["removed"], None)
+    found = traced(log, cursor=cursor_of({"removed": [0, 0, 10, "x"]}))
+    assert (positions(found), found.unreachable, found.cursor) == ([], ["removed"], None)
+
+
+def test_a_broker_group_that_is_removed_between_two_pages_is_named() -> None:
+    log = Log("broker-0", [5], 10)
+    cursor = traced(log, Log("broker-1", [0], 2 * LOG_BYTES_MAX)).cursor
+    assert cursor
+    found = traced(log, cursor=cursor)
+    assert (found.unreachable, found.cursor) == (["broker-1"], None)
+
+
+def test_a_log_is_read_to_its_end_whatever_end_a_cursor_has() -> None:
+    log = Log("broker-0", [5], 10)
+    found = traced(log, cursor=cursor_of({"broker-0": [0, 0, 1 << 40, "the log"]}))
+    assert (positions(found), found.cursor, len(log.asked)) == ([5], None, 1)
+
+
+def test_a_call_ends_with_a_page_of_which_nothing_was_read() -> None:
+    log = Log("broker-0", [], 10, is_stuck=True)
+    cursor = cursor_of({"broker-0": [3, 0, 10, "the log"]})
+    assert traced(log, cursor=cursor).left_bytes == 7
+    assert len(log.asked) == 1
+
+
+def test_for_who_has_gone_no_other_page_is_read() -> None:
+    log = Log("broker-0", [0], LOG_BYTES_MAX)
+    assert traced(log, is_gone=True).left_bytes == LOG_BYTES_MAX - LOG_BYTES_A_PAGE
+    assert len(log.asked) == 1
 
 
 def test_what_is_damaged_is_told_with_the_journey() -> None:

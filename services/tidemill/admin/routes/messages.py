@@ -133,6 +133,7 @@ async def peek_message(
 async def trace_message(
     message_id: MessageId,
     cluster: Cluster,
+    request: Request,
     cursor: Annotated[
         str, Query(max_length=CURSOR_CHARS_MAX, description="That of the answer before.")
     ] = "",
@@ -142,7 +143,8 @@ async def trace_message(
     A call looks at up to 64 MiB of log, and tells what it has found: follow `cursor` until there is
     none. Each broker group is asked, and looks from the first record of the message that it has.
     """
-    return await trace(cluster, message_id, cursor)
+    await request.body()  # Behind it comes the news that the client has gone.
+    return await trace(cluster, message_id, cursor, is_gone=request.is_disconnected)
 
 
 @router.get("/topics/{topic}/queues/{queue}/messages", response_model_exclude_none=True)
