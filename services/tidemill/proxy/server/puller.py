@@ -131,8 +131,9 @@ class Puller:
             page = await self._pull_once(call, queue, pull, responses, topic_wire)
             if page.items:
                 return page
-            _check_range(pull.offset, page)
             is_stuck = page.next_offset == pull.offset
+            if is_stuck:  # What was looked at may be gone by now, and is no loss.
+                _check_range(pull.offset, page)
             pull.offset = page.next_offset
             left_ms = end_ms - self._clock.monotonic_ms()
             if left_ms <= 0 or (is_stuck and not page.is_at_end):

@@ -62,7 +62,9 @@ class RangeReader:
             while True:
                 page = await asking
                 gone_from, next_offset = -1, page.next_offset
-                if pull.offset < page.min_offset:
+                # Where the queue begins is told as of the end of the page: retention may have taken
+                # what is on it by then.
+                if next_offset == pull.offset < page.min_offset:
                     gone_from, next_offset = pull.offset, page.min_offset
                 elif pull.offset > page.end_offset:
                     raise IllegalOffset(
