@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from tidemill.admin.app import create_app
 from tidemill.admin.settings import AdminSettings
-from tidemill.broker.engine.metadata.pull_offsets import PULL_OFFSETS_MAX
+from tidemill.broker.engine.metadata.pull_offsets import FEW, PULL_OFFSETS_MAX, RESERVED
 from tidemill.broker.engine.pull import SCAN_ENTRIES_MAX
 from tidemill.broker.server import event_pages
 from tidemill.broker.settings import BrokerSettings
@@ -205,6 +205,7 @@ def reading_limits() -> list[str]:
         "bytes of the log that a call of ReadEvents looks at": event_pages.LOG_BYTES_MAX,
         "events of one of its pages": event_pages.EVENTS_A_PAGE,
         "pull offsets that a broker keeps": PULL_OFFSETS_MAX,
+        f"of these, those that only groups with fewer than {FEW} may take": RESERVED,
     }  # fmt: skip
     return [f"| {what} | {count:,} |" for what, count in most.items()]
 

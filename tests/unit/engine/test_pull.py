@@ -13,7 +13,12 @@ from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.layout.message import Cause
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
-from tidemill.broker.engine.metadata.pull_offsets import PULL_OFFSETS_MAX, pull_offset_item
+from tidemill.broker.engine.metadata.pull_offsets import (
+    FEW,
+    PULL_OFFSETS_MAX,
+    RESERVED,
+    pull_offset_item,
+)
 from tidemill.broker.engine.pull import (
     ENDLESS,
     ENTRIES_A_STEP,
@@ -370,7 +375,7 @@ def test_the_segments_that_retention_leaves_hold_pull_offsets() -> None:
     assert world.engine.catalog.pull_offsets.all == {(*ids, 0): 2}
 
 
-def test_a_pull_offset_that_is_said_again_is_no_record_and_there_are_so_many() -> None:
+def test_a_pull_offset_that_is_said_again_is_no_record() -> None:
     world = World()
     ids = world.group(), world.topic(queues=2)
     world.send("m0")
@@ -387,9 +392,50 @@ def test_a_pull_offset_that_is_said_again_is_no_record_and_there_are_so_many() -
         update(GroupId(99), ids[1], QueueId(0), 0, world.now_ms)
     with pytest.raises(TopicNotFound):
         update(ids[0], TopicId(99), QueueId(0), 0, world.now_ms)
+
+
+def have_pulled(world: World, group_id: GroupId, *, count: int) -> None:
+    """Let a group have so many pull offsets more, of topics that are not there."""
     offsets = world.engine.catalog.pull_offsets
-    for number in range(PULL_OFFSETS_MAX - len(offsets.all)):
-        offsets.apply(pull_offset_item((GroupId(1_000), TopicId(1_000 + number), QueueId(0)), 0))
-    with pytest.raises(Overloaded, match="20000"):
-        update(*ids, QueueId(1), 0, world.now_ms)
-    update(*ids, QueueId(0), 0, world.now_ms)
+    first = 1 + max((key[1] for key in offsets.of_group(group_id)), default=1_000)
+    for number in range(first, first + count):
+        offsets.apply(pull_offset_item((group_id, TopicId(number), QueueId(0)), 0))
+
+
+def test_one_group_cannot_have_all_pull_offsets_that_a_broker_keeps() -> None:
+    world = World()
+    greedy, modest, topic_id = world.group("greedy"), world.group("modest"), world.topic(queues=2)
+    update = world.engine.administration.update_pull_offset
+    have_pulled(world, greedy, count=PULL_OFFSETS_MAX - RESERVED)
+    with pytest.raises(Overloaded, match=r"greedy has most, 16000"):
+        update(greedy, topic_id, QueueId(0), 0, world.now_ms)
+    update(modest, topic_id, QueueId(0), 0, world.now_ms)
+    have_pulled(world, modest, count=FEW - 1)
+    with pytest.raises(Overloaded):
+        update(modest, topic_id, QueueId(1), 0, world.now_ms)
+    update(modest, topic_id, QueueId(0), 0, world.now_ms)
+
+
+def test_there_are_so_many_pull_offsets_and_the_group_that_has_most_is_told() -> None:
+    world = World()
+    first, second, topic_id = world.group("first"), world.group("second"), world.topic(queues=2)
+    world.send("m0")
+    administration = world.engine.administration
+    administration.update_pull_offset(second, topic_id, QueueId(0), 0, world.now_ms)
+    have_pulled(world, first, count=12_000)
+    have_pulled(world, second, count=PULL_OFFSETS_MAX - 12_001)
+
+    def refused() -> str:
+        late = world.group("late")
+        with pytest.raises(Overloaded) as raised:
+            administration.update_pull_offset(late, topic_id, QueueId(1), 0, world.now_ms)
+        return raised.value.message
+
+    assert "first has most, 12000" in refused()
+    # What is known moves on.
+    administration.update_pull_offset(second, topic_id, QueueId(0), 1, world.now_ms)
+    administration.delete_group("first", world.now_ms)
+    have_pulled(world, second, count=12_000)
+    assert "second has most, 20000" in refused()
+    administration.delete_group("second", world.now_ms)
+    administration.update_pull_offset(world.group("late"), topic_id, QueueId(1), 0, world.now_ms)

@@ -22,8 +22,10 @@ from tidemill.broker.engine.metadata.catalog import (
     topic_item,
 )
 from tidemill.broker.engine.metadata.pull_offsets import (
+    FEW,
     FORGOTTEN,
     PULL_OFFSETS_MAX,
+    RESERVED,
     pull_offset_item,
 )
 from tidemill.broker.engine.metadata.quota import Quota
@@ -338,13 +340,24 @@ class Administration:
         known = catalog.pull_offsets.find(key)
         if known == offset:
             return
-        if known is None and len(catalog.pull_offsets.all) >= PULL_OFFSETS_MAX:
-            raise Overloaded(
-                f"the broker keeps {PULL_OFFSETS_MAX} pull offsets and no more; "
-                f"delete groups that pull no longer"
-            )
+        if known is None:
+            self._check_pull_offsets(group_id)
         self._check_room()
         self._fold.append(Config(pull_offset_item(key, offset)), now_ms)
+
+    def _check_pull_offsets(self, group_id: GroupId) -> None:
+        """Raise Overloaded where a group may have no other pull offset."""
+        catalog = self._catalog
+        if catalog.pull_offsets.has_room(group_id):
+            return
+        largest = catalog.pull_offsets.find_largest()
+        assert largest is not None, "there is room where there are none"
+        raise Overloaded(
+            f"the broker keeps {PULL_OFFSETS_MAX} pull offsets and no more, the last {RESERVED} for"
+            f" groups with fewer than {FEW}; {catalog.groups[largest].name} has most,"
+            f" {catalog.pull_offsets.count_of_group(largest)}: delete groups that pull no longer,"
+            f" or forget the topics that they do not pull any more"
+        )
 
     def forget_pull_offsets(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> None:
         """Forget how far a group has pulled a topic; where it has not said so nothing is done."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # At one broker: a snapshot, and the deletion of a topic or a group, look at all of theirs in one
 # turn, some milliseconds at the most.
 PULL_OFFSETS_MAX: Final = 20_000
+# Of these, so many are for groups that have few: one that pulls all that there is, or makes believe
+# to, leaves others room to begin.
+RESERVED: Final = 4_000
+FEW: Final = 64  # eight topics of eight queues each
 # In place of an offset: it is forgotten. A program that knows no such thing takes it for an offset,
 # behind which nothing is kept for anybody.
 FORGOTTEN: Final = 2**63 - 1
@@ -33,6 +37,7 @@ class PullOffsets:
         # Of each group and of each topic, what dies with it.
         self._of_group: dict[GroupId, dict[Key, None]] = {}
         self._of_topic: dict[TopicId, dict[Key, None]] = {}
+        self._largest: GroupId | None = None  # with most; None: it has to be looked for
 
     @property
     def all(self) -> Mapping[Key, int]:
@@ -47,6 +52,21 @@ class PullOffsets:
         """Return where a group has said how far it is."""
         return list(self._of_group.get(group_id, ()))
 
+    def has_room(self, group_id: GroupId) -> bool:
+        """Whether a group may have another one."""
+        left = PULL_OFFSETS_MAX - len(self._offsets)
+        return left > (0 if self.count_of_group(group_id) < FEW else RESERVED)
+
+    def count_of_group(self, group_id: GroupId) -> int:
+        """Return in how many queues a group has said how far it is."""
+        return len(self._of_group.get(group_id, ()))
+
+    def find_largest(self) -> GroupId | None:
+        """Return the group that has most; None: there are none."""
+        if self._largest is None:
+            self._largest = max(self._of_group, key=self.count_of_group, default=None)
+        return self._largest
+
     def apply(self, item: Mapping[str, Any]) -> tuple[str, bool]:
         """Fold an item in; return its key in the catalog, and whether it is there now."""
         key = GroupId(item["group"]), TopicId(item["topic"]), QueueId(item["queue"])
@@ -56,6 +76,10 @@ class PullOffsets:
         self._offsets[key] = item["offset"]
         self._of_group.setdefault(key[0], {})[key] = None
         self._of_topic.setdefault(key[1], {})[key] = None
+        if self._largest is not None and (
+            self.count_of_group(key[0]) > self.count_of_group(self._largest)
+        ):
+            self._largest = key[0]
         return item_key(key), True
 
     def forget_group(self, group_id: GroupId) -> list[str]:
@@ -68,6 +92,8 @@ class PullOffsets:
 
     def _forget(self, key: Key) -> str:
         del self._offsets[key]
+        if key[0] == self._largest:
+            self._largest = None
         for of_each, id_ in ((self._of_group, key[0]), (self._of_topic, key[1])):
             known: dict[Key, None] = of_each[id_]  # type: ignore[index]  # each with its own ids
             del known[key]
