@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.support.archiving import Archived
 from tests.support.fake_cluster import FakeCluster
 from tests.support.micro_batches import Stream, read_batch
-from tidemill.pipeline.client import connect
+from tidemill.pipeline.client import NAMES_MAX, LeftOut, connect
 from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.errors import BadOption, Gone, Unreachable
 from tidemill.pipeline.jobs.events import tell_missing
@@ -237,6 +237,20 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(cluster: FakeCluster) ->
     assert [next(found).timer_id for _ in range(4)] == [0, 1, 2, 3]
     assert cluster.calls.count("ListPending") == 1
     assert [one.timer_id for one in found] == [4, 5]
+    assert cluster.calls.count("ListPending") == 2
+
+
+def test_what_waits_of_more_topics_than_a_call_may_name_is_asked_for_in_parts(
+    cluster: FakeCluster,
+) -> None:
+    names = [f"topic-{n}" for n in range(NAMES_MAX + 1)]
+    cluster.add(names[0], "a", 0, 1)
+    for name in names:
+        cluster.brokers["a"].pending.append(pb.Pending(topic=name))
+    given = {"endpoints": cluster.endpoint, "topic": names[0]}
+    client = connect(parse_source(given, is_stream=False).connection)
+    found = client.pending("a", topics=names, left=LeftOut())
+    assert [one.topic for one in found] == names
     assert cluster.calls.count("ListPending") == 2
 
 

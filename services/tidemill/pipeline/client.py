@@ -6,13 +6,14 @@ a pause that doubles; how often is an option. What a cluster will not do is `Ref
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 
 CALL_S: Final = 30.0  # for an answer that reads no message; a cluster of 1000 queues needs a second
+NAMES_MAX: Final = 4_096  # of one call, as docs/limits.md has it
 EVENTS_S: Final = 120.0  # for 64 MiB of a log
 BACKOFF_MS_MAX: Final = 5_000  # of the pause that doubles
 EVENT_LOG_BYTES: Final = 64 << 20  # of the log that one call reads, as the cluster bounds it
@@ -310,30 +312,31 @@ class Client:
                 return
 
     def pending(
-        self, broker: str, *, topics: Iterable[str], from_ms: int = 0, until_ms: int | None = None,
+        self, broker: str, *, topics: Sequence[str], from_ms: int = 0, until_ms: int | None = None,
         with_messages: bool = False, left: LeftOut | None = None,
     ) -> Iterator[pb.Pending]:  # fmt: skip
-        """Yield the delayed messages that wait, in the order of their timers' ids.
+        """Yield the delayed messages that wait, of all topics where none is named.
 
-        Raises Refused for a topic that is not there, unless there is a `left` for it.
+        In the order of their timers' ids, of so many topics at a time as one call may name. Raises
+        Refused for a topic that is not there, unless there is a `left` for it.
         """
         assert until_ms is None or until_ms > 0, "nothing is due before 1970"
-        yield from self._pages(
-            lambda cursor: self._source().ListPending(
-                pb.ListPendingRequest(
-                    broker=broker,
-                    topics=topics,
-                    due_from_ms=from_ms,
-                    due_until_ms=until_ms or 0,
-                    with_messages=with_messages,
-                    cursor=cursor,
-                    skips_missing=left is not None,
-                ),
-                timeout=CALL_S,
-                metadata=self._headers(),
-            ),
-            left,
-        )
+        for i in range(0, max(1, len(topics)), NAMES_MAX):
+            request = pb.ListPendingRequest(
+                broker=broker,
+                topics=topics[i : i + NAMES_MAX],
+                due_from_ms=from_ms,
+                due_until_ms=until_ms or 0,
+                with_messages=with_messages,
+                skips_missing=left is not None,
+            )
+            yield from self._pages(functools.partial(self._list_pending, request), left)
+
+    def _list_pending(
+        self, request: pb.ListPendingRequest, cursor: str
+    ) -> Iterator[pb.ListPendingReply]:
+        request.cursor = cursor
+        return iter(self._source().ListPending(request, timeout=CALL_S, metadata=self._headers()))
 
     def in_flight(
         self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
