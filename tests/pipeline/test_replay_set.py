@@ -241,7 +241,9 @@ def test_a_dry_run_says_what_becomes_of_messages(
     assert [each.sentences()[1:] for each in looked.effects] == [
         ["1 have no body, and are not sent"], ["2 have none then"], [], [],
     ]  # fmt: skip
-    assert found["tag"].sentences() == ["tag would be another one in 3 of them: paid becomes PAID"]
+    assert found["tag"].sentences()[:1] == [
+        "tag would be another one in 3 of them: paid becomes PAID"
+    ]
     assert found["keys"].sentences() == ["keys would be another one in 0 of them"]
 
 

@@ -169,7 +169,7 @@ class ArchiveJob:
                 bytes=done.bytes + sum(each.bytes for each in ranges),
                 batches=done.batches + 1,
                 waiting=self._waiting(target),
-                stored_to_ms=max(done.stored_to_ms, *(each.max_store_ms for each in ranges)),
+                stored_to_ms=max([done.stored_to_ms, *(each.max_store_ms for each in ranges)]),
                 by_topic=_by_topic(ranges),
             )
             progress(done)
