@@ -73,6 +73,19 @@ def test_a_round_of_which_the_verification_finds_something_is_no_success(
     assert path.name in "".join(going.said)
 
 
+def test_what_kept_all_from_being_archived_is_no_lag_of_none(
+    cluster: FakeCluster, archive: Archived
+) -> None:
+    cluster.add("orders", "a", 0, 10)
+    archive.append()
+    cluster.add("orders", "a", 0, 10)
+    going = Going(archive, then_verify=True, topicPattern="", topics="orders,nosuch")
+    going.round()
+    assert going.sample("archive_lag_seconds") is None
+    assert going.sample("success_timestamp_seconds") is None
+    assert archive.sealed() == [("orders", 10, 10)]
+
+
 def test_the_lag_is_told_while_some_wait_also_where_nothing_was_archived(
     cluster: FakeCluster, archive: Archived
 ) -> None:

@@ -6,10 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.status import SparkStageInfo
 
+from tests.support.eventually import eventually
 from tidemill.pipeline import session, shared_classes
+from tidemill.pipeline.jobs import running
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 QUIET = "log4j2-quiet.properties"
 WARNINGS = "log4j2-program.properties"
@@ -104,3 +111,15 @@ def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> Non
     kept = [line for line in of_spark if "shared objects file (top)" in line]
     assert len(of_spark) > 1000
     assert len(kept) > len(of_spark) * 0.9
+
+
+def test_a_step_that_takes_long_says_so(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "TOLD_ELSEWHERE_S", 0.01)
+    said: list[str] = []
+    with running.watching(spark, said.append, "reading"):
+        eventually(lambda: len(said) > 2, within_ms=60_000)
+    assert said[:2] == ["reading", "reading: 0 s"]
+    stages = [SparkStageInfo(1, 0, "a stage", 5, 0, done, 0) for done in (5, 1)]
+    assert running.told_of_tasks("reading", 1234, stages) == "reading: 1,234 s, 6 of 10 tasks"

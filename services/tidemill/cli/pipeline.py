@@ -718,10 +718,10 @@ def _expressions(given: list[str] | None) -> dict[str, str]:
 
 @app.command()
 def prepare() -> None:
-    """Have Java keep Spark's classes, so that each job starts in a third of the time.
+    """Have Java keep Spark's classes, so that Spark starts in less than half of the time.
 
-    Once for a Python environment, a minute and 180 MB; again after another Java or PySpark, which
-    does without until then.
+    Once for a Python environment, a minute or two and 194 MB; again after another Java or PySpark,
+    which does without until then.
 
     Example: tidemill pipeline prepare
     """

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tidemill.pipeline.errors import PipelineError
-from tidemill.pipeline.shared_classes import options_to_use
+from tidemill.pipeline.shared_classes import JAVA_OPTIONS, java_options, options_to_use
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +34,7 @@ _SETTINGS: Final = {
 # What log4j writes of a program, where nobody has said otherwise, and of a job.
 _LOG_OF_PROGRAM: Final = Path(__file__).with_name("log4j2-program.properties")
 _LOG_OF_JOB: Final = Path(__file__).with_name("log4j2-quiet.properties")
-# Options that the JVM of a driver is started with, before those of `spark.driver.extraJavaOptions`.
-_JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
-_OF_ALL_JAVAS: Final = "JAVA_TOOL_OPTIONS"  # come before them
+_OF_ALL_JAVAS: Final = "JAVA_TOOL_OPTIONS"  # come before those of the driver
 
 
 def build_spark(
@@ -78,7 +75,7 @@ def build_spark(
     for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
-        with _java_options(_LOG_OF_JOB if is_job else _log_of_program()):
+        with java_options(_options_of(_LOG_OF_JOB if is_job else _log_of_program())):
             spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
@@ -92,20 +89,10 @@ def build_spark(
     return spark
 
 
-@contextlib.contextmanager
-def _java_options(log: Path | None) -> Iterator[None]:
-    """Have a JVM that is started in the block log as a file says, or by itself, and start sooner.
-
-    Of options that are there twice Java takes the last, and those that somebody gives come later.
-    """
-    before = os.environ.get(_JAVA_OPTIONS, "")
+def _options_of(log: Path | None) -> list[str]:
+    """Return what has a JVM log as a file says, or by itself, and start sooner."""
     ours = [] if log is None else [f"-Dlog4j2.configurationFile={log.as_uri()}"]
-    ours += options_to_use(before)
-    os.environ[_JAVA_OPTIONS] = " ".join([*ours, before]).rstrip()
-    try:
-        yield
-    finally:
-        os.environ[_JAVA_OPTIONS] = before
+    return ours + options_to_use(os.environ.get(JAVA_OPTIONS, ""))
 
 
 def _log_of_program() -> Path | None:

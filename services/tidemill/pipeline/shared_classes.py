@@ -6,16 +6,37 @@ by its size, and a bit that has flipped in it by Java's own checksum. Needs neit
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+# Options that the JVM of a driver is started with, before those of `spark.driver.extraJavaOptions`.
+JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 _MAKE: Final = "-XX:ArchiveClassesAtExit="
 _USE: Final = "-XX:SharedArchiveFile="
 # Of a file that is another Java's, and of classes that cannot be kept, nobody wants to be told.
 _SILENT: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+
+
+@contextlib.contextmanager
+def java_options(ours: Sequence[str]) -> Iterator[None]:
+    """Have a JVM that is started in the block take these options, too.
+
+    Of options that are there twice Java takes the last, and those that somebody gives come later.
+    """
+    before = os.environ.get(JAVA_OPTIONS)
+    os.environ[JAVA_OPTIONS] = " ".join([*ours, before or ""]).rstrip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[JAVA_OPTIONS]
+        else:
+            os.environ[JAVA_OPTIONS] = before
 
 
 def folder() -> Path:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import ProxyWorld, run
 from tidemill.proxy.broker_calls import BrokerCalls
 from tidemill.proxy.server.pipeline_events import Events
-from tidemill.proxy.server.queues import READER
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill.transport.aio.call import RpcCall, unary
-from tidemill.transport.aio.channel import connected
-from tidemill.transport.aio.listener import ListenSettings
-from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.http2.limits import Limits
+from tidemill.transport.aio.call import RpcCall
 
 PAGE_BYTES = 100  # of the log
 LOG_END = 250
@@ -39,21 +34,9 @@ class Log:
         return reply.SerializeToString()
 
 
-@contextlib.asynccontextmanager
-async def calls_to(log: Log) -> AsyncIterator[BrokerCalls]:
-    """Yield calls whose broker has `log`, whatever address they are made to."""
-    server = RpcServer(
-        {READER + "ReadEvents": unary(log.read)},
-        Limits(),
-        ListenSettings(host="127.0.0.1", port=0),
-        message_bytes_max=1 << 20,
-    )
-    async with server.serving():
-        calls = BrokerCalls(
-            lambda _address, *rest, **named: connected(server.address, *rest, **named)
-        )
-        async with calls.running():
-            yield calls
+def calls_to(log: Log) -> AbstractAsyncContextManager[BrokerCalls]:
+    """Return calls whose broker has `log`."""
+    return calls_of(ReadEvents=log.read)
 
 
 async def read(events: Events, log: Log, start: int, until: int, *, cut_to: int = 0) -> list[int]:

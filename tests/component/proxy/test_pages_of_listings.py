@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import ProxyWorld, run
 from tidemill.common.errors import BadRequest
 from tidemill.message import limits
 from tidemill.proxy.broker_calls import BrokerCalls
 from tidemill.proxy.server.pipeline_rows import Pages, Queues
-from tidemill.proxy.server.queues import READER
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill.transport.aio.call import RpcCall, unary
-from tidemill.transport.aio.channel import connected
-from tidemill.transport.aio.listener import ListenSettings
-from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.http2.limits import Limits
+from tidemill.transport.aio.call import RpcCall
 
 ADDRESS = "10.0.0.1"
 
@@ -40,21 +35,9 @@ class Broker:
         ).SerializeToString()
 
 
-@contextlib.asynccontextmanager
-async def calls_to(broker: Broker) -> AsyncIterator[BrokerCalls]:
-    """Yield calls to `broker`, whatever address they are made to."""
-    server = RpcServer(
-        {READER + "ListProgress": unary(broker.list_progress)},
-        Limits(),
-        ListenSettings(host="127.0.0.1", port=0),
-        message_bytes_max=1 << 20,
-    )
-    async with server.serving():
-        calls = BrokerCalls(
-            lambda _address, *rest, **named: connected(server.address, *rest, **named)
-        )
-        async with calls.running():
-            yield calls
+def calls_to(broker: Broker) -> AbstractAsyncContextManager[BrokerCalls]:
+    """Return calls whose broker has `broker`."""
+    return calls_of(ListProgress=broker.list_progress)
 
 
 async def missing(pages: Pages, names: list[str]) -> list[list[str]]:

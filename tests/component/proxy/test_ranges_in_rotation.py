@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
+from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import ProxyWorld, run
 from tidemill.proxy.broker_calls import BrokerCalls
 from tidemill.proxy.server import broker_pages
@@ -14,15 +15,10 @@ from tidemill.proxy.server.pipeline_events import Events
 from tidemill.proxy.server.pipeline_rows import Pages as Listings
 from tidemill.proxy.server.pipeline_rows import Queues
 from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE, PullPages
-from tidemill.proxy.server.queues import READER
 from tidemill.proxy.server.ranges import RangeReader
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill.transport.aio.call import RpcCall, unary
-from tidemill.transport.aio.channel import connected
-from tidemill.transport.aio.listener import ListenSettings
-from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.http2.limits import Limits
+from tidemill.transport.aio.call import RpcCall
 
 READS = 12  # of the address that reads much
 OTHER = READS  # the number of that of the address that reads once
@@ -71,26 +67,14 @@ class Pages:
             await self.arrived.wait_for(lambda: len(self.asked) >= count)
 
 
-@contextlib.asynccontextmanager
-async def calls_to(pages: Pages) -> AsyncIterator[BrokerCalls]:
-    """Yield calls whose broker has `pages`, whatever address they are made to."""
-    server = RpcServer(
-        {
-            READER + "Pull": unary(pages.pull),
-            READER + "ReadEvents": unary(pages.events),
-            READER + "ListProgress": unary(pages.progress),
-            READER + "GetQueues": unary(pages.queues),
-        },
-        Limits(),
-        ListenSettings(host="127.0.0.1", port=0),
-        message_bytes_max=1 << 20,
+def calls_to(pages: Pages) -> AbstractAsyncContextManager[BrokerCalls]:
+    """Return calls whose broker has `pages`."""
+    return calls_of(
+        Pull=pages.pull,
+        ReadEvents=pages.events,
+        ListProgress=pages.progress,
+        GetQueues=pages.queues,
     )
-    async with server.serving():
-        calls = BrokerCalls(
-            lambda _address, *rest, **named: connected(server.address, *rest, **named)
-        )
-        async with calls.running():
-            yield calls
 
 
 async def check_turns(pages: Pages, read: Read, at_once: int) -> None:

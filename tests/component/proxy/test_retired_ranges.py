@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
+from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import HEADERS, Collected, ProxyWorld, run
 from tidemill.common.clock import SystemClock
 from tidemill.message.encoding import encode_stored
@@ -12,18 +12,13 @@ from tidemill.proxy.broker_calls import BrokerCalls
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
-from tidemill.proxy.server.queues import READER
 from tidemill.proxy.server.ranges import RangeReader
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill.transport.aio.call import RpcCall, unary
-from tidemill.transport.aio.channel import connected
-from tidemill.transport.aio.listener import ListenSettings
-from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.http2.limits import Limits
+from tidemill.transport.aio.call import RpcCall
 
 END = 100
 A_PAGE = 64
@@ -78,21 +73,9 @@ class Pulled(Collected):
         self.pulled.append(service.PullMessageResponse.FromString(message))
 
 
-@contextlib.asynccontextmanager
-async def calls_to(queue: Queue) -> AsyncIterator[BrokerCalls]:
-    """Yield calls whose broker has `queue`, whatever address they are made to."""
-    server = RpcServer(
-        {READER + "Pull": unary(queue.pull)},
-        Limits(),
-        ListenSettings(host="127.0.0.1", port=0),
-        message_bytes_max=1 << 20,
-    )
-    async with server.serving():
-        calls = BrokerCalls(
-            lambda _address, *rest, **named: connected(server.address, *rest, **named)
-        )
-        async with calls.running():
-            yield calls
+def calls_to(queue: Queue) -> AbstractAsyncContextManager[BrokerCalls]:
+    """Return calls whose broker has `queue`."""
+    return calls_of(Pull=queue.pull)
 
 
 async def told(world: ProxyWorld, queue: Queue) -> tuple[list[int], list[range]]:

@@ -20,7 +20,7 @@ from tidemill.broker.server.admin import in_round, refusal
 from tidemill.broker.server.event_pages import EventPages
 from tidemill.broker.server.log_id import log_id_of
 from tidemill.broker.server.progress_pages import ProgressPage
-from tidemill.common.errors import BadRequest, GroupNotFound, TopicNotFound
+from tidemill.common.errors import BadRequest, GroupNotFound, ServiceError, TopicNotFound
 from tidemill.message import limits
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Id = TypeVar("Id", "GroupId", "TopicId")
+_Listing = pb.ListPendingRequest | pb.ListInFlightRequest | pb.ListProgressRequest
+_Listed = pb.ListPendingReply | pb.ListInFlightReply | pb.ListProgressReply
 
 QUEUES_A_PAGE: Final = 4_096  # some 80 bytes each
 TOPICS_A_SLICE: Final = 1_024  # whose names are compared
@@ -88,7 +90,7 @@ class BrokerReader:
     async def ListProgress(self, request: pb.ListProgressRequest) -> pb.ListProgressReply:
         """Return how far groups are in the queues that they read."""
         page = ProgressPage(*_numbers(request.cursor, count=3))
-        named = await self._groups_of(request, page.reply)
+        named = await self._named(request, page.reply, request.groups, _id_of_group, _no_group)
 
         def begin(engine: Engine, _turn: Turn) -> None:
             page.look_at(engine.catalog.groups if named is None else named)
@@ -102,7 +104,7 @@ class BrokerReader:
         """Return delayed messages that wait, in the order of their timers' ids."""
         (from_id,) = _numbers(request.cursor, count=1)
         reply = pb.ListPendingReply()
-        topic_ids = await self._topics_of(request, reply)
+        topic_ids = await self._named(request, reply, request.topics, _id_of_topic, _no_topic)
 
         def begin(engine: Engine, _turn: Turn) -> PendingWalk:
             return engine.timers.pending(
@@ -132,7 +134,7 @@ class BrokerReader:
         """Return what groups have popped and not settled, in the order of their queues."""
         first = PlaceInQueues(*_numbers(request.cursor, count=4))
         reply = pb.ListInFlightReply()
-        group_ids = await self._groups_of(request, reply)
+        group_ids = await self._named(request, reply, request.groups, _id_of_group, _no_group)
 
         def begin(engine: Engine, _turn: Turn) -> InFlightWalk:
             return engine.inspection.all_in_flight(
@@ -151,35 +153,19 @@ class BrokerReader:
         reply.cursor = ".".join(map(str, walk.next_place or ()))
         return reply
 
-    async def _topics_of(
-        self, request: pb.ListPendingRequest, reply: pb.ListPendingReply
-    ) -> frozenset[TopicId] | None:
-        """Return the topics that a request names; None: it names none, and so means all.
+    async def _named(
+        self, request: _Listing, reply: _Listed, names: Collection[str],
+        find_id: Callable[[Catalog, str], Id | None], refuse: Callable[[str], ServiceError],
+    ) -> frozenset[Id] | None:  # fmt: skip
+        """Return the ids of what a request names; None: it names nothing, and so means all.
 
-        Ends the call with TopicNotFound unless it skips the missing.
+        Ends the call with what `refuse` makes of a name, unless it skips the missing.
         """
-        if not request.topics:
+        if not names:
             return None
-        ids, missing = await self._look_up(request.topics, _id_of_topic)
+        ids, missing = await self._look_up(names, find_id)
         if missing and not request.skips_missing:
-            raise refusal(TopicNotFound(f"there is no topic {missing[0]!r}"))
-        reply.missing.extend(missing)
-        return ids
-
-    async def _groups_of(
-        self,
-        request: pb.ListInFlightRequest | pb.ListProgressRequest,
-        reply: pb.ListInFlightReply | pb.ListProgressReply,
-    ) -> frozenset[GroupId] | None:
-        """Return the groups that a request names; None: it names none, and so means all.
-
-        Ends the call with GroupNotFound unless it skips the missing.
-        """
-        if not request.groups:
-            return None
-        ids, missing = await self._look_up(request.groups, _id_of_group)
-        if missing and not request.skips_missing:
-            raise refusal(GroupNotFound(f"there is no consumer group {missing[0]!r}"))
+            raise refusal(refuse(missing[0]))
         reply.missing.extend(missing)
         return ids
 
@@ -214,6 +200,14 @@ class BrokerReader:
 
 def _id_of_topic(catalog: Catalog, name: str) -> TopicId | None:
     return None if name.startswith(HIDDEN_TOPIC_PREFIX) else catalog.topic_ids.get(name)
+
+
+def _no_topic(name: str) -> ServiceError:
+    return TopicNotFound(f"there is no topic {name!r}")
+
+
+def _no_group(name: str) -> ServiceError:
+    return GroupNotFound(f"there is no consumer group {name!r}")
 
 
 def _id_of_group(catalog: Catalog, name: str) -> GroupId | None:

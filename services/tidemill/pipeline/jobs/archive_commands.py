@@ -77,6 +77,8 @@ def append(
     waits_for = (Unreachable,) if every_s is not None else ()
 
     def check(job: ArchiveJob) -> None:
+        if then_verify and job.is_there:
+            return  # What is there is sealed, whatever is wrong with what is asked for.
         with suppress(*waits_for):
             job.check_known(job.look())
 
@@ -134,7 +136,8 @@ class Rounds:
         self._run.detail["wrong"] = done.wrong
         if verified is not None:
             self._run.detail["verified"] = asdict(verified)
-        self._metrics.archived_to(done.stored_to_ms, waiting=done.waiting)
+        if appended.ended_by is None:  # Else nobody has looked what waits.
+            self._metrics.archived_to(done.stored_to_ms, waiting=done.waiting)
         if appended.is_well:
             self._metrics.succeeded_at_ms = SystemClock().wall_ms()
         return appended

@@ -5,7 +5,6 @@ What is run here is what is kept: plans as those of an audit, of a stream, and o
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JVM_END_S: Final = 600.0  # for it to write the file: half a minute, where it need not wait
-_JAVA_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 
 
 def prepare() -> Path:
@@ -32,23 +30,20 @@ def prepare() -> Path:
     where.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where) as scratch:
         draft = Path(scratch) / "draft.jsa"
-        before = os.environ.get(_JAVA_OPTIONS, "")
-        options = shared_classes.options_to_make(draft)
-        os.environ[_JAVA_OPTIONS] = " ".join([before, *options]).strip()
-        try:
+        with shared_classes.java_options(shared_classes.options_to_make(draft)):
             say("starting Spark")
             with session("prepare", "local[1]") as spark:
                 # PySpark has no other name for the process.
                 jvm = spark.sparkContext._gateway.proc  # noqa: SLF001
                 say("doing what jobs do, with nothing in it")
                 _rehearse(spark, scratch)
-            say("waiting for Java, which writes down what it has loaded")
-            jvm.stdin.close()
-            jvm.wait(JVM_END_S)
-        finally:
-            os.environ[_JAVA_OPTIONS] = before
+        say("waiting for Java, which writes down what it has loaded")
+        jvm.stdin.close()
+        jvm.wait(JVM_END_S)
         if not draft.is_file():
-            raise PipelineError("this Java has kept no classes: it needs one of its own (-Xshare)")
+            raise PipelineError(
+                "Java has kept no classes: it wants its own first, by java -Xshare:dump"
+            )
         return shared_classes.keep(draft)
 
 
