@@ -191,22 +191,21 @@ def reading_limits() -> list[str]:
     """Return the rows about reading beside consumers."""
     most = {
         "messages of a pull, or of a page of a range": queues.PULL_MAX,
-        "bytes of the log that it gives; one message is given however large it is":
-            queues.PULL_BYTES_MAX,
+        "bytes of the log that it gives; one message is given however large "
+        "it is": queues.PULL_BYTES_MAX,
         "messages that a filter is compared with in it": SCAN_ENTRIES_MAX,
-        "pages of messages that a proxy reads at the same time, of each broker group":
-            pull_pages.PAGES_AT_ONCE,
-        "the same of events, of queues (GetQueues), and of listings":
-            broker_pages.PAGES_AT_ONCE,
+        "pages of messages that a proxy reads at the same time, "
+        "of each broker group": pull_pages.PAGES_AT_ONCE,
+        "the same of events, of queues (GetQueues), and of listings": broker_pages.PAGES_AT_ONCE,
         "calls of PipelineSource under way at a proxy \\*": CALLS_MAX,
         "pulls that wait for a message at a proxy \\*": WAITS_MAX,
-        "reads of a proxy under way at a broker, those that wait for a message among them":
-            broker_calls.CALLS_MAX,
+        "reads of a proxy under way at a broker, "
+        "those that wait for a message among them": broker_calls.CALLS_MAX,
         "bytes of the log that a call of ReadEvents looks at": event_pages.LOG_BYTES_MAX,
         "events of one of its pages": event_pages.EVENTS_A_PAGE,
         "pull offsets that a broker keeps": PULL_OFFSETS_MAX,
         f"of these, those that only groups with fewer than {FEW} may take": RESERVED,
-    }  # fmt: skip
+    }
     return [f"| {what} | {count:,} |" for what, count in most.items()]
 
 

@@ -16,9 +16,11 @@ def python_packages() -> list[dict[str, Any]]:
     for one in importlib.metadata.distributions():
         name, version = one.metadata["Name"], one.version
         component: dict[str, Any] = {
-            "type": "library", "name": name, "version": version,
+            "type": "library",
+            "name": name,
+            "version": version,
             "purl": f"pkg:pypi/{name.lower().replace('_', '-')}@{version}",
-        }  # fmt: skip
+        }
         if licence := one.metadata.get("License-Expression"):
             component["licenses"] = [{"expression": licence}]
         found.append(component)
@@ -40,9 +42,11 @@ def debian_packages() -> list[dict[str, Any]]:
 def main() -> None:
     """Print the bill."""
     interpreter = {
-        "type": "library", "name": "python", "version": platform.python_version(),
+        "type": "library",
+        "name": "python",
+        "version": platform.python_version(),
         "purl": f"pkg:generic/python@{platform.python_version()}",
-    }  # fmt: skip
+    }
     components = [interpreter, *python_packages(), *debian_packages()]
     bill = {
         "bomFormat": "CycloneDX",

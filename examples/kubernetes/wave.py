@@ -44,8 +44,9 @@ def replicas() -> tuple[int, int]:
     """Return how many replicas are wanted, and how many are ready."""
     shown = subprocess.run(
         ["kubectl", "-n", options.namespace, "get", "deployment", options.deployment, "-o", "json"],
-        check=True, capture_output=True,
-    ).stdout  # fmt: skip
+        check=True,
+        capture_output=True,
+    ).stdout
     deployment = json.loads(shown)
     return deployment["spec"]["replicas"], deployment["status"].get("readyReplicas", 0)
 

@@ -75,11 +75,18 @@ def opinion(cluster: Cluster, facts: Path) -> dict[str, Any]:
         try:
             done = subprocess.run(
                 [
-                    sys.executable, "-m", "tests.chaos.audit", str(facts), f"--to={folder}/audit",
+                    sys.executable,
+                    "-m",
+                    "tests.chaos.audit",
+                    str(facts),
+                    f"--to={folder}/audit",
                     f"--endpoints={address}",
                 ],
-                capture_output=True, text=True, timeout=AUDIT_S, check=False,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                timeout=AUDIT_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return {"failed": f"it took more than {AUDIT_S:.0f} s"}
     lines = done.stdout.splitlines()
@@ -125,12 +132,15 @@ def found_by_events(
     progress = read_progress(spark, given)
     events = events_of.read_events(spark, given)
     audit.judge(
-        spark, events, settings, now_ms=SystemClock().wall_ms(),
+        spark,
+        events,
+        settings,
+        now_ms=SystemClock().wall_ms(),
         begins_at_ms=max(
             events_of.told_from_ms(given), events_of.removed_at_ms(spark, events, given)
         ),
         progress=progress,
-    )  # fmt: skip
+    )
     return second_opinion.audited(spark, events, to, key_of)
 
 

@@ -107,14 +107,22 @@ class Cluster:
         sets = {"image.repository": repository, "image.tag": tag, **values}
         files = [str(VALUES), self.layout_values, self.more_values, *more_files]
         told_by(
-            ["helm", "-n", self.namespace, verb, RELEASE, str(CHART),
-             *(f"--values={file}" for file in files if file),
-             *(f"--set-string={name}={value}" for name, value in sets.items()),
-             # What an earlier upgrade has set stays: to take it back would roll its pods too.
-             *(["--reuse-values"] if verb == "upgrade" else []),
-             "--wait", f"--timeout={INSTALL_S}s"],
+            [
+                "helm",
+                "-n",
+                self.namespace,
+                verb,
+                RELEASE,
+                str(CHART),
+                *(f"--values={file}" for file in files if file),
+                *(f"--set-string={name}={value}" for name, value in sets.items()),
+                # What an earlier upgrade has set stays: to take it back would roll its pods too.
+                *(["--reuse-values"] if verb == "upgrade" else []),
+                "--wait",
+                f"--timeout={INSTALL_S}s",
+            ],
             within_s=2 * INSTALL_S,
-        )  # fmt: skip
+        )
 
     def pods(self, component: str = "") -> list[Pod]:
         """Return the pods of all processes, or of one kind, that are not on their way out."""
@@ -192,8 +200,11 @@ class Cluster:
             raise NotHere("CLUSTER_FAULTS names no program")
         done = subprocess.run(
             [self.hook_program, *arguments],
-            capture_output=True, text=True, timeout=HOOK_S, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=HOOK_S,
+            check=False,
+        )
         if done.returncode == NOT_HERE:
             raise NotHere(done.stderr.strip() or "CLUSTER_FAULTS cannot do it")
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"

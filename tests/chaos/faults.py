@@ -447,15 +447,9 @@ FAULTS = (
         times=PROXIES,
     ),
     Fault(
-        name="proxies-scaled",
-        what="proxies scaled from 2 to 6 and to 2 again",
-        act=proxies_scaled,
+        name="proxies-scaled", what="proxies scaled from 2 to 6 and to 2 again", act=proxies_scaled
     ),
-    Fault(
-        name="proxies-rolled",
-        what="proxies and admin upgraded",
-        act=rolled("proxy", "admin"),
-    ),
+    Fault(name="proxies-rolled", what="proxies and admin upgraded", act=rolled("proxy", "admin")),
     Fault(
         name="admin-deleted",
         what="the admin process's pod deleted with grace period 0",
@@ -496,11 +490,7 @@ FAULTS = (
         act=api_server_away,
         needs="hook",
     ),
-    Fault(
-        name="dns-away",
-        what=f"no pod reaches DNS for {AWAY_S:.0f} s",
-        act=dns_away,
-    ),
+    Fault(name="dns-away", what=f"no pod reaches DNS for {AWAY_S:.0f} s", act=dns_away),
     Fault(
         name="volume-full",
         what=f"the broker's volume full but for its reserve for {FULL_S:.0f} s",

@@ -44,9 +44,14 @@ class Figures:
     def is_clean_but_for_losses(self) -> bool:
         """Whether every promise was kept to those messages that are there."""
         return not any(
-            (self.duplicated, self.early, self.out_of_order, self.unexpected,
-             self.unpromised_errors)
-        )  # fmt: skip
+            (
+                self.duplicated,
+                self.early,
+                self.out_of_order,
+                self.unexpected,
+                self.unpromised_errors,
+            )
+        )
 
 
 def figures(

@@ -55,10 +55,20 @@ missing, early and duplicated messages as the history of the clients; in bracket
 that no client has told, since their answer was lost.
 """
 COLUMNS = (
-    "fault", "times", "result", "lost", "duplicated", "early", "out of order",
-    "application errors", "seconds without a send", "without a receive", "until whole", "audited",
+    "fault",
+    "times",
+    "result",
+    "lost",
+    "duplicated",
+    "early",
+    "out of order",
+    "application errors",
+    "seconds without a send",
+    "without a receive",
+    "until whole",
+    "audited",
     "commit",
-)  # fmt: skip
+)
 
 
 def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
@@ -67,11 +77,7 @@ def row_of(fault: Fault, found: Figures, about: Mapping[str, Any]) -> Row:
     opinion = about.get("audit", {})
     is_kept = is_kept and not opinion.get("differences")
     result = "not judged" if is_kept and "failed" in opinion else "kept" if is_kept else "broken"
-    return {
-        "result": result,
-        **dataclasses.asdict(found),
-        **about,
-    }
+    return {"result": result, **dataclasses.asdict(found), **about}
 
 
 def row_not_run(reason: str, about: Mapping[str, Any]) -> Row:

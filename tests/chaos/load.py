@@ -158,25 +158,37 @@ def pod_manifest(name: str, clients: Clients) -> dict[str, Any]:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 1,
             "securityContext": {
-                "runAsNonRoot": True, "runAsUser": 10001,
+                "runAsNonRoot": True,
+                "runAsUser": 10001,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{
-                "weight": 100,
-                "podAffinityTerm": {
-                    "topologyKey": "kubernetes.io/hostname",
-                    "labelSelector": {"matchLabels": {"app.kubernetes.io/instance": RELEASE}},
-                },
-            }]}},
-            "containers": [{
-                "name": "clients",
-                "image": clients.image,
-                "imagePullPolicy": "IfNotPresent",
-                "args": [name, clients.endpoint, *clients.languages],
-                "resources": {"requests": {"cpu": "10m", "memory": "512Mi"}},
-                "securityContext": {
-                    "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
-                },
-            }],
+            "affinity": {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 100,
+                            "podAffinityTerm": {
+                                "topologyKey": "kubernetes.io/hostname",
+                                "labelSelector": {
+                                    "matchLabels": {"app.kubernetes.io/instance": RELEASE}
+                                },
+                            },
+                        }
+                    ]
+                }
+            },
+            "containers": [
+                {
+                    "name": "clients",
+                    "image": clients.image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "args": [name, clients.endpoint, *clients.languages],
+                    "resources": {"requests": {"cpu": "10m", "memory": "512Mi"}},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
         },
-    }  # fmt: skip
+    }

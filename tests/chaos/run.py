@@ -53,9 +53,7 @@ def main() -> int:
         more_values=options.values,
     )
     clients = Clients(
-        image=options.load_image,
-        languages=options.clients.split(","),
-        endpoint=options.endpoint,
+        image=options.load_image, languages=options.clients.split(","), endpoint=options.endpoint
     )
     is_audited = not options.no_audit
     if is_audited and not audit.is_possible():

@@ -53,8 +53,10 @@ def downloaded(module: str) -> Path:
     with tempfile.TemporaryDirectory() as elsewhere:  # Of no other module.
         told = subprocess.run(
             ["go", "mod", "download", "-json", module],
-            capture_output=True, check=True, cwd=elsewhere,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            check=True,
+            cwd=elsewhere,
+        ).stdout
     return Path(json.loads(told)["Dir"])
 
 

@@ -62,7 +62,7 @@ def cut(schema: Any) -> Any:
         for key, value in schema.items()
         if isinstance(value, dict | list) or key not in {"default", "format", "description"}
         if not key.startswith("x-")
-    }  # fmt: skip
+    }
     return {key: cut(value) for key, value in kept.items()}
 
 

@@ -25,11 +25,7 @@ def _helm() -> None:
         (["brokerGroups="], "at '/brokerGroups'"),
         (["brokerGroups[0].name=Broker"], "at '/brokerGroups/0/name'"),
         (
-            [
-                "brokerGroups[0].name=a",
-                "brokerGroups[0].replicas=3",
-                "brokerGroups[0].minInSync=4",
-            ],
+            ["brokerGroups[0].name=a", "brokerGroups[0].replicas=3", "brokerGroups[0].minInSync=4"],
             "a has minInSync: 4 and replicas: 3: no message could ever be acknowledged",
         ),
         (
@@ -94,10 +90,7 @@ def _helm() -> None:
         ),
         (["internalTls.job.schedule=0 3 1 * *", "internalTls.job.days=90"], "may lie 31 days"),
         (["internalTls.job.schedule=@yearly"], "may lie 366 days"),
-        (
-            ["internalTls.job.schedule=0 3 * * 1", "internalTls.job.days=20"],
-            "may lie 7 days",
-        ),
+        (["internalTls.job.schedule=0 3 * * 1", "internalTls.job.days=20"], "may lie 7 days"),
         (["topics[0].name=a", "topics[1].name=a"], "topics: there are two of the name a"),
         (["listenAddress=127.0.0.1"], "at '/listenAddress'"),
         (["proxy.terminationGracePeriodSeconds=3"], "a stop may take 8000 ms"),
@@ -113,7 +106,7 @@ def _helm() -> None:
         (["groups[0].name=h", "groups[0].retry.customized.nextMs={a}"], "nextMs/0'"),
         (["networkPolicy.clientsFrom[0].podSelectr.a=b"], "'podSelectr' not allowed"),
     ],
-)  # fmt: skip
+)
 def test_it_is_refused_with_a_reason(values: list[str], reason: str) -> None:
     assert reason in refusal(*values)
 

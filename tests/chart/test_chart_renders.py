@@ -139,8 +139,10 @@ def test_every_variable_of_ours_is_a_setting(found: list[Object]) -> None:
 def test_every_process_takes_its_file(found: list[Object], tmp_path: Path) -> None:
     """What the ConfigMaps hold is read by the very settings of the processes."""
     models: dict[str, type[ProcessSettings]] = {
-        "broker": BrokerSettings, "proxy": ProxySettings, "controller": ControllerSettings,
-    }  # fmt: skip
+        "broker": BrokerSettings,
+        "proxy": ProxySettings,
+        "controller": ControllerSettings,
+    }
     seen = 0
     for one in [each for each in found if each["kind"] == "ConfigMap"]:
         component = (
@@ -214,8 +216,9 @@ def test_names_stay_when_replication_comes() -> None:
     assert broker["spec"]["serviceName"] == "tidemill-broker-0"
     assert broker["spec"]["podManagementPolicy"] == "Parallel"
     assert broker["spec"]["persistentVolumeClaimRetentionPolicy"] == {
-        "whenDeleted": "Retain", "whenScaled": "Retain",
-    }  # fmt: skip
+        "whenDeleted": "Retain",
+        "whenScaled": "Retain",
+    }
     service = find(found, "Service", "tidemill-broker-0")["spec"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     members = find(found, "ConfigMap", "tidemill-members")["data"]["brokers"]
@@ -268,8 +271,11 @@ def test_only_controllers_say_how_many_replicas_there_are() -> None:
     assert spec["updateStrategy"] == {"type": "RollingUpdate"}, "the partition is theirs too"
     group = find(found, "BrokerGroup", "tidemill-broker-0")
     assert group["spec"] == {
-        "group": "broker-0", "replicas": 3, "minInSync": 2, "statefulSet": "tidemill-broker-0",
-    }  # fmt: skip
+        "group": "broker-0",
+        "replicas": 3,
+        "minInSync": 2,
+        "statefulSet": "tidemill-broker-0",
+    }
     # It goes with no release: without its record no replica that has data is let lead.
     assert group["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     rules = find(found, "Role", "tidemill-controller")["rules"]
@@ -315,9 +321,15 @@ def test_several_broker_groups_are_replaced_in_turn() -> None:
 def paths_of(values: Object, above: str = "") -> list[str]:
     """Return the paths of all values, of maps too, that are the chart's own and not Kubernetes'."""
     theirs = {
-        "resources", "podSecurityContext", "securityContext", "startupProbe", "livenessProbe",
-        "readinessProbe", "strategy", "targetCPUUtilizationPercentage",
-    }  # fmt: skip
+        "resources",
+        "podSecurityContext",
+        "securityContext",
+        "startupProbe",
+        "livenessProbe",
+        "readinessProbe",
+        "strategy",
+        "targetCPUUtilizationPercentage",
+    }
     found = []
     for name, value in values.items():
         if name not in theirs:
@@ -381,11 +393,23 @@ def test_no_name_is_longer_than_kubernetes_takes() -> None:
 def test_every_value_says_what_it_is() -> None:
     """By a line `# --` above it; what Kubernetes describes, and mere headings, need none."""
     theirs = {
-        "requests", "limits", "httpGet", "periodSeconds", "timeoutSeconds", "failureThreshold",
-        "runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy",
-        "seccompProfile", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities",
+        "requests",
+        "limits",
+        "httpGet",
+        "periodSeconds",
+        "timeoutSeconds",
+        "failureThreshold",
+        "runAsNonRoot",
+        "runAsUser",
+        "runAsGroup",
+        "fsGroup",
+        "fsGroupChangePolicy",
+        "seccompProfile",
+        "allowPrivilegeEscalation",
+        "readOnlyRootFilesystem",
+        "capabilities",
         "rollingUpdate",
-    }  # fmt: skip
+    }
     comment, silent = "", []
     for number, line in enumerate((CHART / "values.yaml").read_text("utf-8").splitlines(), 1):
         key, _, value = line.strip().partition(":")
@@ -437,9 +461,11 @@ def test_what_uninstalling_does_is_told(value: str, expected: str) -> None:
 def test_a_secret_of_a_public_authority_is_enough() -> None:
     """It has no ca.crt, and a volume that asks for one would keep the pod from starting."""
     found = objects(
-        "--set", "admin.tls.enabled=true,admin.tls.existingSecret=public",
-        "--set", "proxy.tls.mode=required,proxy.tls.existingSecret=public",
-    )  # fmt: skip
+        "--set",
+        "admin.tls.enabled=true,admin.tls.existingSecret=public",
+        "--set",
+        "proxy.tls.mode=required,proxy.tls.existingSecret=public",
+    )
     jobs = [pod_of(one) for one in found if one["kind"] in {"Job", "Pod"}]
     secrets = [
         volume["secret"]

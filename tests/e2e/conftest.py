@@ -56,16 +56,36 @@ def make_certificate(folder: Path, name: str, *, days: int = 2, is_authority: bo
     arguments = ["-subj", f"/CN={name}"]
     if not is_authority:
         arguments = [
-            "-subj", "/CN=localhost",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-            "-addext", "basicConstraints=critical,CA:FALSE",
-            "-CA", "ca.crt", "-CAkey", "ca.key",
-        ]  # fmt: skip
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+        ]
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-            "-nodes", "-days", str(days), *arguments,
-            "-keyout", f"{name}.key", "-out", f"{name}.crt",
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            str(days),
+            *arguments,
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.crt",
         ],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )

@@ -252,9 +252,10 @@ def test_a_reset_says_from_where_to_where_and_for_whom(running: Standalone, api:
 
     def reset(**target: object) -> dict[str, Any]:
         done = api.post(
-            "/groups/moved:resetOffset", json={"topic": "moved", **target},
+            "/groups/moved:resetOffset",
+            json={"topic": "moved", **target},
             headers={b"Tidemill-User": "alice\xe9".encode("latin-1")},
-        )  # fmt: skip
+        )
         answer: dict[str, Any] = done.json()
         return answer
 
@@ -265,16 +266,21 @@ def test_a_reset_says_from_where_to_where_and_for_whom(running: Standalone, api:
     done = reset(timestamp="2000-01-01T00:00:00Z")
     assert done["queues"] == [
         {
-            "broker": "broker-0", "queueId": 0, "minOffset": 0, "maxOffset": 0, "fromOffset": 2,
+            "broker": "broker-0",
+            "queueId": 0,
+            "minOffset": 0,
+            "maxOffset": 0,
+            "fromOffset": 2,
             "toOffset": 0,
         }
-    ]  # fmt: skip
+    ]
     assert (done["dryRun"], done["by"]) == (False, "alice? at 127.0.0.1")
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]
     told = [line for line in lines if line["event"] == "offsets reset" and line["group"] == "moved"]
     assert [(each["from_offsets"], each["to_offsets"], each["by"]) for each in told] == [
-        ([-1], [2], "alice? at 127.0.0.1"), ([2], [0], "alice? at 127.0.0.1"),
-    ]  # fmt: skip
+        ([-1], [2], "alice? at 127.0.0.1"),
+        ([2], [0], "alice? at 127.0.0.1"),
+    ]
 
 
 def test_the_type_of_a_topic_in_use_changes_with_force_only(api: Client) -> None:

@@ -27,14 +27,7 @@ from tests.support.client_process import (
 )
 from tests.support.eventually import eventually
 from tests.support.grpcio_client import read
-from tests.support.processes import (
-    ADMIN_S,
-    START_S,
-    Standalone,
-    command,
-    environment,
-    standalone,
-)
+from tests.support.processes import ADMIN_S, START_S, Standalone, command, environment, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
@@ -55,9 +48,14 @@ def ask(running: Standalone) -> Any:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command(*arguments, "--admin", running.admin), env=environment(), capture_output=True,
-            text=True, timeout=CLI_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            command(*arguments, "--admin", running.admin),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=CLI_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
 
     return run
 

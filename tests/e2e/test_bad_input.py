@@ -241,11 +241,17 @@ def valid_requests() -> dict[str, list[Message]]:
         user_properties={"key": "value"},
         body=b"body",
         system_properties=v2.SystemProperties(
-            tag="tag", keys=["key"], message_id="id", body_encoding=v2.IDENTITY,
-            message_type=v2.NORMAL, born_timestamp=Timestamp(seconds=1), born_host="host",
-            trace_context="trace", body_digest=v2.Digest(type=v2.MD5, checksum="0"),
+            tag="tag",
+            keys=["key"],
+            message_id="id",
+            body_encoding=v2.IDENTITY,
+            message_type=v2.NORMAL,
+            born_timestamp=Timestamp(seconds=1),
+            born_host="host",
+            trace_context="trace",
+            body_digest=v2.Digest(type=v2.MD5, checksum="0"),
         ),
-    )  # fmt: skip
+    )
     handle = "A" * 55
     delayed = message(FUZZ, b"3")
     delayed.system_properties.delivery_timestamp.seconds = int(time.time()) + HOUR_MS // 1000
@@ -288,20 +294,25 @@ def valid_requests() -> dict[str, list[Message]]:
         "PullMessage": [
             service.PullMessageRequest(message_queue=queue, batch_size=32),
             service.PullMessageRequest(
-                group=fuzz, message_queue=queue, offset=1, batch_size=4, filter_expression=tags,
+                group=fuzz,
+                message_queue=queue,
+                offset=1,
+                batch_size=4,
+                filter_expression=tags,
                 long_polling_timeout=Duration(nanos=1_000_000),
             ),
         ],
         "QueryOffset": [
             service.QueryOffsetRequest(message_queue=queue, query_offset_policy=v2.END),
             service.QueryOffsetRequest(
-                message_queue=queue, query_offset_policy=v2.TIMESTAMP,
+                message_queue=queue,
+                query_offset_policy=v2.TIMESTAMP,
                 timestamp=Timestamp(seconds=int(time.time())),
             ),
         ],
         "GetOffset": [service.GetOffsetRequest(group=fuzz, message_queue=queue)],
         "UpdateOffset": [service.UpdateOffsetRequest(group=fuzz, message_queue=queue, offset=1)],
-    }  # fmt: skip
+    }
 
 
 def recall_request(topic: str, handle: str) -> service.RecallMessageRequest:
@@ -312,9 +323,13 @@ def dead_letter_request(
     topic: str, group: str, handle: str
 ) -> service.ForwardMessageToDeadLetterQueueRequest:
     return service.ForwardMessageToDeadLetterQueueRequest(
-        group=v2.Resource(name=group), topic=v2.Resource(name=topic), receipt_handle=handle,
-        message_id="id", delivery_attempt=1, max_delivery_attempts=2,
-    )  # fmt: skip
+        group=v2.Resource(name=group),
+        topic=v2.Resource(name=topic),
+        receipt_handle=handle,
+        message_id="id",
+        delivery_attempt=1,
+        max_delivery_attempts=2,
+    )
 
 
 # ------------------------------------------------------------ the tests
@@ -401,8 +416,11 @@ def test_every_entry_of_an_ack_with_bad_handles_has_its_own_status(world: World)
         answer = await client.ack("entries", "entries", ["bad", good, good[:-1], ""])
         assert answer.status.code == v2.MULTIPLE_RESULTS
         assert [entry.status.code for entry in answer.entries] == [
-            v2.INVALID_RECEIPT_HANDLE, v2.OK, v2.INVALID_RECEIPT_HANDLE, v2.INVALID_RECEIPT_HANDLE,
-        ]  # fmt: skip
+            v2.INVALID_RECEIPT_HANDLE,
+            v2.OK,
+            v2.INVALID_RECEIPT_HANDLE,
+            v2.INVALID_RECEIPT_HANDLE,
+        ]
         assert all(entry.status.message for entry in answer.entries)
 
     with_client(world, scenario)

@@ -54,9 +54,14 @@ def rest(running: Standalone) -> Iterator[httpx.Client]:
 
 def tidemill(running: Standalone, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S, check=False,
-    )  # fmt: skip
+        command(*arguments),
+        env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
 
 
 def send_all(rest: httpx.Client) -> list[dict[str, Any]]:
@@ -119,10 +124,15 @@ def test_what_is_asked_is_asked_of_all_broker_groups(
     assert [group["name"] for group in listed] == NAMES
     assert [group["isHome"] for group in listed] == [True, False, False]
     assert listed[0] == {
-        "name": "broker-0", "state": "active", "isHome": True, "address": listed[0]["address"],
-        "reachable": True, "master": "broker-0", "epoch": 1,
+        "name": "broker-0",
+        "state": "active",
+        "isHome": True,
+        "address": listed[0]["address"],
+        "reachable": True,
+        "master": "broker-0",
+        "epoch": 1,
         "replicas": [{"name": "broker-0", "role": "master", "inSync": True, "behindBytes": 0}],
-    }  # fmt: skip
+    }
     sent = send_all(rest)
     check_messages(running, rest, sent)
     queues = rest.get("/topics/orders").json()["queueStatus"]
@@ -139,8 +149,12 @@ def test_what_is_asked_is_asked_of_all_broker_groups(
     assert rest.delete("/groups/billing?dryRun=true").json()["lag"] == COUNT
     consume_all(running, rest)
     assert progress(rest)["total"] == {
-        "lag": 0, "ready": 0, "blocked": 0, "inFlight": 0, "stored": COUNT,
-    }  # fmt: skip
+        "lag": 0,
+        "ready": 0,
+        "blocked": 0,
+        "inFlight": 0,
+        "stored": COUNT,
+    }
 
 
 def check_messages(running: Standalone, rest: httpx.Client, sent: list[dict[str, Any]]) -> None:
@@ -233,8 +247,12 @@ def check_draining(running: Standalone, rest: httpx.Client) -> None:
     assert "broker-1: empty: it can be removed" in waited.stdout
     planned = rest.delete("/broker-groups/broker-1?dryRun=true").json()
     assert planned["group"]["left"] == {
-        "messages": 0, "inFlight": 0, "delayed": 0, "items": [], "unnamed": 0,
-    }  # fmt: skip
+        "messages": 0,
+        "inFlight": 0,
+        "delayed": 0,
+        "items": [],
+        "unnamed": 0,
+    }
     removed = tidemill(running, "broker-group", "remove", "broker-1", "--yes")
     assert removed.stdout == "broker group broker-1 is removed; its broker may be stopped\n"
     assert rest.get("/broker-groups/broker-1").status_code == 404
@@ -297,9 +315,13 @@ def test_what_an_archive_has_not_pulled_is_not_removed(
         assert what in refused.stderr
         [item] = group_of(rest, "broker-1")["left"]["items"]
         assert item == {
-            "topic": "orders", "group": "archive", "messages": 1, "inFlight": 0, "unread": False,
+            "topic": "orders",
+            "group": "archive",
+            "messages": 1,
+            "inFlight": 0,
+            "unread": False,
             "pulledQueue": last,
-        }  # fmt: skip
+        }
         planned = tidemill(running, "broker-group", "remove", "broker-1", "--force", "--dry-run")
         assert f"(orders, queue {last} for archive: 1 (not pulled there yet))" in planned.stdout
         tell(last, ends[last])
@@ -477,9 +499,15 @@ def test_a_locked_queue_is_released_at_the_broker_group_that_has_it(
     assert "name the broker group" in refused.json()["detail"]
     place = queue_of(sent[0])
     released = tidemill(
-        running, "group", "release", "ordered", "--topic=orders", f"--queue={place[1]}",
-        f"--broker={place[0]}", "--yes",
-    )  # fmt: skip
+        running,
+        "group",
+        "release",
+        "ordered",
+        "--topic=orders",
+        f"--queue={place[1]}",
+        f"--broker={place[0]}",
+        "--yes",
+    )
     assert released.returncode == 0
     assert place not in locked(rest)
     others = {queue_of(each) for each in sent} - {place}

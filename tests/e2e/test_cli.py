@@ -171,18 +171,27 @@ def test_a_table_for_a_program_keeps_each_row_on_a_line(running: Standalone) -> 
 
 def test_the_log_tells_of_topics_and_groups(running: Standalone) -> None:
     for line in (
-        "topic create told --type=normal --queues=3", "topic create told --queues=4",
-        "topic create told", "group create teller", "group create teller --max-attempts=3 -y",
-        "group reset teller --topic told --to earliest --yes", "group delete teller --yes",
+        "topic create told --type=normal --queues=3",
+        "topic create told --queues=4",
+        "topic create told",
+        "group create teller",
+        "group create teller --max-attempts=3 -y",
+        "group reset teller --topic told --to earliest --yes",
+        "group delete teller --yes",
         "topic delete told --yes",
-    ):  # fmt: skip
+    ):
         assert tidemill(*line.split(), admin=running.admin).returncode == 0, line
     lines = [json.loads(line) for line in running.log.read_text().splitlines()]
     told = [e for e in lines if "told" in e.values() or "teller" in e.values()]
     assert [event["event"] for event in told] == [
-        "topic created", "topic changed", "group created", "group changed", "offsets reset",
-        "group deleted", "topic deleted",
-    ]  # fmt: skip
+        "topic created",
+        "topic changed",
+        "group created",
+        "group changed",
+        "offsets reset",
+        "group deleted",
+        "topic deleted",
+    ]
     assert told[0]["auto_create"] is False
     assert (told[1]["old_queues"], told[1]["queues"]) == (3, 4)
 
@@ -239,9 +248,14 @@ def at_a_terminal(*arguments: str, answer: str, admin: str) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())
     ran = subprocess.run(
-        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": admin}, stdin=theirs,
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        command(*arguments),
+        env=environment() | {"TIDEMILL_ADMIN": admin},
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     os.close(ours)
     os.close(theirs)
     return ran.returncode, ran.stderr

@@ -33,10 +33,13 @@ def _hear_of_ctrl_c() -> None:
 def watching(running: Standalone, *arguments: str) -> Iterator[IO[str]]:
     """Run a command for the block, which reads what it prints; Ctrl-C ends it with status 0."""
     process = subprocess.Popen(
-        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        command(*arguments),
+        env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
         preexec_fn=_hear_of_ctrl_c,  # noqa: PLW1509 - nothing else runs in this process
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     try:
         yield process.stdout

@@ -16,9 +16,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"
 POLL_MS = 20_000  # longer than any invisible duration here
-TOLD = {
-    "call", "frame", "round", "configuration changed", "messages revived", "timers delivered",
-}  # fmt: skip
+TOLD = {"call", "frame", "round", "configuration changed", "messages revived", "timers delivered"}
 
 
 async def use(running: Standalone) -> None:

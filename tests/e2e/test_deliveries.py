@@ -33,9 +33,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 def tidemill(running: Standalone, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        command(*arguments),
+        env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def deliveries(running: Standalone, group: str, **query: object) -> list[dict[str, Any]]:

@@ -21,10 +21,18 @@ def test_the_demonstration_shows_every_step() -> None:
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = [line for line in shown.stdout.splitlines() if line.strip()]
     for what in (
-        "sent", "received and acked", "received and forgotten", "came back, acked",
-        "given back, came again, acked", "refused 2 times", "read as a dead letter",
-        "delayed", "moved over REST", "recalled", "came when due, acked",
-    ):  # fmt: skip
+        "sent",
+        "received and acked",
+        "received and forgotten",
+        "came back, acked",
+        "given back, came again, acked",
+        "refused 2 times",
+        "read as a dead letter",
+        "delayed",
+        "moved over REST",
+        "recalled",
+        "came when due, acked",
+    ):
         assert any(line.strip().startswith(f"{what}  ") for line in lines), what
     assert "1,000" in shown.stdout
     assert "%DLQ%demo-strict" in shown.stdout

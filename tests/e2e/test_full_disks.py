@@ -24,9 +24,10 @@ MIB = 1 << 20
 SMALL, LARGE = 40 * MIB, 160 * MIB
 BODY = b"x" * (256 << 10)
 FLAGS = (
-    f"--segment-bytes={MIB}", f"--disk-reserve-bytes={12 * MIB}",
+    f"--segment-bytes={MIB}",
+    f"--disk-reserve-bytes={12 * MIB}",
     f"--checkpoint-log-bytes={4 * MIB}",
-)  # fmt: skip
+)
 SENDS = 120  # 30 MiB: more than a small disk has beside its reserve
 CALL_S = 30.0
 

@@ -59,8 +59,12 @@ def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
     facts = run_java_client(tmp_path, "push", running.grpc, topic="push", group="push", messages=5)
     tries = [(fact["body"], fact["attempt"], fact["succeeds"]) for fact in facts.of("received")]
     assert sorted(tries) == [
-        ("0", 1, True), ("1", 1, True), ("2", 1, False), ("2", 2, True), ("3", 1, True),
+        ("0", 1, True),
+        ("1", 1, True),
+        ("2", 1, False),
+        ("2", 2, True),
+        ("3", 1, True),
         ("4", 1, True),
-    ]  # fmt: skip
+    ]
     # The process may have ended before its ack of the last one.
     assert running.lag("push") <= 1

@@ -59,8 +59,9 @@ class KeptProxy:
         """Return the id of the process that follows `former`, as soon as there is one."""
         return eventually(
             lambda: [one for one in descendants(self.process.pid)[1:] if one != former],
-            within_ms=WITHIN_MS, every_s=0.001,
-        )[0]  # fmt: skip
+            within_ms=WITHIN_MS,
+            every_s=0.001,
+        )[0]
 
     def kill(self, life: int = 0) -> str:
         """Kill the process of a life; return its address."""
@@ -207,9 +208,11 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 def test_a_terminal_that_is_gone_ends_it(tmp_path: Path) -> None:
     ours, terminal = pty.openpty()
     with kept_proxy(
-        tmp_path, stdin=terminal, start_new_session=True,
+        tmp_path,
+        stdin=terminal,
+        start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
-    ) as kept:  # fmt: skip
+    ) as kept:
         kept.serving()
         os.close(terminal)
         os.close(ours)

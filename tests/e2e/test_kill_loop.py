@@ -67,7 +67,7 @@ def test_no_promise_is_broken_by_kills_under_load(
 
 def audit(
     running: Standalone, loads: list[Load], kills: list[Failed], folder: Path
-) -> Sequence[str]:  # fmt: skip
+) -> Sequence[str]:
     """Return where an audit of the log differs from what clients saw."""
     # Of Spark, which only a soak has to have.
     from tests.support.audited_loads import second_opinion

@@ -30,9 +30,14 @@ def tidemill(
     running: Standalone, *arguments: str, answer: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), env=environment() | {"TIDEMILL_ADMIN": running.admin}, input=answer,
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        command(*arguments),
+        env=environment() | {"TIDEMILL_ADMIN": running.admin},
+        input=answer,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def progress(running: Standalone) -> dict[str, Any]:
@@ -80,9 +85,15 @@ def check_told(running: Standalone, message_id: str) -> None:
     assert lock["untilMs"] - lock["sinceMs"] == HIDDEN_MS
     del lock["untilMs"], lock["sinceMs"]
     assert lock == {
-        "topic": TOPIC, "broker": "broker-0", "queue": 0, "messages": 1, "offset": 0,
-        "messageId": message_id, "clientId": "tests", "waiting": 2,
-    }  # fmt: skip
+        "topic": TOPIC,
+        "broker": "broker-0",
+        "queue": 0,
+        "messages": 1,
+        "offset": 0,
+        "messageId": message_id,
+        "clientId": "tests",
+        "waiting": 2,
+    }
     shown = tidemill(running, "group", "progress", GROUP).stdout.splitlines()
     assert shown[-1].split()[:7] == [TOPIC, "0", "2", "1", "0", message_id, "tests"]
 

@@ -73,9 +73,12 @@ async def popped(client: Client, *, hidden_ms: int) -> list[str]:
     async def work(call: Exchange) -> None:
         frame = pb.RequestFrame()
         frame.pops.add(
-            request_id=1, group_id=client.group_id, topic_id=client.topic_id, max_messages=32,
+            request_id=1,
+            group_id=client.group_id,
+            topic_id=client.topic_id,
+            max_messages=32,
             invisible_duration_ms=hidden_ms,
-        )  # fmt: skip
+        )
         for reply in await client.exchange(call, frame):
             for one in reply.pops:
                 bodies.extend(messages_of(one))

@@ -63,11 +63,16 @@ def secured(
         f"cluster_tls_certificate_file: {chain}\ncluster_tls_key_file: {key}\n"
     )
     with standalone(
-        folder / "data", f"--config={folder / 'tidemill.yaml'}", "--tls=required", "--groups=2",
-        f"--tls-certificate-file={chain}", f"--tls-key-file={key}",
-        f"--admin-tls-certificate-file={chain}", f"--admin-tls-key-file={key}",
+        folder / "data",
+        f"--config={folder / 'tidemill.yaml'}",
+        "--tls=required",
+        "--groups=2",
+        f"--tls-certificate-file={chain}",
+        f"--tls-key-file={key}",
+        f"--admin-tls-certificate-file={chain}",
+        f"--admin-tls-key-file={key}",
         f"--admin-token-file={folder / 'token'}",
-    ) as started:  # fmt: skip
+    ) as started:
         yield Secured(standalone=started, folder=folder)
 
 
@@ -90,9 +95,13 @@ def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_pa
     renewing.start()
     try:
         facts = run_python_client(
-            tmp_path, "tls_round_trip", secured.standalone.grpc, topic="tls", group="tls",
+            tmp_path,
+            "tls_round_trip",
+            secured.standalone.grpc,
+            topic="tls",
+            group="tls",
             authority=secured.authority,
-        )  # fmt: skip
+        )
     finally:
         is_over.set()
         renewing.join()
@@ -105,9 +114,12 @@ def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_pa
             (line["process"], line["use"]) for line in secured.lines("certificates reloaded")
         }
         return reloaded >= {
-            ("broker-0", "cluster"), ("proxy-0", "clients"), ("proxy-0", "cluster"),
-            ("admin", "admin"), ("admin", "cluster"),
-        }  # fmt: skip
+            ("broker-0", "cluster"),
+            ("proxy-0", "clients"),
+            ("proxy-0", "cluster"),
+            ("admin", "admin"),
+            ("admin", "cluster"),
+        }
 
     eventually(uses)
     assert secured.pids == before
@@ -129,9 +141,13 @@ def test_the_command_line_shows_the_token(secured: Secured) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         options = ("--admin", secured.standalone.admin, "--admin-ca-file", secured.authority)
         return subprocess.run(
-            command("topic", "list", *options, *arguments), env=environment(),
-            capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
+            command("topic", "list", *options, *arguments),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
 
     assert run("--token-file", str(secured.folder / "token")).returncode == 0
     refused = run("--token=wrong")
@@ -165,8 +181,10 @@ def test_the_broker_serves_nobody_without_a_certificate(
 
 def test_every_process_tells_when_its_certificates_expire(secured: Secured) -> None:
     for name, uses in {
-        "broker-0": ["cluster"], "proxy-0": ["clients", "cluster"], "admin": ["admin", "cluster"],
-    }.items():  # fmt: skip
+        "broker-0": ["cluster"],
+        "proxy-0": ["clients", "cluster"],
+        "admin": ["admin", "cluster"],
+    }.items():
         text = httpx.get(secured.standalone.processes[name].metrics, trust_env=False).text
         told = [line for line in text.splitlines() if line.startswith("rocketmq_tls_certificate_")]
         for use in uses:

@@ -65,9 +65,13 @@ def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
     assert facts.the("done")
     tries = [(fact["body"], fact["attempt"], fact["succeeds"]) for fact in facts.of("received")]
     assert sorted(tries) == [
-        ("0", 1, True), ("1", 1, True), ("2", 1, False), ("2", 2, True), ("3", 1, True),
+        ("0", 1, True),
+        ("1", 1, True),
+        ("2", 1, False),
+        ("2", 2, True),
+        ("3", 1, True),
         ("4", 1, True),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
@@ -91,9 +95,14 @@ def test_an_ordered_push_consumer_forwards_what_fails_to_the_dead_letter_topic_a
     running.put("topics/ordered-dead", messageType="FIFO", queues=4)
     running.put("groups/ordered-dead", deliveryOrder="FIFO", maxAttempts=2)
     facts = run_node_client(
-        tmp_path, "pushFifo", running.grpc, topic="ordered-dead", group="ordered-dead",
-        messages=12, poison="group-1 4",
-    )  # fmt: skip
+        tmp_path,
+        "pushFifo",
+        running.grpc,
+        topic="ordered-dead",
+        group="ordered-dead",
+        messages=12,
+        poison="group-1 4",
+    )
     numbers = defaultdict(list)
     for received in facts.of("received"):
         if received.get("succeeds"):

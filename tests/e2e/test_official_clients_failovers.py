@@ -45,8 +45,11 @@ class Failovers:
         """Do everything once."""
         self._disturbed.ready()
         for fault in (
-            self._move_master, self._kill_master, self._freeze_master, self._kill_controller,
-        ):  # fmt: skip
+            self._move_master,
+            self._kill_master,
+            self._freeze_master,
+            self._kill_controller,
+        ):
             self._disturbed.progress()
             asyncio.run(self._group.in_sync())
             fault()

@@ -25,12 +25,7 @@ import httpx
 import pytest
 
 from tests.support.client_process import GO_PROGRAM, JAVA_CLASSES, NODE_PACKAGES, needs
-from tests.support.disturbed_clients import (
-    CALLS,
-    DRAIN_S,
-    DisturbedClients,
-    disturbed_clients,
-)
+from tests.support.disturbed_clients import CALLS, DRAIN_S, DisturbedClients, disturbed_clients
 from tests.support.killing import child_pid
 from tests.support.looping_clients import ROLES, judge
 from tests.support.processes import Standalone, broker, command, environment, standalone
@@ -197,9 +192,13 @@ class Loop:
 
     def _tidemill(self, *arguments: str) -> str:
         done = subprocess.run(
-            command(*arguments), env=environment() | {"TIDEMILL_ADMIN": self._running.admin},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S,
+            command(*arguments),
+            env=environment() | {"TIDEMILL_ADMIN": self._running.admin},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
         return done.stdout

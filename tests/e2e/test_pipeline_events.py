@@ -149,9 +149,13 @@ def test_events_go_on_where_an_answer_ended(
     position = index = 0
     while position < end.next_position:
         some, reply = events_of(
-            stub, from_position=position, from_index=index, log_bytes_max=300,
-            until_position=end.next_position, log_id=end.log_id,
-        )  # fmt: skip
+            stub,
+            from_position=position,
+            from_index=index,
+            log_bytes_max=300,
+            until_position=end.next_position,
+            log_id=end.log_id,
+        )
         pieces += some
         position, index = reply.next_position, reply.next_index
     assert pieces == everything
@@ -234,8 +238,12 @@ def told_by(source: pipeline_pb2_grpc.PipelineSourceStub) -> bool:
 def tidemill(running: Standalone, *arguments: str) -> str:
     done = subprocess.run(
         command(*arguments, "--admin", running.admin),
-        env=environment(), capture_output=True, text=True, timeout=30, check=True,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     return done.stdout
 
 

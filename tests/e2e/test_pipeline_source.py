@@ -182,8 +182,11 @@ def test_what_is_in_flight_and_how_far_groups_are_is_listed(
     assert in_flight("copiers") == []
     one = found[0]
     assert (one.consumer_group, one.topic, one.attempt, one.client_id) == (
-        "workers", "worked", 1, "puller",
-    )  # fmt: skip
+        "workers",
+        "worked",
+        1,
+        "puller",
+    )
     assert 0 < one.invisible_until_ms - one.popped_at_ms <= 30_000
 
     assert client.update_offset("copiers", "copied", 3).status.code == v2.OK
@@ -214,7 +217,11 @@ def test_what_is_in_flight_and_how_far_groups_are_is_listed(
     assert told["total"]["lag"] == 0
     shown = subprocess.run(
         command("--admin", running.admin, "group", "progress", "copiers"),
-        env=environment(), capture_output=True, text=True, timeout=30, check=True,
-    ).stdout  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    ).stdout
     assert "Pulled, by the group's own word:" in shown
     assert str(behind) in shown

@@ -365,6 +365,10 @@ def test_the_official_client_sends_in_the_process_of_a_pipeline(running: Standal
     running.put("topics/both", queues=1)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.both_clients", running.grpc],
-        cwd=Path(__file__).parents[2], check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stdout == "by the official client True\n", done.stderr[-2000:]

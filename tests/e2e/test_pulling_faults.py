@@ -128,9 +128,7 @@ def check_faults(running: Standalone, fault: Callable[[], None], *, times: int) 
 def test_pulls_go_on_where_they_were_when_a_broker_was_killed(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         check_faults(
-            running,
-            lambda: send_signal([child_pid(running, "broker-0")], signal.SIGKILL),
-            times=2,
+            running, lambda: send_signal([child_pid(running, "broker-0")], signal.SIGKILL), times=2
         )
 
 

@@ -114,9 +114,13 @@ def test_a_push_consumer_acks_what_succeeds_and_sees_again_what_fails(
     assert facts.the("done")["is_done"]
     tries = [(fact["body"], fact["attempt"], fact["succeeds"]) for fact in facts.of("received")]
     assert sorted(tries) == [
-        ("0", 1, True), ("1", 1, True), ("2", 1, False), ("2", 2, True), ("3", 1, True),
+        ("0", 1, True),
+        ("1", 1, True),
+        ("2", 1, False),
+        ("2", 2, True),
+        ("3", 1, True),
         ("4", 1, True),
-    ]  # fmt: skip
+    ]
     assert facts.the("left")["count"] == 0
 
 
@@ -126,9 +130,8 @@ def test_an_ordered_push_consumer_keeps_the_order_of_message_groups(
     running.put("topics/ordered-push", messageType="FIFO", queues=4)
     running.put("groups/ordered-push", deliveryOrder="FIFO")
     facts = run_python_client(
-        tmp_path, "push_fifo", running.grpc, topic="ordered-push", group="ordered-push",
-        messages=30,
-    )  # fmt: skip
+        tmp_path, "push_fifo", running.grpc, topic="ordered-push", group="ordered-push", messages=30
+    )
     assert facts.the("done")["is_done"]
     assert in_order(facts) == {f"group-{n}": list(range(n, 30, 3)) for n in range(3)}
 
@@ -167,8 +170,10 @@ def test_a_producer_and_a_push_consumer_outlive_killed_processes(tmp_path: Path)
             tmp_path, "outage", running.grpc, topic="outage", group="outage", pids=pids
         )
     assert [(fact["body"], fact["is_there"]) for fact in facts.of("arrived")] == [
-        ("before", True), ("after 0", True), ("after 1", True),
-    ]  # fmt: skip
+        ("before", True),
+        ("after 0", True),
+        ("after 1", True),
+    ]
 
 
 def test_an_unknown_topic_is_refused_where_use_does_not_create_it(tmp_path: Path) -> None:

@@ -47,9 +47,14 @@ def variables() -> dict[str, str]:
 def endpoint(folder: Path, variables: dict[str, str]) -> Iterator[str]:
     with (folder / "log").open("w") as log:
         started = subprocess.Popen(
-            ["sh", "-ec", readme_lines("openssl req")], cwd=folder, env=variables,
-            stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-        )  # fmt: skip
+            ["sh", "-ec", readme_lines("openssl req")],
+            cwd=folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
     assert started.stdout is not None
     try:
         readable, _, _ = select.select([started.stdout], [], [], START_S)
@@ -67,9 +72,13 @@ def test_the_python_client_is_served_with_tls(
     folder: Path, variables: dict[str, str], endpoint: str
 ) -> None:
     run = subprocess.run(
-        ["sh", "-ec", readme_lines("--tls\n")], cwd=folder,
+        ["sh", "-ec", readme_lines("--tls\n")],
+        cwd=folder,
         env=variables | {"ENDPOINT": endpoint, "HOME": str(folder)},
-        capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     assert "received" in run.stdout, run.stdout + run.stderr
     assert "one coffee, no sugar" in run.stdout

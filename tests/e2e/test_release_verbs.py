@@ -24,8 +24,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 def release(running: Standalone, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("--admin", running.admin, "release", *arguments),
-        capture_output=True, text=True, check=False, timeout=COMMAND_S, env=environment(),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_S,
+        env=environment(),
+    )
 
 
 def groups(running: Standalone) -> list[tuple[str, str]]:

@@ -134,9 +134,12 @@ class Client:
             while True:
                 frame = pb.RequestFrame()
                 frame.pops.add(
-                    request_id=1, group_id=self.group_id, topic_id=self.topic_id, max_messages=32,
+                    request_id=1,
+                    group_id=self.group_id,
+                    topic_id=self.topic_id,
+                    max_messages=32,
                     invisible_duration_ms=HOUR_MS,
-                )  # fmt: skip
+                )
                 replies = await self.exchange(call, frame)
                 messages = [
                     message

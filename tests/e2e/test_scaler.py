@@ -51,9 +51,12 @@ class Scaled:
 
     def ref(self, **metadata: str) -> keda.ScaledObjectRef:
         given = {
-            "scalerAddress": "as KEDA knows it", "group": self.name, "topic": self.name,
-            "messagesPerReplica": "10", **metadata,
-        }  # fmt: skip
+            "scalerAddress": "as KEDA knows it",
+            "group": self.name,
+            "topic": self.name,
+            "messagesPerReplica": "10",
+            **metadata,
+        }
         return keda.ScaledObjectRef(name="consumer", namespace="default", scalerMetadata=given)
 
     def value(self, **metadata: str) -> int:
@@ -110,9 +113,7 @@ def test_a_wave_within_the_horizon_makes_it_active_before_it_is_due(scaled: Scal
     assert (hint["value"], hint["replicas"]) == (5, 3)
 
 
-def test_a_stream_tells_of_a_wave_at_once_and_ends_well_with_the_process(
-    tmp_path: Path,
-) -> None:
+def test_a_stream_tells_of_a_wave_at_once_and_ends_well_with_the_process(tmp_path: Path) -> None:
     with (
         standalone(tmp_path / "data", *FLAGS) as running,
         contextlib.closing(Scaled(running, "told")) as scaled,
@@ -153,18 +154,31 @@ def test_an_operator_sees_what_keda_is_told(scaled: Scaled) -> None:
     eventually(lambda: scaled.value() == 3)
     shown = subprocess.run(
         command(
-            "--admin", scaled.running.admin, "group", "scale-hint", scaled.name,
-            "--topic", scaled.name, "--messages-per-replica", 2,
+            "--admin",
+            scaled.running.admin,
+            "group",
+            "scale-hint",
+            scaled.name,
+            "--topic",
+            scaled.name,
+            "--messages-per-replica",
+            2,
         ),
-        env=environment(), capture_output=True, text=True, check=True, timeout=CALL_S,
-    ).stdout  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=CALL_S,
+    ).stdout
     assert "KEDA is told 3: 2 consumers" in shown
     metrics = httpx.get(scaled.running.processes["admin"].metrics, trust_env=False).text
     [line] = [
-        line for line in metrics.splitlines()
+        line
+        for line in metrics.splitlines()
         if line.startswith("rocketmq_scaler_metric{")
-        and f'consumer_group="{scaled.name}"' in line and 'signal="ready"' in line
-    ]  # fmt: skip
+        and f'consumer_group="{scaled.name}"' in line
+        and 'signal="ready"' in line
+    ]
     assert line.endswith(" 3.0")
     assert "rocketmq_scaler_requests_total{" in metrics
 

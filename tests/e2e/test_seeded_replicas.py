@@ -17,9 +17,10 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 SEGMENT = 1 << 20
 FLAGS = (
-    f"--segment-bytes={SEGMENT}", f"--retention-bytes={4 * SEGMENT}",
+    f"--segment-bytes={SEGMENT}",
+    f"--retention-bytes={4 * SEGMENT}",
     f"--checkpoint-log-bytes={SEGMENT}",
-)  # fmt: skip
+)
 GONE_S = 40.0
 AT_ONCE = 32
 BODY = 8 << 10

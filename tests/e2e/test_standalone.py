@@ -37,9 +37,13 @@ def get(url: str) -> str:
 
 def run_to_end(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), env=environment(), capture_output=True, text=True, timeout=30,
+        command(*arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def test_the_ready_line_is_all_that_standard_output_gets(tmp_path: Path) -> None:
@@ -111,9 +115,12 @@ def test_a_second_broker_on_the_directory_is_refused(tmp_path: Path) -> None:
 def test_a_second_standalone_on_the_directory_is_refused(tmp_path: Path) -> None:
     with standalone(tmp_path / "data"):
         refused = run_to_end(
-            "standalone", f"--data-dir={tmp_path / 'data'}", "--grpc-port=0", "--admin-port=0",
+            "standalone",
+            f"--data-dir={tmp_path / 'data'}",
+            "--grpc-port=0",
+            "--admin-port=0",
             "--metrics-port=0",
-        )  # fmt: skip
+        )
     assert refused.returncode != 0
     assert refused.stdout == ""
     assert "is in use by another broker" in refused.stderr
@@ -140,9 +147,11 @@ def test_a_taken_port_ends_the_start_with_a_sentence(
         port = taken.getsockname()[1]
         flags = {"--grpc-port": 0, "--admin-port": 0, "--metrics-port": 0, flag: port}
         refused = run_to_end(
-            "standalone", f"--data-dir={tmp_path / 'data'}", f"--proxies={proxies}",
+            "standalone",
+            f"--data-dir={tmp_path / 'data'}",
+            f"--proxies={proxies}",
             *(f"{key}={value}" for key, value in flags.items()),
-        )  # fmt: skip
+        )
     assert refused.returncode != 0
     assert refused.stdout == ""
     assert f":{port}" in refused.stderr
@@ -161,9 +170,11 @@ def test_the_admin_api_reaches_the_broker(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         body = json.dumps({"messageType": "FIFO", "queues": 3}).encode()
         put = urllib.request.Request(
-            f"{running.admin}/api/v1/topics/orders", data=body, method="PUT",
+            f"{running.admin}/api/v1/topics/orders",
+            data=body,
+            method="PUT",
             headers={"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(put, timeout=10) as response:
             assert json.load(response)["queues"] == 3
         answer = httpx.get(f"{running.admin}/api/v1/topics/none", trust_env=False)
@@ -176,6 +187,10 @@ def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
         with standalone(tmp_path / "data") as running:
             shown = subprocess.run(
                 command("topic", "create", "orders", "--queues=3", f"--admin={running.admin}"),
-                env=environment(), capture_output=True, text=True, timeout=30, check=True,
-            )  # fmt: skip
+                env=environment(),
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=True,
+            )
             assert shown.stdout == f"topic orders: {told}\n"

@@ -18,14 +18,7 @@ import pytest
 from tests.support.api import api, message
 from tests.support.controlled_group import parent_of
 from tests.support.eventually import eventually
-from tests.support.processes import (
-    ADMIN_S,
-    STOP_S,
-    Standalone,
-    command,
-    environment,
-    standalone,
-)
+from tests.support.processes import ADMIN_S, STOP_S, Standalone, command, environment, standalone
 
 WITHIN_MS = 120_000  # for what must come, beside other tests
 COMMAND_S = 120.0  # of a command that starts, and waits, or reads whole segments
@@ -63,8 +56,12 @@ def drained(running: Standalone, replica: str, *flags: str) -> str:
 def cluster(running: Standalone, *arguments: str) -> str:
     done = subprocess.run(
         [*command("cluster", *arguments), f"--admin={running.admin}"],
-        env=environment(), capture_output=True, text=True, timeout=COMMAND_S, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
+    )
     return done.stdout + done.stderr
 
 
@@ -201,11 +198,17 @@ def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: P
     with log:
         once = subprocess.Popen(
             command(
-                "standalone", f"--data-dir={data}", "--replicas=3", "--grpc-port=0",
-                "--admin-port=0", "--metrics-port=0",
+                "standalone",
+                f"--data-dir={data}",
+                "--replicas=3",
+                "--grpc-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
             ),
-            env=environment(), stdout=log, stderr=log,
-        )  # fmt: skip
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
         try:
             eventually(
                 lambda: "came with another store" in (tmp_path / "empty.log").read_text(),
@@ -235,9 +238,13 @@ def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
         running.put("topics/orders", queues=1)
         post(running, "topics/orders/messages", body="kept")
         copied = subprocess.run(
-            command("store", "copy", str(data), str(backup)), env=environment(),
-            capture_output=True, text=True, timeout=COMMAND_S, check=False,
-        )  # fmt: skip
+            command("store", "copy", str(data), str(backup)),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
         assert copied.returncode == 0, copied.stderr
         post(running, "topics/orders/messages", body="later")
         assert running.stop() == 0
@@ -250,11 +257,17 @@ def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
     with log_file.open("w") as log:
         restored = subprocess.Popen(
             command(
-                "standalone", f"--data-dir={data}", "--replicas=3", "--grpc-port=0",
-                "--admin-port=0", "--metrics-port=0",
+                "standalone",
+                f"--data-dir={data}",
+                "--replicas=3",
+                "--grpc-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
             ),
-            env=environment(), stdout=log, stderr=log,
-        )  # fmt: skip
+            env=environment(),
+            stdout=log,
+            stderr=log,
+        )
         try:
             eventually(
                 lambda: "came with another store" in log_file.read_text(), within_ms=WITHIN_MS

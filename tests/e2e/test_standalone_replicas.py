@@ -147,9 +147,7 @@ def test_no_promise_is_broken_by_a_fault_of_replicas(tmp_path: Path, name: str) 
         except* Stuck:
             told = "\n".join(load.status for load in loads)
             log = running.log.read_text()[-5000:]
-            pytest.fail(
-                f"no progress in {RECOVERY_S:.0f} s\n{told}\n{group.status()}\n{log}",
-            )
+            pytest.fail(f"no progress in {RECOVERY_S:.0f} s\n{told}\n{group.status()}\n{log}")
         log = running.log.read_text()
         assert running.stop() == 0
     for load in loads:
@@ -240,9 +238,7 @@ def test_timers_of_a_dead_master_come_once_and_not_early(tmp_path: Path) -> None
 
 
 @pytest.mark.heavy
-def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(
-    tmp_path: Path,
-) -> None:
+def test_everything_is_there_after_a_restart_and_what_one_had_is_its_groups(tmp_path: Path) -> None:
     async def send(running: Standalone, *bodies: str) -> None:
         async with api(running.grpc, call_s=PATIENT_S) as client:
             await send_all(client, "plain", bodies)

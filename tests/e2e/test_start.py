@@ -35,8 +35,9 @@ def test_a_missing_broker_is_told_and_the_process_stops_cleanly(
     with log.open("w") as stderr:
         started = subprocess.Popen(
             command(process, f"{flag}=127.0.0.1:1", port, "--metrics-port=0"),
-            env=environment(), stderr=stderr,
-        )  # fmt: skip
+            env=environment(),
+            stderr=stderr,
+        )
 
     def waiting() -> list[object]:
         return [e["address"] for e in events(log) if e["event"] == "waiting for the broker"]
@@ -84,8 +85,12 @@ def test_a_log_and_a_ready_line_that_cannot_be_written_stop_nothing(
 def broker_on(data_dir: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0"),
-        env=environment(), capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/none/data"])
@@ -120,10 +125,12 @@ def test_a_store_without_its_log_is_refused_with_a_sentence(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("process", "prefix", "shown"),
     [
-        ("broker", "grpc-", "grpc_"), ("broker", "metrics-", "metrics_"),
-        ("standalone", "admin-", "--admin-"), ("standalone", "grpc-", "--grpc-"),
+        ("broker", "grpc-", "grpc_"),
+        ("broker", "metrics-", "metrics_"),
+        ("standalone", "admin-", "--admin-"),
+        ("standalone", "grpc-", "--grpc-"),
     ],
-)  # fmt: skip
+)
 def test_an_address_that_cannot_be_served_names_its_setting(
     tmp_path: Path, process: str, prefix: str, shown: str
 ) -> None:
@@ -138,8 +145,12 @@ def test_an_address_that_cannot_be_served_names_its_setting(
         line = [f"{key}={value}" for key, value in ports.items()]
         refused = subprocess.run(
             command(process, f"--data-dir={tmp_path}", *line, *open_to_others),
-            env=environment(), capture_output=True, text=True, timeout=30, check=False,
-        )  # fmt: skip
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         assert refused.returncode == 1
         return refused.stderr
 

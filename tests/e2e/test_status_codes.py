@@ -70,9 +70,11 @@ def send(body: bytes = b"body", *, topic: str = TOPIC, **properties: Any) -> Mes
 def send_with(user_properties: dict[str, str], **properties: Any) -> Message:
     values = {"message_id": "id", **properties}
     sent = v2.Message(
-        topic=resource(TOPIC), body=b"body", user_properties=user_properties,
+        topic=resource(TOPIC),
+        body=b"body",
+        user_properties=user_properties,
         system_properties=v2.SystemProperties(**values),
-    )  # fmt: skip
+    )
     return service.SendMessageRequest(messages=[sent])
 
 
@@ -156,10 +158,18 @@ def named(rows: list[tuple[str, Message, Code]]) -> pytest.MarkDecorator:
 
 
 SYSTEM_TOPICS = (
-    "TBW102", "SCHEDULE_TOPIC_XXXX", "BenchmarkTest", "RMQ_SYS_TRANS_HALF_TOPIC",
-    "RMQ_SYS_TRACE_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
-    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "CHECKPOINT_TOPIC", "rmq_sys_anything",
-)  # fmt: skip
+    "TBW102",
+    "SCHEDULE_TOPIC_XXXX",
+    "BenchmarkTest",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRACE_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+    "rmq_sys_anything",
+)
 ILLEGAL_NAMES = ("", " ", "\t", "a b", "a.b", "a/b", "a:b", "ä", "a\n", "a\0", "🌊")
 
 
@@ -427,13 +437,18 @@ def test_what_does_not_exist_is_not_found_where_use_does_not_create_it(
 @pytest.mark.parametrize(
     "request_",
     [
-        send(), receive(), route(), assignment(), dead_letter(),
-        ack_request(TOPIC, GROUP, [NO_HANDLE]), change_request(TOPIC, GROUP, NO_HANDLE, 0),
+        send(),
+        receive(),
+        route(),
+        assignment(),
+        dead_letter(),
+        ack_request(TOPIC, GROUP, [NO_HANDLE]),
+        change_request(TOPIC, GROUP, NO_HANDLE, 0),
         service.HeartbeatRequest(client_type=v2.PRODUCER),
         service.NotifyClientTerminationRequest(),
     ],
     ids=lambda request: METHODS[type(request)],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("headers", [(), (("x-mq-client-id", " "),)], ids=["none", "blank"])
 def test_every_method_wants_to_know_its_client(
     endpoint: str, request_: Message, headers: tuple[tuple[str, str], ...]

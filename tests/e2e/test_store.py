@@ -23,9 +23,13 @@ SENT_MIN = 300  # messages before the copy begins
 
 def tidemill(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("store", *arguments), env=environment(), capture_output=True, text=True,
-        timeout=RUN_S, check=False,
-    )  # fmt: skip
+        command("store", *arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
 
 
 def as_of_now(history: History) -> History:
@@ -102,8 +106,11 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(3):
             sent = subprocess.run(
                 command("message", "send", TOPIC, f"body {n}", "--admin", running.admin),
-                env=environment(), capture_output=True, timeout=RUN_S, check=False,
-            )  # fmt: skip
+                env=environment(),
+                capture_output=True,
+                timeout=RUN_S,
+                check=False,
+            )
             assert sent.returncode == 0, sent.stderr
     assert tidemill("copy", folder / "data", folder / "backup").returncode == 0
     return folder

@@ -20,9 +20,13 @@ FLAGS = ("--groups=2", "--proxies=1")
 
 def tidemill(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("store", *arguments), env=environment(), capture_output=True, text=True,
-        timeout=RUN_S, check=False,
-    )  # fmt: skip
+        command("store", *arguments),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
 
 
 def stored(running: Standalone) -> dict[str, int]:
@@ -59,8 +63,9 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, in
         assert copied.returncode == 0, copied.stderr
         # The home last: a restored home deletes at the others what it does not know of.
         assert [line.split(", to ")[1] for line in copied.stdout.splitlines()] == [
-            str(folder / "backup" / "broker-1"), str(folder / "backup"),
-        ]  # fmt: skip
+            str(folder / "backup" / "broker-1"),
+            str(folder / "backup"),
+        ]
     assert sum(counts.values()) == SENT
     assert len(counts) == 2
     return folder / "backup", counts
@@ -75,8 +80,12 @@ def test_a_copy_has_all_broker_groups_and_a_start_needs_all(
     assert tidemill("copy", target, data).returncode == 0
     alone = subprocess.run(
         command("standalone", f"--data-dir={data}", "--grpc-port=0", "--admin-port=0"),
-        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     assert alone.returncode == 1
     assert "--groups 2" in alone.stderr
     with standalone(data, *FLAGS, start_s=RUN_S) as running:
@@ -121,8 +130,12 @@ def test_a_copy_that_ended_between_two_broker_groups_does_not_start(
     (data / "log" / "unfinished.copying").touch()
     started = subprocess.run(
         command("broker", f"--data-dir={data}", "--grpc-port=0", "--metrics-port=0"),
-        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     assert started.returncode == 1
     assert "cannot be opened" in started.stderr
 

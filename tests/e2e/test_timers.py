@@ -150,9 +150,7 @@ def test_a_delayed_message_comes_when_it_is_due(
     if name == "deliverAtMs":
         fields = {name: before_ms + 1_234}
     sent = send(rest, name, **fields)
-    assert set(sent) == {
-        "messageId", "broker", "queueId", "timerId", "deliverAtMs", "recallHandle",
-    }  # fmt: skip
+    assert set(sent) == {"messageId", "broker", "queueId", "timerId", "deliverAtMs", "recallHandle"}
     expected_ms = {"delayMs": before_ms + 1_500, "delayLevel": before_ms + 1_000}.get(
         name, before_ms + 1_234
     )
@@ -288,12 +286,19 @@ def test_timers_are_listed_by_due_time_and_filtered(rest: httpx.Client) -> None:
     assert listed(dueFrom=base_ms + 1_000, dueTo=base_ms + 3_000) == [ids[1], ids[2]]
     [first] = rest.get("/timers", params={"dueFrom": base_ms, "pageSize": 1}).json()["timers"]
     assert first == {
-        "timerId": ids[0], "broker": "broker-0", "state": "PENDING", "topic": "list-0",
+        "timerId": ids[0],
+        "broker": "broker-0",
+        "state": "PENDING",
+        "topic": "list-0",
         "queueId": sent[0]["queueId"],
-        "dueAtMs": base_ms, "scheduledAtMs": first["scheduledAtMs"], "size": first["size"],
-        "messageId": sent[0]["messageId"], "keys": ["key-0"], "bornAtMs": first["bornAtMs"],
+        "dueAtMs": base_ms,
+        "scheduledAtMs": first["scheduledAtMs"],
+        "size": first["size"],
+        "messageId": sent[0]["messageId"],
+        "keys": ["key-0"],
+        "bornAtMs": first["bornAtMs"],
         "bornHost": first["bornHost"],
-    }  # fmt: skip
+    }
     for timer_id in ids:
         act(rest, timer_id, "cancel")
     assert listed() == []
@@ -408,15 +413,28 @@ def tidemill(
     return subprocess.run(
         command(*arguments),
         env=environment() | {"TIDEMILL_ADMIN": running.admin},
-        input=given, capture_output=True, timeout=30, check=False,
-    )  # fmt: skip
+        input=given,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def test_the_command_line_sends_and_handles_timers(running: Standalone, rest: httpx.Client) -> None:
     sent = tidemill(
-        running, "message", "send", "cli", "hello", "--delay=1h30m", "--tag=t", "--key=k1",
-        "--key=k2", "--property=name=a=b", "-o", "json",
-    )  # fmt: skip
+        running,
+        "message",
+        "send",
+        "cli",
+        "hello",
+        "--delay=1h30m",
+        "--tag=t",
+        "--key=k1",
+        "--key=k2",
+        "--property=name=a=b",
+        "-o",
+        "json",
+    )
     assert sent.returncode == 0, sent.stderr
     answer = json.loads(sent.stdout)
     timer_id = str(answer["timerId"])

@@ -23,9 +23,13 @@ def docker(*words: str, timeout_s: float = CALL_S) -> subprocess.CompletedProces
     """Run docker; both streams are in `stdout`."""
     return subprocess.run(
         ["docker", *words],
-        cwd=ROOT, text=True, timeout=timeout_s, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        cwd=ROOT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def answered(*words: str, timeout_s: float = CALL_S) -> str:
@@ -55,9 +59,19 @@ def image() -> Iterator[str]:
 def test_the_image_serves_from_a_root_that_nobody_may_write(image: str) -> None:
     name = f"tidemill-test-{secrets.token_hex(4)}"
     answered(
-        "run", "--detach", "--read-only", "--network", "none", "--cap-drop", "ALL",
-        "--tmpfs", "/data:uid=10001", "--name", name, image,
-    )  # fmt: skip
+        "run",
+        "--detach",
+        "--read-only",
+        "--network",
+        "none",
+        "--cap-drop",
+        "ALL",
+        "--tmpfs",
+        "/data:uid=10001",
+        "--name",
+        name,
+        image,
+    )
     try:
         eventually(lambda: "standalone serves" in answered("logs", name), within_ms=SERVES_MS)
         answered("stop", "--time", "60", name)

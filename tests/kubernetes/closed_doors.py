@@ -142,13 +142,24 @@ def outsider(name: str, image: str) -> dict[str, Any]:
         "spec": {
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
-            "containers": [{
-                "name": "knock", "image": image, "imagePullPolicy": "IfNotPresent",
-                "command": ["python", "-m", "http.server", str(LISTENING), "--directory", "/tmp"],
-                "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-            }],
+            "containers": [
+                {
+                    "name": "knock",
+                    "image": image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": [
+                        "python",
+                        "-m",
+                        "http.server",
+                        str(LISTENING),
+                        "--directory",
+                        "/tmp",
+                    ],
+                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+                }
+            ],
         },
-    }  # fmt: skip
+    }
 
 
 def doors_are(cluster: Cluster, other: Cluster, wanted: Doors) -> dict[str, dict[str, bool]]:
@@ -176,15 +187,17 @@ def knocked(cluster: Cluster, other: Cluster) -> dict[str, dict[str, bool]]:
         for item in cluster.objects("pods")
         for labels in [item["metadata"]["labels"]]
         if "deletionTimestamp" not in item["metadata"]
-    }  # fmt: skip
+    }
     doors = {
         f"{name}:{port}": f"{pods[name]['status'].get('podIP', '0.0.0.0')}:{port}"
         for name, ports in {
-            "broker": (10911, 5557), "proxy": (8081, 5557), "admin": (8080, 9090, 5557),
+            "broker": (10911, 5557),
+            "proxy": (8081, 5557),
+            "admin": (8080, 9090, 5557),
             "stranger": (LISTENING,),
         }.items()
         for port in ports
-    }  # fmt: skip
+    }
     found = {}
     for who in DEFAULT:
         where = other if who == "foreigner" else cluster

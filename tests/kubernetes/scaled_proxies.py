@@ -33,12 +33,14 @@ VALUES = {
         "replicas": 1,
         "resources": {"requests": {"cpu": "20m"}},
         "autoscaling": {
-            "enabled": True, "minReplicas": 1, "maxReplicas": 3,
+            "enabled": True,
+            "minReplicas": 1,
+            "maxReplicas": 3,
             "targetCPUUtilizationPercentage": 100,
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 15}},
         },
     }
-}  # fmt: skip
+}
 
 
 def main() -> int:

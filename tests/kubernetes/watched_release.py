@@ -81,8 +81,9 @@ def found(kind: str, namespace: str) -> list[Object]:
     """Return the objects of a kind."""
     told = subprocess.run(
         ["kubectl", "get", kind, "--namespace", namespace, "--output", "json"],
-        capture_output=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        check=True,
+    ).stdout
     items: list[Object] = json.loads(told)["items"]
     return items
 

@@ -28,8 +28,11 @@ def promtool(*arguments: object) -> str:
     """Run promtool; fail with what it says when it says no."""
     told = subprocess.run(
         [str(PROMTOOL), *map(str, arguments)],
-        capture_output=True, text=True, timeout=CHECK_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=CHECK_S,
+        check=False,
+    )
     assert told.returncode == 0, told.stdout + told.stderr
     return told.stdout
 

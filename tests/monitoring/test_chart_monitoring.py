@@ -63,16 +63,17 @@ def test_a_threshold_is_a_value() -> None:
 def test_an_alert_is_left_out_or_changed_by_its_name() -> None:
     override = "monitoring.alerts.overrides"
     found = rules(
-        "--set", f"{override}.TimerLate.enabled=false",
-        "--set", f"{override}.DlqGrowing.for=1h,{override}.DlqGrowing.severity=critical",
-        "--set", "monitoring.alerts.ruleLabels.team=messages",
-    )  # fmt: skip
+        "--set",
+        f"{override}.TimerLate.enabled=false",
+        "--set",
+        f"{override}.DlqGrowing.for=1h,{override}.DlqGrowing.severity=critical",
+        "--set",
+        "monitoring.alerts.ruleLabels.team=messages",
+    )
     assert set(found) == set(alerts.names()) - {"TimerLate"}
     [changed] = found["DlqGrowing"]
     assert changed["for"] == "1h"
-    assert changed["labels"] == {
-        "severity": "critical", "service": "tidemill", "team": "messages",
-    }  # fmt: skip
+    assert changed["labels"] == {"severity": "critical", "service": "tidemill", "team": "messages"}
 
 
 @pytest.mark.parametrize("alert", alerts.names())
@@ -125,9 +126,8 @@ def is_runbook(part: Any) -> bool:
 def test_runbooks_are_where_the_values_say() -> None:
     url = "https://wiki.example/tidemill"
     found = objects(
-        *ALERTS,
-        "--set", f"monitoring.dashboards.enabled=true,monitoring.runbooksUrl={url}",
-    )  # fmt: skip
+        *ALERTS, "--set", f"monitoring.dashboards.enabled=true,monitoring.runbooksUrl={url}"
+    )
     text = json.dumps(found)
     assert f"{url}/TimerLate.md" in text
     assert RUNBOOKS_URL not in text

@@ -17,8 +17,11 @@ pytestmark = needs("node", GRAFANA / "node_modules" / "@grafana" / "schema")
 def check(*paths: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["node", str(GRAFANA / "check.mjs"), *map(str, paths)],
-        capture_output=True, text=True, timeout=CHECK_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=CHECK_S,
+        check=False,
+    )
 
 
 def test_every_dashboard_is_one_by_grafanas_types() -> None:

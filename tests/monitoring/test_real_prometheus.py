@@ -115,8 +115,10 @@ def test_every_panel_and_every_alert_of_replicas_has_data(tmp_path: Path) -> Non
         asyncio.run(send_one(running))
         refused = httpx.post(
             f"{running.admin}/api/v1/replicas/{group.group}:transfer",
-            json={"target": REPLICAS}, trust_env=False, timeout=ADMIN_S,
-        )  # fmt: skip
+            json={"target": REPLICAS},
+            trust_env=False,
+            timeout=ADMIN_S,
+        )
         assert refused.is_client_error, refused.text
         eventually(has_data(asked, OF_REPLICAS), within_ms=DATA_MS)
         assert not asked.query('ALERTS{alertstate="firing"}')
@@ -156,8 +158,9 @@ def job(running: Standalone, folder: Path, name: str, *flags: str) -> Iterator[N
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             [*command, f"--endpoints={running.grpc}", "--master=local[1]", *flags],
-            stdout=log, stderr=log,
-        )  # fmt: skip
+            stdout=log,
+            stderr=log,
+        )
     try:
         yield
     finally:

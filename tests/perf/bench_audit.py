@@ -56,19 +56,27 @@ def main() -> None:
     arguments.add_argument("--messages", type=int, default=1_000_000)
     arguments.add_argument("--kills", type=int, default=5)
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as folder, standalone(
-        Path(folder) / "data", "--proxies=2"
-    ) as running:  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        standalone(Path(folder) / "data", "--proxies=2") as running,
+    ):
         running.put(f"topics/{TOPIC}", queues=QUEUES)
         running.put(f"groups/{GROUP}", maxAttempts=1000)
         begin_s = time.perf_counter()
         kills = _run(running, Path(folder), given.messages, given.kills)
         ran_s = time.perf_counter() - begin_s
         figures = _audit(running, Path(folder), kills)
-    print(json.dumps({
-        "messages": given.messages, "kills": len(kills), "run_s": round(ran_s),
-        "load": os.getloadavg()[1], **figures,
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "messages": given.messages,
+                "kills": len(kills),
+                "run_s": round(ran_s),
+                "load": os.getloadavg()[1],
+                **figures,
+            }
+        )
+    )
 
 
 # ---------------------------------------------------------------- the run
@@ -189,9 +197,11 @@ async def _consume_all(
 def _audit(running: Standalone, folder: Path, kills: list[int]) -> dict[str, Any]:
     begin_s = time.perf_counter()
     settings = AuditSettings(
-        to=str(folder), given={"endpoints": running.grpc}, grace_s=0,
+        to=str(folder),
+        given={"endpoints": running.grpc},
+        grace_s=0,
         sends=str(folder / "sends.jsonl"),
-    )  # fmt: skip
+    )
     # As `tidemill pipeline audit` has it, with no more memory than that.
     with session("audit", "local[2]") as spark:
         progress = read_progress(spark, settings.given)

@@ -47,8 +47,10 @@ def start_broker(data_dir: Path) -> tuple[subprocess.Popen[str], str, float]:
         command(
             "broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0", "--auto-create"
         ),
-        env=environment(), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if "broker serves" in line:
@@ -104,9 +106,12 @@ class LinkClient:
         frame = pb.RequestFrame()
         for _ in range(requests):
             frame.pops.add(
-                request_id=self.new_id(), group_id=group_id, topic_id=topic_id, max_messages=want,
+                request_id=self.new_id(),
+                group_id=group_id,
+                topic_id=topic_id,
+                max_messages=want,
                 invisible_duration_ms=HOUR_MS,
-            )  # fmt: skip
+            )
         replies = await self.exchange(frame)
         return sum(len(b.indexes) for r in replies for pop in r.pops for b in pop.batches)
 

@@ -75,12 +75,24 @@ def h2load(port: str, path: str, body: bytes, requests: int, folder: Path) -> di
     data.write_bytes(framed(body))
     output = subprocess.run(
         [
-            "h2load", f"-n{requests}", f"-c{CONNECTIONS}", f"-m{STREAMS}", "-d", str(data),
-            "-H", "content-type: application/grpc", "-H", "te: trailers",
-            "-H", "x-mq-client-id: bench", f"http://{port}{path}",
+            "h2load",
+            f"-n{requests}",
+            f"-c{CONNECTIONS}",
+            f"-m{STREAMS}",
+            "-d",
+            str(data),
+            "-H",
+            "content-type: application/grpc",
+            "-H",
+            "te: trailers",
+            "-H",
+            "x-mq-client-id: bench",
+            f"http://{port}{path}",
         ],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     rate = re.search(r"finished in .*?, ([\d.]+) req/s", output)
     done = re.search(r"(\d+) succeeded, (\d+) failed", output)
     assert rate is not None
@@ -93,8 +105,9 @@ def h2load(port: str, path: str, body: bytes, requests: int, folder: Path) -> di
 def echo_server() -> Iterator[tuple[str, int]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.perf.echo_server", "grpcio"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         yield f"127.0.0.1:{process.stdout.readline().strip()}", process.pid
@@ -113,8 +126,10 @@ def run_load(program: Path, mode: str, address: str, **flags: object) -> dict[st
     arguments = [f"-{name.replace('_', '-')}={value}" for name, value in flags.items()]
     output = subprocess.run(
         [str(program), mode, f"-address={address}", *arguments],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     result = json.loads(output)
     assert isinstance(result, dict)
     return result
@@ -158,9 +173,15 @@ def measure_rates(server: Standalone, load: Path, folder: Path, messages: int) -
     singles = messages // 4
     meter = Meter(pids)
     results["receive_1_ack"] = run_load(
-        load, "receive", address, topic="bench", group="single", messages=singles, batch=1,
+        load,
+        "receive",
+        address,
+        topic="bench",
+        group="single",
+        messages=singles,
+        batch=1,
         consumers=64,
-    )  # fmt: skip
+    )
     results["receive_1_ack"]["cpu_s_per_million"] = meter.per_million(singles)
     echo = results["echo"]["per_second"]
     results["send_against_echo"] = round(results["send"]["per_second"] / echo, 2)

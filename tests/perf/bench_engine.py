@@ -86,9 +86,14 @@ class Bench:
                 engine.ack(delivery, now)
             for _ in range(max(ROUND // want, 1) if want > 1 else ROUND):
                 for batch in engine.pop(
-                    group_id, topic_id, max_messages=want, invisible_duration_ms=60_000,
-                    tags=frozenset(), attempt_id="", now_ms=now,
-                ):  # fmt: skip
+                    group_id,
+                    topic_id,
+                    max_messages=want,
+                    invisible_duration_ms=60_000,
+                    tags=frozenset(),
+                    attempt_id="",
+                    now_ms=now,
+                ):
                     engine.read_batch(batch)
                     got += len(batch.indexes)
                     slot, id_, visible = batch.slot, batch.delivery_id, batch.visible_at_ms

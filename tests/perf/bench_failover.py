@@ -265,9 +265,12 @@ def main() -> None:
             with standalone(folder / "held", *FLAGS, start_s=START_S) as running:
                 running.put("topics/bench", queues=4)
                 result["in_flight"] = measure_in_flight(
-                    running, arguments.fault, arguments.count,
-                    in_flight=arguments.in_flight, timers=arguments.timers,
-                )  # fmt: skip
+                    running,
+                    arguments.fault,
+                    arguments.count,
+                    in_flight=arguments.in_flight,
+                    timers=arguments.timers,
+                )
         if arguments.what in {None, "rates"}:
             result["rates"] = measure_rates(arguments.messages, arguments.turns, folder)
     result["load_after"] = [round(average, 1) for average in os.getloadavg()]

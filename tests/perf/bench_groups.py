@@ -49,9 +49,14 @@ def send(server: Standalone, messages: int, folder: Path) -> float:
 def receive(server: Standalone, load: Path, messages: int, group: str) -> float:
     """Return receives a second, in batches of 32, each acked."""
     done = run_load(
-        load, "receive", server.grpc,
-        topic="bench", group=group, messages=messages, consumers=CONSUMERS,
-    )  # fmt: skip
+        load,
+        "receive",
+        server.grpc,
+        topic="bench",
+        group=group,
+        messages=messages,
+        consumers=CONSUMERS,
+    )
     return float(done["per_second"])
 
 
@@ -126,11 +131,13 @@ def measure_all_idle(counts: list[int], folder: Path) -> list[dict[str, Any]]:
                 calls = asyncio.run(measure_idle(running, poll_s))
                 found.append(
                     {
-                        "groups": groups, "poll_s": poll_s, "start_s": round(start_s, 1),
+                        "groups": groups,
+                        "poll_s": poll_s,
+                        "start_s": round(start_s, 1),
                         "calls_per_second": round(calls, 2),
                         "calls_per_second_and_group": round(calls / groups, 3),
                     }
-                )  # fmt: skip
+                )
                 print(found[-1], file=sys.stderr)
     return found
 

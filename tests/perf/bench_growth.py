@@ -82,9 +82,12 @@ class Store:
         """Send one message to one of the queues."""
         data = blob(f"m{n}", size=64)
         self.engine.send(
-            *self.queues[n % len(self.queues)], data, crc32(data),
-            now_ms=self.now_ms, firing_ms=self.now_ms,
-        )  # fmt: skip
+            *self.queues[n % len(self.queues)],
+            data,
+            crc32(data),
+            now_ms=self.now_ms,
+            firing_ms=self.now_ms,
+        )
 
     def commit(self) -> None:
         """End a round; what is written is not synced, which is not what is measured."""
@@ -177,10 +180,15 @@ def fill(folder: Path, queues: int, segments: int, in_flight: int) -> None:
             popped += sum(
                 len(batch.indexes)
                 for batch in engine.pop(
-                    group, topic_id, max_messages=1, attempt_id="", tags=frozenset(),
-                    now_ms=store.now_ms, invisible_duration_ms=HOUR_MS,
+                    group,
+                    topic_id,
+                    max_messages=1,
+                    attempt_id="",
+                    tags=frozenset(),
+                    now_ms=store.now_ms,
+                    invisible_duration_ms=HOUR_MS,
                 )
-            )  # fmt: skip
+            )
             store.send(number)
             number += 1
         store.commit()

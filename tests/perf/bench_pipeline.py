@@ -92,9 +92,7 @@ def _stream(spark: Any, broker: Standalone, folder: str) -> None:
 
 def job(spark: Any, broker: Standalone, topic: str, to: str) -> ArchiveJob:
     """Return what archives a topic into a folder."""
-    given = {
-        "endpoints": broker.grpc, "topic": topic, "archivePath": to, "readMode": "broker",
-    }  # fmt: skip
+    given = {"endpoints": broker.grpc, "topic": topic, "archivePath": to, "readMode": "broker"}
     options = parse_source(given, is_stream=False)
     return ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms)
 

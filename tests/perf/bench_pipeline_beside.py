@@ -85,15 +85,21 @@ def _beside(
 ) -> dict[str, Any]:
     """Measure neighbours of a stream that begins anew."""
     options = {
-        "endpoints": broker.grpc, "topic": "bench", "startingOffsets": "earliest",
+        "endpoints": broker.grpc,
+        "topic": "bench",
+        "startingOffsets": "earliest",
         "maxRowsPerTrigger": str(ROWS_PER_S * TRIGGER_S),
         **({"maxRatePerTask": str(task_rate)} if task_rate else {}),
-    }  # fmt: skip
+    }
     query = (
-        spark.readStream.format("rocketmq").options(**options).load().writeStream.format("noop")
+        spark.readStream.format("rocketmq")
+        .options(**options)
+        .load()
+        .writeStream.format("noop")
         .option("checkpointLocation", tempfile.mkdtemp(dir=folder))
-        .trigger(processingTime=f"{TRIGGER_S} seconds").start()
-    )  # fmt: skip
+        .trigger(processingTime=f"{TRIGGER_S} seconds")
+        .start()
+    )
     try:
         eventually(lambda: rows_of(query) > 0, within_ms=60_000)
         before, begin_s = rows_of(query), time.perf_counter()
@@ -183,10 +189,12 @@ def _spacing(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
     asyncio.run(_send_spaced(broker.grpc))
     archive(spark, broker, "spaced", f"{folder}/spaced")
     settings = ReplaySettings(
-        archive=f"{folder}/spaced", given={"endpoints": broker.grpc, "topics": "spaced"},
-        sink={"endpoints": broker.grpc, "topic": "again"}, state=f"{folder}/replay",
+        archive=f"{folder}/spaced",
+        given={"endpoints": broker.grpc, "topics": "spaced"},
+        sink={"endpoints": broker.grpc, "topic": "again"},
+        state=f"{folder}/replay",
         timing="original",
-    )  # fmt: skip
+    )
     send(spark, settings, now_ms=SystemClock().wall_ms)
     eventually(lambda: len(_stored(spark, broker, "again")) == REPLAYED, within_ms=120_000)
     before, after = (_stored(spark, broker, topic) for topic in ("spaced", "again"))
@@ -194,9 +202,11 @@ def _spacing(spark: Any, broker: Standalone, folder: str) -> dict[str, Any]:
     middle_ms = statistics.median(moved_ms)
     off_ms = sorted(abs(each - middle_ms) for each in moved_ms)
     return {
-        "messages": REPLAYED, "p50_ms": off_ms[REPLAYED // 2],
-        "p99_ms": off_ms[REPLAYED * 99 // 100], "max_ms": off_ms[-1],
-    }  # fmt: skip
+        "messages": REPLAYED,
+        "p50_ms": off_ms[REPLAYED // 2],
+        "p99_ms": off_ms[REPLAYED * 99 // 100],
+        "max_ms": off_ms[-1],
+    }
 
 
 async def _send_spaced(endpoint: str) -> None:

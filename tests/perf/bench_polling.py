@@ -109,9 +109,10 @@ def polls_of_brokers(running: Standalone) -> float:
     """Return how often brokers were asked for messages or hints, as the proxy counts it."""
     name = "rocketmq_proxy_backend_latency_count"
     return sum(
-        value for key, value in scrape(running).items()
+        value
+        for key, value in scrape(running).items()
         if key[0] == name and key[1] in {"pop", "notification"}
-    )  # fmt: skip
+    )
 
 
 def prepare(running: Standalone) -> None:

@@ -70,10 +70,16 @@ class Reader(NamedTuple):
 
 def arguments_of(endpoint: str, group: str) -> str:
     count = sum(MESSAGES.values())
-    return json.dumps({
-        "endpoints": [endpoint], "topic": TOPIC, "group": group, "messages": count,
-        "receivers": RECEIVERS, "wait_s": WAIT_S,
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "endpoints": [endpoint],
+            "topic": TOPIC,
+            "group": group,
+            "messages": count,
+            "receivers": RECEIVERS,
+            "wait_s": WAIT_S,
+        }
+    )
 
 
 def python_reader(_home: Path, endpoint: str, group: str) -> list[str]:
@@ -126,8 +132,9 @@ async def fill(server: Standalone) -> None:
             one = message(bytes(size), TOPIC, message_id=f"01{number:032X}")
             answer = await send(
                 send_of(one).SerializeToString(),
-                metadata=(("x-mq-client-id", "bench"),), timeout=30,
-            )  # fmt: skip
+                metadata=(("x-mq-client-id", "bench"),),
+                timeout=30,
+            )
             code = service.SendMessageResponse.FromString(answer).status.code
             assert code == v2.OK, f"message {number} was refused: {code}"
 
@@ -173,8 +180,9 @@ async def read(server: Standalone, name: str, bytes_per_s: int | None, home: Pat
         process = await asyncio.create_subprocess_exec(
             *READERS[name].command(home, endpoint, group),
             env={**os.environ, "HOME": str(home)},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         try:
             async with asyncio.timeout(2 * WAIT_S):
                 output, errors = await process.communicate()

@@ -177,9 +177,14 @@ class Owner:
     def schedule(self, topic_id: TopicId, delay_ms: int) -> None:
         now_ms = self.now_ms
         self.engine.send(
-            topic_id, QueueId(0), DELAYED, DELAYED_CRC,
-            now_ms=now_ms, firing_ms=now_ms, delay_ms=delay_ms,
-        )  # fmt: skip
+            topic_id,
+            QueueId(0),
+            DELAYED,
+            DELAYED_CRC,
+            now_ms=now_ms,
+            firing_ms=now_ms,
+            delay_ms=delay_ms,
+        )
 
     def pop(
         self,
@@ -191,9 +196,14 @@ class Owner:
         tags: frozenset[str] = frozenset(),
     ) -> list[Delivery]:
         batches = self.engine.pop(
-            group_id, topic_id, max_messages=want, invisible_duration_ms=invisible_ms,
-            tags=tags, attempt_id="", now_ms=self.now_ms,
-        )  # fmt: skip
+            group_id,
+            topic_id,
+            max_messages=want,
+            invisible_duration_ms=invisible_ms,
+            tags=tags,
+            attempt_id="",
+            now_ms=self.now_ms,
+        )
         return [
             Delivery(group_id, topic_id, batch.slot, batch.delivery_id, index, batch.visible_at_ms)
             for batch in batches
@@ -286,10 +296,15 @@ class Owner:
                 traffic.polled(topic_id, group_id)
                 lag.of_topics[group_id, topic_id, False] = TopicLag()
         rounds = SimpleNamespace(
-            engine=engine, now_ms=self.now_ms, pending_count=0, disk_full_in_s=1.0,
-            revive_latencies=Histogram((1, 10)), append_times_us=Histogram(),
-            sync_times_us=Histogram(), firing_clock=FiringClock(),
-        )  # fmt: skip
+            engine=engine,
+            now_ms=self.now_ms,
+            pending_count=0,
+            disk_full_in_s=1.0,
+            revive_latencies=Histogram((1, 10)),
+            append_times_us=Histogram(),
+            sync_times_us=Histogram(),
+            firing_clock=FiringClock(),
+        )
         registry = Registry(cluster="c", node_type="broker", node_id="b")
         BrokerMetrics(registry, traffic, lag, cast("MeteredRounds", rounds))
         StoreMetrics(registry, sizes, cast("MeteredRounds", rounds))
@@ -492,11 +507,13 @@ def filters(folder: Path) -> Figures:
 def timers(folder: Path) -> Figures:
     """100,000 due in one second, and a day of others: flush, audit, evacuation."""
     owner = Owner(
-        folder, segment_bytes=32 << 20, **NEVER,
+        folder,
+        segment_bytes=32 << 20,
+        **NEVER,
         timer=TimerConfig(soft_limit_per_second=0, flush_log_bytes=1 << 50),
         # The first segments are of timers that were delivered; of those behind them, others wait.
         retention_ms=2 * HOUR_MS,
-    )  # fmt: skip
+    )
     engine = owner.engine
     topic_ids = [owner.topic(f"t{n}", queues=8) for n in range(16)]
     owner.run_due()
@@ -530,9 +547,18 @@ def timers(folder: Path) -> Figures:
 SCENARIOS: dict[str, Callable[[Path], Figures]] = {
     one.__name__: one
     for one in (
-        revive, large, topics, ordered, in_flight, merges, look_up, deletion, filters, timers,
+        revive,
+        large,
+        topics,
+        ordered,
+        in_flight,
+        merges,
+        look_up,
+        deletion,
+        filters,
+        timers,
     )
-}  # fmt: skip
+}
 
 
 def in_process(name: str, folder: Path) -> Figures:

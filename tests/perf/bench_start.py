@@ -41,8 +41,9 @@ def store_one(address: str) -> None:
         stub = service_pb2_grpc.MessagingServiceStub(channel)
         stub.QueryRoute(
             service_pb2.QueryRouteRequest(topic=topic, endpoints=endpoints(address)),
-            metadata=METADATA, timeout=10,
-        )  # fmt: skip
+            metadata=METADATA,
+            timeout=10,
+        )
         reply = stub.SendMessage(
             service_pb2.SendMessageRequest(messages=[message]), metadata=METADATA, timeout=10
         )

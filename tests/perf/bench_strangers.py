@@ -197,8 +197,12 @@ def message_keys(server: Standalone) -> Told:
     """Send messages of two million empty keys."""
     with Stranger(server.grpc) as stranger:
         properties = message().system_properties.SerializeToString() + b"\x12\x00" * 2_000_000
-        raw = bytes_field(1, bytes_field(1, bytes_field(2, TOPIC.encode()))
-                          + bytes_field(3, properties) + bytes_field(4, b"x"))  # fmt: skip
+        raw = bytes_field(
+            1,
+            bytes_field(1, bytes_field(2, TOPIC.encode()))
+            + bytes_field(3, properties)
+            + bytes_field(4, b"x"),
+        )
         calls = [stranger.call_of("SendMessage", raw, is_deflated=True) for _ in range(20)]
         return hold(stranger, calls)
 
@@ -467,17 +471,38 @@ async def _send_large(address: str, in_flight: int) -> Told:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        gzip_polls, gzip_telemetry, gzip_sends, closed_windows, cancelled_sends, cancelled_polls,
-        attempt_ids, messages_a_send, message_keys, route_endpoints, route_namespace, tag_filters,
-        heartbeat_groups, client_ids, born_hosts, flood_of_calls, flood_of_frames, bad_header,
-        unread_pulls, pulls_without_end, burst_of_polls, parked_polls, overload,
+        gzip_polls,
+        gzip_telemetry,
+        gzip_sends,
+        closed_windows,
+        cancelled_sends,
+        cancelled_polls,
+        attempt_ids,
+        messages_a_send,
+        message_keys,
+        route_endpoints,
+        route_namespace,
+        tag_filters,
+        heartbeat_groups,
+        client_ids,
+        born_hosts,
+        flood_of_calls,
+        flood_of_frames,
+        bad_header,
+        unread_pulls,
+        pulls_without_end,
+        burst_of_polls,
+        parked_polls,
+        overload,
     )
-}  # fmt: skip
+}
 
 
 PREPARED: dict[Scenario, Callable[[Standalone], None]] = {
-    closed_windows: _fill, unread_pulls: _fill_small, pulls_without_end: _fill_small,
-}  # fmt: skip
+    closed_windows: _fill,
+    unread_pulls: _fill_small,
+    pulls_without_end: _fill_small,
+}
 
 
 def measure(scenario: Scenario, folder: Path) -> Told:

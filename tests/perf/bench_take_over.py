@@ -69,9 +69,14 @@ def write(folder: Path, in_flight: int, timers: int) -> None:
         end_round(n)
     for n in range(in_flight):
         engine.pop(
-            group.id, topic.id, max_messages=1, attempt_id="", tags=frozenset(), now_ms=now_ms(),
+            group.id,
+            topic.id,
+            max_messages=1,
+            attempt_id="",
+            tags=frozenset(),
+            now_ms=now_ms(),
             invisible_duration_ms=HOUR_MS + n % HOUR_MS,
-        )  # fmt: skip
+        )
         end_round(n)
     chance, at_ms = random.Random(0), now_ms()
     for n in range(timers):

@@ -122,18 +122,29 @@ def measure_burst(folder: Path, load: Path, messages: int) -> dict[str, Any]:
         def run_canary() -> None:
             canary.update(
                 run_load(
-                    load, "lateness", server.grpc,
-                    topic="canary", group="canary", messages=300, every="50ms",
+                    load,
+                    "lateness",
+                    server.grpc,
+                    topic="canary",
+                    group="canary",
+                    messages=300,
+                    every="50ms",
                 )
-            )  # fmt: skip
+            )
 
         thread = threading.Thread(target=run_canary)
         thread.start()
         time.sleep(2)
         drained = run_load(
-            load, "receive", server.grpc, topic="burst", group="burst", messages=messages,
-            consumers=48, since_ms=due_at_ms,
-        )  # fmt: skip
+            load,
+            "receive",
+            server.grpc,
+            topic="burst",
+            group="burst",
+            messages=messages,
+            consumers=48,
+            since_ms=due_at_ms,
+        )
         thread.join()
     return {"messages": messages, "scheduled": sent, "drained": drained, "canary": canary}
 
@@ -141,10 +152,7 @@ def measure_burst(folder: Path, load: Path, messages: int) -> dict[str, Any]:
 def seed(folder: Path, count: int) -> float:
     """Fill a store with timers due within 300 days; return the CPU us of each."""
     engine, _ = open_engine(
-        PosixDisk(folder),
-        EngineConfig(auto_create=True),
-        now_ms=now_ms(),
-        entropy=os.urandom(32),
+        PosixDisk(folder), EngineConfig(auto_create=True), now_ms=now_ms(), entropy=os.urandom(32)
     )
     topic = engine.administration.put_topic(
         "seeded", type_=TopicType.MIXED, queues=8, now_ms=now_ms()

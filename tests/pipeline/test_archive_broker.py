@@ -25,9 +25,11 @@ def test_an_archive_has_what_the_broker_had_and_is_read_without_it(
     with standalone(tmp_path / "data") as broker:
         broker.put("topics/orders", queues=4)
         given = {
-            "endpoints": broker.grpc, "topicPattern": ".*", "archivePath": to,
+            "endpoints": broker.grpc,
+            "topicPattern": ".*",
+            "archivePath": to,
             "readMode": "broker",
-        }  # fmt: skip
+        }
         options = parse_source(given, is_stream=False)
         job = ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms)
         sent = send_some(broker.grpc, "orders", 1000)

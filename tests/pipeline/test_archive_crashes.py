@@ -61,10 +61,15 @@ class DyingStore(ArchiveStore):
 
 def a_job(cluster: FakeCluster, path: str, *, dies_at: int = 0, batch_rows: int = 50) -> ArchiveJob:
     options = parse_source(
-        {"endpoints": cluster.endpoint, "topicPattern": ".*", "archivePath": path,
-         "readMode": "broker", "pullBatchSize": "7"},
+        {
+            "endpoints": cluster.endpoint,
+            "topicPattern": ".*",
+            "archivePath": path,
+            "readMode": "broker",
+            "pullBatchSize": "7",
+        },
         is_stream=False,
-    )  # fmt: skip
+    )
     store = DyingStore(path, dies_at)
     clock = itertools.count(1_800_000_000_000)
 
@@ -72,9 +77,13 @@ def a_job(cluster: FakeCluster, path: str, *, dies_at: int = 0, batch_rows: int 
         return [run_task(options, task, store) for task in tasks]
 
     return ArchiveJob(
-        options, run_here, now_ms=lambda: next(clock), store=store, batch_rows=batch_rows,
+        options,
+        run_here,
+        now_ms=lambda: next(clock),
+        store=store,
+        batch_rows=batch_rows,
         task_rows=20,
-    )  # fmt: skip
+    )
 
 
 def archived_rows(path: str) -> list[tuple[str, str, int, int, str]]:
@@ -84,9 +93,13 @@ def archived_rows(path: str) -> list[tuple[str, str, int, int, str]]:
     rows = []
     for key, queue in archive.queues.items():
         for batch in read_range(
-            store, archive.holding(key, queue.start, queue.end), key,
-            start=queue.start, end=queue.end, columns=["queue_offset", "body"],
-        ):  # fmt: skip
+            store,
+            archive.holding(key, queue.start, queue.end),
+            key,
+            start=queue.start,
+            end=queue.end,
+            columns=["queue_offset", "body"],
+        ):
             rows += [
                 (key.topic, key.broker, key.queue_id, row["queue_offset"], row["body"].decode())
                 for row in batch.to_pylist()
@@ -108,16 +121,20 @@ def stored_rows(cluster: FakeCluster) -> list[tuple[str, str, int, int, str]]:
 
 
 Sends = st.tuples(
-    st.sampled_from(["orders", "payments"]), st.sampled_from(["a", "b"]), st.integers(0, 1),
+    st.sampled_from(["orders", "payments"]),
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 1),
     st.integers(1, 60),
-)  # fmt: skip
+)
 Rounds = st.lists(
     st.tuples(
-        st.lists(Sends, max_size=3), st.integers(1, 14),
+        st.lists(Sends, max_size=3),
+        st.integers(1, 14),
         st.sampled_from([ArchiveJob.append, compact, verify]),
     ),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
@@ -129,10 +146,13 @@ def test_manifest_archive_and_broker_agree_after_any_crashes(
         for sends, dies_at, work in rounds:
             for topic, broker, queue_id, count in sends:
                 cluster.add(
-                    topic, broker, queue_id, count,
+                    topic,
+                    broker,
+                    queue_id,
+                    count,
                     # Some cross an hour.
                     step_ms=HOUR_MS // 40,
-                )  # fmt: skip
+                )
             with contextlib.suppress(Killed):
                 work(a_job(cluster, path, dies_at=dies_at))
         a_job(cluster, path).append()
@@ -186,10 +206,15 @@ def test_what_retention_took_fails_or_is_written_down() -> None:
         assert "from 30 to 40 were gone" in wrong
         job = a_job(cluster, path)
         job.options = parse_source(
-            {"endpoints": cluster.endpoint, "topic": "orders", "archivePath": path,
-             "readMode": "broker", "failOnDataLoss": "false"},
+            {
+                "endpoints": cluster.endpoint,
+                "topic": "orders",
+                "archivePath": path,
+                "readMode": "broker",
+                "failOnDataLoss": "false",
+            },
             is_stream=False,
-        )  # fmt: skip
+        )
         assert job.append().rows == 20
         queue = next(iter(ArchiveStore(path).archive().queues.values()))
         assert [each.lost for each in queue.ranges if each.lost] == [10]

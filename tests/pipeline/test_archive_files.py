@@ -26,12 +26,7 @@ from tidemill.cli.pipeline import app
 from tidemill.cli.times import utc
 from tidemill.pipeline.archive import writing
 from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
-from tidemill.pipeline.archive.reading import (
-    BATCH_BYTES,
-    first_offset_at,
-    pieces,
-    read_range,
-)
+from tidemill.pipeline.archive.reading import BATCH_BYTES, first_offset_at, pieces, read_range
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
 from tidemill.pipeline.jobs.archive_upkeep import Waiting, compact, expire, look_waiting, vacuum
@@ -61,10 +56,14 @@ def test_a_batch_of_large_bodies_has_few_of_them(cluster: FakeCluster, archive: 
     ((key, queue),) = manifest.queues.items()
     batches = list(
         read_range(
-            store, manifest.holding(key, 0, queue.end), key, start=0, end=queue.end,
+            store,
+            manifest.holding(key, 0, queue.end),
+            key,
+            start=0,
+            end=queue.end,
             columns=["queue_offset", "body"],
         )
-    )  # fmt: skip
+    )
     assert sum(batch.num_rows for batch in batches) == 40
     assert max(batch.nbytes for batch in batches) < 2 * BATCH_BYTES
 

@@ -25,11 +25,25 @@ ALIVE_S = (4.0, 25.0)  # a driver lives so long: from its start until it would h
 def archiver(endpoint: str, to: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command(
-            "pipeline", "archive", "--to", to, "--endpoints", endpoint, "--master", "local[2]",
-            "--batch-rows", "700", "-t", "orders", "-O", "maxRetries=8",
+            "pipeline",
+            "archive",
+            "--to",
+            to,
+            "--endpoints",
+            endpoint,
+            "--master",
+            "local[2]",
+            "--batch-rows",
+            "700",
+            "-t",
+            "orders",
+            "-O",
+            "maxRetries=8",
         ),
-        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def kill(pid: int) -> None:
@@ -55,11 +69,15 @@ def archived_ids(to: Path) -> Counter[str]:
         row["message_id"]
         for key, queue in archive.queues.items()
         for batch in read_range(
-            store, archive.holding(key, queue.start, queue.end), key, start=queue.start,
-            end=queue.end, columns=["message_id"],
+            store,
+            archive.holding(key, queue.start, queue.end),
+            key,
+            start=queue.start,
+            end=queue.end,
+            columns=["message_id"],
         )
         for row in batch.to_pylist()
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.large

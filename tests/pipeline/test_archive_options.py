@@ -31,6 +31,11 @@ def test_a_part_of_a_queue_is_no_archive(name: str, value: str) -> None:
 
 
 def test_what_says_only_how_it_is_read_is_taken() -> None:
-    more = {"startingOffsets": "earliest", "endingOffsets": "latest", "filter": "a || *",
-            "pullBatchSize": "7", "failOnDataLoss": "false"}  # fmt: skip
+    more = {
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+        "filter": "a || *",
+        "pullBatchSize": "7",
+        "failOnDataLoss": "false",
+    }
     check_options(parse_source({**GIVEN, **more}, is_stream=False))

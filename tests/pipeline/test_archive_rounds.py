@@ -20,9 +20,12 @@ class Going:
         self.metrics = PipelineMetrics("archive")
         self.said: list[str] = []
         self._rounds = Rounds(
-            archive.job(**options), self.run, self.metrics, self.said.append,
+            archive.job(**options),
+            self.run,
+            self.metrics,
+            self.said.append,
             then_verify=then_verify,
-        )  # fmt: skip
+        )
 
     def round(self) -> None:
         self._rounds.tell(self._rounds.one())

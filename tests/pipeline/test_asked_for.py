@@ -229,8 +229,11 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(cluster: FakeCluster) ->
     cluster.brokers["a"].pending = [pb.Pending(topic="orders", timer_id=n) for n in range(6)]
     cluster.breaks_after = 2
     given = {
-        "endpoints": cluster.endpoint, "maxRetries": "1", "retryBackoffMs": "5", "topic": "orders",
-    }  # fmt: skip
+        "endpoints": cluster.endpoint,
+        "maxRetries": "1",
+        "retryBackoffMs": "5",
+        "topic": "orders",
+    }
     client = connect(parse_source(given, is_stream=False).connection)
     found = client.pending("a", topics=())
     # What has come is there before the rest: nobody has room for a million of them at once.

@@ -19,14 +19,7 @@ from tidemill.pipeline.jobs.events import check_any, read_events, removed_at_ms,
 from tidemill.pipeline.jobs.sends import SENDS, of_topics, read_sends
 from tidemill.pipeline.jobs.verdict import TOLD_MAX, Sends, Verdict, count_of
 from tidemill.pipeline.schema import EVENTS
-from tidemill.pipeline.transforms.audit import (
-    ACK_MS,
-    KINDS,
-    Rules,
-    audit,
-    lateness,
-    never_stored,
-)
+from tidemill.pipeline.transforms.audit import ACK_MS, KINDS, Rules, audit, lateness, never_stored
 from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -50,17 +43,25 @@ class Story:
         due = more.pop("due_ms", None)
         self.rows.append(
             {
-                "event_id": f"{self.broker}:{position}:0", "event": event, "broker": self.broker,
-                "topic": self.topic, "queue_id": 0, "queue_offset": offset,
-                "message_id": f"m{offset}", "log_position": position, "event_index": 0,
+                "event_id": f"{self.broker}:{position}:0",
+                "event": event,
+                "broker": self.broker,
+                "topic": self.topic,
+                "queue_id": 0,
+                "queue_offset": offset,
+                "message_id": f"m{offset}",
+                "log_position": position,
+                "event_index": 0,
                 "event_ts": _at(at_ms),
-                "due_timestamp": None if due is None else _at(due), **more,
+                "due_timestamp": None if due is None else _at(due),
+                **more,
             }
-        )  # fmt: skip
+        )
         return position
 
-    def delivered(self, offset: int, at_ms: int, *, attempt: int = 1, group: str = "g",
-                  **more: Any) -> str:  # fmt: skip
+    def delivered(
+        self, offset: int, at_ms: int, *, attempt: int = 1, group: str = "g", **more: Any
+    ) -> str:
         position = self.tell(
             "delivered", offset, at_ms, consumer_group=group, attempt=attempt, **more
         )
@@ -99,16 +100,39 @@ def a_day() -> Story:
             if i == 20:  # Given again without an ack: through the retry topic.
                 story.tell("revived", i, 1030, consumer_group="g")
                 again = story.delivered(
-                    3, 1040, attempt=2, origin_topic="orders", origin_queue_id=0,
-                    origin_queue_offset=20, topic="%RETRY%g", message_id="m20",
-                )  # fmt: skip
-                story.tell("acked", 3, 1041, consumer_group="g", delivery=again,
-                           origin_topic="orders", origin_queue_id=0, origin_queue_offset=20,
-                           topic="%RETRY%g", message_id="m20")  # fmt: skip
+                    3,
+                    1040,
+                    attempt=2,
+                    origin_topic="orders",
+                    origin_queue_id=0,
+                    origin_queue_offset=20,
+                    topic="%RETRY%g",
+                    message_id="m20",
+                )
+                story.tell(
+                    "acked",
+                    3,
+                    1041,
+                    consumer_group="g",
+                    delivery=again,
+                    origin_topic="orders",
+                    origin_queue_id=0,
+                    origin_queue_offset=20,
+                    topic="%RETRY%g",
+                    message_id="m20",
+                )
             elif i == 90:
-                story.tell("dead-lettered", i, 1095, consumer_group="g", reason="attempts",
-                           topic="%DLQ%g", origin_topic="orders", origin_queue_id=0,
-                           origin_queue_offset=90)  # fmt: skip
+                story.tell(
+                    "dead-lettered",
+                    i,
+                    1095,
+                    consumer_group="g",
+                    reason="attempts",
+                    topic="%DLQ%g",
+                    origin_topic="orders",
+                    origin_queue_id=0,
+                    origin_queue_offset=90,
+                )
             elif i not in {98, 99}:  # In flight.
                 story.acked(i, 1001 + i, delivery)
     story.delivered(30, 1200, attempt=2)  # After its ack, twice.
@@ -147,8 +171,17 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
             if (topic_id, i) != (8, 3):
                 story.consumed(i, at_ms + 10 + i, topic_id=topic_id)
         # A copy says no more than its topic's name.
-        story.tell("revived", 0, at_ms + 20, consumer_group="g", topic="%RETRY%g", topic_id=99,
-                   origin_topic="orders", origin_queue_id=0, origin_queue_offset=4)  # fmt: skip
+        story.tell(
+            "revived",
+            0,
+            at_ms + 20,
+            consumer_group="g",
+            topic="%RETRY%g",
+            topic_id=99,
+            origin_topic="orders",
+            origin_queue_id=0,
+            origin_queue_offset=4,
+        )
 
     again = Story("b")
     for i in range(5):
@@ -161,8 +194,9 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
             again.consumed(i, 300 + i)
     found = audit(story.frame(spark, again), Rules()).findings.collect()
     assert sorted((r.broker, r.kind, r.topic_id, r.queue_offset) for r in found) == [
-        ("a", "missing", 8, 3), ("b", "missing", 0, 2),
-    ]  # fmt: skip
+        ("a", "missing", 8, 3),
+        ("b", "missing", 0, 2),
+    ]
     (journey,) = (r.journey for r in found if r.broker == "a")
     assert journey.count('"event"') == 1, "of the first topic's message 3 it tells nothing"
 
@@ -229,8 +263,9 @@ def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) ->
         return kinds
 
     assert found(begins_at_ms) == {
-        "missing": {"after"}, "unknown": {"before", "about then", "sometime"},
-    }  # fmt: skip
+        "missing": {"after"},
+        "unknown": {"before", "about then", "sometime"},
+    }
     # Where events tell everything, nothing is unknown.
     assert found(0) == {"missing": {"after", "before", "about then", "sometime"}}
 
@@ -242,9 +277,11 @@ def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession)
         if i in {3, 15}:
             story.delivered(i, 100 + i)
             copy: dict[str, Any] = {
-                "topic": "%DLQ%g", "origin_topic": "orders", "origin_queue_id": 0,
+                "topic": "%DLQ%g",
+                "origin_topic": "orders",
+                "origin_queue_id": 0,
                 "origin_queue_offset": i,
-            }  # fmt: skip
+            }
             story.tell("dead-lettered", i, 200 + i, consumer_group="g", reason="attempts", **copy)
             story.consumed(i, 300 + i, group="handler", **copy)
         elif i != 9:
@@ -262,8 +299,9 @@ def test_findings_of_a_topic_are_those_of_all_its_groups() -> None:
     ]
     found = Verdict(counts={}, totals=totals, findings=[], unreadable=[]).by_topic()
     assert {key: count for key, count in found.items() if count} == {
-        ("orders", "late"): 6, ("orders", "redelivered"): 4,
-    }  # fmt: skip
+        ("orders", "late"): 6,
+        ("orders", "redelivered"): 4,
+    }
 
 
 @pytest.mark.parametrize("name", ["_lost.jsonl", ".lost.jsonl", "lost[1].jsonl", "lost.jsonl"])
@@ -328,8 +366,9 @@ def test_a_send_of_nobody_knows_when_may_be_behind_what_was_read(
     sends = spark.createDataFrame(rows, SENDS)
     found = never_stored(sends, Story().frame(spark), rules).collect()
     assert {(row.message_id, row.kind) for row in found} == {
-        ("sometime", "unknown"), ("before", "missing")
-    }  # fmt: skip
+        ("sometime", "unknown"),
+        ("before", "missing"),
+    }
 
 
 def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster) -> None:
@@ -382,14 +421,23 @@ def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSessi
         for group in ("g", "filtered"):
             for i in (0, 9):
                 story.consumed(i, at_ms + 100, group=group, queue_id=queue_id)
-        story.tell("expired", 1, at_ms + 200, consumer_group="g", end_offset=6, message_id=None,
-                   queue_id=queue_id)  # fmt: skip
+        story.tell(
+            "expired",
+            1,
+            at_ms + 200,
+            consumer_group="g",
+            end_offset=6,
+            message_id=None,
+            queue_id=queue_id,
+        )
     # Of the second queue 6 and later are of a time that is not closed.
     rules = Rules(filtered_groups=["filtered"], closed_at_ms=START_MS + 1006)
     lost = audit(story.frame(spark), rules).findings.collect()
     assert sorted((r.consumer_group, r.queue_id, r.queue_offset) for r in lost) == [
-        ("g", 0, 6), ("g", 0, 7), ("g", 0, 8),
-    ]  # fmt: skip
+        ("g", 0, 6),
+        ("g", 0, 7),
+        ("g", 0, 8),
+    ]
 
 
 def test_curves_and_accuracy(spark: SparkSession) -> None:
@@ -443,9 +491,16 @@ def test_an_audit_writes_tables_and_a_page_and_says_what_is_broken(
     verdict = judge(spark, a_day().frame(spark), settings, now_ms=START_MS + 10_000_000)
     assert verdict.is_broken
     assert verdict.counts == {
-        "missing": 2, "unexpected": 0, "duplicate": 1, "redelivered": 1, "early": 1, "late": 1,
-        "orphan-ack": 1, "unknown": 0, "unreadable": 0,
-    }  # fmt: skip
+        "missing": 2,
+        "unexpected": 0,
+        "duplicate": 1,
+        "redelivered": 1,
+        "early": 1,
+        "late": 1,
+        "orphan-ack": 1,
+        "unknown": 0,
+        "unreadable": 0,
+    }
     text = (tmp_path / "audit" / "index.html").read_text()
     assert "Something was lost or early." in text
     assert [told.split(":")[0] for told in verdict.broken] == ["early", "missing", "missing"]

@@ -38,8 +38,12 @@ def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -
     found = {(row.kind, row.message_id): row.detail for row in made.findings.collect()}
     assert set(found) == {
         ("unreadable", None),
-        ("unknown", "m1"), ("unknown", "m2"), ("unknown", "lost"), ("unknown", "no time"),
+        ("unknown", "m1"),
+        ("unknown", "m2"),
+        ("unknown", "lost"),
+        ("unknown", "no time"),
         # Of what came behind that part everything can be read.
-        ("missing", "m5"), ("missing", "lost later"),
-    }  # fmt: skip
+        ("missing", "m5"),
+        ("missing", "lost later"),
+    }
     assert found["unknown", "m1"].startswith("missing, if a part of a log that cannot be read told")

@@ -30,8 +30,10 @@ class Letters:
     def _tell(self, event: str, letter: int, at_ms: int, *, group: str, **more: Any) -> None:
         where = {"topic": "%DLQ%g", "topic_id": 50, "message_id": f"m{10 + letter}"}
         origin = {
-            "origin_topic": "orders", "origin_queue_id": 0, "origin_queue_offset": 10 + letter,
-        }  # fmt: skip
+            "origin_topic": "orders",
+            "origin_queue_id": 0,
+            "origin_queue_offset": 10 + letter,
+        }
         self.story.tell(event, letter, at_ms, consumer_group=group, **where, **origin, **more)
 
     def given(self, at_ms: int, *letters: int, group: str) -> None:

@@ -45,9 +45,12 @@ def test_who_is_behind_began_late_or_gives_up_has_lost_nothing(
         )
         events = read_events(spark, given)
         verdict = judge(
-            spark, events, AuditSettings(to=str(tmp_path), given=given, grace_s=0),
-            now_ms=SystemClock().wall_ms() + LATER_MS, progress=progress,
-        )  # fmt: skip
+            spark,
+            events,
+            AuditSettings(to=str(tmp_path), given=given, grace_s=0),
+            now_ms=SystemClock().wall_ms() + LATER_MS,
+            progress=progress,
+        )
     found = {kind: count for kind, count in verdict.counts.items() if count}
     # Each message that the strict group took came once more, and then died.
     assert set(found) == {"redelivered"}

@@ -33,25 +33,51 @@ async def facts_of(running: Standalone) -> list[dict[str, Any]]:
             key, begun = f"fault/normal/{n}", now_us()
             answer = await client.send(message("normal", key.encode(), message_id=f"id-{n}"))
             assert answer.status.code == v2.OK
-            facts.append({"fact": "send", "key": key, "topic": "normal", "group": "", "due": 0,
-                          "begun": begun, "ended": now_us(), "error": ""})  # fmt: skip
+            facts.append(
+                {
+                    "fact": "send",
+                    "key": key,
+                    "topic": "normal",
+                    "group": "",
+                    "due": 0,
+                    "begun": begun,
+                    "ended": now_us(),
+                    "error": "",
+                }
+            )
         for role in ROLES:
             left = SENT
             while left:
                 got = await client.receive("normal", role, poll_ms=5_000)
                 keys = [each.body.decode() for each in got]
                 attempts = [each.system_properties.delivery_attempt for each in got]
-                facts.append({"fact": "received", "role": role, "topic": "normal", "keys": keys,
-                              "attempts": attempts, "at": now_us()})  # fmt: skip
+                facts.append(
+                    {
+                        "fact": "received",
+                        "role": role,
+                        "topic": "normal",
+                        "keys": keys,
+                        "attempts": attempts,
+                        "at": now_us(),
+                    }
+                )
                 begun = now_us()
                 await client.ack(
                     "normal", role, [each.system_properties.receipt_handle for each in got]
                 )
                 facts += [
-                    {"fact": "ack", "role": role, "topic": "normal", "key": key, "attempt": attempt,
-                     "begun": begun, "ended": now_us(), "error": ""}
+                    {
+                        "fact": "ack",
+                        "role": role,
+                        "topic": "normal",
+                        "key": key,
+                        "attempt": attempt,
+                        "begun": begun,
+                        "ended": now_us(),
+                        "error": "",
+                    }
                     for key, attempt in zip(keys, attempts, strict=True)
-                ]  # fmt: skip
+                ]
                 left -= len(got)
     return facts
 

@@ -44,21 +44,41 @@ class Case(Story):
     def copy(self, event: str, at_ms: int, *, at: int = 7, offset: int = 0, **more: Any) -> int:
         """Tell of what stands at an offset of the retry topic, and stood at another one first."""
         return self.tell(
-            event, at, at_ms, consumer_group="g", topic=f"%RETRY%g+{self.topic}",
-            origin_topic=self.topic, origin_queue_id=0, origin_queue_offset=offset,
-            message_id=f"m{offset}", **more,
-        )  # fmt: skip
+            event,
+            at,
+            at_ms,
+            consumer_group="g",
+            topic=f"%RETRY%g+{self.topic}",
+            origin_topic=self.topic,
+            origin_queue_id=0,
+            origin_queue_offset=offset,
+            message_id=f"m{offset}",
+            **more,
+        )
 
     def says(
-        self, queue_id: int, pop: int, *, commit: int | None = None, in_flight: int = 0,
+        self,
+        queue_id: int,
+        pop: int,
+        *,
+        commit: int | None = None,
+        in_flight: int = 0,
         is_retry: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.said.append(
             (
-                self.broker, self.topic, 0, queue_id, "g", is_retry, pop,
-                pop if commit is None else commit, in_flight, _at(TOLD_MS),
+                self.broker,
+                self.topic,
+                0,
+                queue_id,
+                "g",
+                is_retry,
+                pop,
+                pop if commit is None else commit,
+                in_flight,
+                _at(TOLD_MS),
             )
-        )  # fmt: skip
+        )
 
 
 def audited(spark: SparkSession, *cases: Case, **rules: Any) -> Audit:
@@ -129,19 +149,22 @@ def head(name: str, *, is_late: bool) -> Case:
     return case
 
 
-def test_what_a_group_was_never_given_is_missing_once_it_has_passed_it(
-    spark: SparkSession,
-) -> None:
+def test_what_a_group_was_never_given_is_missing_once_it_has_passed_it(spark: SparkSession) -> None:
     made = audited(
-        spark, tail(pop=2)("last"), whole("whole", pop=3), single("single", pop=1),
+        spark,
+        tail(pop=2)("last"),
+        whole("whole", pop=3),
+        single("single", pop=1),
         head("head", is_late=False),
-    )  # fmt: skip
+    )
     assert found_in(made) == [
         ("head", "missing", 1, 0),
         ("last", "missing", 0, 1),
         ("single", "missing", 7, 0),
-        ("whole", "missing", 1, 0), ("whole", "missing", 1, 1), ("whole", "missing", 1, 2),
-    ]  # fmt: skip
+        ("whole", "missing", 1, 0),
+        ("whole", "missing", 1, 1),
+        ("whole", "missing", 1, 2),
+    ]
     assert counted(made, "waiting") == {}
     told = {row.broker: row.detail for row in made.findings.collect()}
     assert told["last"] == "the group's next pop begins behind it, and it was not delivered to it"
@@ -166,14 +189,27 @@ def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession
     elsewhere.tell("reset", 1, LONG_MS + 1, consumer_group="g", queue_id=1, message_id=None)
     elsewhere.says(0, 2)
     made = audited(
-        spark, tail(pop=1)("last"), tail(pop=None)("unasked"), whole("whole", pop=0),
-        single("single", pop=0), head("head", is_late=True), expired, reset, young, there,
+        spark,
+        tail(pop=1)("last"),
+        tail(pop=None)("unasked"),
+        whole("whole", pop=0),
+        single("single", pop=0),
+        head("head", is_late=True),
+        expired,
+        reset,
+        young,
+        there,
         elsewhere,
-    )  # fmt: skip
+    )
     assert found_in(made) == []
     assert counted(made, "waiting") == {
-        "last": 1, "unasked": 1, "whole": 3, "single": 1, "young": 1, "both": 2,
-    }  # fmt: skip
+        "last": 1,
+        "unasked": 1,
+        "whole": 3,
+        "single": 1,
+        "young": 1,
+        "both": 2,
+    }
 
 
 def test_what_was_there_before_a_group_began_waits_where_its_broker_says_so(
@@ -259,17 +295,34 @@ def test_what_is_held_or_was_settled_is_not_missing(spark: SparkSession) -> None
         case.copy("revived", DUE_MS)
     waits.says(0, 7, is_retry=True)
     # Of a message that is gone an event says where it stood last, and no more.
-    taken.tell("expired", 7, DUE_MS + 10, topic="%RETRY%g+taken", consumer_group="g",
-               end_offset=8, message_id=None)  # fmt: skip
+    taken.tell(
+        "expired",
+        7,
+        DUE_MS + 10,
+        topic="%RETRY%g+taken",
+        consumer_group="g",
+        end_offset=8,
+        message_id=None,
+    )
     again = through.copy("delivered", DUE_MS + 10, due_ms=2 * DUE_MS, attempt=2)
     through.copy("acked", DUE_MS + 20, delivery=f"through:{again}:0")
     for case in (reset, expired, placeless, taken, through):
         case.says(0, 1)
         case.says(0, 8, is_retry=True)
     made = audited(
-        spark, held, unasked, renewed, lasting, reset, expired, placeless, waits, taken, through,
+        spark,
+        held,
+        unasked,
+        renewed,
+        lasting,
+        reset,
+        expired,
+        placeless,
+        waits,
+        taken,
+        through,
         closed_at_ms=START_MS + TOLD_MS,
-    )  # fmt: skip
+    )
     assert found_in(made, kinds=BROKEN) == []
     assert counted(made, "overdue") == {"held": 1, "unasked": 1, "renewed": 1}
     assert counted(made, "in_flight") == {"held": 1, "unasked": 1, "renewed": 1, "lasting": 1}
@@ -286,8 +339,14 @@ def timer(name: str, *events: str) -> Case:
             continue
         is_fired = event == "fired"
         due = {} if event == "recalled" else {"due_ms": 5_000}
-        case.tell(event, places if is_fired else 1, 5_000 if is_fired else 10, timer_id=1,
-                  message_id="t", **due)  # fmt: skip
+        case.tell(
+            event,
+            places if is_fired else 1,
+            5_000 if is_fired else 10,
+            timer_id=1,
+            message_id="t",
+            **due,
+        )
         places += is_fired
     return case
 
@@ -339,8 +398,9 @@ def test_progress_is_of_the_topic_that_is_there_and_of_who_answers(
     for broker in ("a", "b"):
         cluster.add("orders", broker, 0, 5)
         cluster.add("%DLQ%g", broker, 0, 1)
-        said = pb.Progress(consumer_group="g", topic="orders", pop_offset=4, commit_offset=3,
-                           in_flight_count=1)  # fmt: skip
+        said = pb.Progress(
+            consumer_group="g", topic="orders", pop_offset=4, commit_offset=3, in_flight_count=1
+        )
         letters = pb.Progress(consumer_group="h", topic="%DLQ%g", pop_offset=1, commit_offset=1)
         # Who pulls pops nothing; and of a topic that was deleted nobody knows the id.
         pulled = pb.Progress(consumer_group="p", topic="orders", pop_offset=-1, pull_offset=2)

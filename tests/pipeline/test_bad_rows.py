@@ -29,14 +29,23 @@ def table(tmp_path: Path) -> Path:
 
 
 def done(
-    cluster: FakeCluster, table: Path, *bodies: bytes, attempt: int = 0, partition: int = 0,
-    write: str = "w", breaks: bool = False,
-) -> Written:  # fmt: skip
+    cluster: FakeCluster,
+    table: Path,
+    *bodies: bytes,
+    attempt: int = 0,
+    partition: int = 0,
+    write: str = "w",
+    breaks: bool = False,
+) -> Written:
     """Do a task in batches of two rows; the fake refuses the body `refuse me`."""
     options = parse_sink(
-        {"endpoints": cluster.endpoint, "topic": "orders", "onError": "dead-letter",
-         "deadLetterPath": str(table)}
-    )  # fmt: skip
+        {
+            "endpoints": cluster.endpoint,
+            "topic": "orders",
+            "onError": "dead-letter",
+            "deadLetterPath": str(table),
+        }
+    )
 
     def batches() -> Iterator[pa.RecordBatch]:
         for at in range(0, len(bodies), 2):
@@ -119,9 +128,13 @@ def test_a_batch_of_a_stream_that_failed_leaves_its_bad_rows_out(
 
     def run() -> None:
         writer = bad_first.writeStream.format("rocketmq").options(
-            endpoints=cluster.endpoint, topic="copies", maxRetries="0", onError="dead-letter",
-            deadLetterPath=str(table), checkpointLocation=str(tmp_path / "checkpoint"),
-        )  # fmt: skip
+            endpoints=cluster.endpoint,
+            topic="copies",
+            maxRetries="0",
+            onError="dead-letter",
+            deadLetterPath=str(table),
+            checkpointLocation=str(tmp_path / "checkpoint"),
+        )
         run_to_end(writer)
 
     # Whichever of the two sends first, and once more as the batch is done again.

@@ -64,5 +64,11 @@ def test_an_expression_is_of_the_first_topic_of_a_message_also_of_deleted_ones(
     # What has no message is of all topics where it has none.
     assert read(cluster, topicPattern="or.*") == ["gone", "again", None, None]
     assert read(cluster, topicPattern="bills|orders") == [
-        "gone", "b0", "again", "letter", None, None, None,
-    ]  # fmt: skip
+        "gone",
+        "b0",
+        "again",
+        "letter",
+        None,
+        None,
+        None,
+    ]

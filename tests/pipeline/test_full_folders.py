@@ -163,9 +163,11 @@ def test_a_file_of_credentials_that_is_not_there_is_named(
         ),
         (
             [
-                "calling o1.parquet.", ": org.apache.spark.SparkException: Job aborted",
+                "calling o1.parquet.",
+                ": org.apache.spark.SparkException: Job aborted",
                 "Caused by: java.io.IOException: Mkdirs failed to create file:/a/0 (exists=false)",
-                "\tat org.apache", "\t... 1 more",
+                "\tat org.apache",
+                "\t... 1 more",
             ],
             "Mkdirs failed to create file:/a/0",
         ),
@@ -177,12 +179,9 @@ def test_a_file_of_credentials_that_is_not_there_is_named(
             [': java.io.IOException: Cannot run program "python3": error=13, Permission denied'],
             'Cannot run program "python3": error=13, Permission denied',
         ),
-        (
-            ["Caused by: java.nio.file.AccessDeniedException: /a/b"],
-            "AccessDeniedException: /a/b",
-        ),
+        (["Caused by: java.nio.file.AccessDeniedException: /a/b"], "AccessDeniedException: /a/b"),
     ],
-)  # fmt: skip
+)
 def test_what_a_file_refused_is_found_in_what_spark_says(lines: list[str], told: str) -> None:
     assert told_by(RuntimeError("\n".join(lines))) == ("OSError", told)
 
@@ -204,8 +203,12 @@ def test_a_job_whose_folder_is_full_ends_with_a_sentence(
     limited = ["sh", "-c", f'ulimit -f {FILE_BYTES // 512}; exec "$@"', "sh"]
     done = subprocess.run(
         [*limited, *command(*line.split(), "--master", "local[1]")],
-        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     told = done.stdout + done.stderr
     assert done.returncode == EXIT_REFUSED, told
     assert ".parquet cannot be written: " in told

@@ -36,17 +36,21 @@ MESSAGES = 5 * SEGMENT // BODY_BYTES  # of which retention by size would take mo
 def a_job(running: Standalone, path: Path) -> ArchiveJob:
     """Return a job whose tasks are done here, without Spark."""
     given = {
-        "endpoints": running.grpc, "topicPattern": ".*", "archivePath": str(path),
+        "endpoints": running.grpc,
+        "topicPattern": ".*",
+        "archivePath": str(path),
         "readMode": "broker",
-    }  # fmt: skip
+    }
 
     def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         return [run_task(options, task) for task in tasks]
 
     return ArchiveJob(
-        parse_source(given, is_stream=False), run_here, now_ms=SystemClock().wall_ms,
+        parse_source(given, is_stream=False),
+        run_here,
+        now_ms=SystemClock().wall_ms,
         gate_group=GATE,
-    )  # fmt: skip
+    )
 
 
 def shown(running: Standalone) -> list[dict[str, Any]]:
@@ -79,8 +83,12 @@ def test_what_is_not_sealed_is_kept_until_it_is_or_the_gate_is_lifted(tmp_path: 
         assert first_offset(running) == 0
         done = subprocess.run(
             command("--admin", running.admin, "topic", "show", TOPIC),
-            env=environment(), capture_output=True, text=True, timeout=30, check=True,
-        )  # fmt: skip
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
         assert re.search(rf"^TOPIC.* SEALED\s*$(.|\n)*^{TOPIC} .* 0\s*$", done.stdout, re.MULTILINE)
 
         job.append()

@@ -45,9 +45,10 @@ def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
     cluster: FakeCluster, count: int
 ) -> None:
     cluster.add("orders", "a", 0, 30)
-    strict, lax = Stream(cluster, topic="orders"), Stream(
-        cluster, topic="orders", failOnDataLoss="false"
-    )  # fmt: skip
+    strict, lax = (
+        Stream(cluster, topic="orders"),
+        Stream(cluster, topic="orders", failOnDataLoss="false"),
+    )
     assert strict.run() == lax.run() == bodies(range(30))
     cluster.make_store_anew("a")
     cluster.add("orders", "a", 0, count)
@@ -240,9 +241,10 @@ def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
     assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
         f"{why}. If that is for good, --store-is-gone seals them by their files alone"
         for why in (
-            "a has another store than the one that was archived", "there is no broker group b"
+            "a has another store than the one that was archived",
+            "there is no broker group b",
         )
-    ]  # fmt: skip
+    ]
     assert [at for _, at, _ in archive.sealed()] == [0, 0, 5]
     # Who goes on behind what retention took has not said so.
     assert len(verify(archive.job(failOnDataLoss="false")).wrong) == 2
@@ -362,6 +364,7 @@ def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_g
     over = done.over
     assert done.is_over_allowed
     assert [told.partition(", ")[2].partition(";")[0] for told in over] == [
-        "a has another store than the one that was archived", "there is no broker group b"
-    ]  # fmt: skip
+        "a has another store than the one that was archived",
+        "there is no broker group b",
+    ]
     assert archive.append().over == ()

@@ -16,9 +16,11 @@ from tidemill.pipeline.offsets import Incarnation, Offsets, Queue, with_report
 
 def told(*, end: dict[str, Any], latest: dict[str, Any] | None = None, rows: int = 0) -> Any:
     source = SimpleNamespace(
-        startOffset=None, endOffset=json.dumps(end), numInputRows=rows,
+        startOffset=None,
+        endOffset=json.dumps(end),
+        numInputRows=rows,
         latestOffset=None if latest is None else json.dumps(latest),
-    )  # fmt: skip
+    )
     return SimpleNamespace(
         progress=SimpleNamespace(
             sources=[source], name="q", id="q", batchId=1, numInputRows=rows, batchDuration=5
@@ -50,9 +52,10 @@ def test_a_group_that_is_refused_is_a_warning(
     cluster.missing_groups.add("nobody")
     queue = Queue("orders", "a", 0, Incarnation("x", 1))
     document = with_report(
-        Offsets(at={queue: 3}).as_document(), group="nobody",
+        Offsets(at={queue: 3}).as_document(),
+        group="nobody",
         connection={"endpoints": cluster.endpoint, "maxRetries": "0"},
-    )  # fmt: skip
+    )
     ProgressPublisher().onQueryProgress(told(end=document))
     assert not cluster.pull_offsets
     assert "is not published" in caplog.text

@@ -53,11 +53,13 @@ def filled(cluster: FakeCluster) -> FakeCluster:
     broker = cluster.brokers["a"]
     broker.pending = [
         pb.Pending(
-            topic="bills" if n in {3, 7} else "orders", timer_id=n, due_at_ms=FIRST_MS + n,
+            topic="bills" if n in {3, 7} else "orders",
+            timer_id=n,
+            due_at_ms=FIRST_MS + n,
             message_id=f"m{n}",
         )
         for n in range(10)
-    ]  # fmt: skip
+    ]
     for group in ("billing", "shipping"):
         broker.in_flight.append(pb.InFlight(topic="orders", consumer_group=group))
         broker.progress.append(pb.Progress(topic="orders", consumer_group=group))

@@ -96,8 +96,12 @@ def test_what_is_lost_at_the_end_of_a_range_and_whole_ranges_are_told(
 
 
 def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
-    given = {"topic": "orders", "archivePath": lossy.path, "readMode": "archive",
-             "failOnDataLoss": "false"}  # fmt: skip
+    given = {
+        "topic": "orders",
+        "archivePath": lossy.path,
+        "readMode": "archive",
+        "failOnDataLoss": "false",
+    }
     options = parse_source(given, is_stream=False)
     view = Places(options).whole_view()
     (queue,) = view.queues

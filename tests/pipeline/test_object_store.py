@@ -36,10 +36,13 @@ def path(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return where an archive may be, in a bucket of its own, and say it by environment."""
     host, port = server.get_host_and_port()
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "us",
-        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "us",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
         monkeypatch.setenv(name, value)
     bucket = f"tide-{secrets.token_hex(4)}"  # Servers of one process share what they keep.
     boto3.client("s3").create_bucket(Bucket=bucket)

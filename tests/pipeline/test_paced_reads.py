@@ -15,8 +15,7 @@ from tidemill.pipeline.pulling import pull_range
 def test_a_rate_is_kept_in_small_calls(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 110)
     options = parse_source(
-        {"endpoints": cluster.endpoint, "topic": "orders", "maxRatePerTask": "400"},
-        is_stream=False,
+        {"endpoints": cluster.endpoint, "topic": "orders", "maxRatePerTask": "400"}, is_stream=False
     )
     client = connect(options.connection)
     (queue,) = client.cluster(Topics(names=("orders",))).queues

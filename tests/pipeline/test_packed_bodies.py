@@ -36,10 +36,12 @@ def filled(cluster: FakeCluster, archive: Archived, monkeypatch: pytest.MonkeyPa
         cluster.put(message, "a")
         cluster.brokers["a"].pending.append(
             pb.Pending(
-                topic="orders", timer_id=n, message_id=f"m{n}",
+                topic="orders",
+                timer_id=n,
+                message_id=f"m{n}",
                 message=encode_stored(message, message_type=v2.DELAY, now_ms=0),
             )
-        )  # fmt: skip
+        )
     archive.append()
     return cluster
 

@@ -193,9 +193,13 @@ def test_a_job_that_is_ended_says_so_in_a_sentence_and_in_its_record(
         f" --metrics-file {metrics} --cluster east {options}"
     )
     job = subprocess.Popen(
-        command(*line.split(), "--master", "local[1]"), start_new_session=True,
-        env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command(*line.split(), "--master", "local[1]"),
+        start_new_session=True,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert job.stderr is not None
     told = []
     try:
@@ -240,9 +244,12 @@ def test_a_job_that_is_ended_while_spark_starts_does_not_wait_for_it(
     """Java stands still, so who waits for the start waits for ever."""
     line = f"pipeline archive --to {tmp_path / 'a'} --endpoints {cluster.endpoint}"
     job = subprocess.Popen(
-        command(*line.split(), "--master", "local[1]"), env=environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command(*line.split(), "--master", "local[1]"),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     javas: list[int] = []
 
     def has_java() -> bool:
@@ -303,9 +310,12 @@ def test_a_replay_that_is_ended_sends_no_more(
     slowly = "--option maxRatePerTask=50 --option BATCHSIZE=5 --master local[1]"
     job = subprocess.Popen(
         command(*line.split(), *slowly.split(), "--endpoints", cluster.endpoint),
-        start_new_session=True, env=environment(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        start_new_session=True,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         eventually(lambda: len(cluster.sent) >= 30, within_ms=600_000)
         (os.killpg if is_whole_group else os.kill)(job.pid, by)
@@ -341,11 +351,19 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     }
     jobs = [
         command(
-            "pipeline", job, *options.split(), *at.split(), "--metrics-file",
-            tmp_path / f"{job}.prom", "--master", "local[1]", "-t", "orders",
+            "pipeline",
+            job,
+            *options.split(),
+            *at.split(),
+            "--metrics-file",
+            tmp_path / f"{job}.prom",
+            "--master",
+            "local[1]",
+            "-t",
+            "orders",
         )
         for job, options in lines.items()
-    ]  # fmt: skip
+    ]
     example = [sys.executable, str(EXAMPLE), *at.split()]
     running = [
         subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -417,8 +435,12 @@ def test_a_status_says_whether_the_archive_is_wrong_or_the_cluster_away(
         line = f"pipeline archive-verify --to {archive.path} --endpoints {endpoint} -O maxRetries=0"
         done = subprocess.run(
             command(*line.split(), "--master", "local[2]"),
-            env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
-        )  # fmt: skip
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     status, told = verified(cluster.endpoint)

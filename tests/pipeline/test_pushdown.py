@@ -21,9 +21,12 @@ TOPIC = StructType([StructField("topic", StringType())])
 # Two predicates of each dataset, with how many of the ten rows each has.
 OF_MESSAGES = ("messages", "queue_id = 0", "queue_id = 1", 3, 7)
 OF_PENDING = (
-    "pending", "due_timestamp < timestamp_millis(1003)", "due_timestamp >= timestamp_millis(1003)",
-    3, 7,
-)  # fmt: skip
+    "pending",
+    "due_timestamp < timestamp_millis(1003)",
+    "due_timestamp >= timestamp_millis(1003)",
+    3,
+    7,
+)
 both_datasets = pytest.mark.parametrize(
     ("dataset", "first", "second", "first_rows", "second_rows"), [OF_MESSAGES, OF_PENDING]
 )
@@ -49,9 +52,14 @@ def load(spark: SparkSession, cluster: FakeCluster, dataset: str) -> DataFrame:
 
 @both_datasets
 def test_a_load_that_is_asked_with_a_second_predicate_is_refused(
-    spark: SparkSession, filled: FakeCluster, dataset: str, first: str, second: str,
-    first_rows: int, second_rows: int,
-) -> None:  # fmt: skip
+    spark: SparkSession,
+    filled: FakeCluster,
+    dataset: str,
+    first: str,
+    second: str,
+    first_rows: int,
+    second_rows: int,
+) -> None:
     frame = load(spark, filled, dataset)
     assert [frame.where(first).count() for _ in range(2)] == [first_rows, first_rows]
     with pytest.raises(Exception, match=r"Give each predicate a .load\(\) of its own"):
@@ -70,9 +78,14 @@ def test_a_load_that_is_asked_with_a_second_predicate_is_refused(
 )
 @both_datasets
 def test_a_load_is_whole_where_it_was_asked_with_a_predicate_before(
-    spark: SparkSession, filled: FakeCluster, dataset: str, first: str, second: str,
-    first_rows: int, second_rows: int,
-) -> None:  # fmt: skip
+    spark: SparkSession,
+    filled: FakeCluster,
+    dataset: str,
+    first: str,
+    second: str,
+    first_rows: int,
+    second_rows: int,
+) -> None:
     """Fails as long as Spark does not mend it, and tells when it has: then pushdown is safe."""
     frame = load(spark, filled, dataset)
     assert frame.where(first).count() == first_rows
@@ -81,9 +94,14 @@ def test_a_load_is_whole_where_it_was_asked_with_a_predicate_before(
 
 @both_datasets
 def test_loads_of_their_own_are_right_in_a_union_and_in_an_anti_join(
-    spark: SparkSession, filled: FakeCluster, dataset: str, first: str, second: str,
-    first_rows: int, second_rows: int,
-) -> None:  # fmt: skip
+    spark: SparkSession,
+    filled: FakeCluster,
+    dataset: str,
+    first: str,
+    second: str,
+    first_rows: int,
+    second_rows: int,
+) -> None:
     def new() -> DataFrame:
         return load(spark, filled, dataset)
 
@@ -102,9 +120,12 @@ def test_every_predicate_is_looked_at_by_spark_too(filled: FakeCluster) -> None:
             given["topic"] = "orders"
         reader: Any = RocketMQDataSource(given).reader(TOPIC)
         filters = [
-            EqualTo(("topic",), "orders"), In(("broker",), ("a",)), EqualTo(("queue_id",), 0),
-            GreaterThanOrEqual(("queue_offset",), 1), LessThan(("queue_offset",), 9),
-        ]  # fmt: skip
+            EqualTo(("topic",), "orders"),
+            In(("broker",), ("a",)),
+            EqualTo(("queue_id",), 0),
+            GreaterThanOrEqual(("queue_offset",), 1),
+            LessThan(("queue_offset",), 9),
+        ]
         assert reader.pushFilters(filters) == filters
 
 

@@ -108,9 +108,15 @@ def test_a_due_time_may_be_set_where_no_timing_says_it(spark: SparkSession) -> N
     ],
 )
 def test_what_is_no_expression_of_its_column_is_told_before_anything_is_sent(
-    spark: SparkSession, cluster: FakeCluster, archive: Archived, tmp_path: Path,
-    capfd: pytest.CaptureFixture[str], column: str, text: str, sentence: str,
-) -> None:  # fmt: skip
+    spark: SparkSession,
+    cluster: FakeCluster,
+    archive: Archived,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    column: str,
+    text: str,
+    sentence: str,
+) -> None:
     cluster.add("orders", "a", 0, 3)
     archive.append()
     settings = replaying(cluster, archive, tmp_path / "s", expressions={column: text})
@@ -239,8 +245,11 @@ def test_a_dry_run_says_what_becomes_of_messages(
     assert len(found["body"].after or "") == 60
     assert (looked.plan.rows, cluster.sent) == (5, [])
     assert [each.sentences()[1:] for each in looked.effects] == [
-        ["1 have no body, and are not sent"], ["2 have none then"], [], [],
-    ]  # fmt: skip
+        ["1 have no body, and are not sent"],
+        ["2 have none then"],
+        [],
+        [],
+    ]
     assert found["tag"].sentences()[:1] == [
         "tag would be another one in 3 of them: paid becomes PAID"
     ]
@@ -275,10 +284,12 @@ def test_what_could_not_be_sent_is_counted_apart(
     cluster.add("orders", "a", 0, 3)
     archive.append()
     settings = replaying(
-        cluster, archive, tmp_path / "s",
+        cluster,
+        archive,
+        tmp_path / "s",
         expressions={"body": "if(queue_offset = 1, binary('spoil the call'), body)"},
         more={"onError": "dead-letter", "deadLetterPath": str(tmp_path / "bad")},
-    )  # fmt: skip
+    )
     replayed = replay.send(spark, settings, now_ms=lambda: NOW_MS)
     assert (replayed.sent, replayed.bad) == (2, 1)
     assert len(cluster.sent) == 2

@@ -293,14 +293,21 @@ def test_a_replay_takes_what_brokers_take(spark: SparkSession, tmp_path: Path) -
         broker.put("topics/orders", queues=1)
         send(broker, rows)
         to = str(tmp_path / "archive")
-        given = {"endpoints": broker.grpc, "topic": "orders", "archivePath": to,
-                 "readMode": "broker"}  # fmt: skip
+        given = {
+            "endpoints": broker.grpc,
+            "topic": "orders",
+            "archivePath": to,
+            "readMode": "broker",
+        }
         options = parse_source(given, is_stream=False)
         ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms).append()
         settings = replay_plan.ReplaySettings(
-            archive=to, given={"topics": "orders"}, state=str(tmp_path / "state"),
-            sink={"endpoints": broker.grpc, "topic": "again"}, timing="original",
-        )  # fmt: skip
+            archive=to,
+            given={"topics": "orders"},
+            state=str(tmp_path / "state"),
+            sink={"endpoints": broker.grpc, "topic": "again"},
+            timing="original",
+        )
         before_ms = SystemClock().wall_ms()
         done = replay.send(spark, settings, now_ms=SystemClock().wall_ms)
         assert done.sent == 3
@@ -331,9 +338,10 @@ def test_a_broker_gives_nothing_earlier_than_its_spacing(
     with standalone(tmp_path / "data") as broker:
         broker.put("topics/again", queues=1, messageType="DELAY")
         settings = dataclasses.replace(
-            timed(cluster, archive, tmp_path / "state"), more={},
+            timed(cluster, archive, tmp_path / "state"),
+            more={},
             sink={"endpoints": broker.grpc, "topic": "again"},
-        )  # fmt: skip
+        )
         done = replay.send(spark, settings, now_ms=SystemClock().wall_ms)
         reader = spark.read.format("rocketmq").options(endpoints=broker.grpc, topic="again")
         found: list[Row] = []

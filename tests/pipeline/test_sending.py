@@ -144,8 +144,9 @@ def test_bodies_are_packed_once_and_the_same_each_time(cluster: FakeCluster) -> 
     assert [gzip.decompress(first.body), second.body] == [b"a" * 1_000, packed]
     assert {m.system_properties.body_encoding for m in cluster.sent} == {v2.GZIP}
     assert [m.system_properties.message_id for m in again] == [
-        first.system_properties.message_id, second.system_properties.message_id
-    ]  # fmt: skip
+        first.system_properties.message_id,
+        second.system_properties.message_id,
+    ]
 
 
 def test_what_no_mode_honours_yet_is_a_bad_row(cluster: FakeCluster) -> None:
@@ -166,8 +167,9 @@ def test_a_packed_body_is_sent_as_one(cluster: FakeCluster) -> None:
     rows = [{"body": b"a", "body_encoding": name} for name in ("GZIP", "gzip", None, "ZSTD")]
     sent = send(cluster, rows, **DEAD_LETTERS)
     assert (sent.rows, sent.bad) == (
-        3, [(3, "its body_encoding is ZSTD; encodings are IDENTITY and GZIP")]
-    )  # fmt: skip
+        3,
+        [(3, "its body_encoding is ZSTD; encodings are IDENTITY and GZIP")],
+    )
     encodings = [message.system_properties.body_encoding for message in cluster.sent]
     assert encodings == [v2.GZIP, v2.GZIP, v2.IDENTITY]
 
@@ -186,9 +188,14 @@ def test_no_send_is_of_more_than_a_second_s_worth(
 
     try:
         sender = Sender(
-            client, options, max_retries=2, ids=RowIds("write", 0), now_ms=lambda: NOW_MS,
-            sleep_s=sleep_s, monotonic_s=lambda: now_s,
-        )  # fmt: skip
+            client,
+            options,
+            max_retries=2,
+            ids=RowIds("write", 0),
+            now_ms=lambda: NOW_MS,
+            sleep_s=sleep_s,
+            monotonic_s=lambda: now_s,
+        )
         sent = sender.send({"body": b"x"} for _ in range(64))
     finally:
         client.close()

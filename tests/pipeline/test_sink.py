@@ -36,10 +36,11 @@ def write(frame: DataFrame, cluster: FakeCluster, **options: object) -> None:
 
 def rows(spark: SparkSession, count: int) -> DataFrame:
     return spark.range(count).selectExpr(
-        "concat('body-', id) as body", "concat('t', id % 2) as tag",
+        "concat('body-', id) as body",
+        "concat('t', id % 2) as tag",
         "array('k', string(id)) as keys",
         "map('n', string(id)) as properties",
-    )  # fmt: skip
+    )
 
 
 def test_every_row_is_a_message_also_when_sends_fail(
@@ -61,9 +62,8 @@ def test_groups_keep_their_order_and_delays_their_times(
     write(fifo.coalesce(1), cluster, topic="orders", batchSize=4)
     for group in ("g0", "g1", "g2"):
         bodies = [
-            int(each.body) for each in cluster.sent
-            if each.system_properties.message_group == group
-        ]  # fmt: skip
+            int(each.body) for each in cluster.sent if each.system_properties.message_group == group
+        ]
         assert bodies == sorted(bodies)
         assert len(bodies) == 20
     cluster.sent.clear()
@@ -104,8 +104,9 @@ def test_bad_rows_are_kept_whole_so_that_they_can_be_sent_again(
     write(other, cluster, topic="later", onError="dead-letter", deadLetterPath=table)
     kept = spark.read.parquet(table)
     assert {row.why for row in kept.collect()} == {
-        "MESSAGE_BODY_TOO_LARGE: too large", "its tag is no UTF-8",
-    }  # fmt: skip
+        "MESSAGE_BODY_TOO_LARGE: too large",
+        "its tag is no UTF-8",
+    }
     assert set(kept.columns) == {*COLUMNS, "row", "why"}
     cluster.sent.clear()
     mended = kept.where("tag is null").drop("row", "why").selectExpr("* except (body)", "'1' body")
@@ -168,8 +169,11 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         def archived(topic: str) -> list[Any]:
             to = str(tmp_path / f"archive-{topic}")
             given = {
-                "endpoints": broker.grpc, "topic": topic, "archivePath": to, "readMode": "broker",
-            }  # fmt: skip
+                "endpoints": broker.grpc,
+                "topic": topic,
+                "archivePath": to,
+                "readMode": "broker",
+            }
             options = parse_source(given, is_stream=False)
             job = ArchiveJob(options, SparkRunner(spark, given), now_ms=SystemClock().wall_ms)
             job.append()
@@ -179,9 +183,11 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
 
         first = archived("orders")
         settings = replay_plan.ReplaySettings(
-            archive=str(tmp_path / "archive-orders"), given={"topics": "orders"},
-            sink={"endpoints": broker.grpc, "topic": "again"}, state=str(tmp_path / "state"),
-        )  # fmt: skip
+            archive=str(tmp_path / "archive-orders"),
+            given={"topics": "orders"},
+            sink={"endpoints": broker.grpc, "topic": "again"},
+            state=str(tmp_path / "state"),
+        )
         now_ms = SystemClock().wall_ms()
         assert replay_plan.plan(spark, settings).rows == 300
         told: list[replay.Batch] = []
@@ -217,11 +223,13 @@ def test_a_replay_is_of_what_was_archived_when_it_began(
         send_some(broker.grpc, "orders", 20, namespace="tenant")
         archive()
         settings = replay_plan.ReplaySettings(
-            archive=to, given={"topicPattern": ".*"}, state=str(tmp_path / "state"),
+            archive=to,
+            given={"topicPattern": ".*"},
+            state=str(tmp_path / "state"),
             sink={"endpoints": broker.grpc, "topic": "again"},
             # One of both sides, one of the source, one of the sink.
             more={"namespace": "tenant", "failOnDataLoss": "false", "batchSize": "8"},
-        )  # fmt: skip
+        )
         now_ms = SystemClock().wall_ms()
         assert replay.send(spark, settings, now_ms=lambda: now_ms).sent == 20
         # What it has sent is archived, and more of the first topic.

@@ -41,17 +41,29 @@ def test_times_offsets_tags_holes_and_subschemas(spark: SparkSession, cluster: F
     cluster.add("orders", "a", 0, 100, tag="odd")
     cluster.brokers["a"].queues["orders", 0].messages[50:60] = [None] * 10
     between = reading(
-        spark, cluster, topic="orders",
-        startingTimestamp=1_700_000_000_040, endingTimestamp=1_700_000_000_070,
+        spark,
+        cluster,
+        topic="orders",
+        startingTimestamp=1_700_000_000_040,
+        endingTimestamp=1_700_000_000_070,
         failOnDataLoss="false",
-    ).load()  # fmt: skip
+    ).load()
     assert [r.queue_offset for r in between.orderBy("queue_offset").collect()] == [
-        *range(40, 50), *range(60, 70),
-    ]  # fmt: skip
-    tail = reading(
-        spark, cluster, topic="orders", startingOffsets='{"orders": {"a": {"0": 190}}}',
-        filter="odd || other", minPartitions=3,
-    ).schema("queue_offset bigint, topic string").load()  # fmt: skip
+        *range(40, 50),
+        *range(60, 70),
+    ]
+    tail = (
+        reading(
+            spark,
+            cluster,
+            topic="orders",
+            startingOffsets='{"orders": {"a": {"0": 190}}}',
+            filter="odd || other",
+            minPartitions=3,
+        )
+        .schema("queue_offset bigint, topic string")
+        .load()
+    )
     assert tail.columns == ["queue_offset", "topic"]
     assert tail.rdd.getNumPartitions() == 3
     assert {tuple(r) for r in tail.collect()} == {(i, "orders") for i in range(190, 200)}

@@ -101,9 +101,13 @@ def work_on_bills(broker: Standalone, client: PullClient) -> None:
     broker.put("groups/billing", maxAttempts=5)
     for n in range(5):
         client.send(
-            "bills", b"bill %d" % n, message_id=f"b{n}", tag="t", keys=(f"k{n}",),
+            "bills",
+            b"bill %d" % n,
+            message_id=f"b{n}",
+            tag="t",
+            keys=(f"k{n}",),
             properties={"n": str(n)},
-        )  # fmt: skip
+        )
     taken = client.receive("bills", "billing", wait_s=20, invisible_s=600)
     assert [message.system_properties.message_id for message in taken] == [
         f"b{n}" for n in range(5)
@@ -120,17 +124,35 @@ def work_on_bills(broker: Standalone, client: PullClient) -> None:
 
 def dead_letters(frame: DataFrame) -> list[tuple[Any, ...]]:
     rows = frame.select(
-        "topic", "broker", "message_id", "body", "tag", "keys", "properties", "origin_topic",
-        "origin_message_id", "dlq_reason", "message_type",
-    ).collect()  # fmt: skip
+        "topic",
+        "broker",
+        "message_id",
+        "body",
+        "tag",
+        "keys",
+        "properties",
+        "origin_topic",
+        "origin_message_id",
+        "dlq_reason",
+        "message_type",
+    ).collect()
     return sorted((*row[:3], bytes(row.body), *row[4:]) for row in rows)
 
 
 def dead_bill(n: int) -> tuple[Any, ...]:
     return (
-        "%DLQ%billing", "broker-0", f"b{n}", b"bill %d" % n, "t", [f"k{n}"], {"n": str(n)},
-        "bills", f"b{n}", "forwarded_by_client", "normal",
-    )  # fmt: skip
+        "%DLQ%billing",
+        "broker-0",
+        f"b{n}",
+        b"bill %d" % n,
+        "t",
+        [f"k{n}"],
+        {"n": str(n)},
+        "bills",
+        f"b{n}",
+        "forwarded_by_client",
+        "normal",
+    )
 
 
 def test_what_became_of_messages_is_told_by_every_dataset(
@@ -143,22 +165,36 @@ def test_what_became_of_messages_is_told_by_every_dataset(
     out = read(spark, broker.grpc, dataset="inflight", **given).collect()
     assert sorted(
         (
-            row.consumer_group, row.topic, row.broker, row.queue_offset, row.message_id,
-            row.attempt, row.client_id, row.is_retry,
+            row.consumer_group,
+            row.topic,
+            row.broker,
+            row.queue_offset,
+            row.message_id,
+            row.attempt,
+            row.client_id,
+            row.is_retry,
         )
         for row in out
     ) == [
         ("billing", "bills", "broker-0", 0, "b4", 2, "puller", True),
         ("billing", "bills", "broker-0", 3, "b3", 1, "puller", False),
-    ]  # fmt: skip
+    ]
     assert all(row.popped_at < row.invisible_until for row in out)
     assert len({row.delivery for row in out}) == 2
 
     far = read(spark, broker.grpc, dataset="groups", topic="bills", **given)
     assert sorted(
         (
-            row.is_retry, row.consumer_group, row.topic, row.broker, row.min_offset,
-            row.max_offset, row.commit_offset, row.pop_offset, row.pull_offset, row.lag,
+            row.is_retry,
+            row.consumer_group,
+            row.topic,
+            row.broker,
+            row.min_offset,
+            row.max_offset,
+            row.commit_offset,
+            row.pop_offset,
+            row.pull_offset,
+            row.lag,
             row.oldest_unacked_ts is None,
         )
         for row in far.where("max_offset > 0").collect()
@@ -166,7 +202,7 @@ def test_what_became_of_messages_is_told_by_every_dataset(
         # The five were popped at once, and that delivery is not settled as a whole.
         (False, "billing", "bills", "broker-0", 0, 5, 0, 5, 1, 5, False),
         (True, "billing", "bills", "broker-0", 0, 1, 0, 1, None, 1, False),
-    ]  # fmt: skip
+    ]
     # Its retry topic's queue has the same number, and is not the one that is read.
     begun = read(spark, broker.grpc, topic="bills", startingOffsets="group:billing")
     assert sorted(row.queue_offset for row in begun.collect()) == [1, 2, 3, 4]
@@ -222,9 +258,14 @@ def test_what_waits_for_its_time_is_told_once_with_it(
     end_ms = SystemClock().wall_ms()
     frame = read(spark, broker.grpc, dataset="pending", topic="later")
     rows = frame.selectExpr(
-        "topic", "broker", "message_id", "timer_id", "log_position",
-        "unix_millis(due_timestamp) as due_ms", "unix_millis(scheduled_timestamp) as scheduled_ms",
-    ).collect()  # fmt: skip
+        "topic",
+        "broker",
+        "message_id",
+        "timer_id",
+        "log_position",
+        "unix_millis(due_timestamp) as due_ms",
+        "unix_millis(scheduled_timestamp) as scheduled_ms",
+    ).collect()
     assert len(rows) == len({row.timer_id for row in rows}) == len(due_ms)
     assert {row.message_id: row.due_ms for row in rows} == due_ms
     assert {(row.topic, row.broker) for row in rows} == {("later", "broker-0")}
@@ -232,9 +273,13 @@ def test_what_waits_for_its_time_is_told_once_with_it(
     # A few of them, by their due times.
     first_ms = begin_ms + 3_600_000
     some = read(
-        spark, broker.grpc, dataset="pending", topic="later", startingTimestamp=first_ms + 10,
+        spark,
+        broker.grpc,
+        dataset="pending",
+        topic="later",
+        startingTimestamp=first_ms + 10,
         endingTimestamp=first_ms + 13,
-    )  # fmt: skip
+    )
     assert {row.message_id for row in some.collect()} == {"p10", "p11", "p12"}
     assert read(spark, broker.grpc, dataset="pending").count() == len(due_ms) + 1
 
@@ -245,9 +290,14 @@ def test_a_message_that_waits_is_read_with_all_that_it_has(
     broker.put("topics/hidden", queues=1, messageType="DELAY")
     due_ms = SystemClock().wall_ms() + 3_600_000
     whole = message_of(
-        "hidden", b"\xffbody", tag="blue", keys=("k1", "k2"), message_id="w", due_at_ms=due_ms,
+        "hidden",
+        b"\xffbody",
+        tag="blue",
+        keys=("k1", "k2"),
+        message_id="w",
+        due_at_ms=due_ms,
         properties={"colour": "red"},
-    )  # fmt: skip
+    )
     client.send_all([whole, message_of("hidden", b"plain", message_id="v", due_at_ms=due_ms)])
     frame = read(spark, broker.grpc, dataset="pending", topic="hidden")
     row, plain = sorted(frame.collect(), key=lambda one: one.message_id, reverse=True)

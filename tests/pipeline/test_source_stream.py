@@ -59,10 +59,7 @@ def test_batches_are_bounded_end_at_the_frozen_target_and_go_on_after_a_restart(
     cluster.add("orders", "b", 0, 30)
     again = run_available(streaming(spark, cluster, **options), tmp_path)
     second = set().union(*(rows for _, rows in again))
-    assert second == {
-        *(("a", 0, i) for i in range(250, 265)),
-        *(("b", 0, i) for i in range(30)),
-    }
+    assert second == {*(("a", 0, i) for i in range(250, 265)), *(("b", 0, i) for i in range(30))}
 
 
 def test_a_gap_fails_a_stream_or_is_passed_over(
@@ -88,9 +85,11 @@ def test_calls_that_break_off_are_made_again_and_secrets_are_nowhere(
     secret = tmp_path / "secret"
     secret.write_text("very-secret-text\n")
     options = {
-        "topic": "orders", "startingOffsets": "earliest", "auth.accessKey": "me",
+        "topic": "orders",
+        "startingOffsets": "earliest",
+        "auth.accessKey": "me",
         "auth.secretKeyFile": secret,
-    }  # fmt: skip
+    }
     reader = streaming(spark, cluster, **options)
     batches = run_available(reader, tmp_path)
     assert sum(len(rows) for _, rows in batches) == 50
@@ -127,9 +126,12 @@ def test_a_query_that_asks_for_it_publishes_its_progress(
     secret = tmp_path / "secret"
     secret.write_text("very-secret-text\n")
     options = {
-        "topics": "a,b,c", "startingOffsets": "earliest",
-        "reportProgressAs": "copies", "auth.accessKey": "access-key", "auth.secretKeyFile": secret,
-    }  # fmt: skip
+        "topics": "a,b,c",
+        "startingOffsets": "earliest",
+        "reportProgressAs": "copies",
+        "auth.accessKey": "access-key",
+        "auth.secretKeyFile": secret,
+    }
     publisher = ProgressPublisher("access-key")
     spark.streams.addListener(publisher)
     try:

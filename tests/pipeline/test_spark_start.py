@@ -80,8 +80,11 @@ def test_spark_logs_what_its_user_says_and_else_little(
     given = {"JAVA_HOME": str(home), "SPARK_CONF_DIR": str(folder), **variables}
     subprocess.run(
         [sys.executable, "-c", PROGRAM, of, options],
-        env=os.environ | given, capture_output=True, timeout=RUN_S, check=True,
-    )  # fmt: skip
+        env=os.environ | given,
+        capture_output=True,
+        timeout=RUN_S,
+        check=True,
+    )
     words = told.read_text().splitlines()
     found = [word for word in words if word.startswith("-Dlog4j2")]
     assert [word.rpartition("/")[2].rpartition("=")[2] for word in found] == logs
@@ -103,8 +106,11 @@ def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> Non
     given = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={told} -XX:TieredStopAtLevel=1"}
     subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | given, capture_output=True, timeout=RUN_S, check=True,
-    )  # fmt: skip
+        env=os.environ | given,
+        capture_output=True,
+        timeout=RUN_S,
+        check=True,
+    )
     lines = told.read_text().splitlines()
     # But for those that Java makes of lambdas, as it goes.
     of_spark = [line for line in lines if "] org.apache.spark." in line and "Lambda$" not in line]

@@ -83,9 +83,11 @@ def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
     cluster.delete("orders")
     cluster.add("orders", "a", 0, 10)
     stream = Stream(
-        cluster, topic="orders", archivePath=archive.path,
+        cluster,
+        topic="orders",
+        archivePath=archive.path,
         endingOffsets='{"orders": {"a": {"0": 25}}}',
-    )  # fmt: skip
+    )
     assert stream.run() == bodies(0, range(10))
     cluster.add("orders", "a", 0, 10)
     reader, _ = stream.reader()
@@ -96,16 +98,16 @@ def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
     cluster.delete("orders")
     archive.append()
     alone = Stream(
-        cluster, topic="orders", archivePath=archive.path,
+        cluster,
+        topic="orders",
+        archivePath=archive.path,
         endingOffsets='{"orders": {"a": {"0": 25}}}',
-    )  # fmt: skip
+    )
     with pytest.raises(BadOption, match="queue 0 of orders at a, which is not there"):
         alone.run()
 
 
-def test_a_batch_that_was_planned_beyond_where_the_stream_ends_is_cut(
-    cluster: FakeCluster,
-) -> None:
+def test_a_batch_that_was_planned_beyond_where_the_stream_ends_is_cut(cluster: FakeCluster) -> None:
     """As an earlier program planned those of a replay."""
     cluster.add("orders", "a", 0, 40)
     stream = Stream(cluster, topic="orders", endingOffsets='{"orders": {"a": {"0": 25}}}')
@@ -119,9 +121,11 @@ def test_a_batch_that_was_planned_beyond_where_the_stream_ends_is_cut(
 
 def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.ReplaySettings:
     return replay_plan.ReplaySettings(
-        archive=archive.path, given={"topics": "orders"}, state=str(state),
+        archive=archive.path,
+        given={"topics": "orders"},
+        state=str(state),
         sink={"endpoints": cluster.endpoint, "topic": "again"},
-    )  # fmt: skip
+    )
 
 
 def test_a_replay_is_not_of_what_came_later_to_a_topic_that_was_made_anew(

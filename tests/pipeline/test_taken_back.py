@@ -179,9 +179,7 @@ def _killed() -> None:
 # ---------------------------------------------------------------- broker groups
 
 
-def test_a_broker_group_that_was_removed_has_taken_its_queues_with_it(
-    cluster: FakeCluster,
-) -> None:
+def test_a_broker_group_that_was_removed_has_taken_its_queues_with_it(cluster: FakeCluster) -> None:
     cluster.add("orders", "a", 0, 5)
     cluster.add("orders", "b", 0, 5)
     strict = Stream(cluster, topic="orders")

@@ -61,8 +61,12 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE}, {"SendMessage": 1}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.retried_tasks", cluster.endpoint, tmp_path],
-        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert cluster.pulls == [("a", 0, 0)] * 2, "the task was done twice"
     offsets = json.loads(done.stdout.splitlines()[-1])
@@ -105,9 +109,12 @@ def test_an_archive_loses_and_doubles_nothing_where_workers_are_killed(
         " --master local[2,3] --batch-rows 400 -O maxRatePerTask=100 -O pullBatchSize=20"
     )
     job = subprocess.Popen(
-        command(*line.split()), env=environment(), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        command(*line.split()),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
         for entries in range(2):  # Amid the first batch, and amid the second.
             eventually(partial(is_amid, archive, cluster, entries), within_ms=600_000)
@@ -134,10 +141,16 @@ def test_a_batch_that_is_done_again_is_known_by_its_ids(
     frame = streaming(spark, cluster, topic="orders", startingOffsets="earliest").load()
 
     def run() -> None:
-        writer = frame.select("body").writeStream.format("rocketmq").options(
-            endpoints=cluster.endpoint, topic="copies", maxRetries="0",
-            checkpointLocation=str(tmp_path / "checkpoint"),
-        )  # fmt: skip
+        writer = (
+            frame.select("body")
+            .writeStream.format("rocketmq")
+            .options(
+                endpoints=cluster.endpoint,
+                topic="copies",
+                maxRetries="0",
+                checkpointLocation=str(tmp_path / "checkpoint"),
+            )
+        )
         run_to_end(writer)
 
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE - 2}, {"SendMessage": 1}

@@ -113,12 +113,17 @@ def test_the_command_ends_with_the_worse_status(cluster: FakeCluster, archive: A
     line = f"pipeline archive --to {archive.path} --endpoints {cluster.endpoint} --then-verify"
     done = subprocess.run(
         command(*line.split(), "--master", "local[2]", "--gate", GATE),
-        env=environment(), capture_output=True, text=True, timeout=RUN_S, check=False,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
     told = done.stdout + done.stderr
     assert done.returncode == EXIT_DAMAGED, told
     assert "offsets from 5 to 6 were gone before they were archived" in done.stdout
     assert archive.sealed() == [("payments", 10, 10)]
     assert {each.topic: each.pull_offset for each in cluster.brokers["a"].progress} == {
-        "orders": 0, "payments": 10,
-    }  # fmt: skip
+        "orders": 0,
+        "payments": 10,
+    }

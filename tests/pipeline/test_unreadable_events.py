@@ -33,12 +33,16 @@ def happen(cluster: FakeCluster) -> list[str]:
         "a",
         *[
             pb.Event(
-                kind=pb.STORED, topic="orders", topic_id=1, queue_offset=i, message_id=each,
+                kind=pb.STORED,
+                topic="orders",
+                topic_id=1,
+                queue_offset=i,
+                message_id=each,
                 at_ms=1_700_000_000_000 + i,
             )
             for i, each in enumerate(ids)
         ],
-    )  # fmt: skip
+    )
     cluster.damage_events("a", 7, 8)
     return [each for each in ids if each not in {"m7", "m8"}]
 

@@ -139,8 +139,12 @@ def test_what_a_vacuum_deletes_is_in_snapshots(cluster: FakeCluster, archive: Ar
         archive.job().commit("append")
     file = DataFile(path="messages/orphan.parquet", bytes=0, rows=0, max_store_ms=0, spans=())
     entry = Entry(
-        number=archive.manifest().next_number, kind="append", at_ms=1, run="r", schema_version=1,
+        number=archive.manifest().next_number,
+        kind="append",
+        at_ms=1,
+        run="r",
+        schema_version=1,
         files=(file,),
-    )  # fmt: skip
+    )
     with pytest.raises(PipelineError, match="was deleted meanwhile"):
         archive.manifest().check(entry)

@@ -37,10 +37,13 @@ class Gated:
 
     def __init__(self, disk_segments: int) -> None:
         self.world = World(
-            FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_ms=DAY_MS,
-            checkpoint_log_bytes=4 * SEGMENT, disk_reserve_bytes=RESERVE_SEGMENTS * SEGMENT,
+            FaultyDisk(Random(0)),
+            segment_bytes=SEGMENT,
+            retention_ms=DAY_MS,
+            checkpoint_log_bytes=4 * SEGMENT,
+            disk_reserve_bytes=RESERVE_SEGMENTS * SEGMENT,
             archive_gate_group=ARCHIVE,
-        )  # fmt: skip
+        )
         self.world.leave_room(disk_segments * SEGMENT)
         self.group_id = self.world.group(ARCHIVE)
         self.sealed = dict.fromkeys(HELD, 0)

@@ -123,9 +123,7 @@ def lead_timers(lives: Lives[TimerWorld], told: timers.Answered) -> TimerWorld:
     )
     for number in range(1, random.randint(2, LIVES_MAX)):
         lives.live(
-            lambda: open_timers(lives),
-            partial(serve_timers, told=told, number=number),
-            3 * SHORT,
+            lambda: open_timers(lives), partial(serve_timers, told=told, number=number), 3 * SHORT
         )
     lives.disk = lives.disk.after_power_cut()
     return open_timers(lives)
@@ -134,8 +132,11 @@ def lead_timers(lives: Lives[TimerWorld], told: timers.Answered) -> TimerWorld:
 def open_timers(lives: Lives[TimerWorld]) -> TimerWorld:
     return TimerWorld(
         lives.disk,
-        config=timers.CONFIG, timer=timers.CONFIG.timer, now_ms=lives.now_ms, before=lives.world,
-    )  # fmt: skip
+        config=timers.CONFIG,
+        timer=timers.CONFIG.timer,
+        now_ms=lives.now_ms,
+        before=lives.world,
+    )
 
 
 def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:

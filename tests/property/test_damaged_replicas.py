@@ -70,14 +70,17 @@ def restart(group: Group, nodes: list[Node]) -> None:
     """Start replicas one after the other, as the controller's own functions say."""
     members = {node.me.replica_id: node.me for node in group.nodes}
     record = GroupRecord(
-        min_in_sync=2, epoch=group.view.epoch, version=group.view.version, master=group.view.master,
+        min_in_sync=2,
+        epoch=group.view.epoch,
+        version=group.view.version,
+        master=group.view.master,
         sss=group.view.sss,
         replicas=tuple(
             (id_, Registered(STORE, one.incarnation, f"h{id_}:1", is_unclean=False))
             for id_, one in sorted(members.items())
         ),
         history=(Transition(1, None, ReplicaId(0), "founded", 0, 0),),
-    )  # fmt: skip
+    )
     timing, sessions, now_ms = Timing(), Sessions(Timing()), 0
     sessions.look(record, now_ms)
     for node in nodes:
@@ -88,9 +91,8 @@ def restart(group: Group, nodes: list[Node]) -> None:
             node.is_up = False
             continue
         asked = Registration(
-            node.me, before, STORE, f"h{node.number}:1",
-            is_clean=not node.log.known_end.is_doubtful,
-        )  # fmt: skip
+            node.me, before, STORE, f"h{node.number}:1", is_clean=not node.log.known_end.is_doubtful
+        )
         after = register(record, asked)
         assert isinstance(after, GroupRecord)
         record = after
@@ -110,6 +112,13 @@ def beat_of(node: Node) -> Heartbeat:
     log = node.log
     epoch = max((entry.epoch for entry in log.journal if entry.start < log.log_end), default=0)
     return Heartbeat(
-        False, log.epoch_seen, 1, epoch, log.log_end, log.durable_offset, log.confirm_offset,
-        Health.OK, 0,
-    )  # fmt: skip
+        False,
+        log.epoch_seen,
+        1,
+        epoch,
+        log.log_end,
+        log.durable_offset,
+        log.confirm_offset,
+        Health.OK,
+        0,
+    )

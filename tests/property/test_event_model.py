@@ -55,9 +55,12 @@ def read(world: TimerWorld, position: int, number: int = 0, events_max: int = AL
     found: list[Event] = []
     while True:
         reader = world.engine.read_events(
-            EventQuery(), from_position=position, from_index=number, log_bytes_max=ALL,
+            EventQuery(),
+            from_position=position,
+            from_index=number,
+            log_bytes_max=ALL,
             events_max=events_max,
-        )  # fmt: skip
+        )
         while reader.step():
             pass
         page = reader.take()
@@ -126,9 +129,12 @@ class EventModel(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
         self.world = TimerWorld(
-            FaultyDisk(Random(seed)), segment_bytes=16 << 10, retention_bytes=40_000,
-            checkpoint_log_bytes=8_000, is_followed=True,
-        )  # fmt: skip
+            FaultyDisk(Random(seed)),
+            segment_bytes=16 << 10,
+            retention_bytes=40_000,
+            checkpoint_log_bytes=8_000,
+            is_followed=True,
+        )
         self.known: dict[str, Known] = {}
         self.out: list[Popped] = []
         self.fold = Fold()
@@ -355,9 +361,16 @@ class EventModel(RuleBasedStateMachine):
         assert len(again) == len(seen)
         for one, other in zip(again, seen, strict=True):
             same = (
-                "position", "number", "kind", "at_ms", "delivery_id", "delivery_index",
-                "due_at_ms", "reason", "body_crc32",
-            )  # fmt: skip
+                "position",
+                "number",
+                "kind",
+                "at_ms",
+                "delivery_id",
+                "delivery_index",
+                "due_at_ms",
+                "reason",
+                "body_crc32",
+            )
             assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
             if one.message_id:
                 assert one == other

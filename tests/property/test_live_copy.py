@@ -40,9 +40,12 @@ def test_a_copy_of_a_live_store_has_all_that_was_answered_before(seed: int) -> N
 def test_a_copy_has_all_delayed_messages_that_were_answered_before(seed: int) -> None:
     random = Random(seed)
     world = TimerWorld(
-        FaultyDisk(Random(seed)), segment_bytes=SEGMENT, retention_bytes=4 * SEGMENT,
-        checkpoint_log_bytes=SEGMENT // 2, timer=TIMERS,
-    )  # fmt: skip
+        FaultyDisk(Random(seed)),
+        segment_bytes=SEGMENT,
+        retention_bytes=4 * SEGMENT,
+        checkpoint_log_bytes=SEGMENT // 2,
+        timer=TIMERS,
+    )
 
     def act() -> None:
         for _ in range(random.randint(0, 3)):

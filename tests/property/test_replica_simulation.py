@@ -169,8 +169,10 @@ def test_a_bit_that_flips_is_mended(situation: str) -> None:
 
 
 _carry_out, _put_group, _run_due = (
-    ReplicaProcess.carry_out, Administration.put_group, Engine.run_due,
-)  # fmt: skip
+    ReplicaProcess.carry_out,
+    Administration.put_group,
+    Engine.run_due,
+)
 
 
 def _answers_at_once(self: ReplicaProcess, act: Callable[[ReplicaProcess], Answer]) -> None:

@@ -48,9 +48,12 @@ class Replica:
         self.engine = self.log.engine
         self._world = world
         self.machine = Replication(
-            self.member, group="g", store_uuid=f"store {number}", log=self.log,
+            self.member,
+            group="g",
+            store_uuid=f"store {number}",
+            log=self.log,
             config=ReplicationConfig(frame_bytes=900),
-        )  # fmt: skip
+        )
 
     def _apply(self) -> None:
         self.log.now_ms = self._world.now_ms
@@ -159,9 +162,11 @@ class Group:
                 if dead in ends and one in self.replicas:
                     one.machine.closed(stream, self.now_ms)
         self.view = self.view._replace(
-            epoch=self.view.epoch + 1, version=self.view.version + 1,
-            master=self.random.choice(sorted(live)), sss=live,
-        )  # fmt: skip
+            epoch=self.view.epoch + 1,
+            version=self.view.version + 1,
+            master=self.random.choice(sorted(live)),
+            sss=live,
+        )
         self.tell()
         self.replicas.append(self._new(dead.member.replica_id))
         self.tell()

@@ -67,22 +67,25 @@ def test_nothing_breaks_in_the_smallest_scope() -> None:
     ("scope", "members"),
     [
         pytest.param(
-            small(epochs=2, appends=0, crashes=1, power_cuts=1, proposals=1), (0, 1),
+            small(epochs=2, appends=0, crashes=1, power_cuts=1, proposals=1),
+            (0, 1),
             id="a crash, a power cut and a proposal, with a learner: 570,000 states",
             marks=pytest.mark.large,
         ),
         pytest.param(
-            small(epochs=2, appends=1, crashes=0, proposals=1), (0, 1, 2),
+            small(epochs=2, appends=1, crashes=0, proposals=1),
+            (0, 1, 2),
             id="a message, a proposal and an election: 110,000 states",
             marks=pytest.mark.heavy,
         ),
         pytest.param(
-            small(epochs=3, appends=0, crashes=0, proposals=1), (0, 1, 2),
+            small(epochs=3, appends=0, crashes=0, proposals=1),
+            (0, 1, 2),
             id="three epochs",
             marks=pytest.mark.large,
         ),
     ],
-)  # fmt: skip
+)
 def test_nothing_breaks_in_a_small_scope(scope: Scope, members: tuple[int, ...]) -> None:
     found = explore(beginning(scope, members=members), scope, states_max=5_000_000)
     assert not found.broken

@@ -46,9 +46,12 @@ class RestartAnywhere(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.world = World(
-            config=SMALL, segment_bytes=64 << 10, retention_bytes=200 << 10, deliveries_max=10_000,
+            config=SMALL,
+            segment_bytes=64 << 10,
+            retention_bytes=200 << 10,
+            deliveries_max=10_000,
             is_followed=True,
-        )  # fmt: skip
+        )
         self.steps: Iterator[list[File]] | None = None
         self.done: Counter[str] = Counter()
         self.work = ""
@@ -159,10 +162,7 @@ class RestartAnywhere(RuleBasedStateMachine):
         delivery = self.handles[-1 - at % min(len(self.handles), 20)]
         try:
             changed = self.world.engine.change_invisible(
-                delivery,
-                invisible_duration_ms=duration,
-                suspend=suspend,
-                now_ms=self.world.now_ms,
+                delivery, invisible_duration_ms=duration, suspend=suspend, now_ms=self.world.now_ms
             )
             self.handles.append(changed)
         except InvalidReceiptHandle:
@@ -284,10 +284,23 @@ TestRestartAnywhere = RestartAnywhere.TestCase
 
 
 WEIGHTS = {
-    "send": 20, "pop": 20, "ack": 14, "change": 8, "dead_letter": 2, "advance": 8, "revive": 10,
-    "reset": 1, "grow": 1, "delete_topic": 1, "delete_group": 1, "step": 60, "restart": 4,
-    "fail_over": 1, "live_on": 10, "end_client": 2,
-}  # fmt: skip
+    "send": 20,
+    "pop": 20,
+    "ack": 14,
+    "change": 8,
+    "dead_letter": 2,
+    "advance": 8,
+    "revive": 10,
+    "reset": 1,
+    "grow": 1,
+    "delete_topic": 1,
+    "delete_group": 1,
+    "step": 60,
+    "restart": 4,
+    "fail_over": 1,
+    "live_on": 10,
+    "end_client": 2,
+}
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) // 3))

@@ -78,9 +78,12 @@ class TimerModel(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
         self.world = TimerWorld(
-            FaultyDisk(Random(seed)), segment_bytes=64 << 10, retention_ms=3 * DAY_MS,
-            checkpoint_log_bytes=30_000, is_followed=True,
-        )  # fmt: skip
+            FaultyDisk(Random(seed)),
+            segment_bytes=64 << 10,
+            retention_ms=3 * DAY_MS,
+            checkpoint_log_bytes=30_000,
+            is_followed=True,
+        )
         self.known: dict[int, Known] = {}
         self.at_once: list[str] = []  # due already when they were sent
         self.taken = 0  # deliveries that were looked at

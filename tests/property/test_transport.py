@@ -115,10 +115,15 @@ class World:
     def __init__(self, random: Random) -> None:
         self._random = random
         limits = Limits(
-            stream_window_bytes=random.choice((60, 300, 65_535)), large_messages_bytes=3_000,
-            streams_max=random.choice((2, 5, 100)), control_burst=1 << 20, resets_burst=1 << 20,
-            empty_data_burst=1 << 20, keepalive_period_s=1e9, stall_timeout_s=1e9,
-        )  # fmt: skip
+            stream_window_bytes=random.choice((60, 300, 65_535)),
+            large_messages_bytes=3_000,
+            streams_max=random.choice((2, 5, 100)),
+            control_burst=1 << 20,
+            resets_burst=1 << 20,
+            empty_data_burst=1 << 20,
+            keepalive_period_s=1e9,
+            stall_timeout_s=1e9,
+        )
         self.client = ClientConnection("a", limits, message_bytes_max=2_000, now_s=0.0)
         account = MemoryAccount(1 << 30)
         self._queue = account.queue
@@ -249,9 +254,10 @@ def test_every_call_ends_once_as_it_should_with_all_its_messages(part: int, seed
             Plan(
                 requests=[random.randbytes(size) for size in sizes],
                 code=RpcCode(random.randint(0, 16)),
-                is_unary=is_unary, cancel_after=random.randint(1, count) if cancels else None,
+                is_unary=is_unary,
+                cancel_after=random.randint(1, count) if cancels else None,
             )
-        )  # fmt: skip
+        )
     world.waiting = list(plans)
     while world.step():
         pass

@@ -203,9 +203,10 @@ async def schedule(client: Client, subscription: Subscription, wall_ms: Any) -> 
         one.system_properties.delivery_timestamp.FromMilliseconds(due_ms)
         try:
             response = await client.call(
-                "SendMessage", service.SendMessageRequest(messages=[one]),
+                "SendMessage",
+                service.SendMessageRequest(messages=[one]),
                 service.SendMessageResponse,
-            )  # fmt: skip
+            )
         except Gone:
             continue
         send.ended(_outcome_of(response.status.code))
@@ -234,9 +235,12 @@ async def consume(
 ) -> None:
     """Receive, and ack most of what comes."""
     request = receive_request(
-        subscription.topic, subscription.group,
-        poll_ms=POLL_MS, invisible_ms=INVISIBLE_MS, batch_size=batch_size,
-    )  # fmt: skip
+        subscription.topic,
+        subscription.group,
+        poll_ms=POLL_MS,
+        invisible_ms=INVISIBLE_MS,
+        batch_size=batch_size,
+    )
     request.filter_expression.expression = tag
     while True:
         await asyncio.sleep(client.random.expovariate(20))

@@ -185,12 +185,14 @@ async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) ->
     producing = [
         asyncio.ensure_future(
             produce(
-                Client(f"producer-{one.topic}", proxies, random), one,
-                message_group="a" if one is ordered else "", pause_s=8.0,
+                Client(f"producer-{one.topic}", proxies, random),
+                one,
+                message_group="a" if one is ordered else "",
+                pause_s=8.0,
             )
         )
         for one in (plain, ordered)
-    ]  # fmt: skip
+    ]
     try:
         await _trouble(run, holding, random, (network, broker, proxies), trouble_s)
         for task in producing:

@@ -28,29 +28,13 @@ from tidemill.controller.election.failure import find_failure
 from tidemill.controller.election.forgetting import may_forget
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
-from tidemill.controller.election.membership import (
-    Refused,
-    change_sync_state_set,
-    with_min_in_sync,
-)
+from tidemill.controller.election.membership import Refused, change_sync_state_set, with_min_in_sync
 from tidemill.controller.election.record import GroupRecord, Retirement, view_of
-from tidemill.controller.election.registration import (
-    Fenced,
-    Registration,
-    presence_of,
-    register,
-)
+from tidemill.controller.election.registration import Fenced, Registration, presence_of, register
 from tidemill.controller.election.replacement import replaced
 from tidemill.controller.election.retirement import forget, retire, stay
 from tidemill.controller.election.sessions import Heartbeat, Sessions, Timing
-from tidemill.controller.election.swap import (
-    Attempt,
-    Resolution,
-    Stored,
-    attempt,
-    bump,
-    resolve,
-)
+from tidemill.controller.election.swap import Attempt, Resolution, Stored, attempt, bump, resolve
 from tidemill.controller.meta_store import NotStored, StoreUnreachable
 
 if TYPE_CHECKING:

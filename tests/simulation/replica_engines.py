@@ -97,9 +97,12 @@ class EngineVolume:
     def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> GroupLog:
         """Begin a life on the disk as it is."""
         self.log, _ = open_group_log(
-            self.disk, CONFIG, now_ms=self.now_ms, fresh=self._identity,
+            self.disk,
+            CONFIG,
+            now_ms=self.now_ms,
+            fresh=self._identity,
             boot_id=(replica.boot + 1).to_bytes(16),
-        )  # fmt: skip
+        )
         self.log.engine.log.damage.has_others = True
         self._asked = None
         self.log.on_confirmed = lambda: self._confirmed(confirmed)
@@ -167,8 +170,11 @@ class EngineVolume:
             return
         answer = Found.SILENT if found is None else Found.NOTHING
         if found:
-            files = [one for part in mend(log.engine.log, self.disk, question.begin, found)
-                     for one in part]  # fmt: skip
+            files = [
+                one
+                for part in mend(log.engine.log, self.disk, question.begin, found)
+                for one in part
+            ]
             for file in files:
                 file.sync()
             answer = Found.MENDED if files else Found.SOUND
@@ -346,9 +352,13 @@ class Clients:
         found = self._engine.catalog.find_topic(topic)
         assert found is not None, "it was made"
         offset, _ = self._engine.send(
-            found.id, QueueId(0), data, crc or crc32(data),
-            now_ms=self._now_ms, firing_ms=self._now_ms,
-        )  # fmt: skip
+            found.id,
+            QueueId(0),
+            data,
+            crc or crc32(data),
+            now_ms=self._now_ms,
+            firing_ms=self._now_ms,
+        )
 
         def answered() -> None:
             self._sent.add(key)
@@ -364,10 +374,14 @@ class Clients:
         invisible_ms = self._random.choice(INVISIBLE_MS)
         group_id, topic_id = self._ids(topic)
         batches = self._engine.pop(
-            group_id, topic_id, max_messages=self._random.randint(1, 8),
-            invisible_duration_ms=invisible_ms, tags=frozenset(), attempt_id="",
+            group_id,
+            topic_id,
+            max_messages=self._random.randint(1, 8),
+            invisible_duration_ms=invisible_ms,
+            tags=frozenset(),
+            attempt_id="",
             now_ms=self._now_ms,
-        )  # fmt: skip
+        )
         received = []
         for one in batches:
             batch = one
@@ -403,9 +417,7 @@ class Clients:
         if not self._is_draining:
             some = [one for one in some if self._random.random() < ACKED_PART]
         done = (AckResult.APPLIED, AckResult.ALREADY)
-        acked = {
-            one.key for one in some if self._engine.ack(one.delivery, self._now_ms) in done
-        }  # fmt: skip
+        acked = {one.key for one in some if self._engine.ack(one.delivery, self._now_ms) in done}
         self._ack_asked |= acked
         begin = self._engine.log_end
         return lambda: self._acked.update(dict.fromkeys(acked, begin))

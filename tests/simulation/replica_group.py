@@ -105,11 +105,7 @@ class World:
     """All processes, what lies between them, and what was promised."""
 
     def __init__(
-        self,
-        run: Run,
-        random: Random,
-        situation: str,
-        contents: Callable[[World], Contents],
+        self, run: Run, random: Random, situation: str, contents: Callable[[World], Contents]
     ) -> None:
         self.run = run
         self.random = random
@@ -375,10 +371,22 @@ class World:
 
     async def _disturb(self, end_s: float) -> None:
         faults = [
-            self._kill, self._kill, self._cut_power, self._pause, self._partition, self._one_way,
-            self._isolate, self._store_away, self._transfer, self._kill_controller, self._wipe,
-            self._drain, self._resize, self._lower, self._slow_down,
-        ]  # fmt: skip
+            self._kill,
+            self._kill,
+            self._cut_power,
+            self._pause,
+            self._partition,
+            self._one_way,
+            self._isolate,
+            self._store_away,
+            self._transfer,
+            self._kill_controller,
+            self._wipe,
+            self._drain,
+            self._resize,
+            self._lower,
+            self._slow_down,
+        ]
         while self.loop.time() < end_s:
             await asyncio.sleep(self.random.expovariate(1 / 1.5))
             fault = self.random.choice(faults)

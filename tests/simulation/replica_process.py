@@ -142,9 +142,12 @@ class ReplicaProcess:
     def _open(self) -> None:
         self.log = self.volume.open(self, self._confirmed)
         self.machine = Replication(
-            self.member, group="group", store_uuid=self.volume.store_uuid, log=self.log,
+            self.member,
+            group="group",
+            store_uuid=self.volume.store_uuid,
+            log=self.log,
             config=self._config,
-        )  # fmt: skip
+        )
         self._written.set()
 
     async def _reopen(self) -> None:
@@ -345,9 +348,8 @@ class ReplicaProcess:
                 for controller in self.world.controllers:
                     beat = self._heartbeat()
                     self.world.network.send(
-                        self.name, controller.name,
-                        partial(controller.heard, self.member, beat),
-                    )  # fmt: skip
+                        self.name, controller.name, partial(controller.heard, self.member, beat)
+                    )
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heartbeat(self) -> Heartbeat:
@@ -360,11 +362,15 @@ class ReplicaProcess:
         blocked_s = 0.0 if self._blocked_since_s is None else now_s - self._blocked_since_s
         paused_ms = round(1000 * self.world.paused_for_s(self)) if self.is_paused else 0
         return Heartbeat(
-            is_master=master is not None, epoch_seen=log.epoch_seen,
+            is_master=master is not None,
+            epoch_seen=log.epoch_seen,
             version_seen=0 if machine is None or machine.view is None else machine.view.version,
-            log_epoch=last_epoch(cut_at(log.journal, log.log_end)), log_end=log.log_end,
-            durable_end=log.durable_offset, confirm=log.confirm_offset,
+            log_epoch=last_epoch(cut_at(log.journal, log.log_end)),
+            log_end=log.log_end,
+            durable_end=log.durable_offset,
+            confirm=log.confirm_offset,
             health=Health.SLOW if self.is_slow else Health.OK,
-            page_age_ms=paused_ms, blocked_ms=round(1000 * blocked_s),
+            page_age_ms=paused_ms,
+            blocked_ms=round(1000 * blocked_s),
             peer_silence_ms=self.world.network.silences(self),
-        )  # fmt: skip
+        )

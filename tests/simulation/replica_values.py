@@ -73,9 +73,11 @@ class ValueVolume:
         boot_id, last = str(self._replica.boot), self.last
         self.last = after_registration(last, boot_id=boot_id, is_accepted=False)
         return claims_clean(
-            last, boot_id=boot_id, log_end=len(self.written),
+            last,
+            boot_id=boot_id,
+            log_end=len(self.written),
             acks_are_durable=mode is AckMode.SYNC_FSYNC,
-        )  # fmt: skip
+        )
 
     def is_registered(self) -> None:
         """Hear that what was claimed was accepted."""

@@ -160,16 +160,22 @@ class _Simulation:
                 admin.put_topic("quiet", type_=TopicType.NORMAL, queues=1, now_ms=now_ms)
             for one in self._subscriptions:
                 admin.put_group(
-                    one.group, is_ordered=one is self._ordered, max_attempts=100,
-                    start_from_latest=one is self._late and self._is_at_latest, now_ms=now_ms,
-                )  # fmt: skip
+                    one.group,
+                    is_ordered=one is self._ordered,
+                    max_attempts=100,
+                    start_from_latest=one is self._late and self._is_at_latest,
+                    now_ms=now_ms,
+                )
             if self._is_at_latest:
                 engine.pop(
                     engine.catalog.group_ids[self._late.group],
                     engine.catalog.topic_ids[self._late.topic],
-                    max_messages=1, invisible_duration_ms=INVISIBLE_MS, tags=frozenset(),
-                    attempt_id="", now_ms=now_ms,
-                )  # fmt: skip
+                    max_messages=1,
+                    invisible_duration_ms=INVISIBLE_MS,
+                    tags=frozenset(),
+                    attempt_id="",
+                    now_ms=now_ms,
+                )
 
         await home.rounds.call(lambda _engine, _turn: declare())
 
@@ -177,13 +183,15 @@ class _Simulation:
         return [
             asyncio.ensure_future(
                 consume(
-                    self._client(f"consumer-{one.topic}-{n}"), one,
+                    self._client(f"consumer-{one.topic}-{n}"),
+                    one,
                     tag=TAGS[0] if one is self._tagged else "*",
                 )
             )
-            for one in (*self._subscriptions, self._fickle) if one is not self._late
+            for one in (*self._subscriptions, self._fickle)
+            if one is not self._late
             for n in range(2)
-        ]  # fmt: skip
+        ]
 
     def _begin_producers(self) -> list[asyncio.Task[None]]:
         plain = [produce(self._client(f"producer-{n}"), self._plain) for n in range(2)]
@@ -197,11 +205,12 @@ class _Simulation:
         ]
         delayed = [
             schedule(
-                self._client(f"scheduler-{n}"), self._delayed,
+                self._client(f"scheduler-{n}"),
+                self._delayed,
                 lambda: EPOCH_MS + self._brokers[0].clock.monotonic_ms(),
             )
             for n in range(2)
-        ]  # fmt: skip
+        ]
         return [asyncio.ensure_future(one) for one in (*plain, *ordered, *delayed)]
 
     def _client(self, name: str) -> Client:
@@ -214,10 +223,16 @@ class _Simulation:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + trouble_s
         kinds = {
-            self._close_link: 3, self._half_open_link: 4, self._stop_broker: 3, self._fail_sync: 1,
-            self._step_clock: 2, self._fill_disk: 1, self._kill_proxy: 2, self._cut_operation: 3,
+            self._close_link: 3,
+            self._half_open_link: 4,
+            self._stop_broker: 3,
+            self._fail_sync: 1,
+            self._step_clock: 2,
+            self._fill_disk: 1,
+            self._kill_proxy: 2,
+            self._cut_operation: 3,
             self._administer: 4,
-        }  # fmt: skip
+        }
         if self._groups > 1:
             kinds[self._resize] = 6
         while loop.time() < end_s:

@@ -55,9 +55,14 @@ class Api:
         return answer
 
     async def receive(
-        self, topic: str, group: str, *, poll_ms: int = 0, invisible_ms: int = 30_000,
+        self,
+        topic: str,
+        group: str,
+        *,
+        poll_ms: int = 0,
+        invisible_ms: int = 30_000,
         batch_size: int = 32,
-    ) -> list[v2.Message]:  # fmt: skip
+    ) -> list[v2.Message]:
         """Receive; an empty list when there is nothing, an AssertionError for any error."""
         call = self.stub.ReceiveMessage(
             receive_request(
@@ -132,9 +137,12 @@ def change_request(
     topic: str, group: str, handle: str, invisible_ms: int
 ) -> service.ChangeInvisibleDurationRequest:
     return service.ChangeInvisibleDurationRequest(
-        group=v2.Resource(name=group), topic=v2.Resource(name=topic), receipt_handle=handle,
-        invisible_duration=milliseconds(invisible_ms), message_id="id",
-    )  # fmt: skip
+        group=v2.Resource(name=group),
+        topic=v2.Resource(name=topic),
+        receipt_handle=handle,
+        invisible_duration=milliseconds(invisible_ms),
+        message_id="id",
+    )
 
 
 def milliseconds(value_ms: int) -> Duration:

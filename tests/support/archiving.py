@@ -36,11 +36,18 @@ def archive_job(
 ) -> ArchiveJob:
     """Return a job over everything that is there."""
     parsed = parse_source(
-        {"endpoints": cluster.endpoint, "topicPattern": ".*", "archivePath": path,
-         "readMode": "broker", "pullBatchSize": "7", "maxRetries": "2", "retryBackoffMs": "5",
-         **options},
+        {
+            "endpoints": cluster.endpoint,
+            "topicPattern": ".*",
+            "archivePath": path,
+            "readMode": "broker",
+            "pullBatchSize": "7",
+            "maxRetries": "2",
+            "retryBackoffMs": "5",
+            **options,
+        },
         is_stream=False,
-    )  # fmt: skip
+    )
     own = store or ArchiveStore(path)
 
     def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -113,13 +120,17 @@ class Archived:
             [
                 body
                 for batch in read_range(
-                    store, archive.holding(key, queue.start, queue.end), key, start=queue.start,
-                    end=queue.end, columns=["body"],
+                    store,
+                    archive.holding(key, queue.start, queue.end),
+                    key,
+                    start=queue.start,
+                    end=queue.end,
+                    columns=["body"],
                 )
                 for body in batch["body"].to_pylist()
             ]
             for key, queue in archive.queues.items()
-        ]  # fmt: skip
+        ]
 
     def sealed(self) -> list[tuple[str, int, int]]:
         """Return of each queue its topic, how far it is sealed, and where it ends."""

@@ -25,7 +25,8 @@ def second_opinion(
 ) -> tuple[Compared, list[dict[str, Any]]]:
     """Audit what became of loads that have ended; return where that differs, and its findings."""
     findings, deliveries = audit(
-        spark, endpoints,
+        spark,
+        endpoints,
         (
             (load.topic, key)
             for load in loads
@@ -33,14 +34,17 @@ def second_opinion(
             if send.outcome is Outcome.OK
         ),
         to,
-    )  # fmt: skip
+    )
     witnesses = [
         witness_of(
-            load.history, topic=load.topic, group=load.group, early=load.early,
+            load.history,
+            topic=load.topic,
+            group=load.group,
+            early=load.early,
             failed=[*load.failed, *kills],
         )
         for load in loads
-    ]  # fmt: skip
+    ]
     return compare(witnesses, findings, deliveries, slack_ms=POLL_MS_MIN), findings
 
 
@@ -57,7 +61,7 @@ def audit(
             file.write(json.dumps({"message_id": message_id, "topic": topic}) + "\n")
     settings = AuditSettings(
         to=str(to), given={"endpoints": endpoints}, grace_s=0, sends=str(sends)
-    )  # fmt: skip
+    )
     progress = read_progress(spark, settings.given)
     events = read_events(spark, settings.given)
     judge(spark, events, settings, now_ms=SystemClock().wall_ms(), progress=progress)

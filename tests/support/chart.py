@@ -38,12 +38,22 @@ def helm_template(
     """Render the chart with these values."""
     return subprocess.run(
         [
-            HELM, "template", release, CHART, "--namespace", NAMESPACE,
-            "--kube-version", KUBERNETES, *arguments,
+            HELM,
+            "template",
+            release,
+            CHART,
+            "--namespace",
+            NAMESPACE,
+            "--kube-version",
+            KUBERNETES,
+            *arguments,
         ],
-        capture_output=True, text=True, check=False, timeout=RENDER_S,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RENDER_S,
         env={"PATH": "", "HOME": "/nonexistent"},
-    )  # fmt: skip
+    )
 
 
 def rendered(*arguments: str | Path, release: str = "tidemill") -> str:
@@ -121,9 +131,11 @@ def _answer(standing: list[Object], path: str) -> tuple[int, Object]:
                 for kind, plural in kinds
             ]
             return 200, {
-                "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version,
+                "kind": "APIResourceList",
+                "apiVersion": "v1",
+                "groupVersion": version,
                 "resources": resources,
-            }  # fmt: skip
+            }
         for kind, plural in kinds:
             found = [
                 {"apiVersion": version, **one, "kind": kind}

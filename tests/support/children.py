@@ -33,8 +33,11 @@ def child(log: Path, *arguments: object) -> Iterator[Running]:
             fd = theirs.fileno()
             process = subprocess.Popen(
                 command(*arguments, "--grpc-port=0", "--metrics-port=0", f"--supervisor-fd={fd}"),
-                env=environment(), stdout=output, stderr=output, pass_fds=(fd,),
-            )  # fmt: skip
+                env=environment(),
+                stdout=output,
+                stderr=output,
+                pass_fds=(fd,),
+            )
         try:
             ours.settimeout(START_S)
             with ours.makefile() as lines:

@@ -104,9 +104,13 @@ def staying_client(
     }
     arguments = json.dumps({"endpoints": [endpoint], **names})
     process = subprocess.Popen(
-        [*commands[language], "stay", arguments], env={**os.environ, "HOME": str(home)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [*commands[language], "stay", arguments],
+        env={**os.environ, "HOME": str(home)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         client = StayingClient(process)
         client.wait_for("ready")
@@ -146,9 +150,7 @@ def run_java_client(home: Path, scenario: str, *endpoints: str, **names: object)
 
 def _java(home: Path) -> list[str]:
     # Java takes the home folder from the system's user database unless it is told.
-    return [
-        "java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios",
-    ]  # fmt: skip
+    return ["java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios"]
 
 
 def run_rust_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
@@ -168,9 +170,13 @@ def _run(
     environment = {**os.environ, "HOME": str(home)}
     try:
         ended = subprocess.run(
-            [*command, scenario, arguments], env=environment, capture_output=True, text=True,
-            timeout=RUN_S, check=False,
-        )  # fmt: skip
+            [*command, scenario, arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as late:
         raise AssertionError(
             f"{scenario} did not end:\n{_text(late.stdout)}\n{_text(late.stderr)}"

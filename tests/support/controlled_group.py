@@ -36,11 +36,7 @@ class Announced:
     """A process that has said where it serves."""
 
     def __init__(
-        self,
-        name: str,
-        arguments: list[str],
-        log: Path,
-        variables: Mapping[str, str] | None = None,
+        self, name: str, arguments: list[str], log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
         """Start it, with some more `variables` in its environment."""
         self.name = name
@@ -49,9 +45,10 @@ class Announced:
             with theirs:
                 self.process = subprocess.Popen(
                     command(*arguments, f"--supervisor-fd={theirs.fileno()}"),
-                    env={**environment(), **(variables or {})}, stderr=stderr,
+                    env={**environment(), **(variables or {})},
+                    stderr=stderr,
                     pass_fds=[theirs.fileno()],
-                )  # fmt: skip
+                )
             ours.settimeout(START_S)
             line = ours.recv(4096)
             self._fd = ours.detach()  # Its end would be taken for the supervisor's.
@@ -151,20 +148,28 @@ class ControlledGroup:
 
     def start_controller(self, port: str = "0") -> Announced:
         arguments = [
-            "controller", f"--grpc-port={port}", "--metrics-port=0",
-            f"--group-store={self.folder / 'groups.sqlite'}", "--min-in-sync=2",
+            "controller",
+            f"--grpc-port={port}",
+            "--metrics-port=0",
+            f"--group-store={self.folder / 'groups.sqlite'}",
+            "--min-in-sync=2",
             *self.controller_flags,
-        ]  # fmt: skip
+        ]
         log, variables = self.folder / "controller.log", self.variables("controller")
         return Announced("controller", arguments, log, variables)
 
     def start_replica(self, replica: int) -> None:
         controllers = [one.grpc for one in self.controllers]
         arguments = [
-            "broker", f"--name={GROUP}", f"--replica-id={replica}",
+            "broker",
+            f"--name={GROUP}",
+            f"--replica-id={replica}",
             f"--data-dir={self.folder / str(replica)}",
-            "--auto-create", "--grpc-port=0", "--metrics-port=0", *self.flags,
-        ]  # fmt: skip
+            "--auto-create",
+            "--grpc-port=0",
+            "--metrics-port=0",
+            *self.flags,
+        ]
         if self.links is not None and replica not in self.to_replica:
             self.to_replica[replica] = self.links.make()
             self.to_controllers[replica] = [self.links.make(one) for one in controllers]
@@ -288,10 +293,14 @@ def controlled_group(
     try:
         running.append(
             ControlledGroup(
-                folder, links, controllers=controllers, flags=flags,
-                controller_flags=controller_flags, variables=variables,
+                folder,
+                links,
+                controllers=controllers,
+                flags=flags,
+                controller_flags=controller_flags,
+                variables=variables,
             )
-        )  # fmt: skip
+        )
         yield running[0]
     finally:
         for each in running:
@@ -302,11 +311,16 @@ def controlled_group(
 def proxy_of(group: ControlledGroup, *flags: str, name: str = "proxy-0") -> Iterator[Announced]:
     """Run a proxy of the group for the block."""
     arguments = [
-        "proxy", f"--name={name}", f"--brokers={group.address_of(0)}",
+        "proxy",
+        f"--name={name}",
+        f"--brokers={group.address_of(0)}",
         f"--controllers={','.join(one.grpc for one in group.controllers)}",
-        f"--routes-file={group.folder / f'routes-of-{name}.json'}", "--grpc-port=0",
-        "--metrics-port=0", "--drain-delay-ms=0", *flags,
-    ]  # fmt: skip
+        f"--routes-file={group.folder / f'routes-of-{name}.json'}",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        "--drain-delay-ms=0",
+        *flags,
+    ]
     started: list[Announced] = []
     try:
         started.append(Announced(name, arguments, group.folder / f"{name}.log"))

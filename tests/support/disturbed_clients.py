@@ -30,14 +30,7 @@ from tests.support.client_process import (
 )
 from tests.support.eventually import eventually
 from tests.support.killing import RECOVERY_S
-from tests.support.looping_clients import (
-    ROLES,
-    TOPICS,
-    US_PER_S,
-    Disturbance,
-    Looping,
-    unsettled,
-)
+from tests.support.looping_clients import ROLES, TOPICS, US_PER_S, Disturbance, Looping, unsettled
 from tests.support.processes import Standalone
 
 ATTEMPTS_MAX = 1000  # none becomes a dead letter
@@ -75,9 +68,7 @@ def disturbed_clients(folder: Path, running: Standalone) -> Iterator[DisturbedCl
     if GO_PROGRAM.exists():
         commands["go"] = [str(GO_PROGRAM), "loop"]
     if shutil.which("java") and JAVA_CLASSES.exists():
-        commands["java"] = [
-            "java", java_home, "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Loop",
-        ]  # fmt: skip
+        commands["java"] = ["java", java_home, "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Loop"]
     prepare(running)
     clients: list[Looping] = []
     disturbed = DisturbedClients(running, clients)

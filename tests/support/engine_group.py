@@ -51,9 +51,12 @@ class Node:
         self.me = Member(ReplicaId(self.number), f"{self.number}-{self.runs}")
         identity = Identity(bytes([self.number]) * 16, ENTROPY)
         self.log, self.report = open_group_log(
-            self.disk, self.config, now_ms=1_000_000, fresh=identity,
+            self.disk,
+            self.config,
+            now_ms=1_000_000,
+            fresh=identity,
             boot_id=self.boots.to_bytes(16),
-        )  # fmt: skip
+        )
         self.engine.log.damage.has_others = True
         self.replication = Replication(
             self.me, group="g", store_uuid="s", log=self.log, config=ReplicationConfig()

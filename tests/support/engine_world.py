@@ -53,10 +53,23 @@ def blob(
     hashes = [stored_message.key_hash("id", id_bytes.decode())]
     hashes += [stored_message.key_hash("key", key) for key in keys]
     fixed = stored_message.FIXED.pack(
-        stored_message.VERSION, kind, 1, len(hashes), 0, len(id_bytes), len(id_bytes),
-        len(tag_bytes), 0, 0, len(system), 0, len(body),
-        stored_message.tag_hash(tag) if tag else 0, 0, 0,
-    )  # fmt: skip
+        stored_message.VERSION,
+        kind,
+        1,
+        len(hashes),
+        0,
+        len(id_bytes),
+        len(id_bytes),
+        len(tag_bytes),
+        0,
+        0,
+        len(system),
+        0,
+        len(body),
+        stored_message.tag_hash(tag) if tag else 0,
+        0,
+        0,
+    )
     return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
 
 
@@ -233,11 +246,7 @@ class World:
                 record.origin_topic,
             )
             for record, index, attempt, offset in zip(
-                records,
-                batch.indexes,
-                batch.delivery_attempts,
-                batch.queue_offsets,
-                strict=True,
+                records, batch.indexes, batch.delivery_attempts, batch.queue_offsets, strict=True
             )
         ]
 
@@ -258,10 +267,7 @@ class World:
 
     def change(self, popped: Popped, invisible_ms: int, *, suspend: bool = False) -> Popped:
         delivery = self.engine.change_invisible(
-            popped.delivery,
-            invisible_duration_ms=invisible_ms,
-            suspend=suspend,
-            now_ms=self.now_ms,
+            popped.delivery, invisible_duration_ms=invisible_ms, suspend=suspend, now_ms=self.now_ms
         )
         self.commit()
         return Popped(popped.body, delivery, popped.attempt, popped.offset, "")

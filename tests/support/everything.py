@@ -49,8 +49,11 @@ def quick_start(running: Standalone, home: Path) -> None:
     running.put("groups/billing")
     subprocess.run(
         [sys.executable, str(EXAMPLE), running.grpc],
-        env={**os.environ, "HOME": str(home)}, check=True, capture_output=True, timeout=EXAMPLE_S,
-    )  # fmt: skip
+        env={**os.environ, "HOME": str(home)},
+        check=True,
+        capture_output=True,
+        timeout=EXAMPLE_S,
+    )
 
 
 class Served(Protocol):
@@ -166,10 +169,14 @@ async def _measure(client: Api) -> None:
     for name, histogram in HISTOGRAMS.items():
         counts = [1, *[0] * len(histogram.bounds)]
         point = otlp.HistogramDataPoint(
-            attributes=attributes, bucket_counts=counts, count=1, sum=0.5,
-            explicit_bounds=histogram.bounds, start_time_unix_nano=now_ns - EXPORT_NS,
+            attributes=attributes,
+            bucket_counts=counts,
+            count=1,
+            sum=0.5,
+            explicit_bounds=histogram.bounds,
+            start_time_unix_nano=now_ns - EXPORT_NS,
             time_unix_nano=now_ns,
-        )  # fmt: skip
+        )
         data = otlp.Histogram(
             data_points=[point], aggregation_temporality=otlp.AGGREGATION_TEMPORALITY_CUMULATIVE
         )

@@ -105,10 +105,17 @@ class FakeCluster:
     # ------------------------------------------------------------ what a test does
 
     def add(
-        self, topic: str, broker: str = "broker-a", queue_id: int = 0, count: int = 1, *,
-        body_size: int = 10, tag: str = "", stored_at_ms: int = FIRST_STORED_AT_MS,
+        self,
+        topic: str,
+        broker: str = "broker-a",
+        queue_id: int = 0,
+        count: int = 1,
+        *,
+        body_size: int = 10,
+        tag: str = "",
+        stored_at_ms: int = FIRST_STORED_AT_MS,
         step_ms: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Store messages with bodies and ids that their places make."""
         with self.lock:
             queue = self._queue(topic, broker, queue_id)
@@ -281,9 +288,14 @@ class _Public(service_pb2_grpc.MessagingServiceServicer):
         key = (request.group.name, asked.broker.name, asked.id)
         self.cluster.pull_offsets[key] = request.offset
         item = pb.Progress(
-            consumer_group=request.group.name, topic=asked.topic.name, queue_id=asked.id,
-            max_offset=end, commit_offset=-1, pop_offset=-1, pull_offset=request.offset,
-        )  # fmt: skip
+            consumer_group=request.group.name,
+            topic=asked.topic.name,
+            queue_id=asked.id,
+            max_offset=end,
+            commit_offset=-1,
+            pop_offset=-1,
+            pull_offset=request.offset,
+        )
         same = (item.consumer_group, item.topic, item.queue_id)
         broker.progress = [
             each
@@ -332,13 +344,16 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
                     pb.BrokerGroupQueues(broker=name, error=broker.error or "it is away")
                     if broker.error or self.cluster.is_away(name)
                     else pb.BrokerGroupQueues(
-                        broker=name, log_min=broker.log_min, log_end=broker.log_end,
-                        log_id=broker.log_id, queues=list(_queues(request, broker)),
+                        broker=name,
+                        log_min=broker.log_min,
+                        log_end=broker.log_end,
+                        log_id=broker.log_id,
+                        queues=list(_queues(request, broker)),
                         groups=sorted(broker.groups) if request.with_groups else [],
                     )
                     for name, broker in sorted(self.cluster.brokers.items())
                 ]
-            )  # fmt: skip
+            )
 
     def ReadMessages(
         self, request: pb.ReadMessagesRequest, context: Any
@@ -369,9 +384,12 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
                     if message is not None
                     and (tags & {"*", ""} or message.system_properties.tag in tags)
                 ],
-                next_offset=max(at, last), min_offset=first, end_offset=end,
-                gone_from=request.from_offset if is_gone else 0, is_gone=is_gone,
-            )  # fmt: skip
+                next_offset=max(at, last),
+                min_offset=first,
+                end_offset=end,
+                gone_from=request.from_offset if is_gone else 0,
+                is_gone=is_gone,
+            )
             at, is_gone, pages = max(at, last), False, pages + 1
 
     def ReadEvents(
@@ -407,14 +425,24 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
         yield self._events(broker, chunk, max(at, min(until, at)), begin, request, damaged)
 
     def _events(
-        self, broker: FakeBroker, events: list[pb.Event], at: int, begin: int,
-        request: pb.ReadEventsRequest, damaged: int,
-    ) -> pb.ReadEventsReply:  # fmt: skip
+        self,
+        broker: FakeBroker,
+        events: list[pb.Event],
+        at: int,
+        begin: int,
+        request: pb.ReadEventsRequest,
+        damaged: int,
+    ) -> pb.ReadEventsReply:
         gone = request.from_position if 0 < request.from_position < begin else 0
         return pb.ReadEventsReply(
-            events=events, next_position=at, log_id=broker.log_id, log_min=broker.log_min,
-            log_end=broker.log_end, gone_from=gone, damaged_bytes=damaged,
-        )  # fmt: skip
+            events=events,
+            next_position=at,
+            log_id=broker.log_id,
+            log_min=broker.log_min,
+            log_end=broker.log_end,
+            gone_from=gone,
+            damaged_bytes=damaged,
+        )
 
     def ListPending(
         self, request: pb.ListPendingRequest, context: Any
@@ -441,9 +469,11 @@ class _Source(pipeline_pb2_grpc.PipelineSourceServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
             end = at + LISTED_ROWS
             yield pb.ListPendingReply(
-                items=items[at:end], cursor=str(end) if end < len(items) else "", missing=missing,
+                items=items[at:end],
+                cursor=str(end) if end < len(items) else "",
+                missing=missing,
                 damaged_count=0 if at else broker.damaged_timers,
-            )  # fmt: skip
+            )
 
     def ListInFlight(
         self, request: pb.ListInFlightRequest, context: Any
@@ -484,14 +514,17 @@ def _queues(request: pb.GetQueuesRequest, broker: FakeBroker) -> Iterator[pb.Que
         )
         if is_wanted:
             yield pb.Queue(
-                topic=topic, topic_id=broker.topic_ids[topic], queue_id=queue_id,
-                min_offset=queue.first, max_offset=queue.end,
+                topic=topic,
+                topic_id=broker.topic_ids[topic],
+                queue_id=queue_id,
+                min_offset=queue.first,
+                max_offset=queue.end,
                 bytes=sum(
                     len(each.body) + 200
                     for each in queue.messages[queue.first :]
                     if each is not None
                 ),
-            )  # fmt: skip
+            )
 
 
 def _check_incarnation(broker: FakeBroker, request: pb.ReadMessagesRequest, context: Any) -> None:

@@ -62,10 +62,7 @@ ROWS: Final[dict[int, Row]] = {
     ),
     6: Row(
         "all are killed",
-        (
-            _KILLED + "test_all_that_were_killed_elect_one_of_them_without_an_operator",
-            _SIMULATION,
-        ),
+        (_KILLED + "test_all_that_were_killed_elect_one_of_them_without_an_operator", _SIMULATION),
     ),
     7: Row("power loss of all, sync-fsync", (_SIMULATION,)),
     8: Row(
@@ -77,10 +74,7 @@ ROWS: Final[dict[int, Row]] = {
     ),
     9: Row(
         "power loss of one in sync-memory, then the master dies",
-        (
-            _ELECTION + "test_a_run_that_may_have_lost_something_leaves_both_sets",
-            _SIMULATION,
-        ),
+        (_ELECTION + "test_a_run_that_may_have_lost_something_leaves_both_sets", _SIMULATION),
     ),
     10: Row(
         "the master stands still, and goes on",
@@ -119,12 +113,15 @@ ROWS: Final[dict[int, Row]] = {
     17: Row(
         "a proxy does not reach the master",
         (
-            (_PARTITIONS
-             + "test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most"),
-            ("tests/unit/controller/test_reports.py::"
-             "test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over"),
-            ("tests/unit/proxy/test_masters.py::"
-             "test_a_master_that_cannot_be_reached_is_told_of_with_who_has_answered"),
+            (_PARTITIONS + "test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most"),
+            (
+                "tests/unit/controller/test_reports.py::"
+                "test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over"
+            ),
+            (
+                "tests/unit/proxy/test_masters.py::"
+                "test_a_master_that_cannot_be_reached_is_told_of_with_who_has_answered"
+            ),
         ),
     ),
     18: Row(
@@ -138,8 +135,10 @@ ROWS: Final[dict[int, Row]] = {
     20: Row(
         "a slow disk at the master",
         (
-            ("tests/unit/broker/test_sync_pace.py::"
-             "test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds"),
+            (
+                "tests/unit/broker/test_sync_pace.py::"
+                "test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds"
+            ),
             _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not",
             _SLOW,
         ),
@@ -165,8 +164,7 @@ ROWS: Final[dict[int, Row]] = {
         "a torn tail",
         (
             _ON_DISK + "test_a_torn_tail_of_another_ones_records_is_cut_and_no_damage",
-            _CLAIMS
-            + "test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful",
+            _CLAIMS + "test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful",
         ),
     ),
     25: Row(
@@ -192,21 +190,26 @@ ROWS: Final[dict[int, Row]] = {
     28: Row(
         "two processes with one identity",
         (
-            ("tests/unit/broker/test_data_dir.py::"
-            "test_a_folder_of_another_broker_is_refused_at_once"),
-            ("tests/component/controller/test_sessions.py::"
-            "test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat"),
+            (
+                "tests/unit/broker/test_data_dir.py::"
+                "test_a_folder_of_another_broker_is_refused_at_once"
+            ),
+            (
+                "tests/component/controller/test_sessions.py::"
+                "test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat"
+            ),
         ),
     ),
     29: Row(
-        "clocks jump",
-        ("tests/e2e/test_jumping_clocks.py", "tests/unit/engine/test_clocks.py"),
+        "clocks jump", ("tests/e2e/test_jumping_clocks.py", "tests/unit/engine/test_clocks.py")
     ),
     32: Row(
         "the API server is slow, or refuses",
         (
-            ("tests/component/controller/test_kubernetes_store.py::"
-            "test_what_an_error_says_of_a_write"),
+            (
+                "tests/component/controller/test_kubernetes_store.py::"
+                "test_what_an_error_says_of_a_write"
+            ),
             _GROUP + "test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made",
             _SIMULATION,
         ),
@@ -227,10 +230,11 @@ ROWS: Final[dict[int, Row]] = {
     35: Row(
         "two controllers elect at once",
         (
-            _GROUP
-            + "test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees",
-            ("tests/property/test_replication_exploration.py::"
-            "test_nothing_breaks_in_the_smallest_scope"),
+            _GROUP + "test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees",
+            (
+                "tests/property/test_replication_exploration.py::"
+                "test_nothing_breaks_in_the_smallest_scope"
+            ),
         ),
     ),
     36: Row(
@@ -243,51 +247,63 @@ ROWS: Final[dict[int, Row]] = {
     37: Row(
         "failovers upon failovers",
         (
-            ("tests/property/test_replicated_engines.py::"
-            "test_nothing_is_lost_or_delivered_again_when_masters_die"),
+            (
+                "tests/property/test_replicated_engines.py::"
+                "test_nothing_is_lost_or_delivered_again_when_masters_die"
+            ),
             "tests/property/test_replication_exploration.py::test_nothing_breaks_in_long_walks",
             _SIMULATION,
         ),
     ),
     38: Row(
         "epochs without a record",
-        (("tests/unit/engine/replication/test_epoch_journal.py::"
-         "test_an_epoch_without_a_record_is_replaced_by_the_next"),),
+        (
+            (
+                "tests/unit/engine/replication/test_epoch_journal.py::"
+                "test_an_epoch_without_a_record_is_replaced_by_the_next"
+            ),
+        ),
     ),
-    39: Row(
-        "a crash at each step of a cut",
-        (_ON_DISK + "test_a_cut_is_whole_or_has_not_begun",),
-    ),
+    39: Row("a crash at each step of a cut", (_ON_DISK + "test_a_cut_is_whole_or_has_not_begun",)),
     40: Row(
         "an upgrade under load",
-        (("tests/component/controller/test_kubernetes_scale.py::"
-         "test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over"),),
+        (
+            (
+                "tests/component/controller/test_kubernetes_scale.py::"
+                "test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over"
+            ),
+        ),
         ("broker-rolled",),
     ),
     41: Row(
         "more replicas, and fewer",
-        ("tests/unit/controller/test_pods.py::test_a_group_gets_more_and_fewer_replicas",
-         _SIMULATION),
+        (
+            "tests/unit/controller/test_pods.py::test_a_group_gets_more_and_fewer_replicas",
+            _SIMULATION,
+        ),
     ),
     42: Row("a node is drained", (), ("node-drained", "master-drained")),
     43: Row(
         "all proxies, and controllers, start again",
-        (_CONTROLLERS + "test_replicas_go_on_without_controllers_and_are_known_to_the_next_one",
-         _STANDALONE + "[controller killed]"),
+        (
+            _CONTROLLERS + "test_replicas_go_on_without_controllers_and_are_known_to_the_next_one",
+            _STANDALONE + "[controller killed]",
+        ),
         ("proxies-rolled",),
     ),
     44: Row(
         "the master's event loop stands still",
-        (_CONTROLLERS
-         + "test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard",
-         _STANDALONE + "[broker of the master frozen]"),
+        (
+            _CONTROLLERS
+            + "test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard",
+            _STANDALONE + "[broker of the master frozen]",
+        ),
     ),
     45: Row(
         "retention has left a replica behind",
-        (("tests/e2e/test_seeded_replicas.py::"
-         "test_what_retention_took_meanwhile_is_no_obstacle"),),
+        (("tests/e2e/test_seeded_replicas.py::test_what_retention_took_meanwhile_is_no_obstacle"),),
     ),
-}  # fmt: skip
+}
 
 # Of rows that have a test the means of the matrix that are not there; 30 and 31 have none.
 MISSING: Final[dict[int, str]] = {

@@ -218,12 +218,20 @@ def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
         is_kept = table.superseded[slot] and table.visible_at_ms[slot] > latest_ms
         if not engine.state.is_void(owner, table.ids[slot]) and (table.live[slot] or is_kept):
             found[slot] = (
-                table.ids[slot], owner.group_id, owner.topic_id, owner.queue.queue_id,
-                table.starts[slot], table.counts[slot],
+                table.ids[slot],
+                owner.group_id,
+                owner.topic_id,
+                owner.queue.queue_id,
+                table.starts[slot],
+                table.counts[slot],
                 table.flags[slot] & FLAGS_STORED | table.on_its_way[slot] & UNPROVEN,
-                table.visible_at_ms[slot], table.popped_at_ms[slot], table.live[slot],
-                table.superseded[slot], table.gaps.get(slot), table.client_id_of(slot),
-            )  # fmt: skip
+                table.visible_at_ms[slot],
+                table.popped_at_ms[slot],
+                table.live[slot],
+                table.superseded[slot],
+                table.gaps.get(slot),
+                table.client_id_of(slot),
+            )
     return found
 
 

@@ -78,11 +78,15 @@ def grpcio_server(message_bytes_max: int) -> Iterator[int]:
         )
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         handlers: dict[str, Any] = {
-            "Echo": unary(_echo), "Fail": unary(_fail), "Raise": unary(_raise),
-            "Large": unary(_large), "Hang": unary(_hang), "Meta": unary(_meta),
+            "Echo": unary(_echo),
+            "Fail": unary(_fail),
+            "Raise": unary(_raise),
+            "Large": unary(_large),
+            "Hang": unary(_hang),
+            "Meta": unary(_meta),
             "Batch": stream(_batch),
             "Exchange": grpc.stream_stream_rpc_method_handler(_exchange),
-        }  # fmt: skip
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         found["port"] = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -103,9 +103,11 @@ def headers(
     payload = priority + block(fields)
     flags |= frames.PRIORITY_FLAG if priority else 0
     return frame(
-        frames.HEADERS, padded(payload, padding), stream_id=stream_id,
+        frames.HEADERS,
+        padded(payload, padding),
+        stream_id=stream_id,
         flags=flags | (frames.PADDED if padding is not None else 0),
-    )  # fmt: skip
+    )
 
 
 def continuation(stream_id: int, payload: bytes, *, is_complete: bool) -> bytes:

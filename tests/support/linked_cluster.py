@@ -26,9 +26,13 @@ class LinkedCluster:
 
     def _open(self, address: str) -> BrokerLink:
         link = self.links[address] = BrokerLink(
-            address, ProxyMetrics(), pending_max=10, pending_bytes_max=1 << 20, patience_ms=1_000,
+            address,
+            ProxyMetrics(),
+            pending_max=10,
+            pending_bytes_max=1 << 20,
+            patience_ms=1_000,
             clients_max=10,
-        )  # fmt: skip
+        )
         return link
 
     @property
@@ -55,16 +59,25 @@ class LinkedCluster:
         topic = pb.TopicConfig(
             id=home_id if n == 0 else 100 * n + home_id,
             home_id=0 if n == 0 else home_id,
-            name="topic", type=self.topic_type, queues=2,
+            name="topic",
+            type=self.topic_type,
+            queues=2,
             placements=[pb.Placement(broker_group=g, queues=q) for g, q in self.placements],
-        )  # fmt: skip
+        )
         group = pb.GroupConfig(
             id=8 if n == 0 else 100 * n + 8, home_id=0 if n == 0 else 8, name="group"
         )
-        self.tell_config(at or address, pb.ConfigUpdate(
-            is_complete=True, broker_name=name, handle_secret=SECRETS[name],
-            membership=membership, topics=[topic] if has_topic else [], groups=[group],
-        ))  # fmt: skip
+        self.tell_config(
+            at or address,
+            pb.ConfigUpdate(
+                is_complete=True,
+                broker_name=name,
+                handle_secret=SECRETS[name],
+                membership=membership,
+                topics=[topic] if has_topic else [],
+                groups=[group],
+            ),
+        )
 
     def tell_config(self, address: str, update: pb.ConfigUpdate) -> None:
         link = self.links[address]

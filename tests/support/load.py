@@ -104,10 +104,13 @@ class Load:
         try:
             answer = await client.send(
                 message(
-                    self.topic, body,
-                    message_group=message_group, message_id=key, due_at_ms=due_at_ms,
+                    self.topic,
+                    body,
+                    message_group=message_group,
+                    message_id=key,
+                    due_at_ms=due_at_ms,
                 )
-            )  # fmt: skip
+            )
         except grpc.aio.AioRpcError:
             return Outcome.UNKNOWN
         return outcome_of(answer.status.code)
@@ -118,9 +121,12 @@ class Load:
                 begun_ms = _now_ms()
                 try:
                     messages = await client.receive(
-                        self.topic, self.group, poll_ms=POLL_MS_MIN, invisible_ms=INVISIBLE_MS,
+                        self.topic,
+                        self.group,
+                        poll_ms=POLL_MS_MIN,
+                        invisible_ms=INVISIBLE_MS,
                         batch_size=self.rng.choice((1, 8, 32)),
-                    )  # fmt: skip
+                    )
                 except (grpc.aio.AioRpcError, AssertionError):
                     # A cut stream or an error as its status: what was popped comes back.
                     self.failed.append(Failed(begun_ms, _now_ms()))

@@ -250,8 +250,9 @@ class LogChecker:
             )
             _check(found.visible_at_ms >= now_ms, 13, f"{delivery_id} ended in the past")
             one.visible_at_ms, one.renews = (
-                found.visible_at_ms, is_told or found.why is Why.EXTENDED
-            )  # fmt: skip
+                found.visible_at_ms,
+                is_told or found.why is Why.EXTENDED,
+            )
 
     def _expiry(self, found: Expiry) -> None:
         for group_id, topic_id, queue_id, begin, end in found.ranges:

@@ -90,8 +90,11 @@ class Looping:
                 [*command, json.dumps({"endpoint": endpoint, "name": name})],
                 # The clients log below the home folder.
                 env={**os.environ, "HOME": str(home)},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._stdin = self.process.stdin

@@ -63,8 +63,9 @@ class MetaStoreSuite:
             winner = "one" if isinstance(results[0], Stored) else "other"
             found = await read(one)
             assert (found.record.write_id, found.record.version) == (
-                winner, base.record.version + 1,
-            )  # fmt: skip
+                winner,
+                base.record.version + 1,
+            )
 
         self.play(scenario)
 

@@ -6,14 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from tests.support.fake_cluster import FakeCluster
 from tidemill.pipeline.options import SourceOptions, parse_source

@@ -14,11 +14,42 @@ COPIED_BYTES_MAX = 20_000  # of an entry that is repeated a thousand times
 _INT32 = (-(1 << 31), -1, 0, 1, 32, 33, 1 << 20, (1 << 31) - 1)
 _INT64 = (-(1 << 63), -1, 0, 1, 253_402_300_800, (1 << 62), (1 << 63) - 1)
 _TEXTS = (
-    "", " ", "a b", "a.b", "a/../b", "..", "\0", "a\nb", "\x7f", "ä", "🌊" * 40, "|", "a||b", "||",
-    "%", "%RETRY%fuzz", "%DLQ%fuzz", "rmq_sys_x", "TBW102", "DEFAULT_CONSUMER", "a" * 63, "a" * 64,
-    "a" * 120, "a" * 121, "a" * 127, "a" * 128, "a" * 70_000, "KEYS", "'; DROP TABLE x; --", "{}",
-    "${jndi:x}", "-1", "1 = 1", "*", "* || *",
-)  # fmt: skip
+    "",
+    " ",
+    "a b",
+    "a.b",
+    "a/../b",
+    "..",
+    "\0",
+    "a\nb",
+    "\x7f",
+    "ä",
+    "🌊" * 40,
+    "|",
+    "a||b",
+    "||",
+    "%",
+    "%RETRY%fuzz",
+    "%DLQ%fuzz",
+    "rmq_sys_x",
+    "TBW102",
+    "DEFAULT_CONSUMER",
+    "a" * 63,
+    "a" * 64,
+    "a" * 120,
+    "a" * 121,
+    "a" * 127,
+    "a" * 128,
+    "a" * 70_000,
+    "KEYS",
+    "'; DROP TABLE x; --",
+    "{}",
+    "${jndi:x}",
+    "-1",
+    "1 = 1",
+    "*",
+    "* || *",
+)
 _BODIES = (b"", b"\0", b"\xff" * 1000, b"x" * (4 << 20), b"x" * ((4 << 20) + 1))
 _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 

@@ -83,6 +83,11 @@ def observe(
             replaced = []
         if live or replaced:
             seen[f"delivery {table.ids[slot]}"] = (
-                *key, slot, visible_at_ms, live, replaced, table.client_id_of(slot),
-            )  # fmt: skip
+                *key,
+                slot,
+                visible_at_ms,
+                live,
+                replaced,
+                table.client_id_of(slot),
+            )
     return seen

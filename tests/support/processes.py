@@ -92,11 +92,18 @@ def start_standalone(data_dir: Path, *flags: str, start_s: float = START_S) -> S
     with log.open("a") as stderr:
         process = subprocess.Popen(
             command(
-                "standalone", f"--data-dir={data_dir}", "--grpc-port=0", "--admin-port=0",
-                "--metrics-port=0", *flags,
+                "standalone",
+                f"--data-dir={data_dir}",
+                "--grpc-port=0",
+                "--admin-port=0",
+                "--metrics-port=0",
+                *flags,
             ),
-            env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True,
-        )  # fmt: skip
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], start_s)
     line = process.stdout.readline() if readable else ""
@@ -133,11 +140,17 @@ def broker(data_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes
         with theirs:
             process = subprocess.Popen(
                 command(
-                    "broker", f"--data-dir={data_dir}", "--grpc-port=0", "--metrics-port=0",
-                    f"--supervisor-fd={theirs.fileno()}", *flags,
+                    "broker",
+                    f"--data-dir={data_dir}",
+                    "--grpc-port=0",
+                    "--metrics-port=0",
+                    f"--supervisor-fd={theirs.fileno()}",
+                    *flags,
                 ),
-                env=environment(), stderr=stderr, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+                env=environment(),
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+            )
         ours.settimeout(START_S)
         line = ours.recv(4096)
         assert line, f"the broker did not start:\n{log.read_text()}"

@@ -75,12 +75,14 @@ def prometheus(folder: Path, targets: Mapping[str, list[str]], rules: Path) -> I
     with log.open("w") as stderr:
         process = subprocess.Popen(
             [
-                str(PROMETHEUS), f"--config.file={config}",
+                str(PROMETHEUS),
+                f"--config.file={config}",
                 f"--storage.tsdb.path={folder / 'prometheus'}",
                 "--web.listen-address=127.0.0.1:0",
             ],
-            stdout=stderr, stderr=stderr,
-        )  # fmt: skip
+            stdout=stderr,
+            stderr=stderr,
+        )
     try:
         address = eventually(lambda: _LISTENS.search(log.read_text("utf-8")), within_ms=START_MS)
         assert address is not None, "eventually returns what is true"

@@ -26,11 +26,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 Response = TypeVar("Response", bound=Message)
 
-HEADERS = {
-    "x-mq-client-id": "client-1",
-    "x-mq-language": "PYTHON",
-    "x-mq-client-version": "5.1.2",
-}
+HEADERS = {"x-mq-client-id": "client-1", "x-mq-language": "PYTHON", "x-mq-client-version": "5.1.2"}
 ACCESS_POINT = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.9", port=8081)])
 
 
@@ -64,9 +60,15 @@ class ProxyWorld:
         telemetry = telemetry_of(settings, self.cluster, self.clients, clock)
         calls = BrokerCalls()
         self.methods = wire(
-            settings, self.cluster, self.polling, self.clients, telemetry, clock, calls,
+            settings,
+            self.cluster,
+            self.polling,
+            self.clients,
+            telemetry,
+            clock,
+            calls,
             PullPages(calls),
-        )  # fmt: skip
+        )
         self.boundary = Boundary(self.metrics, clock)
 
     @classmethod

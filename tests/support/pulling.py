@@ -112,9 +112,10 @@ class PullClient:
         self, group: str, topic: str, offset: int, *, queue_id: int = 0, broker: str = ""
     ) -> service.UpdateOffsetResponse:
         request = service.UpdateOffsetRequest(
-            group=v2.Resource(name=group), message_queue=self.queue(topic, queue_id, broker),
+            group=v2.Resource(name=group),
+            message_queue=self.queue(topic, queue_id, broker),
             offset=offset,
-        )  # fmt: skip
+        )
         return self.stub.UpdateOffset(request, metadata=METADATA, timeout=TIMEOUT_S)
 
     def send(self, topic: str, body: bytes, **properties: Any) -> service.SendResultEntry:
@@ -136,19 +137,22 @@ class PullClient:
         self, topic: str, group: str, *, wait_s: int = 0, invisible_s: int = 30
     ) -> list[v2.Message]:
         request = service.ReceiveMessageRequest(
-            group=v2.Resource(name=group), message_queue=self.queue(topic), batch_size=32,
+            group=v2.Resource(name=group),
+            message_queue=self.queue(topic),
+            batch_size=32,
             invisible_duration=Duration(seconds=invisible_s),
             long_polling_timeout=Duration(seconds=wait_s),
-        )  # fmt: skip
+        )
         answer = self.stub.ReceiveMessage(request, metadata=METADATA, timeout=TIMEOUT_S)
         return [item.message for item in answer if item.HasField("message")]
 
     def forward_to_dead_letters(self, topic: str, group: str, message: v2.Message) -> None:
         request = service.ForwardMessageToDeadLetterQueueRequest(
-            group=v2.Resource(name=group), topic=v2.Resource(name=topic),
+            group=v2.Resource(name=group),
+            topic=v2.Resource(name=topic),
             receipt_handle=message.system_properties.receipt_handle,
             message_id=message.system_properties.message_id,
-        )  # fmt: skip
+        )
         response = self.stub.ForwardMessageToDeadLetterQueue(request, metadata=METADATA)
         assert response.status.code == v2.OK, response
 

@@ -21,10 +21,20 @@ FIRST_MS = 1_700_000_000_000
 def stored(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
     """Return messages as an archive has them; of columns that are not given nothing."""
     rows = [
-        {"topic": "orders", "broker": "a", "queue_id": 1, "queue_offset": i, "message_id": f"m{i}",
-         "body": b"b", "properties": {}, "system_properties": {}, "stored_ms": FIRST_MS, **each}
+        {
+            "topic": "orders",
+            "broker": "a",
+            "queue_id": 1,
+            "queue_offset": i,
+            "message_id": f"m{i}",
+            "body": b"b",
+            "properties": {},
+            "system_properties": {},
+            "stored_ms": FIRST_MS,
+            **each,
+        }
         for i, each in enumerate(given)
-    ]  # fmt: skip
+    ]
     frame = spark.createDataFrame(
         rows,
         ddl("messages").replace("store_timestamp timestamp_ltz", "stored_ms bigint"),
@@ -38,10 +48,12 @@ def replaying(
 ) -> replay_plan.ReplaySettings:
     """Return a replay of the topic `orders` into `again`, in which no send is made again."""
     return replay_plan.ReplaySettings(
-        archive=archive.path, given={"topics": "orders"}, state=str(state),
+        archive=archive.path,
+        given={"topics": "orders"},
+        state=str(state),
         sink={"endpoints": cluster.endpoint, "topic": "again"},
         **{"more": {"maxRetries": "0", "retryBackoffMs": "1"}, **more},
-    )  # fmt: skip
+    )
 
 
 def breaks_off(

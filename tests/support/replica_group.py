@@ -74,12 +74,21 @@ class ReplicaGroup:
         begin = log.stat().st_size  # Before it stands what earlier runs have said.
         with log.open("a") as stderr:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.support.replica_process", "--name=broker-0",
-                f"--replica-id={number}", f"--data-dir={self.folder / str(number)}",
-                "--grpc-port=0", "--metrics-port=0", "--auto-create", *self.flags,
-                env=environment(), stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=stderr,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "tests.support.replica_process",
+                "--name=broker-0",
+                f"--replica-id={number}",
+                f"--data-dir={self.folder / str(number)}",
+                "--grpc-port=0",
+                "--metrics-port=0",
+                "--auto-create",
+                *self.flags,
+                env=environment(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+            )
         replica = ReplicaProcess(number, process)
         self.all.append(replica)
         async with asyncio.timeout(START_S):
@@ -125,11 +134,7 @@ class ReplicaGroup:
             self.changed.notify_all()
 
     async def elect(
-        self,
-        number: int | None = None,
-        *,
-        members: Sequence[int] = (),
-        without: Sequence[int] = (),
+        self, number: int | None = None, *, members: Sequence[int] = (), without: Sequence[int] = ()
     ) -> ReplicaProcess:
         """Begin an epoch, of a live member or the one that is named.
 

@@ -27,8 +27,10 @@ from tidemill.controller.election.record import GroupRecord, ids_of
 _confirm_offset = commits.confirm_offset
 _with_ack, _with_proposal = commits.with_ack, commits.with_proposal
 _with_sets, _change, _register = (
-    record.with_sets, membership.change_sync_state_set, registration.register,
-)  # fmt: skip
+    record.with_sets,
+    membership.change_sync_state_set,
+    registration.register,
+)
 _with_master, _agree = elect.with_master, epoch_journal.agree
 
 

@@ -89,9 +89,10 @@ class Pipes:
 def main() -> int:
     settings = BrokerSettings.load(sys.argv[1:])
     configure_logging(
-        process=f"{settings.name}-{settings.replica_id}", level=settings.log_level,
+        process=f"{settings.name}-{settings.replica_id}",
+        level=settings.log_level,
         log_format=settings.log_format,
-    )  # fmt: skip
+    )
     log_syncs, background_syncs = SyncProcess.fork("log sync"), SyncProcess.fork("background sync")
     return run(lambda: app.serve(settings, log_syncs, background_syncs, Pipes()))
 

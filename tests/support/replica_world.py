@@ -107,9 +107,13 @@ def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
         (ReplicaId(n), Registered(f"store {n}", f"{n}.0", "", is_unclean=False)) for n in range(3)
     )
     record = GroupRecord(
-        min_in_sync=scope.min_in_sync, epoch=1, version=1, master=run_of(0, 0), sss=sss,
+        min_in_sync=scope.min_in_sync,
+        epoch=1,
+        version=1,
+        master=run_of(0, 0),
+        sss=sss,
         replicas=replicas,
-    )  # fmt: skip
+    )
     view = view_of(record)
     first: Log = ((1, 0),)
     nodes = []
@@ -123,13 +127,23 @@ def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
             lead = Commitment(run_of(0, 0), view, 1, int(is_confirmed), acked=acked)
         nodes.append(
             Node(
-                is_alive=True, run=0, seen=1, log=log, durable=len(log),
-                journal=(EpochEntry(1, 0),) if is_member else (), confirm=0, boot=0,
+                is_alive=True,
+                run=0,
+                seen=1,
+                log=log,
+                durable=len(log),
+                journal=(EpochEntry(1, 0),) if is_member else (),
+                confirm=0,
+                boot=0,
                 last=LastRun("0"),
-                view=view if n == 0 else None, stream=0 if n == 0 else 1, lead=lead, request=None,
-                late=frozenset(), mail=None,
+                view=view if n == 0 else None,
+                stream=0 if n == 0 else 1,
+                lead=lead,
+                request=None,
+                late=frozenset(),
+                mail=None,
             )
-        )  # fmt: skip
+        )
     committed = first if len(sss) >= scope.min_in_sync else ()
     return State(record, tuple(nodes), frozenset(), committed, 0, 0, 0, 0)
 
@@ -177,10 +191,7 @@ def _node_steps(state: State, n: int, node: Node, scope: Scope) -> Iterator[Step
         if state.power_cuts < scope.power_cuts:
             for kept in range(len(node.log)):
                 cut = _crashed(state, n, node, kept, scope, is_dirty=True)
-                yield (
-                    f"power cut {n}, {kept} left",
-                    cut._replace(power_cuts=state.power_cuts + 1),
-                )
+                yield (f"power cut {n}, {kept} left", cut._replace(power_cuts=state.power_cuts + 1))
 
 
 def _master_steps(
@@ -262,9 +273,13 @@ def _replications(
         raise Broken(f"F-5: {r} should cut at {cut}, and knows of {other.confirm} confirmed")
     late = other.late if other.stream == epoch else other.late | acks_of(r, other, scope)
     kept = other._replace(
-        late=late, seen=epoch, stream=epoch, log=other.log[:cut], durable=min(other.durable, cut),
+        late=late,
+        seen=epoch,
+        stream=epoch,
+        log=other.log[:cut],
+        durable=min(other.durable, cut),
         journal=node.journal,
-    )  # fmt: skip
+    )
     for count in (0, 1) if cut < len(node.log) else (0,):
         log = kept.log + node.log[cut : cut + count]
         # A checksum over what lies before the cut is compared in production.
@@ -329,9 +344,15 @@ def _learned(state: State, n: int, node: Node, view: GroupView, scope: Scope) ->
 def _crashed(state: State, n: int, node: Node, kept: int, scope: Scope, *, is_dirty: bool) -> State:
     node = node._replace(
         late=node.late | acks_of(n, node, scope),
-        is_alive=False, log=node.log[:kept], durable=kept, lead=None, stream=0, view=None,
-        confirm=min(node.confirm, kept), boot=node.boot + is_dirty,
-    )  # fmt: skip
+        is_alive=False,
+        log=node.log[:kept],
+        durable=kept,
+        lead=None,
+        stream=0,
+        view=None,
+        confirm=min(node.confirm, kept),
+        boot=node.boot + is_dirty,
+    )
     return _with_node(state, n, node)._replace(crashes=state.crashes + 1)
 
 

@@ -90,9 +90,13 @@ def witness_of(
         "early": frozenset(early),
     }
     return Witness(
-        topic=topic, group=group, received=received, found=found, failed=failed,
+        topic=topic,
+        group=group,
+        received=received,
+        found=found,
+        failed=failed,
         repeats_itself=repeats_itself,
-    )  # fmt: skip
+    )
 
 
 def audited(
@@ -125,9 +129,12 @@ def audited(
 
 
 def compare(
-    witnesses: Sequence[Witness], findings: Iterable[Mapping[str, Any]],
-    deliveries: Iterable[Delivery], *, slack_ms: int,
-) -> Compared:  # fmt: skip
+    witnesses: Sequence[Witness],
+    findings: Iterable[Mapping[str, Any]],
+    deliveries: Iterable[Delivery],
+    *,
+    slack_ms: int,
+) -> Compared:
     """Compare what subscriptions saw with an audit's findings of their topics and groups.
 
     A delivery may be made up to `slack_ms` after its receive has failed: a broker goes on with what
@@ -200,9 +207,11 @@ def _unheard_of(own: Sequence[Witness], told: Sequence[Delivery]) -> list[str]:
 
 
 def _untold(
-    told: Sequence[Delivery], received: Counter[tuple[str, int]], failed: Sequence[Failed],
+    told: Sequence[Delivery],
+    received: Counter[tuple[str, int]],
+    failed: Sequence[Failed],
     slack_ms: int,
-) -> tuple[list[Delivery], list[Delivery]]:  # fmt: skip
+) -> tuple[list[Delivery], list[Delivery]]:
     """Return the deliveries that no client has told: lost answers, and what nothing explains."""
     lost: list[Delivery] = []
     unexplained: list[Delivery] = []

@@ -48,10 +48,15 @@ def path_of(method: str) -> str:
 
 def fields_of(method: str, *more: tuple[str, str], client_id: str = "stranger") -> peer.Fields:
     return (
-        (":method", "POST"), (":scheme", "http"), (":path", path_of(method)),
-        (":authority", "localhost"), ("te", "trailers"), ("content-type", "application/grpc"),
-        ("x-mq-client-id", client_id), *more,
-    )  # fmt: skip
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path_of(method)),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("x-mq-client-id", client_id),
+        *more,
+    )
 
 
 @functools.lru_cache(maxsize=16)  # It costs the stranger more than anything, and the same again.
@@ -176,8 +181,10 @@ class Honest:
     def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.strangers", address],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 

@@ -101,9 +101,15 @@ class TimerFold:
         _check(int(place.queue_offset) == int(target.timer_id), "T-6", f"{target} at {place}")
         _check(target.timer_id not in self.timers, "T-6", f"a second schedule of {target}")
         self.timers[target.timer_id] = OneTimer(
-            target.due_at_ms, target.topic_id, target.queue_id, target.origin,
-            stored_message.message_id_of(tail), _content(tail), header.log_offset, header.size,
-        )  # fmt: skip
+            target.due_at_ms,
+            target.topic_id,
+            target.queue_id,
+            target.origin,
+            stored_message.message_id_of(tail),
+            _content(tail),
+            header.log_offset,
+            header.size,
+        )
         heapq.heappush(self._dues, (target.due_at_ms, target.timer_id))
 
     def _evacuate(self, header: Header, target: message.Target, body: bytes, tail: bytes) -> None:
@@ -111,8 +117,9 @@ class TimerFold:
         _check(
             (target.due_at_ms, target.topic_id, target.origin)
             == (one.due_at_ms, one.topic_id, one.origin),
-            "T-26", f"{target} is another one than {one}",
-        )  # fmt: skip
+            "T-26",
+            f"{target} is another one than {one}",
+        )
         if header.flags & FLAG_REMAINS:
             _check(target.timer_id in self.quarantined, "T-26", f"{target} was not damaged")
             original = message.decode_remains(body).log_offset
@@ -134,9 +141,10 @@ class TimerFold:
         one = self._pending(cause.timer_id, "T-6: an outcome")
         _check(cause.due_at_ms == one.due_at_ms, "T-13", f"{cause}, due at {one.due_at_ms}")
         _check(
-            header.stored_at_ms >= one.due_at_ms, "T-1",
+            header.stored_at_ms >= one.due_at_ms,
+            "T-1",
             f"{cause.timer_id} at {header.stored_at_ms}, due at {one.due_at_ms}",
-        )  # fmt: skip
+        )
         is_damaged = cause.reason == TimerReason.DAMAGED
         _check(not is_damaged or one.original is not None, "T-3", f"{cause} was not damaged")
         is_same = is_damaged or _content(tail) == one.content

@@ -102,9 +102,14 @@ class TimerWorld(World):
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
         topic_id = self.topic(topic)
         scheduled = self.engine.send(
-            TopicId(topic_id), QueueId(queue_id), bytes(data), crc,
-            now_ms=self.now_ms, firing_ms=self.now_ms, delay_ms=delay_ms,
-        )  # fmt: skip
+            TopicId(topic_id),
+            QueueId(queue_id),
+            bytes(data),
+            crc,
+            now_ms=self.now_ms,
+            firing_ms=self.now_ms,
+            delay_ms=delay_ms,
+        )
         if commit:
             self.commit()
         return Scheduled._make(scheduled)

@@ -44,13 +44,27 @@ ANSWER = bytes(700)
 PIECE_S = 0.5  # so that allowances refill and time-outs pass, with many pieces
 # Small enough that a few frames reach every limit.
 LIMITS = Limits(
-    streams_max=6, stream_window_bytes=1_000, large_messages_bytes=5_000,
-    header_block_bytes=20_000, header_list_bytes=8_000, continuations_max=4,
-    unread_bytes_max=8_000, resets_burst=12, resets_per_s=1, settings_burst=12,
-    pings_burst=12, pings_per_s=1, empty_data_burst=12, empty_data_per_s=1, control_burst=40,
-    control_per_s=4, stall_timeout_s=20.0, idle_timeout_s=30.0, keepalive_period_s=10.0,
+    streams_max=6,
+    stream_window_bytes=1_000,
+    large_messages_bytes=5_000,
+    header_block_bytes=20_000,
+    header_list_bytes=8_000,
+    continuations_max=4,
+    unread_bytes_max=8_000,
+    resets_burst=12,
+    resets_per_s=1,
+    settings_burst=12,
+    pings_burst=12,
+    pings_per_s=1,
+    empty_data_burst=12,
+    empty_data_per_s=1,
+    control_burst=40,
+    control_per_s=4,
+    stall_timeout_s=20.0,
+    idle_timeout_s=30.0,
+    keepalive_period_s=10.0,
     keepalive_timeout_s=10.0,
-)  # fmt: skip
+)
 
 
 class End(Enum):
@@ -130,11 +144,14 @@ def _answer(connection: Connection, stream: Stream) -> None:
 def _is_fit(connection: Connection) -> bool:
     """Whether the peer may still ask for something."""
     return not (
-        connection.is_closed or connection.unparsed or connection._block
-        or connection._needs_settings or connection.is_draining
+        connection.is_closed
+        or connection.unparsed
+        or connection._block
+        or connection._needs_settings
+        or connection.is_draining
         or stream_count(connection) == LIMITS.streams_max
         or connection._streams.last_id > frames.STREAM_ID_MAX - 2
-    )  # fmt: skip
+    )
 
 
 def _check_that_it_serves(connection: Connection, now_s: float) -> None:
@@ -278,50 +295,76 @@ def random_frames(end: End, random: Random, count: int) -> Iterator[bytes]:
 
 def _some_headers(random: Random, stream_id: int, *, is_server: bool) -> bytes:
     fields = peer.GRPC_REQUEST if is_server else peer.RESPONSE
-    more = random.choice((
-        (), (), (), (("grpc-timeout", "1S"),), (("grpc-encoding", "gzip"),), (("x", "v" * 3_000),),
-        (("content-length", str(random.randint(0, 20))),), (("Upper", ""),),
-    ))  # fmt: skip
+    more = random.choice(
+        (
+            (),
+            (),
+            (),
+            (("grpc-timeout", "1S"),),
+            (("grpc-encoding", "gzip"),),
+            (("x", "v" * 3_000),),
+            (("content-length", str(random.randint(0, 20))),),
+            (("Upper", ""),),
+        )
+    )
     if not is_server and random.random() < 0.4:
         fields = (("grpc-status", str(random.randint(0, 20))), ("grpc-message", "%41%"))
     if random.random() < 0.15:
         cut = peer.headers(stream_id, (*fields, *more), is_complete=False)
         return cut + peer.continuation(stream_id, b"", is_complete=random.random() < 0.9)
     return peer.headers(
-        stream_id, (*fields, *more), is_last=random.random() < 0.3,
-        padding=random.choice((None, None, 5)), priority=random.choice((b"", b"", bytes(5))),
-    )  # fmt: skip
+        stream_id,
+        (*fields, *more),
+        is_last=random.random() < 0.3,
+        padding=random.choice((None, None, 5)),
+        priority=random.choice((b"", b"", bytes(5))),
+    )
 
 
 def _some_frame(random: Random, stream_id: int, *, is_server: bool) -> bytes:
     kind = random.randrange(12)
     if kind <= 4:
         size = random.choice((0, 1, 5, 100, 900))
-        content = random.choice((
-            peer.grpc_message(bytes(size)), bytes(size), peer.grpc_message(b"", length=size * 4),
-            peer.grpc_message(bytes(size), compressed=1), peer.grpc_message(bytes(size))[:3],
-        ))  # fmt: skip
+        content = random.choice(
+            (
+                peer.grpc_message(bytes(size)),
+                bytes(size),
+                peer.grpc_message(b"", length=size * 4),
+                peer.grpc_message(bytes(size), compressed=1),
+                peer.grpc_message(bytes(size))[:3],
+            )
+        )
         padding = random.choice((None, None, None, 10))
         return peer.data(stream_id, content, is_last=random.random() < 0.3, padding=padding)
     if kind == 5:
         return _some_headers(random, stream_id, is_server=is_server)
     if kind == 6:
         size = random.choice((0, 1, 100, 5_000, 65_535, frames.WINDOW_MAX))
-        return peer.settings([
-            (random.choice((Setting.INITIAL_WINDOW_SIZE, Setting.MAX_FRAME_SIZE, 9)), 16_384),
-            (Setting.INITIAL_WINDOW_SIZE, size), (Setting.HEADER_TABLE_SIZE, size),
-            (Setting.MAX_CONCURRENT_STREAMS, size),
-        ])  # fmt: skip
+        return peer.settings(
+            [
+                (random.choice((Setting.INITIAL_WINDOW_SIZE, Setting.MAX_FRAME_SIZE, 9)), 16_384),
+                (Setting.INITIAL_WINDOW_SIZE, size),
+                (Setting.HEADER_TABLE_SIZE, size),
+                (Setting.MAX_CONCURRENT_STREAMS, size),
+            ]
+        )
     if kind <= 8:
         increment = random.choice((1, 100, 5_000, 65_535, 1 << 20, frames.WINDOW_MAX, 0))
         return peer.window_update(random.choice((0, stream_id)), increment)
     if kind == 9:
         return peer.rst_stream(stream_id, random.randint(0, 15))
-    return random.choice((
-        peer.ping(), peer.ping(b"draining", is_ack=True), peer.ping(b"tidemill", is_ack=True),
-        peer.priority(stream_id, 1), peer.frame(0x42, b"?"), peer.SETTINGS_ACK,
-        peer.goaway(random.choice((0, 3, 99))), peer.frame(frames.PUSH_PROMISE, bytes(9)),
-    ))  # fmt: skip
+    return random.choice(
+        (
+            peer.ping(),
+            peer.ping(b"draining", is_ack=True),
+            peer.ping(b"tidemill", is_ack=True),
+            peer.priority(stream_id, 1),
+            peer.frame(0x42, b"?"),
+            peer.SETTINGS_ACK,
+            peer.goaway(random.choice((0, 3, 99))),
+            peer.frame(frames.PUSH_PROMISE, bytes(9)),
+        )
+    )
 
 
 def _damaged(one: bytes, random: Random) -> bytes:

@@ -10,9 +10,15 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # What a frame itself says, of no command or of all.
 OF_THE_REQUEST_FRAME = {
-    "sequence", "cancelled_polls", "asked_again", "process_id", "stream_number", "alive_clients",
-    "ended_clients", "handed_over",
-}  # fmt: skip
+    "sequence",
+    "cancelled_polls",
+    "asked_again",
+    "process_id",
+    "stream_number",
+    "alive_clients",
+    "ended_clients",
+    "handed_over",
+}
 OF_THE_REPLY_FRAME = {"config", "epoch", "failures", "answered_sequence", "not_master"}
 
 

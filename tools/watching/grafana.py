@@ -65,10 +65,7 @@ _SIZE: Final = (8, 8)
 _EVERYWHERE = 'cluster=~"$cluster",namespace=~"$namespace"'
 _VARIABLES = {
     "cluster": ("Cluster", "label_values(rocketmq_build_info, cluster)"),
-    "namespace": (
-        "Namespace",
-        'label_values(rocketmq_build_info{cluster=~"$cluster"}, namespace)',
-    ),
+    "namespace": ("Namespace", 'label_values(rocketmq_build_info{cluster=~"$cluster"}, namespace)'),
     "node": ("Node", f"label_values(rocketmq_build_info{{{_EVERYWHERE}}}, node_id)"),
     "topic": ("Topic", f"label_values(rocketmq_messages_in_total{{{_EVERYWHERE}}}, topic)"),
     "consumer_group": (

@@ -137,8 +137,7 @@ def quantiles(
     buckets = f"sum by ({labels}) (rate({metric}_bucket{{{selector}}}[RATE]))"
     return tuple(
         Query(
-            f"histogram_quantile({q:g}, {buckets})",
-            f"P{q * 100:g}{f' {legend}' if legend else ''}",
+            f"histogram_quantile({q:g}, {buckets})", f"P{q * 100:g}{f' {legend}' if legend else ''}"
         )
         for q in of
     )

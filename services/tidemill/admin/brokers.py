@@ -262,9 +262,8 @@ class Brokers:
         return await self.ask_all(ask)
 
     async def change_all(
-        self, check: Callable[[Member], Awaitable[T]],
-        change: Callable[[Member], Awaitable[T]],
-    ) -> list[Answer[T]]:  # fmt: skip
+        self, check: Callable[[Member], Awaitable[T]], change: Callable[[Member], Awaitable[T]]
+    ) -> list[Answer[T]]:
         """Change something at all, or at nobody if one of them is away or refuses.
 
         Raises BrokerGroupUnreachable, which says where it was done when one went away in between.

@@ -12,9 +12,14 @@ CLIENT_TIMEOUT_MS = 5_000  # as long as the reference waits
 CLIENT_TIMEOUT_MS_MAX = 20_000  # a listener may take its time; the command line waits longer
 
 Kind = Literal[
-    "producer", "pushConsumer", "simpleConsumer", "pullConsumer", "litePushConsumer",
-    "liteSimpleConsumer", "unknown",
-]  # fmt: skip
+    "producer",
+    "pushConsumer",
+    "simpleConsumer",
+    "pullConsumer",
+    "litePushConsumer",
+    "liteSimpleConsumer",
+    "unknown",
+]
 
 
 class Subscription(Schema):
@@ -96,9 +101,11 @@ class Verification(Schema):
         min_length=1, max_length=1_024, description="Id that its producer got."
     )
     timeout_ms: int = Field(
-        CLIENT_TIMEOUT_MS, ge=1, le=CLIENT_TIMEOUT_MS_MAX,
+        CLIENT_TIMEOUT_MS,
+        ge=1,
+        le=CLIENT_TIMEOUT_MS_MAX,
         description="How long to wait for its answer.",
-    )  # fmt: skip
+    )
     force: bool = Field(
         default=False,
         description="Also where the proxies do not know what the client subscribes to.",

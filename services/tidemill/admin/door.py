@@ -143,8 +143,7 @@ class Door:
         is_guarded = self._token is not None and scope["path"].startswith(GUARDED)
         if is_guarded and not self._shows_token(headers):
             refused = _refusal(
-                HTTPStatus.UNAUTHORIZED,
-                "send the token of this API as Authorization: Bearer TOKEN",
+                HTTPStatus.UNAUTHORIZED, "send the token of this API as Authorization: Bearer TOKEN"
             )
             refused.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
             return refused

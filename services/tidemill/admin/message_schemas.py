@@ -57,8 +57,7 @@ class MessageTrace(Schema):
     read_bytes: int = Field(description="How much log this call has looked at.")
     left_bytes: int = Field(description="How much is left behind the cursor.")
     damaged_bytes: dict[str, int] | None = Field(
-        None,
-        description="By broker group, how much of that is damaged: nobody knows what it told.",
+        None, description="By broker group, how much of that is damaged: nobody knows what it told."
     )
     unreachable: list[str] | None = UNREACHABLE
 
@@ -77,18 +76,26 @@ class NewMessage(Schema):
     )
     message_group: Text | None = Field(None, description="Messages of one group stay in order.")
     deliver_at_ms: int | None = Field(
-        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True,
+        None,
+        ge=-EXACT_MAX,
+        le=EXACT_MAX,
+        strict=True,
         description="Deliver not before this time (Unix, ms).",
-    )  # fmt: skip
+    )
     deliver_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
     delay_ms: int | None = Field(
-        None, ge=0, le=EXACT_MAX, strict=True,
+        None,
+        ge=0,
+        le=EXACT_MAX,
+        strict=True,
         description="Deliver so long after the broker has it.",
-    )  # fmt: skip
+    )
     delay_level: int | None = Field(
-        None, ge=1, strict=True,
+        None,
+        ge=1,
+        strict=True,
         description="One of 18 delays from 1 s to 2 h; a higher level is the 18th.",
-    )  # fmt: skip
+    )
 
     @model_validator(mode="after")
     def one_body_and_time(self) -> Self:

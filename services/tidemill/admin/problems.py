@@ -27,10 +27,7 @@ log = structlog.get_logger()
 
 # What any route may answer, for the OpenAPI document.
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "A problem document.",
-        "model": Problem,
-    }
+    "default": {"description": "A problem document.", "model": Problem}
 }
 
 

@@ -29,24 +29,13 @@ from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demands import Demands
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
-from tidemill.common.lifecycle import (
-    announce_ready,
-    cannot_listen,
-    run,
-    stop_on_signal,
-)
+from tidemill.common.lifecycle import announce_ready, cannot_listen, run, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import Readiness
 from tidemill.transport.aio.notices import Notices
-from tidemill.transport.aio.tls import (
-    Certificates,
-    Reloading,
-    TlsFiles,
-    newest_of,
-    server_context,
-)
+from tidemill.transport.aio.tls import Certificates, Reloading, TlsFiles, newest_of, server_context
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -92,9 +81,11 @@ async def serve(settings: AdminSettings) -> None:
             masters = MasterAddresses(controllers)
             await enter(masters.following())
             connect = functools.partial(
-                broker_client, timeout_ms=settings.request_timeout_ms, credentials=credentials,
+                broker_client,
+                timeout_ms=settings.request_timeout_ms,
+                credentials=credentials,
                 masters=masters,
-            )  # fmt: skip
+            )
             brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
             await enter(brokers.running())
             watches = [BrokerWatch(await brokers.client_at(a), a) for a in settings.broker]

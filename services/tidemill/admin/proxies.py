@@ -78,8 +78,9 @@ async def find_proxies(brokers: Brokers) -> Proxies:
         via = (await brokers.member(broker)).client
         for each in reply.proxies:
             found.setdefault(each.process_id, Proxy(each.process_id, each.name, via))
-    return Proxies(sorted(found.values(), key=lambda each: (each.name, each.process_id)),
-                   told.unreachable)  # fmt: skip
+    return Proxies(
+        sorted(found.values(), key=lambda each: (each.name, each.process_id)), told.unreachable
+    )
 
 
 async def list_clients(brokers: Brokers, asked: pb.ListClientsRequest) -> ClientPage:
@@ -88,8 +89,7 @@ async def list_clients(brokers: Brokers, asked: pb.ListClientsRequest) -> Client
     unreachable = list(proxies.unreachable)
     question = pb.ProxyQuestion(list_clients=asked)
     replies = await asyncio.gather(
-        *(_ask(proxy, question, LIST_TIMEOUT_MS) for proxy in proxies.found),
-        return_exceptions=True,
+        *(_ask(proxy, question, LIST_TIMEOUT_MS) for proxy in proxies.found), return_exceptions=True
     )
     known: dict[str, list[tuple[Proxy, pb.ClientState]]] = {}
     ends: list[str] = []

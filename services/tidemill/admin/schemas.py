@@ -139,14 +139,18 @@ class TopicSettings(Schema):
         " use it changes with `force` only.",
     )
     queues: int | None = Field(
-        None, ge=1, le=1024,
+        None,
+        ge=1,
+        le=1024,
         description="Number of queues; it never shrinks, and is fixed where FIFO is taken. 8 for a"
         " new topic, unless the broker is set otherwise.",
-    )  # fmt: skip
+    )
     delivery_spread_ms: int | None = Field(
-        None, ge=0, le=3_600_000,
+        None,
+        ge=0,
+        le=3_600_000,
         description="By how much a delayed message may come later where its second is full.",
-    )  # fmt: skip
+    )
     force: bool = Field(False, description="Change the type even of a topic that is in use.")
 
 
@@ -474,15 +478,16 @@ class OffsetReset(Schema):
 
     topic: Text = Field(min_length=1, description="Topic in which the group goes on elsewhere.")
     timestamp_ms: int | None = Field(
-        None, ge=0, le=2**62,
+        None,
+        ge=0,
+        le=2**62,
         description="The first message stored at or after this time (Unix, ms).",
-    )  # fmt: skip
+    )
     timestamp: IsoTime | None = Field(None, description="The same, as a time with its zone.")
     to: Literal["earliest", "latest"] | None = Field(None, description="An end of the topic.")
     offset: int | None = Field(
-        None, ge=0, le=2**62,
-        description="This offset in every queue, bounded by what each holds.",
-    )  # fmt: skip
+        None, ge=0, le=2**62, description="This offset in every queue, bounded by what each holds."
+    )
     dry_run: bool = Field(False, description="Check and answer as if it were done; do nothing.")
 
     @model_validator(mode="after")

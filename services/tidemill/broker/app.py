@@ -100,9 +100,14 @@ async def serve(
             tied(controllers, stop),
         ):
             process = Process(
-                settings, log_syncs, background_syncs, cluster, connect_of(members_tls),
-                certificates, stop,
-            )  # fmt: skip
+                settings,
+                log_syncs,
+                background_syncs,
+                cluster,
+                connect_of(members_tls),
+                certificates,
+                stop,
+            )
             is_over = False
             while not is_over:
                 try:

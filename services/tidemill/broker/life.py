@@ -98,9 +98,15 @@ class Process:
                 group_log = await self._open_replica(me, opened)
             durability = Durability(group_log.engine, self._log_syncs)
             replicas = Replicas(
-                me, self._group, group_log, durability, ReplicationConfig(),
-                connect=self._connect, controllers=controllers, clock=self._clock,
-            )  # fmt: skip
+                me,
+                self._group,
+                group_log,
+                durability,
+                ReplicationConfig(),
+                connect=self._connect,
+                controllers=controllers,
+                clock=self._clock,
+            )
             await self._serve(group_log.engine, durability, group_log, replicas)
 
     async def _open_replica(self, me: Member, opened: contextlib.ExitStack) -> GroupLog:
@@ -165,13 +171,17 @@ class Process:
                 registry, readiness, LagReader(rounds, lag, clock), SizeReader(rounds, sizes, clock)
             ).serving(settings.metrics_host, settings.metrics_port) as metrics,
             broker_server(
-                rounds, traffic, members, settings,
-                newest_of(self._cluster) if self._cluster else None, replicas,
+                rounds,
+                traffic,
+                members,
+                settings,
+                newest_of(self._cluster) if self._cluster else None,
+                replicas,
             ) as server,
             following(replicas, rounds, settings.replica_address or server.address),
             mending(mender),
             members.running(),
-        ):  # fmt: skip
+        ):
             registry.register(server.collect)
             self._announce(server.address, metrics.url)
             readiness.phase = "serving"
@@ -187,10 +197,14 @@ class Process:
         if group_log is None or replicas is None:
             return None
         return Mender(
-            self._group, group_log, replicas,
-            connect=self._connect, syncs=self._background_syncs, clock=self._clock,
+            self._group,
+            group_log,
+            replicas,
+            connect=self._connect,
+            syncs=self._background_syncs,
+            clock=self._clock,
             wake=rounds.wake,
-        )  # fmt: skip
+        )
 
     def _announce(self, grpc: str, metrics_url: str) -> None:
         """Say once where this process serves; it does so there when the store is opened again."""

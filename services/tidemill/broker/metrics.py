@@ -10,22 +10,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.pop.state import DELIVERY_BUCKETS_MS
 from tidemill.common.histogram import Histogram
-from tidemill.common.metrics import (
-    Labels,
-    Registry,
-    full_parts,
-    histogram_family,
-    histogram_parts,
-)
+from tidemill.common.metrics import Labels, Registry, full_parts, histogram_family, histogram_parts
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
@@ -130,9 +120,12 @@ class TopicLag:
     """How far a group is in all queues of a topic, or of its retry topic."""
 
     __slots__ = (
-        "in_flight_count", "oldest_popped_at_ms", "oldest_ready_at_ms", "oldest_unacked_at_ms",
+        "in_flight_count",
+        "oldest_popped_at_ms",
+        "oldest_ready_at_ms",
+        "oldest_unacked_at_ms",
         "ready_count",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.ready_count = self.in_flight_count = 0
@@ -211,11 +204,7 @@ class BrokerMetrics:
     """Turns the counts into metrics."""
 
     def __init__(
-        self,
-        registry: Registry,
-        traffic: Traffic,
-        lag: Lag,
-        rounds: MeteredRounds,
+        self, registry: Registry, traffic: Traffic, lag: Lag, rounds: MeteredRounds
     ) -> None:
         self._traffic = traffic
         self._lag = lag
@@ -241,9 +230,10 @@ class BrokerMetrics:
 
     def _collect_dead_letters(self, groups: dict[GroupId, Group]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
-            "rocketmq_dlq_messages", "Messages in a group's dead-letter topic.",
+            "rocketmq_dlq_messages",
+            "Messages in a group's dead-letter topic.",
             labels=("consumer_group",),
-        )  # fmt: skip
+        )
         catalog = self._rounds.engine.catalog
         for group in list(groups.values()):
             topic = catalog.find_topic(f"{DEAD_LETTER_TOPIC_PREFIX}{group.name}")
@@ -257,9 +247,12 @@ class BrokerMetrics:
         """Yield the state of the delivery table, which is what the reference's buffer became."""
         engine = self._rounds.engine
         yield histogram_family(
-            "rocketmq_pop_buffer_scan_time_consume", "Ms a round took to revive what was due.", (),
-            self._rounds.revive_latencies, lambda labels: labels,
-        )  # fmt: skip
+            "rocketmq_pop_buffer_scan_time_consume",
+            "Ms a round took to revive what was due.",
+            (),
+            self._rounds.revive_latencies,
+            lambda labels: labels,
+        )
         yield GaugeMetricFamily(
             "rocketmq_pop_checkpoint_buffer_size",
             "Pop checkpoints that are not settled.",
@@ -297,9 +290,12 @@ class BrokerMetrics:
             "rocketmq_broker_permission", "2 write, 4 read, 6 both.", value=permission
         )
         yield histogram_family(
-            "rocketmq_rpc_latency", "Ms from a request's arrival to its answer.", RPC_LABELS,
-            self._traffic.latencies, lambda labels: labels,
-        )  # fmt: skip
+            "rocketmq_rpc_latency",
+            "Ms from a request's arrival to its answer.",
+            RPC_LABELS,
+            self._traffic.latencies,
+            lambda labels: labels,
+        )
         yield GaugeMetricFamily("rocketmq_topic_number", "Topics.", value=len(topics))
         yield GaugeMetricFamily("rocketmq_consumer_group_number", "Groups.", value=len(groups))
 
@@ -334,9 +330,12 @@ class BrokerMetrics:
             return self._in_sets.admit((topic.name, _type_name(key[1]), "false"))
 
         yield from histogram_parts(
-            "rocketmq_message_size", "Size of stored messages in bytes.", IN_LABELS, received,
+            "rocketmq_message_size",
+            "Size of stored messages in bytes.",
+            IN_LABELS,
+            received,
             labels_of,
-        )  # fmt: skip
+        )
 
     def _collect_sent(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
@@ -377,8 +376,11 @@ class BrokerMetrics:
         yield from histogram_parts(
             "rocketmq_e2e_delivery_seconds",
             "Seconds from when a message became ready to when it was handed to a consumer.",
-            WAIT_LABELS, self._traffic.waits, labels_of_wait, divisor=MS_PER_S,
-        )  # fmt: skip
+            WAIT_LABELS,
+            self._traffic.waits,
+            labels_of_wait,
+            divisor=MS_PER_S,
+        )
 
         def labels_of_ack(key: tuple[GroupId, TopicId]) -> Labels | None:
             topic, group = topics.get(key[1]), groups.get(key[0])
@@ -389,8 +391,11 @@ class BrokerMetrics:
         yield from histogram_parts(
             "rocketmq_ack_seconds",
             "Seconds from when a message was handed to a consumer to its ack.",
-            PAIR_LABELS, self._rounds.engine.state.ack_times_ms, labels_of_ack, divisor=MS_PER_S,
-        )  # fmt: skip
+            PAIR_LABELS,
+            self._rounds.engine.state.ack_times_ms,
+            labels_of_ack,
+            divisor=MS_PER_S,
+        )
 
     def _collect_engine(
         self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
@@ -448,8 +453,17 @@ class BrokerMetrics:
             labels=("topic", "consumer_group", "reason"),
         )
         families = (
-            written, dead, revived, expired, again, locked, filtered, damaged, extended, given_back,
-        )  # fmt: skip
+            written,
+            dead,
+            revived,
+            expired,
+            again,
+            locked,
+            filtered,
+            damaged,
+            extended,
+            given_back,
+        )
         counts = self._rounds.engine.state.counts
         for topic_id, group_id in list(self._traffic.sent):
             topic, group = topics.get(topic_id), groups.get(group_id)

@@ -56,9 +56,7 @@ class ReplicaMetrics:
         sent.add_metric(self._labels, replicas.sent_bytes)
         yield sent
         received = CounterMetricFamily(
-            "rocketmq_ha_received_bytes_total",
-            "Bytes of the log from a master.",
-            labels=LABELS,
+            "rocketmq_ha_received_bytes_total", "Bytes of the log from a master.", labels=LABELS
         )
         received.add_metric(self._labels, replicas.received_bytes)
         yield received

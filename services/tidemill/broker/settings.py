@@ -150,37 +150,47 @@ class BrokerSettings(ClusterTlsSettings):
     )
 
     timer_max_delay_ms: int = Field(
-        _TIMER.max_delay_ms, ge=60_000, le=_TIMER.max_delay_ms,
+        _TIMER.max_delay_ms,
+        ge=60_000,
+        le=_TIMER.max_delay_ms,
         description="How far ahead a message may be scheduled.",
-    )  # fmt: skip
+    )
     timer_load_horizon_ms: int = Field(
-        _TIMER.load_horizon_ms, ge=2_000, le=600_000,
+        _TIMER.load_horizon_ms,
+        ge=2_000,
+        le=600_000,
         description="How long before they are due delayed messages are loaded into memory.",
-    )  # fmt: skip
+    )
     timer_load_chunk_records: int = Field(
-        _TIMER.load_chunk_records, ge=4_096, le=4_194_304,
+        _TIMER.load_chunk_records,
+        ge=4_096,
+        le=4_194_304,
         description="Delayed messages of one second that are loaded at a time; 40 bytes each.",
-    )  # fmt: skip
+    )
     timer_clock_hold_ms: int = Field(
-        10_000, ge=0, le=600_000,
+        10_000,
+        ge=0,
+        le=600_000,
         description="How long delayed messages wait after the machine's clock has jumped.",
-    )  # fmt: skip
+    )
     timer_flush_period_ms: int = Field(
-        _TIMER.flush_period_ms, ge=1_000, le=600_000,
+        _TIMER.flush_period_ms,
+        ge=1_000,
+        le=600_000,
         description="How often the files of the timer wheel are written.",
-    )  # fmt: skip
+    )
     timer_max_rate: int = Field(
         _TIMER.max_rate,
         ge=0,
         description="Delayed messages delivered a second at most; 0: no limit.",
     )
     timer_soft_limit_per_second: int = Field(
-        _TIMER.soft_limit_per_second, ge=0,
+        _TIMER.soft_limit_per_second,
+        ge=0,
         description="Messages due in one second beyond which the policy below is asked; 0: never.",
-    )  # fmt: skip
+    )
     timer_overload_policy: OverloadPolicy = Field(
-        _TIMER.overload_policy,
-        description="What becomes of a message whose second is full.",
+        _TIMER.overload_policy, description="What becomes of a message whose second is full."
     )
     timer_spread_ms: int = Field(
         _TIMER.spread_ms,
@@ -194,22 +204,26 @@ class BrokerSettings(ClusterTlsSettings):
         description="Delayed messages that wait; beyond it they are refused.",
     )
     timer_max_pinned_part: float = Field(
-        _TIMER.max_pinned_part, gt=0, le=1,
+        _TIMER.max_pinned_part,
+        gt=0,
+        le=1,
         description="Part of the volume that delayed messages may hold; beyond it: refused.",
-    )  # fmt: skip
+    )
     timer_evacuation_lead_ms: int = Field(
-        _TIMER.evacuation_lead_ms, ge=0,
+        _TIMER.evacuation_lead_ms,
+        ge=0,
         description="How long before retention delayed messages are copied out of a segment.",
-    )  # fmt: skip
+    )
     timer_evacuation_rate_bytes: int = Field(
         _TIMER.evacuation_rate_bytes,
         ge=64 << 10,
         description="Bytes a second of such copies at most.",
     )
     timer_expire_backlog_after_ms: int = Field(
-        _TIMER.expire_backlog_after_ms, ge=0,
+        _TIMER.expire_backlog_after_ms,
+        ge=0,
         description="Lateness at which a message is dead-lettered instead; 0: never.",
-    )  # fmt: skip
+    )
 
     pending_bytes_max: int = Field(
         64 * MIB, ge=MIB, description="Requests that wait for a round; beyond it proxies wait."

@@ -84,9 +84,13 @@ class StoreMetrics:
             ("fsync", "Seconds until it is on the disk.", self._rounds.sync_times_us),
         ):
             yield histogram_family(
-                f"rocketmq_storage_{name}_seconds", help_, STORAGE_LABELS, times,
-                lambda _: STORAGE, divisor=US_PER_S,
-            )  # fmt: skip
+                f"rocketmq_storage_{name}_seconds",
+                help_,
+                STORAGE_LABELS,
+                times,
+                lambda _: STORAGE,
+                divisor=US_PER_S,
+            )
         recover = GaugeMetricFamily(
             "rocketmq_storage_recover_seconds", "Time the last start took.", labels=STORAGE_LABELS
         )

@@ -10,11 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TopicId
@@ -107,11 +103,7 @@ class TimerMetrics:
         for name, help_, value in (
             ("enqueue_lag", "Messages not yet on the wheel: they get there with their send.", 0),
             ("enqueue_latency", "Ms the oldest of them waits.", 0),
-            (
-                "dequeue_lag",
-                "Loaded, due, and not delivered.",
-                timers.deliverer.waiting_count,
-            ),
+            ("dequeue_lag", "Loaded, due, and not delivered.", timers.deliverer.waiting_count),
             (
                 "dequeue_latency",
                 "Ms the oldest message waits that is due and not delivered.",

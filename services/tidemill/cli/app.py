@@ -115,8 +115,7 @@ def root(
         ),
     ] = "",
     token_file: Annotated[
-        Path | None,
-        typer.Option(envvar="TIDEMILL_ADMIN_TOKEN_FILE", help="File with that token."),
+        Path | None, typer.Option(envvar="TIDEMILL_ADMIN_TOKEN_FILE", help="File with that token.")
     ] = None,
     ca_file: Annotated[
         Path | None,

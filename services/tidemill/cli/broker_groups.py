@@ -169,8 +169,7 @@ def remove_broker_group(
     context: typer.Context,
     name: Name,
     is_forced: Annotated[
-        bool,
-        typer.Option("--force", help="Give up what is left there, known or not."),
+        bool, typer.Option("--force", help="Give up what is left there, known or not.")
     ] = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,

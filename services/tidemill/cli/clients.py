@@ -7,15 +7,7 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.messages import printable
-from tidemill.cli.rest import (
-    Json,
-    call,
-    say,
-    segment,
-    show,
-    warn,
-    warn_unreachable,
-)
+from tidemill.cli.rest import Json, call, say, segment, show, warn, warn_unreachable
 from tidemill.cli.times import DURATION, duration_ms, span
 
 app = typer.Typer(no_args_is_help=True, help="See who is connected, and ask a client.")
@@ -46,13 +38,18 @@ def list_clients(
     page = call(context, "GET", "/clients", query=query)
     rows = [
         (
-            client["clientId"], client["kind"], client.get("group"), _topics(client),
-            f"{client['language']} {client['version']}".strip(), client["proxies"][0]["address"],
+            client["clientId"],
+            client["kind"],
+            client.get("group"),
+            _topics(client),
+            f"{client['language']} {client['version']}".strip(),
+            client["proxies"][0]["address"],
             ", ".join(proxy["name"] for proxy in client["proxies"]),
-            span(client["connectedMs"]), span(client["silentMs"]),
+            span(client["connectedMs"]),
+            span(client["silentMs"]),
         )
         for client in page["clients"]
-    ]  # fmt: skip
+    ]
     columns = "CLIENT", "KIND", "GROUP", "TOPICS", "LANGUAGE", "ADDRESS", "PROXY", "FOR", "SILENT"
     show(context, page, columns, [tuple(map(_text, row)) for row in rows])
     warn_unreachable(page)
@@ -78,15 +75,20 @@ def show_client(context: typer.Context, client_id: ClientId) -> None:
         ("last heard", f"{span(client['silentMs'])} ago"),
     ]
     subscriptions = client.get("subscriptions") or ()
-    rows += [("subscription", f"{s['topic']} {s['filterType']} {s['expression']}")
-             for s in subscriptions]  # fmt: skip
+    rows += [
+        ("subscription", f"{s['topic']} {s['filterType']} {s['expression']}") for s in subscriptions
+    ]
     if not subscriptions:
         rows += [("topic", topic) for topic in client.get("topics") or ()]
     for proxy in client["proxies"]:
         can = "can be asked" if proxy["hasStream"] else "cannot be asked"
         rows.append(("proxy", f"{proxy['name']} from {proxy['address']}, {can}"))
-    show(context, client, ("CLIENT", printable(client_id)),
-         [(name, _text(value)) for name, value in rows if value is not None])  # fmt: skip
+    show(
+        context,
+        client,
+        ("CLIENT", printable(client_id)),
+        [(name, _text(value)) for name, value in rows if value is not None],
+    )
     warn_unreachable(client)
 
 

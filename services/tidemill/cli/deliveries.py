@@ -24,8 +24,7 @@ from tidemill.cli.times import age, from_now
 from tidemill.common.clock import SystemClock
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="List what consumers have and have not acked, and give it to others.",
+    no_args_is_help=True, help="List what consumers have and have not acked, and give it to others."
 )
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
@@ -41,9 +40,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 COLUMNS: Final = (
-    "TOPIC", "QUEUE", "OFFSET", "MESSAGE ID", "ATTEMPT", "HELD BY", "SINCE", "ENDS", "RENEWED",
+    "TOPIC",
+    "QUEUE",
+    "OFFSET",
+    "MESSAGE ID",
+    "ATTEMPT",
+    "HELD BY",
+    "SINCE",
+    "ENDS",
+    "RENEWED",
     "BROKER",
-)  # fmt: skip
+)
 
 
 @app.command("ls")

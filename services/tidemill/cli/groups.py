@@ -199,12 +199,13 @@ def show_progress(
     is_watched: Annotated[
         bool,
         typer.Option(
-            "--watch", "-w",
+            "--watch",
+            "-w",
             help="Look again every 2 s until Ctrl-C, with messages in and out a second, and when"
             " the lag is gone at this pace.",
         ),
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show how far a group is: what is ready, in flight, and waiting longest.
 
     Of a FIFO group also which queues are locked: BLOCKED goes to nobody before the message that
@@ -223,11 +224,15 @@ def show_progress(
     parts = [*progress["topics"], {"topic": "(total)", **progress["total"]}]
     rows = [
         (
-            p["topic"], p["lag"], p["ready"], p["blocked"], p["inFlight"],
+            p["topic"],
+            p["lag"],
+            p["ready"],
+            p["blocked"],
+            p["inFlight"],
             age(p.get("oldestUnackedAtMs"), now_ms),
         )
         for p in parts
-    ]  # fmt: skip
+    ]
     columns = "TOPIC", "LAG", "READY", "BLOCKED", "IN FLIGHT", "OLDEST UNACKED"
     show(context, progress, columns, rows)
     if progress["locks"] and options_of(context).output is OutputFormat.TABLE:
@@ -243,16 +248,31 @@ def _show_locks(locks: list[Json], now_ms: int) -> None:
     typer.echo("\nLocked queues:")
     rows = [
         (
-            lock["topic"], lock["queue"], lock["waiting"], lock["messages"], lock["offset"],
-            lock.get("messageId"), printable(lock.get("clientId", "(not known)")),
-            age(lock["sinceMs"], now_ms), from_now(lock["untilMs"], now_ms), lock["broker"],
+            lock["topic"],
+            lock["queue"],
+            lock["waiting"],
+            lock["messages"],
+            lock["offset"],
+            lock.get("messageId"),
+            printable(lock.get("clientId", "(not known)")),
+            age(lock["sinceMs"], now_ms),
+            from_now(lock["untilMs"], now_ms),
+            lock["broker"],
         )
         for lock in locks[:LOCKS_SHOWN]
-    ]  # fmt: skip
+    ]
     columns = (
-        "TOPIC", "QUEUE", "BEHIND IT", "MESSAGES", "OFFSET", "MESSAGE ID", "HELD BY", "SINCE",
-        "ENDS", "BROKER",
-    )  # fmt: skip
+        "TOPIC",
+        "QUEUE",
+        "BEHIND IT",
+        "MESSAGES",
+        "OFFSET",
+        "MESSAGE ID",
+        "HELD BY",
+        "SINCE",
+        "ENDS",
+        "BROKER",
+    )
     count = len(columns) if has_several(locks) else len(columns) - 1
     show_table(columns[:count], [row[:count] for row in rows])
     if len(locks) > LOCKS_SHOWN:
@@ -283,10 +303,10 @@ def release_lock(
     if is_dry:
         progress = call(context, "GET", f"/groups/{segment(name)}/progress")
         locks = [
-            lock for lock in progress["locks"]
-            if (lock["topic"], lock["queue"]) == (topic, queue)
-            and broker in {None, lock["broker"]}
-        ]  # fmt: skip
+            lock
+            for lock in progress["locks"]
+            if (lock["topic"], lock["queue"]) == (topic, queue) and broker in {None, lock["broker"]}
+        ]
         if not locks:
             fail(f"queue {queue} of {topic} is not locked: nothing would be done", EXIT_REFUSED)
         say(context, locks, "\n".join(f"would be released: {_lock_words(lock)}" for lock in locks))
@@ -406,10 +426,7 @@ def _forgotten_words(answer: Json) -> str:
 
 @app.command("delete")
 def delete_group(
-    context: typer.Context,
-    name: Name,
-    is_dry: DryRun = False,
-    is_sure: Yes = False,
+    context: typer.Context, name: Name, is_dry: DryRun = False, is_sure: Yes = False
 ) -> None:
     """Delete a consumer group with its progress; its dead letters stay.
 

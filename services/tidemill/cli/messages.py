@@ -35,9 +35,17 @@ app = typer.Typer(
 Topic = Annotated[str, typer.Argument(help="Topic of the message.")]
 
 COLUMNS = (
-    "MESSAGE ID", "STORED AT", "STORED TOPIC", "QUEUE", "OFFSET", "ATTEMPT", "TAG", "REASON",
-    "BODY", "BROKER",
-)  # fmt: skip
+    "MESSAGE ID",
+    "STORED AT",
+    "STORED TOPIC",
+    "QUEUE",
+    "OFFSET",
+    "ATTEMPT",
+    "TAG",
+    "REASON",
+    "BODY",
+    "BROKER",
+)
 BODY_SHOWN_MAX = 80  # characters of a table's cell
 TAIL_EVERY_S = 1.0  # between two looks: people read no faster
 
@@ -55,8 +63,7 @@ def send_message(
     topic: Annotated[str, typer.Argument(help="Topic to send to.")],
     body: Annotated[str | None, typer.Argument(help="The body, as text.")] = None,
     body_file: Annotated[
-        Path | None,
-        typer.Option(help="Take the body from this file instead; - is standard input."),
+        Path | None, typer.Option(help="Take the body from this file instead; - is standard input.")
     ] = None,
     delay: Annotated[
         str | None, typer.Option(metavar=DURATION, help="Deliver so long from now, as 1h30m.")
@@ -250,11 +257,12 @@ def tail_messages(
     begin: Annotated[
         Begin,
         typer.Option(
-            "--from", case_sensitive=False,
+            "--from",
+            case_sensitive=False,
             help="latest: only what comes from now on; earliest: first all that is there.",
         ),
     ] = Begin.LATEST,
-) -> None:  # fmt: skip
+) -> None:
     """Show the messages of a topic as they come, until Ctrl-C; nothing is consumed.
 
     Each queue is shown in its order. With --output json a line a message.

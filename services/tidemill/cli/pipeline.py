@@ -270,9 +270,14 @@ def archive(
     """
     del config
     given = _given(
-        endpoints, topic, topic_pattern or EVERY_TOPIC, option, archivePath=to, readMode="broker",
+        endpoints,
+        topic,
+        topic_pattern or EVERY_TOPIC,
+        option,
+        archivePath=to,
+        readMode="broker",
         failOnDataLoss="false" if allow_loss else "true",
-    )  # fmt: skip
+    )
     appended = run_job(
         _ARCHIVE,
         lambda jobs: jobs.append(
@@ -322,7 +327,10 @@ def _tell_verified(verified: Any) -> None:
 
 @app.command("archive-verify")
 def archive_verify(
-    to: To, endpoints: Endpoints = ENDPOINTS, master: Master = None, gate: Gate = "",
+    to: To,
+    endpoints: Endpoints = ENDPOINTS,
+    master: Master = None,
+    gate: Gate = "",
     allow_loss: Annotated[
         bool, typer.Option("--allow-loss", hidden=True, help="It was --store-is-gone.")
     ] = False,
@@ -330,8 +338,9 @@ def archive_verify(
     is_all: Annotated[
         bool, typer.Option("--all", help="Read the files of what is sealed again, too.")
     ] = False,
-    option: OptionPairs = None, config: Config = None,
-) -> None:  # fmt: skip
+    option: OptionPairs = None,
+    config: Config = None,
+) -> None:
     """Compare what is archived with the broker, and seal what agrees; status 1 where it does not.
 
     What is sealed is not looked at again, unless by `--all`: by its files and their checksums.
@@ -491,12 +500,19 @@ def audit(
         "tidemill.pipeline.jobs.audit",
         lambda jobs: jobs.run(
             jobs.AuditSettings(
-                to=to, given=given, master=master, sends=sends, grace_s=grace, late_ms=late_ms,
-                window=window, filtered_groups=filtered_group or (), metrics_file=metrics_file,
+                to=to,
+                given=given,
+                master=master,
+                sends=sends,
+                grace_s=grace,
+                late_ms=late_ms,
+                window=window,
+                filtered_groups=filtered_group or (),
+                metrics_file=metrics_file,
                 cluster=cluster,
             )
         ),
-    )  # fmt: skip
+    )
     _tell_audited(verdict)
     for sentence in verdict.unreadable:
         typer.echo(f"not seen: {sentence}", err=True)
@@ -555,9 +571,18 @@ def delay_accuracy(
 
 
 _SHOWN: Final = (
-    "produced", "scheduled", "fired", "recalled", "delivered", "acked", "in_flight", "overdue",
-    "waiting", "dead_lettered", "expired",
-)  # fmt: skip
+    "produced",
+    "scheduled",
+    "fired",
+    "recalled",
+    "delivered",
+    "acked",
+    "in_flight",
+    "overdue",
+    "waiting",
+    "dead_lettered",
+    "expired",
+)
 _OF_DELAYS: Final = frozenset({"scheduled", "fired", "recalled"})  # shown where there are any
 
 
@@ -620,8 +645,7 @@ def replay(
         str | None, typer.Option(metavar=INSTANT, help="What was stored before.")
     ] = None,
     timing: Annotated[
-        ReplayTiming,
-        typer.Option(help="At once, spaced as they were, or --speed times that."),
+        ReplayTiming, typer.Option(help="At once, spaced as they were, or --speed times that.")
     ] = ReplayTiming.ASAP,
     speed: Annotated[float, typer.Option(min=0.001, help="With --timing scaled.")] = 1.0,
     rate: Annotated[
@@ -661,17 +685,25 @@ def replay(
         "tidemill.pipeline.jobs.replay",
         lambda jobs: jobs.run(
             jobs.ReplaySettings(
-                archive=source, given=given, sink=sink, more=_pairs(option), state=state,
-                timing=timing.value, speed=speed,
+                archive=source,
+                given=given,
+                sink=sink,
+                more=_pairs(option),
+                state=state,
+                timing=timing.value,
+                speed=speed,
                 since_ms=None if since is None else instant_ms(since),
                 until_ms=None if until is None else instant_ms(until),
-                expressions=_expressions(set_), master=master,
-                metrics_port=metrics_port, metrics_file=metrics_file, cluster=cluster,
+                expressions=_expressions(set_),
+                master=master,
+                metrics_port=metrics_port,
+                metrics_file=metrics_file,
+                cluster=cluster,
             ),
             is_dry=dry_run,
         ),
         goes_on=True,
-    )  # fmt: skip
+    )
     typer.echo("", err=True)
     plan = replayed.plan
     whole = (

@@ -37,9 +37,10 @@ def read_page(
     """Return some messages of a queue from an offset on, and where to go on."""
     path = f"/topics/{segment(topic)}/queues/{queue.queue_id}/messages"
     query = {
-        "broker": queue.broker, "fromOffset": str(from_offset),
+        "broker": queue.broker,
+        "fromOffset": str(from_offset),
         "limit": str(min(limit, PAGE_SIZE)),
-    }  # fmt: skip
+    }
     return call(context, "GET", path, query=query)
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from tidemill.broker.offline.repair import RepairReport
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Check, copy and repair a data directory. Needs no running broker.",
+    no_args_is_help=True, help="Check, copy and repair a data directory. Needs no running broker."
 )
 T = TypeVar("T")
 EXIT_DAMAGED = 1

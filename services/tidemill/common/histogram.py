@@ -11,8 +11,24 @@ from typing import Generic, TypeVar, final
 
 # Upper bounds in milliseconds: RocketMQ's, and more where a long poll lasts longer.
 LATENCY_BUCKETS_MS = (
-    1, 3, 5, 7, 10, 20, 50, 100, 200, 500, 1000, 2000, 3000, 5000, 10_000, 20_000, 30_000,
-)  # fmt: skip
+    1,
+    3,
+    5,
+    7,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    3000,
+    5000,
+    10_000,
+    20_000,
+    30_000,
+)
 
 Label = TypeVar("Label")
 

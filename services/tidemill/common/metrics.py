@@ -127,8 +127,11 @@ class Registry:
 
     def __init__(self, *, cluster: str, node_type: str, node_id: str, **extra: str) -> None:
         self.common: Final = {
-            "cluster": cluster, "node_type": node_type, "node_id": node_id, **extra,
-        }  # fmt: skip
+            "cluster": cluster,
+            "node_type": node_type,
+            "node_id": node_id,
+            **extra,
+        }
         self._collectors = CollectorRegistry(auto_describe=False)
         self._overflows: dict[str, int] = {}
         # Names appear exactly as declared; creation times would add a series to each.

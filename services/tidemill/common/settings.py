@@ -405,9 +405,10 @@ class AdminFrontSettings(ProcessSettings):
         """Refuse one of the files without the other, and authorities without both."""
         has_both = bool(self.scaler_tls_certificate_file and self.scaler_tls_key_file)
         files = (
-            self.scaler_tls_certificate_file, self.scaler_tls_key_file,
+            self.scaler_tls_certificate_file,
+            self.scaler_tls_key_file,
             self.scaler_tls_client_ca_file,
-        )  # fmt: skip
+        )
         if any(files) and not has_both:
             raise ValueError(
                 "TLS of the scaler needs scaler_tls_certificate_file and scaler_tls_key_file"
@@ -434,8 +435,10 @@ class ClusterTlsSettings(ProcessSettings):
     def check_cluster_tls(self) -> Self:
         """Refuse some of the files without the others."""
         files = (
-            self.cluster_tls_ca_file, self.cluster_tls_certificate_file, self.cluster_tls_key_file,
-        )  # fmt: skip
+            self.cluster_tls_ca_file,
+            self.cluster_tls_certificate_file,
+            self.cluster_tls_key_file,
+        )
         if any(files) and not all(files):
             raise ValueError(
                 "TLS between the processes needs cluster_tls_ca_file, cluster_tls_certificate_file"

@@ -74,9 +74,14 @@ async def serve(settings: ControllerSettings) -> None:
         ):
             leading = Leading(settings.name, store, clock, deputy_rank=settings.deputy_rank)
             make = functools.partial(
-                Group, store=store, clock=clock, timing=settings.timing, rank=leading.rank,
-                metrics=counted, cluster=settings.cluster,
-            )  # fmt: skip
+                Group,
+                store=store,
+                clock=clock,
+                timing=settings.timing,
+                rank=leading.rank,
+                metrics=counted,
+                cluster=settings.cluster,
+            )
             founds_with = settings.min_in_sync if settings.makes_groups else None
             groups = Groups(store, make, founds_with=founds_with)
             service = ControllerService(

@@ -158,9 +158,7 @@ class Group:
     def saw(self, stored: Stored | None) -> None:
         """Take a record that was read, if it is newer than what is known."""
         known = self.stored
-        if stored is None or (
-            known is not None and stored.record.version <= known.record.version
-        ):  # fmt: skip
+        if stored is None or (known is not None and stored.record.version <= known.record.version):
             return
         self.stored = stored
         view = self._view_of(stored.record)

@@ -138,8 +138,10 @@ class Scaling:
         if done.is_success:
             log.info(
                 "the pods of a broker group",
-                group=wanted.group, replicas=replicas, replaced_from=partition,
-            )  # fmt: skip
+                group=wanted.group,
+                replicas=replicas,
+                replaced_from=partition,
+            )
         elif done.status_code != HTTPStatus.CONFLICT:  # Then it is looked at again.
             log.error("the pods of a broker group stay", group=wanted.group, reason=done.text)
 

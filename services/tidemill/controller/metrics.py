@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 
 # Microseconds: of a call of a session or of the store, from a local file to one that is given up.
 LATENCY_BOUNDS_US: Final = (
-    100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000,
-)  # fmt: skip
+    100,
+    300,
+    1_000,
+    3_000,
+    10_000,
+    30_000,
+    100_000,
+    300_000,
+    1_000_000,
+    3_000_000,
+)
 # Seconds without anybody to send to: a transfer, a crash, a silence, and what needed somebody.
 FAILOVER_BOUNDS_S: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 30, 60, 300)
 ROLE_FOLLOWER: Final = 2
@@ -81,8 +90,7 @@ class ControllerMetrics:
 
         def collect() -> Iterator[Metric]:
             role = GaugeMetricFamily(
-                "rocketmq_controller_role",
-                "3 while this controller leads, 2 while it is a deputy.",
+                "rocketmq_controller_role", "3 while this controller leads, 2 while it is a deputy."
             )
             role.add_metric((), ROLE_LEADER if is_leading() else ROLE_FOLLOWER)
             yield role

@@ -85,11 +85,7 @@ def _read_member(found: dict[str, Any]) -> Member:
 
 
 def _kept_store(kept: KeptStore) -> dict[str, Any]:
-    return {
-        "replica": kept.replica_id,
-        "storeUuid": kept.store_uuid,
-        "unclean": kept.is_unclean,
-    }
+    return {"replica": kept.replica_id, "storeUuid": kept.store_uuid, "unclean": kept.is_unclean}
 
 
 def _read_kept_store(found: dict[str, Any]) -> KeptStore:

@@ -36,9 +36,7 @@ class ControllerSettings(ClusterTlsSettings):
     grpc_host: str = Field(
         "127.0.0.1", description="Address on which brokers, proxies and admins are served."
     )
-    grpc_port: Port = Field(
-        10912, description="Port on which they are served; 0: a free one."
-    )  # fmt: skip
+    grpc_port: Port = Field(10912, description="Port on which they are served; 0: a free one.")
     grpc_reuse_port: Flag = Field(
         False, description="Share the port with whoever reserved it (SO_REUSEPORT)."
     )
@@ -55,8 +53,7 @@ class ControllerSettings(ClusterTlsSettings):
         " groups that this controller makes. One: a group may lose what only its master had.",
     )
     makes_groups: Flag = Field(
-        True,
-        description="Make the record of a broker group when the first of its replicas comes.",
+        True, description="Make the record of a broker group when the first of its replicas comes."
     )
     deputy_rank: int = Field(
         1,

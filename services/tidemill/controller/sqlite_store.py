@@ -192,9 +192,11 @@ class SqliteStore:
     def _connect(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(
-            self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None,
+            self._path,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+            isolation_level=None,
             check_same_thread=False,
-        )  # fmt: skip
+        )
         self._connection = connection
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

@@ -55,125 +55,252 @@ class FieldLimit:
 
 
 CLIENT_ID: Final = FieldLimit(
-    what="the header x-mq-client-id", where="metadata `x-mq-client-id`", most=255, unit="bytes",
-    error=BadRequest, why="remembered of 100,000 clients; official ones send under 100",
-)  # fmt: skip
+    what="the header x-mq-client-id",
+    where="metadata `x-mq-client-id`",
+    most=255,
+    unit="bytes",
+    error=BadRequest,
+    why="remembered of 100,000 clients; official ones send under 100",
+)
 NAMESPACE: Final = FieldLimit(
-    what="a resource namespace", where="`Resource.resource_namespace`", most=127, unit="bytes",
-    error=BadRequest, why="every queue of a route and every message of a receive repeats it",
-)  # fmt: skip
+    what="a resource namespace",
+    where="`Resource.resource_namespace`",
+    most=127,
+    unit="bytes",
+    error=BadRequest,
+    why="every queue of a route and every message of a receive repeats it",
+)
 ENDPOINTS: Final = FieldLimit(
-    what="an access point", where="`Endpoints.addresses`", most=16, unit="entries",
-    error=IllegalAccessPoint, why="every queue of a route repeats them",
-)  # fmt: skip
+    what="an access point",
+    where="`Endpoints.addresses`",
+    most=16,
+    unit="entries",
+    error=IllegalAccessPoint,
+    why="every queue of a route repeats them",
+)
 HOST: Final = FieldLimit(
-    what="a host", where="`Address.host`", most=255, unit="bytes",
-    error=IllegalAccessPoint, why="as long as a name of DNS",
-)  # fmt: skip
+    what="a host",
+    where="`Address.host`",
+    most=255,
+    unit="bytes",
+    error=IllegalAccessPoint,
+    why="as long as a name of DNS",
+)
 HOSTS: Final = FieldLimit(
-    what="the list of hosts of an access point, together,", where="`Endpoints.addresses`", most=640,
-    unit="bytes", error=IllegalAccessPoint,
+    what="the list of hosts of an access point, together,",
+    where="`Endpoints.addresses`",
+    most=640,
+    unit="bytes",
+    error=IllegalAccessPoint,
     why="each of 1,024 queues of a route repeats them; 16 addresses of IPv6",
-)  # fmt: skip
+)
 MESSAGES: Final = FieldLimit(
-    what="a request", where="`SendMessageRequest.messages`", most=256, unit="entries",
-    error=BadRequest, why="they are checked and stored in one turn, some 12 ms",
-)  # fmt: skip
+    what="a request",
+    where="`SendMessageRequest.messages`",
+    most=256,
+    unit="entries",
+    error=BadRequest,
+    why="they are checked and stored in one turn, some 12 ms",
+)
 BODY: Final = FieldLimit(
-    what="a message body", where="`Message.body`", most=4_194_304, unit="bytes",
-    error=MessageBodyTooLarge, why="of the protocol; Node.js, C# and Rust receive no more",
-)  # fmt: skip
+    what="a message body",
+    where="`Message.body`",
+    most=4_194_304,
+    unit="bytes",
+    error=MessageBodyTooLarge,
+    why="of the protocol; Node.js, C# and Rust receive no more",
+)
 MESSAGE_ID: Final = FieldLimit(
-    what="a message id", where="`SystemProperties.message_id`", most=1_024, unit="bytes",
-    error=IllegalMessageId, why="a position in the stored message is 16 bits",
-)  # fmt: skip
+    what="a message id",
+    where="`SystemProperties.message_id`",
+    most=1_024,
+    unit="bytes",
+    error=IllegalMessageId,
+    why="a position in the stored message is 16 bits",
+)
 MESSAGE_GROUP: Final = FieldLimit(
-    what="a message group", where="`SystemProperties.message_group`", most=63, unit="bytes",
-    error=IllegalMessageGroup, why="of the protocol",
-)  # fmt: skip
+    what="a message group",
+    where="`SystemProperties.message_group`",
+    most=63,
+    unit="bytes",
+    error=IllegalMessageGroup,
+    why="of the protocol",
+)
 KEYS: Final = FieldLimit(
-    what="the list of keys of a message", where="`SystemProperties.keys`", most=128,
-    unit="entries", error=PropertiesTooLarge, why="each is an entry of the index",
-)  # fmt: skip
+    what="the list of keys of a message",
+    where="`SystemProperties.keys`",
+    most=128,
+    unit="entries",
+    error=PropertiesTooLarge,
+    why="each is an entry of the index",
+)
 USER_PROPERTIES: Final = FieldLimit(
-    what="the user properties of a message", where="`Message.user_properties`", most=128,
-    unit="entries", error=PropertiesTooLarge, why="of the protocol",
-)  # fmt: skip
+    what="the user properties of a message",
+    where="`Message.user_properties`",
+    most=128,
+    unit="entries",
+    error=PropertiesTooLarge,
+    why="of the protocol",
+)
 PROPERTIES: Final = FieldLimit(
-    what="user properties, tag and keys together", where="`Message`", most=16_384, unit="bytes",
-    error=PropertiesTooLarge, why="of the protocol",
-)  # fmt: skip
+    what="user properties, tag and keys together",
+    where="`Message`",
+    most=16_384,
+    unit="bytes",
+    error=PropertiesTooLarge,
+    why="of the protocol",
+)
 SYSTEM_PROPERTIES: Final = FieldLimit(
     what="the system properties of all messages of a request",
-    where="`Message.system_properties`", most=1 << 20, unit="bytes",
-    error=PropertiesTooLarge, why="parsed they take some ten times that, in the worst case",
-)  # fmt: skip
+    where="`Message.system_properties`",
+    most=1 << 20,
+    unit="bytes",
+    error=PropertiesTooLarge,
+    why="parsed they take some ten times that, in the worst case",
+)
 BORN_HOST: Final = FieldLimit(
-    what="a born host", where="`SystemProperties.born_host`", most=255, unit="bytes",
-    error=BadRequest, why="its encoding is cached, of 4,096 hosts",
-)  # fmt: skip
+    what="a born host",
+    where="`SystemProperties.born_host`",
+    most=255,
+    unit="bytes",
+    error=BadRequest,
+    why="its encoding is cached, of 4,096 hosts",
+)
 TRACE_CONTEXT: Final = FieldLimit(
-    what="a trace context", where="`SystemProperties.trace_context`", most=4_096, unit="bytes",
-    error=PropertiesTooLarge, why="stored and delivered with its message; 55 in W3C's format",
-)  # fmt: skip
+    what="a trace context",
+    where="`SystemProperties.trace_context`",
+    most=4_096,
+    unit="bytes",
+    error=PropertiesTooLarge,
+    why="stored and delivered with its message; 55 in W3C's format",
+)
 ATTEMPT_ID: Final = FieldLimit(
-    what="an attempt id", where="`ReceiveMessageRequest.attempt_id`", most=255, unit="bytes",
-    error=BadRequest, why="stored with its size in one byte; official clients send a UUID",
-)  # fmt: skip
+    what="an attempt id",
+    where="`ReceiveMessageRequest.attempt_id`",
+    most=255,
+    unit="bytes",
+    error=BadRequest,
+    why="stored with its size in one byte; official clients send a UUID",
+)
 FILTER: Final = FieldLimit(
-    what="a tag filter", where="`FilterExpression.expression`", most=4_096, unit="bytes",
-    error=IllegalFilter, why="the broker keeps it while the poll waits",
-)  # fmt: skip
+    what="a tag filter",
+    where="`FilterExpression.expression`",
+    most=4_096,
+    unit="bytes",
+    error=IllegalFilter,
+    why="the broker keeps it while the poll waits",
+)
 FILTER_TAGS: Final = FieldLimit(
-    what="a tag filter", where="`FilterExpression.expression`", most=128, unit="entries",
-    error=IllegalFilter, why="the broker keeps each, some 100 bytes, while the poll waits",
-)  # fmt: skip
+    what="a tag filter",
+    where="`FilterExpression.expression`",
+    most=128,
+    unit="entries",
+    error=IllegalFilter,
+    why="the broker keeps each, some 100 bytes, while the poll waits",
+)
 RECEIPT_HANDLE: Final = FieldLimit(
-    what="a receipt handle", where="`receipt_handle`", most=512, unit="bytes",
-    error=InvalidReceiptHandle, why="ours take under 100",
-)  # fmt: skip
+    what="a receipt handle",
+    where="`receipt_handle`",
+    most=512,
+    unit="bytes",
+    error=InvalidReceiptHandle,
+    why="ours take under 100",
+)
 RECALL_HANDLE: Final = FieldLimit(
-    what="a recall handle", where="`RecallMessageRequest.recall_handle`", most=4_096,
-    unit="bytes", error=BadRequest, why="ours hold a message id",
-)  # fmt: skip
+    what="a recall handle",
+    where="`RecallMessageRequest.recall_handle`",
+    most=4_096,
+    unit="bytes",
+    error=BadRequest,
+    why="ours hold a message id",
+)
 ACK_ENTRIES: Final = FieldLimit(
-    what="an ack", where="`AckMessageRequest.entries`", most=1_024, unit="entries",
-    error=BadRequest, why="a frame of the link should not be filled by one; clients send one",
-)  # fmt: skip
+    what="an ack",
+    where="`AckMessageRequest.entries`",
+    most=1_024,
+    unit="entries",
+    error=BadRequest,
+    why="a frame of the link should not be filled by one; clients send one",
+)
 SETTINGS_ENTRIES: Final = FieldLimit(
-    what="the settings of a client", where="`Publishing.topics`, `Subscription.subscriptions`",
-    most=1_024, unit="entries", error=BadRequest, why="the answer repeats them",
-)  # fmt: skip
+    what="the settings of a client",
+    where="`Publishing.topics`, `Subscription.subscriptions`",
+    most=1_024,
+    unit="entries",
+    error=BadRequest,
+    why="the answer repeats them",
+)
 USER_AGENT: Final = FieldLimit(
-    what="a field of a user agent", where="`UA.version`, `UA.platform`, `UA.hostname`", most=1_024,
-    unit="bytes", error=BadRequest, why="the answer repeats them; official clients send under 100",
-)  # fmt: skip
+    what="a field of a user agent",
+    where="`UA.version`, `UA.platform`, `UA.hostname`",
+    most=1_024,
+    unit="bytes",
+    error=BadRequest,
+    why="the answer repeats them; official clients send under 100",
+)
 
 NAMES: Final = FieldLimit(
     what="the list of topics, or of consumer groups, of a request",
-    where="`topics`, `groups` of GetQueues and of the listings of `PipelineSource`", most=4_096,
-    unit="entries", error=BadRequest,
+    where="`topics`, `groups` of GetQueues and of the listings of `PipelineSource`",
+    most=4_096,
+    unit="entries",
+    error=BadRequest,
     why="each page looks all of them up, about a millisecond",
-)  # fmt: skip
+)
 TOPIC_PATTERN: Final = FieldLimit(
-    what="a pattern of topics", where="`GetQueuesRequest.topic_pattern`", most=127, unit="bytes",
-    error=BadRequest, why="as long as a name; it is compared with that of every topic",
-)  # fmt: skip
+    what="a pattern of topics",
+    where="`GetQueuesRequest.topic_pattern`",
+    most=127,
+    unit="bytes",
+    error=BadRequest,
+    why="as long as a name; it is compared with that of every topic",
+)
 EVENT_TOPICS: Final = FieldLimit(
-    what="the list of topics of which events are read", where="`ReadEventsRequest.topics`",
-    most=1_024, unit="entries", error=BadRequest, why="the broker is sent them with each page",
-)  # fmt: skip
+    what="the list of topics of which events are read",
+    where="`ReadEventsRequest.topics`",
+    most=1_024,
+    unit="entries",
+    error=BadRequest,
+    why="the broker is sent them with each page",
+)
 EVENT_KINDS: Final = FieldLimit(
-    what="the list of kinds of events", where="`ReadEventsRequest.kinds`", most=1_024,
-    unit="entries", error=BadRequest, why="the broker is sent them with each page",
-)  # fmt: skip
+    what="the list of kinds of events",
+    where="`ReadEventsRequest.kinds`",
+    most=1_024,
+    unit="entries",
+    error=BadRequest,
+    why="the broker is sent them with each page",
+)
 
 FIELDS: Final = (
-    CLIENT_ID, NAMESPACE, ENDPOINTS, HOST, HOSTS, MESSAGES, BODY, MESSAGE_ID, MESSAGE_GROUP, KEYS,
-    USER_PROPERTIES, PROPERTIES, SYSTEM_PROPERTIES, BORN_HOST, TRACE_CONTEXT, ATTEMPT_ID, FILTER,
-    FILTER_TAGS, RECEIPT_HANDLE, RECALL_HANDLE, ACK_ENTRIES, SETTINGS_ENTRIES,
-    USER_AGENT, NAMES, TOPIC_PATTERN, EVENT_TOPICS, EVENT_KINDS,
-)  # fmt: skip
+    CLIENT_ID,
+    NAMESPACE,
+    ENDPOINTS,
+    HOST,
+    HOSTS,
+    MESSAGES,
+    BODY,
+    MESSAGE_ID,
+    MESSAGE_GROUP,
+    KEYS,
+    USER_PROPERTIES,
+    PROPERTIES,
+    SYSTEM_PROPERTIES,
+    BORN_HOST,
+    TRACE_CONTEXT,
+    ATTEMPT_ID,
+    FILTER,
+    FILTER_TAGS,
+    RECEIPT_HANDLE,
+    RECALL_HANDLE,
+    ACK_ENTRIES,
+    SETTINGS_ENTRIES,
+    USER_AGENT,
+    NAMES,
+    TOPIC_PATTERN,
+    EVENT_TOPICS,
+    EVENT_KINDS,
+)
 
 # Bytes of a whole request, inflated; one of more is refused by its first bytes.
 OTHER_REQUESTS_BYTES: Final = 128 << 10  # names, a filter, a handle: a kilobyte or two

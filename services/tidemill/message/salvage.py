@@ -74,23 +74,43 @@ def encode(properties: Properties) -> bytes:
     digest = varint_field(1, _MD5) + bytes_field(
         2, md5(usedforsecurity=False).hexdigest().upper().encode()
     )
-    system = b"".join([
-        id_head, message_id, tag_head, tag,
-        *(bytes_header(_KEY) + varint(len(key)) + key for key in keys),
-        bytes_field(_DIGEST, digest),
-        varint_header(_BODY_ENCODING), varint(_IDENTITY),
-        varint_header(_MESSAGE_TYPE), varint(kind),
-        bytes_field(_BORN, milliseconds(born_at_ms)),
-    ])  # fmt: skip
+    system = b"".join(
+        [
+            id_head,
+            message_id,
+            tag_head,
+            tag,
+            *(bytes_header(_KEY) + varint(len(key)) + key for key in keys),
+            bytes_field(_DIGEST, digest),
+            varint_header(_BODY_ENCODING),
+            varint(_IDENTITY),
+            varint_header(_MESSAGE_TYPE),
+            varint(kind),
+            bytes_field(_BORN, milliseconds(born_at_ms)),
+        ]
+    )
     id_at = len(id_head)
     tag_at = id_at + len(message_id) + len(tag_head) if tag else 0
     hashes = [stored_message.encode_key_hash("id", message_id)]
     hashes += [stored_message.encode_key_hash("key", key) for key in keys]
     fixed = stored_message.FIXED.pack(
-        stored_message.VERSION, kind, _IDENTITY, len(hashes), id_at, len(message_id), tag_at,
-        len(tag), 0, 0, len(system), len(user_wire), 0,
-        stored_message.tag_hash(tag.decode()) if tag else 0, born_at_ms, 0,
-    )  # fmt: skip
+        stored_message.VERSION,
+        kind,
+        _IDENTITY,
+        len(hashes),
+        id_at,
+        len(message_id),
+        tag_at,
+        len(tag),
+        0,
+        0,
+        len(system),
+        len(user_wire),
+        0,
+        stored_message.tag_hash(tag.decode()) if tag else 0,
+        born_at_ms,
+        0,
+    )
     return b"".join((fixed, *hashes, system, user_wire, _EMPTY_BODY))
 
 

@@ -149,18 +149,23 @@ class Client:
         for group in (group for answer in answers for group in answer.groups):
             groups[group.broker] = groups.get(group.broker, frozenset()).union(group.groups)
             logs[group.broker] = BrokerLog(
-                broker=group.broker, log_id=group.log_id, log_min=group.log_min,
-                log_end=group.log_end, error=group.error,
-            )  # fmt: skip
+                broker=group.broker,
+                log_id=group.log_id,
+                log_min=group.log_min,
+                log_end=group.log_end,
+                error=group.error,
+            )
             for each in group.queues:
                 if not topics.have(each.topic):
                     continue
                 incarnation = Incarnation(group.log_id, each.topic_id)
                 queue = Queue(each.topic, group.broker, each.queue_id, incarnation)
                 queues[queue] = QueueEnds(
-                    queue=queue, min_offset=each.min_offset, max_offset=each.max_offset,
+                    queue=queue,
+                    min_offset=each.min_offset,
+                    max_offset=each.max_offset,
                     bytes=each.bytes,
-                )  # fmt: skip
+                )
         return Cluster(queues=queues, logs=logs, groups=groups)
 
     def whole_cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
@@ -249,10 +254,17 @@ class Client:
         at, attempt = start, 0
         while at < end:
             request = pb.ReadMessagesRequest(
-                namespace=self._connection.namespace, topic=queue.topic, broker=queue.broker,
-                queue_id=queue.queue_id, from_offset=at, until_offset=end, filter=tags,
-                without_bodies=not with_bodies, log_id=log_id, topic_id=topic_id,
-            )  # fmt: skip
+                namespace=self._connection.namespace,
+                topic=queue.topic,
+                broker=queue.broker,
+                queue_id=queue.queue_id,
+                from_offset=at,
+                until_offset=end,
+                filter=tags,
+                without_bodies=not with_bodies,
+                log_id=log_id,
+                topic_id=topic_id,
+            )
             try:
                 for page in self._source().ReadMessages(
                     request, timeout=timeout_ms / 1000, metadata=self._headers()
@@ -292,9 +304,14 @@ class Client:
         position, attempt, log_bytes = start, 0, EVENT_LOG_BYTES
         while True:
             request = pb.ReadEventsRequest(
-                broker=broker, from_position=position, log_id=log_id, until_position=until,
-                log_bytes_max=log_bytes, topics=topics, from_index=index,
-            )  # fmt: skip
+                broker=broker,
+                from_position=position,
+                log_id=log_id,
+                until_position=until,
+                log_bytes_max=log_bytes,
+                topics=topics,
+                from_index=index,
+            )
             try:
                 for answer in self._source().ReadEvents(
                     request, timeout=EVENTS_S, metadata=self._headers()
@@ -313,9 +330,15 @@ class Client:
                 return
 
     def pending(
-        self, broker: str, *, topics: Sequence[str], from_ms: int = 0, until_ms: int | None = None,
-        with_messages: bool = False, left: LeftOut | None = None,
-    ) -> Iterator[pb.Pending]:  # fmt: skip
+        self,
+        broker: str,
+        *,
+        topics: Sequence[str],
+        from_ms: int = 0,
+        until_ms: int | None = None,
+        with_messages: bool = False,
+        left: LeftOut | None = None,
+    ) -> Iterator[pb.Pending]:
         """Yield the delayed messages that wait, of all topics where none is named.
 
         In the order of their timers' ids, of so many topics at a time as one call may name. Raises

@@ -124,10 +124,12 @@ class QueryWatch(Quiet):
         self._metrics.batches_ms.observe(self._metrics.work, int(progress.batchDuration))
         self._metrics.succeeded_at_ms = SystemClock().wall_ms()
         told = {
-            "event": "batch", "query": str(progress.name or progress.id),
-            "batch": progress.batchId, "rows": progress.numInputRows,
+            "event": "batch",
+            "query": str(progress.name or progress.id),
+            "batch": progress.batchId,
+            "rows": progress.numInputRows,
             "took_ms": progress.batchDuration,
-        }  # fmt: skip
+        }
         log.info("%s", json.dumps(told))
 
     def _tell_waiting(self, end: Offsets, latest: Offsets | None) -> None:

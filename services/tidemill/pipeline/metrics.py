@@ -59,26 +59,30 @@ class PipelineMetrics:
 
     @property
     def _common(self) -> dict[str, str]:
-        return {
-            "cluster": self.cluster, "node_type": "pipeline", "node_id": socket.gethostname(),
-        }  # fmt: skip
+        return {"cluster": self.cluster, "node_type": "pipeline", "node_id": socket.gethostname()}
 
     def _families(self) -> Iterator[Metric]:
         rows = CounterMetricFamily(
-            "rocketmq_pipeline_rows_total", "Rows that a job has read or sent.",
+            "rocketmq_pipeline_rows_total",
+            "Rows that a job has read or sent.",
             labels=("work", "topic"),
-        )  # fmt: skip
+        )
         for topic, count in self.rows.items():
             rows.add_metric((self.work, topic), count)
         yield rows
         yield histogram_family(
-            "rocketmq_pipeline_batch_seconds", "Seconds of a batch.", ("work",), self.batches_ms,
-            lambda work: (work,), divisor=MS_PER_S,
-        )  # fmt: skip
+            "rocketmq_pipeline_batch_seconds",
+            "Seconds of a batch.",
+            ("work",),
+            self.batches_ms,
+            lambda work: (work,),
+            divisor=MS_PER_S,
+        )
         waiting = GaugeMetricFamily(
-            "rocketmq_pipeline_lag_messages", "Rows that are there and not read yet.",
+            "rocketmq_pipeline_lag_messages",
+            "Rows that are there and not read yet.",
             labels=("work", "topic"),
-        )  # fmt: skip
+        )
         for topic, count in self.waiting.items():
             waiting.add_metric((self.work, topic), count)
         yield waiting
@@ -109,9 +113,10 @@ class PipelineMetrics:
             succeeded.add_metric((self.work,), self.succeeded_at_ms / MS_PER_S)
         yield succeeded
         findings = GaugeMetricFamily(
-            "rocketmq_audit_findings", "Messages that the last audit found, by kind.",
+            "rocketmq_audit_findings",
+            "Messages that the last audit found, by kind.",
             labels=("topic", "kind"),
-        )  # fmt: skip
+        )
         for (topic, kind), count in self.findings.items():
             findings.add_metric((topic, kind), count)
         yield findings

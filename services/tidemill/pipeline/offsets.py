@@ -242,8 +242,10 @@ def take_rows(
         for name in lessened:
             shares[name] -= 1
         over += len(lessened)
-    return {name: start.get(name, 0) + shares[name] if name in shares else end
-            for name, end in target.items()}  # fmt: skip
+    return {
+        name: start.get(name, 0) + shares[name] if name in shares else end
+        for name, end in target.items()
+    }
 
 
 def take_bytes(

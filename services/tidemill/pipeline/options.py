@@ -25,8 +25,13 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 Dataset = Literal["messages", "events", "dlq", "pending", "inflight", "groups"]
 DATASETS: Final[tuple[Dataset, ...]] = (
-    "messages", "events", "dlq", "pending", "inflight", "groups",
-)  # fmt: skip
+    "messages",
+    "events",
+    "dlq",
+    "pending",
+    "inflight",
+    "groups",
+)
 ReadMode = Literal["auto", "archive", "broker"]
 READ_MODES: Final[tuple[ReadMode, ...]] = ("auto", "archive", "broker")
 STREAMED: Final[tuple[Dataset, ...]] = ("messages", "events", "dlq")
@@ -263,15 +268,25 @@ _WITH_BODIES: Final[tuple[Dataset, ...]] = (*_STORED, "pending")
 OF_SOME: Final[Mapping[str, tuple[Dataset, ...]]] = {
     "groups": ("dlq", "inflight", "groups"),
     **dict.fromkeys(
-        ("filter", "startingTimestampStrategy", "reportProgressAs", "minPartitions",
-         "rowsPerPartition", "newQueues", "readMode", "archivePath", "pullBatchSize",
-         "maxRatePerTask", "pullTimeoutMs"),
+        (
+            "filter",
+            "startingTimestampStrategy",
+            "reportProgressAs",
+            "minPartitions",
+            "rowsPerPartition",
+            "newQueues",
+            "readMode",
+            "archivePath",
+            "pullBatchSize",
+            "maxRatePerTask",
+            "pullTimeoutMs",
+        ),
         _STORED,
     ),
     **dict.fromkeys(("startingOffsets", "endingOffsets", "failOnDataLoss"), STREAMED),
     **dict.fromkeys(("startingTimestamp", "endingTimestamp"), (*STREAMED, "pending")),
     **dict.fromkeys(("includeBody", "bodyEncoding", "pushdown"), _WITH_BODIES),
-}  # fmt: skip
+}
 # And what else to say than that a dataset has no use for an option.
 _INSTEAD: Final[Mapping[tuple[str, Dataset], str]] = {
     ("groups", "messages"): "dataset dlq has the dead letters of groups",
@@ -282,7 +297,7 @@ _INSTEAD: Final[Mapping[tuple[str, Dataset], str]] = {
         ("failOnDataLoss", each): "what is deleted meanwhile is left out with a warning"
         for each in ("pending", "inflight", "groups")
     },
-}  # fmt: skip
+}
 
 
 @final

@@ -68,9 +68,13 @@ def pull_range(
         pace.keep(until - part.start)
         try:
             for page in client.messages(
-                part.queue, start=at, end=until, tags=options.filter, with_bodies=with_bodies,
+                part.queue,
+                start=at,
+                end=until,
+                tags=options.filter,
+                with_bodies=with_bodies,
                 timeout_ms=options.pull_timeout_ms,
-            ):  # fmt: skip
+            ):
                 if page.is_gone:
                     tell(part.queue, at, min(page.min_offset, part.end), TAKEN)
                     at = max(at, page.min_offset)
@@ -93,8 +97,11 @@ def pull_range(
             since_s = time.monotonic()
             log.warning(
                 "%s ends at %d, and was told to end at %d: it is asked again for %.0f s",
-                part.queue, at, part.end, short_s,
-            )  # fmt: skip
+                part.queue,
+                at,
+                part.end,
+                short_s,
+            )
         if time.monotonic() - since_s >= short_s:
             tell(part.queue, at, part.end, _ENDS_SOONER.format(short_s))
             break

@@ -20,9 +20,13 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 # Of MessageType of the protocol.
 TYPE_NAMES: Final = {
-    v2.NORMAL: "normal", v2.FIFO: "fifo", v2.DELAY: "delay", v2.TRANSACTION: "transaction",
-    v2.LITE: "lite", v2.PRIORITY: "priority",
-}  # fmt: skip
+    v2.NORMAL: "normal",
+    v2.FIFO: "fifo",
+    v2.DELAY: "delay",
+    v2.TRANSACTION: "transaction",
+    v2.LITE: "lite",
+    v2.PRIORITY: "priority",
+}
 EVENT_NAMES: Final[dict[int, str]] = {
     value: name.lower().replace("_", "-")
     for name, value in pb.EventKind.items()
@@ -41,9 +45,14 @@ class _Pull:
     __slots__ = ("bodies", "broker", "messages", "namespace", "system", "topic")
 
     def __init__(
-        self, messages: Sequence[v2.Message], bodies: list[bytes], *, topic: str, broker: str,
+        self,
+        messages: Sequence[v2.Message],
+        bodies: list[bytes],
+        *,
+        topic: str,
+        broker: str,
         namespace: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.messages = messages
         self.bodies = bodies
         self.system = [message.system_properties for message in messages]
@@ -188,9 +197,14 @@ def unreadable_batch(
     That is `size` bytes somewhere between two positions.
     """
     row = {
-        "event_id": f"{broker}:{start}:{UNREADABLE}", "event": UNREADABLE, "broker": broker,
-        "log_position": start, "end_offset": end, "body_size": size, "detail": what,
-    }  # fmt: skip
+        "event_id": f"{broker}:{start}:{UNREADABLE}",
+        "event": UNREADABLE,
+        "broker": broker,
+        "log_position": start,
+        "end_offset": end,
+        "body_size": size,
+        "detail": what,
+    }
     return pa.RecordBatch.from_arrays(
         [pa.array([row.get(field.name)], field.type) for field in schema], schema=schema
     )
@@ -235,9 +249,11 @@ _EVENT_COLUMNS: Final[dict[str, Callable[[pb.Event, str], Any]]] = {
 
 
 def _listing(
-    items: Sequence[Any], schema: pa.Schema, columns: dict[str, Callable[[Any, str], Any]],
+    items: Sequence[Any],
+    schema: pa.Schema,
+    columns: dict[str, Callable[[Any, str], Any]],
     broker: str,
-) -> pa.RecordBatch:  # fmt: skip
+) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array([columns[field.name](item, broker) for item in items], field.type)

@@ -30,9 +30,18 @@ class Column(NamedTuple):
 OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
 # Of messages that wait: which need that these are read, and not only when they are due.
 OF_WAITING: Final = (
-    "tag", "keys", "message_group", "properties", "system_properties", "body", "body_size",
-    "body_crc32", "born_host", "born_timestamp", "trace_parent",
-)  # fmt: skip
+    "tag",
+    "keys",
+    "message_group",
+    "properties",
+    "system_properties",
+    "body",
+    "body_size",
+    "body_crc32",
+    "born_host",
+    "born_timestamp",
+    "trace_parent",
+)
 
 MESSAGES: Final = (
     Column("topic", "string", "without namespace"),

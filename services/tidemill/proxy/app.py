@@ -133,9 +133,10 @@ async def serve(settings: ProxySettings) -> None:
                 ):
                     if settings.keeper_fd is not None:
                         give_to_keep(
-                            settings.keeper_fd, server.descriptors(),
+                            settings.keeper_fd,
+                            server.descriptors(),
                             logs_text=logs_text(settings.log_format),
-                        )  # fmt: skip
+                        )
                     metrics.is_serving, readiness.phase = True, "serving"
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", tls=settings.tls, **addresses)

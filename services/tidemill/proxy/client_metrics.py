@@ -260,9 +260,14 @@ class ClientMetrics:
         if series is None:
             self._enter(export.key, name, labels)
         self._series[key] = _Series(
-            labels, point.start_time_unix_nano, counts, total,
-            point.time_unix_nano, export.now_ms, allowance - new_count,
-        )  # fmt: skip
+            labels,
+            point.start_time_unix_nano,
+            counts,
+            total,
+            point.time_unix_nano,
+            export.now_ms,
+            allowance - new_count,
+        )
         self._series.move_to_end(key)
         if new_count:
             self._histograms[name].merge(labels, new, new_total)
@@ -285,8 +290,10 @@ class ClientMetrics:
             exporter = self._exporters.get(export.key)
             told_ns = 0 if exporter is None else exporter.told_ns
             since_ns, since_counts, since_total = (
-                max(point.start_time_unix_nano, told_ns), zeros, 0.0,
-            )  # fmt: skip
+                max(point.start_time_unix_nano, told_ns),
+                zeros,
+                0.0,
+            )
         is_told_elsewhere = point.time_unix_nano - since_ns > GAP_NS
         # Where it counts backwards, nobody knows from where.
         if is_told_elsewhere or any(map(int.__lt__, counts, since_counts)):

@@ -137,12 +137,7 @@ def encode_received(
 
 
 def encode_read(
-    items: list[bytes],
-    *,
-    next_offset: int,
-    min_offset: int,
-    end_offset: int,
-    gone_from: int = -1,
+    items: list[bytes], *, next_offset: int, min_offset: int, end_offset: int, gone_from: int = -1
 ) -> bytes:
     """Join a ReadMessagesReply of its messages; `gone_from`: from where what was wanted is gone."""
     ending = (
@@ -154,12 +149,7 @@ def encode_read(
 
 
 def join_pulled(
-    reply: link_pb2.PullReply,
-    *,
-    header: bytes,
-    topic_wire: bytes,
-    store_host: bytes,
-    queue_id: int,
+    reply: link_pb2.PullReply, *, header: bytes, topic_wire: bytes, store_host: bytes, queue_id: int
 ) -> Generator[None, None, list[bytes]]:
     """Join each message of a pull, in its order, as the field `header` of a response.
 
@@ -173,10 +163,13 @@ def join_pulled(
     provenances = dict(zip(reply.provenance_of, reply.provenances, strict=True))
     origins = dict(zip(reply.provenance_of, reply.dead_letter_origins, strict=True))
     columns = zip(
-        reply.queue_offsets, reply.log_offsets, reply.stored_at_ms, reply.delivery_attempts,
+        reply.queue_offsets,
+        reply.log_offsets,
+        reply.stored_at_ms,
+        reply.delivery_attempts,
         reply.blobs,
         strict=True,
-    )  # fmt: skip
+    )
     for number, (queue_offset, log_offset, stored_at_ms, attempt, blob) in enumerate(columns):
         if number % JOINED_A_SLICE == JOINED_A_SLICE - 1:
             yield
@@ -198,9 +191,13 @@ def join_pulled(
             # It was due when it came: no timer, and nothing that names one.
             provenance += _FIRED_AT_MS + varint(stored_at_ms)
         added = [
-            of_queue, stored_at, _QUEUE_OFFSET, varint(queue_offset),
-            _DELIVERY_ATTEMPT, varint(attempt),
-        ]  # fmt: skip
+            of_queue,
+            stored_at,
+            _QUEUE_OFFSET,
+            varint(queue_offset),
+            _DELIVERY_ATTEMPT,
+            varint(attempt),
+        ]
         if message_type == _DELAY:
             added.append(bytes_field(11, milliseconds(due_at_ms)))
         if origin := origins.get(number):

@@ -57,9 +57,12 @@ class ProxyMetrics:
         restarts.add_metric((), self._former_lives)
         yield restarts
         yield histogram_family(
-            "rocketmq_rpc_latency", "Milliseconds of each client call.", _RPC_LABELS, self.rpcs,
+            "rocketmq_rpc_latency",
+            "Milliseconds of each client call.",
+            _RPC_LABELS,
+            self.rpcs,
             lambda labels: labels,
-        )  # fmt: skip
+        )
         yield histogram_family(
             "rocketmq_proxy_backend_latency",
             "Milliseconds from the proxy to a broker and back.",

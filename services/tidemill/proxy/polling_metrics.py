@@ -65,10 +65,7 @@ class PollingMetrics:
     """Shows what polls have counted."""
 
     def __init__(
-        self,
-        registry: Registry,
-        polling: PollingShell,
-        is_known: Callable[[str, str], bool],
+        self, registry: Registry, polling: PollingShell, is_known: Callable[[str, str], bool]
     ) -> None:
         """Forget what is counted of a topic or group that `is_known` denies."""
         self._polling = polling

@@ -51,8 +51,9 @@ async def serve(settings: StandaloneSettings) -> int:
     if settings.replicas == MIN_IN_SYNC:
         log.warning(
             "two replicas stop when either is away: with three, one may be",
-            replicas=settings.replicas, min_in_sync=MIN_IN_SYNC,
-        )  # fmt: skip
+            replicas=settings.replicas,
+            min_in_sync=MIN_IN_SYNC,
+        )
     with planned_children(settings) as children:
         stages = stages_of(children, settings)
 
@@ -76,9 +77,7 @@ async def serve(settings: StandaloneSettings) -> int:
 
 
 async def supervise(
-    children: Sequence[Child],
-    runs: Sequence[asyncio.Task[None]],
-    stop: asyncio.Event,
+    children: Sequence[Child], runs: Sequence[asyncio.Task[None]], stop: asyncio.Event
 ) -> int:
     """Print the ready line when all children serve; return once stopped or one cannot start."""
     stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -300,10 +299,12 @@ def wanted_ports(settings: StandaloneSettings) -> list[Wanted]:
     wanted = [
         Wanted(settings.grpc_host, settings.grpc_port, GRPC_FLAGS, "clients"),
         Wanted(
-            settings.admin_host, settings.admin_port, ("--admin-host", "--admin-port"),
+            settings.admin_host,
+            settings.admin_port,
+            ("--admin-host", "--admin-port"),
             "the REST API",
         ),
-    ]  # fmt: skip
+    ]
     if settings.scaler_port is not None:
         flags = "--scaler-host", "--scaler-port"
         wanted.append(Wanted(settings.scaler_host, settings.scaler_port, flags, "KEDA"))

@@ -178,18 +178,29 @@ class Session:
         self, batch: pb.Batch, index: int, invisible_ms: int, **how: bool
     ) -> pb.ReplyFrame:
         request = pb.ChangeInvisibleRequest(
-            request_id=1, group_id=self.group_id, topic_id=self.topic_id, slot=batch.slot,
-            delivery_id=batch.delivery_id, index=index, visible_at_ms=batch.visible_at_ms,
-            invisible_duration_ms=invisible_ms, suspend=how.get("suspend", False),
+            request_id=1,
+            group_id=self.group_id,
+            topic_id=self.topic_id,
+            slot=batch.slot,
+            delivery_id=batch.delivery_id,
+            index=index,
+            visible_at_ms=batch.visible_at_ms,
+            invisible_duration_ms=invisible_ms,
+            suspend=how.get("suspend", False),
             gives_back=how.get("gives_back", False),
-        )  # fmt: skip
+        )
         return await self.ask(pb.RequestFrame(changes=[request]))
 
     async def dead_letter(self, batch: pb.Batch, index: int) -> pb.ReplyFrame:
         request = pb.DeadLetterRequest(
-            request_id=1, group_id=self.group_id, topic_id=self.topic_id, slot=batch.slot,
-            delivery_id=batch.delivery_id, index=index, visible_at_ms=batch.visible_at_ms,
-        )  # fmt: skip
+            request_id=1,
+            group_id=self.group_id,
+            topic_id=self.topic_id,
+            slot=batch.slot,
+            delivery_id=batch.delivery_id,
+            index=index,
+            visible_at_ms=batch.visible_at_ms,
+        )
         return await self.ask(pb.RequestFrame(dead_letters=[request]))
 
     async def schedule(self, delay_ms: int = 60_000) -> tuple[int, int]:

@@ -84,9 +84,16 @@ class World:
 
 def beat(*, is_master: bool = False, log_end: int = 100) -> Heartbeat:
     return Heartbeat(
-        is_master=is_master, epoch_seen=3, version_seen=7, log_epoch=3, log_end=log_end,
-        durable_end=log_end, confirm=log_end, health=Health.OK, page_age_ms=0,
-    )  # fmt: skip
+        is_master=is_master,
+        epoch_seen=3,
+        version_seen=7,
+        log_epoch=3,
+        log_end=log_end,
+        durable_end=log_end,
+        confirm=log_end,
+        health=Health.OK,
+        page_age_ms=0,
+    )
 
 
 async def turns(until: Callable[[], bool]) -> None:
@@ -382,9 +389,12 @@ def test_a_transfer_was_away_since_the_master_took_no_sends() -> None:
 
         def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord:
             after = release(
-                record, epoch=3, master=member_of(0), target=ReplicaId(1),
+                record,
+                epoch=3,
+                master=member_of(0),
+                target=ReplicaId(1),
                 live=live_of(record, sight, Timing()),
-            )  # fmt: skip
+            )
             assert after is not None
             last = after.history[-1]._replace(detected_ms=25)
             return after._replace(history=(*after.history[:-1], last))

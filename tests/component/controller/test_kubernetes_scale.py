@@ -35,9 +35,13 @@ class World:
         self.store = store
         self.clock = ManualClock()
         make = functools.partial(
-            Group, store=store, clock=self.clock, timing=Timing(), rank=lambda: 0,
+            Group,
+            store=store,
+            clock=self.clock,
+            timing=Timing(),
+            rank=lambda: 0,
             metrics=ControllerMetrics(),
-        )  # fmt: skip
+        )
         self.groups = Groups(store, make, founds_with=None)
         self.scaling = Scaling(store, self.groups, lambda: True)
 
@@ -69,9 +73,16 @@ class World:
 
 
 BEAT = Heartbeat(
-    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
-    confirm=100, health=Health.OK, page_age_ms=0,
-)  # fmt: skip
+    is_master=False,
+    epoch_seen=3,
+    version_seen=7,
+    log_epoch=3,
+    log_end=100,
+    durable_end=100,
+    confirm=100,
+    health=Health.OK,
+    page_age_ms=0,
+)
 
 
 @contextlib.asynccontextmanager
@@ -81,16 +92,17 @@ async def world_of(*, there: int, wanted: int) -> AsyncIterator[World]:
         "metadata": {"name": "mill-broker-0", "resourceVersion": "0", "generation": 1},
         "spec": {"replicas": there, "updateStrategy": {"type": "RollingUpdate"}},
         "status": {
-            "observedGeneration": 1, "readyReplicas": there, "updatedReplicas": there,
-            "currentRevision": "one", "updateRevision": "one",
+            "observedGeneration": 1,
+            "readyReplicas": there,
+            "updatedReplicas": there,
+            "currentRevision": "one",
+            "updateRevision": "one",
         },
-    }  # fmt: skip
+    }
     server.objects[GROUP] = {
         "metadata": {"name": "mill-broker-0", "resourceVersion": "0"},
-        "spec": {
-            "group": NAME, "replicas": wanted, "minInSync": 2, "statefulSet": "mill-broker-0",
-        },
-    }  # fmt: skip
+        "spec": {"group": NAME, "replicas": wanted, "minInSync": 2, "statefulSet": "mill-broker-0"},
+    }
     async with KubernetesApi.open(ACCESS, server) as api:
         yield World(server, KubernetesStore(api, "mill"))
 

@@ -78,9 +78,7 @@ async def controller(*, min_in_sync: int | None = 2) -> AsyncIterator[World]:
     clock, store, counted = ManualClock(), MemoryStore(Contents()), ControllerMetrics()
 
     def make(name: str) -> Group:
-        return Group(
-            name, store, clock=clock, timing=Timing(), rank=lambda: 0, metrics=counted
-        )  # fmt: skip
+        return Group(name, store, clock=clock, timing=Timing(), rank=lambda: 0, metrics=counted)
 
     groups = Groups(store, make, founds_with=min_in_sync)
     service = ControllerService(
@@ -126,10 +124,13 @@ async def join(channel: Channel, replica: int, run: str = "a", instead_of: str =
     await talk.next("welcome")
     number = talk.say(
         register=wire.Register(
-            member=me, store_uuid=f"store-{replica}", address=f"10.0.0.{replica}:10911",
-            is_clean=True, instead_of=instead_of,
+            member=me,
+            store_uuid=f"store-{replica}",
+            address=f"10.0.0.{replica}:10911",
+            is_clean=True,
+            instead_of=instead_of,
         )
-    )  # fmt: skip
+    )
     answer = (await talk.next("answer")).answer
     assert (answer.number, answer.WhichOneof("result")) == (number, "done")
     talk.say(heartbeat=beat(me))
@@ -279,9 +280,12 @@ def test_a_second_process_of_a_number_with_another_store_is_ended() -> None:
             slip.say(attach=wire.Attach(group=NAME, member=me))
             await slip.next("welcome")
             register = wire.Register(
-                member=me, store_uuid="empty", address="10.0.0.9:10911", is_clean=True,
+                member=me,
+                store_uuid="empty",
+                address="10.0.0.9:10911",
+                is_clean=True,
                 instead_of="a" * 32,
-            )  # fmt: skip
+            )
             slip.say(register=register)
             answer = (await slip.next("answer")).answer
             assert "is running at 10.0.0.0:10911 with another store" in answer.fenced

@@ -111,9 +111,13 @@ class World:
             subscription = v2.Subscription(subscriptions=entries)
             settings = v2.Settings(subscription=subscription).SerializeToString()
         client = Client(
-            client_type=client_type, group=group, language="JAVA", version="5",
-            seen_at_ms=self.clock.monotonic_ms(), address="ipv4:10.1.2.3:4",
-        )  # fmt: skip
+            client_type=client_type,
+            group=group,
+            language="JAVA",
+            version="5",
+            seen_at_ms=self.clock.monotonic_ms(),
+            address="ipv4:10.1.2.3:4",
+        )
         self.clients.seen(client_id, client, settings)
 
     async def proxy(self) -> pb.ProxyName:
@@ -436,9 +440,12 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
     async def scenario(world: World) -> None:
         for n in range(3):
             client = Client(
-                client_type=v2.PRODUCER, group="", language="", version="",
+                client_type=v2.PRODUCER,
+                group="",
+                language="",
+                version="",
                 seen_at_ms=world.clock.monotonic_ms(),
-            )  # fmt: skip
+            )
             settings = v2.Settings(user_agent=v2.UA(hostname="h" * 60)).SerializeToString()
             world.clients.seen(f"c{n}", client, settings)
         answer = await world.ask(ALL)

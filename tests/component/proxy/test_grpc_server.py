@@ -11,13 +11,7 @@ import pytest
 
 from tests.support.grpcio_client import is_serving, read, reflected_services
 from tests.support.memory_broker import MemoryBroker
-from tests.support.proxy_world import (
-    ACCESS_POINT,
-    HEADERS,
-    ProxyWorld,
-    message,
-    receive_request,
-)
+from tests.support.proxy_world import ACCESS_POINT, HEADERS, ProxyWorld, message, receive_request
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import SERVICE
 from tidemill.proxy.settings import ProxySettings

@@ -91,11 +91,7 @@ def test_what_cannot_be_taken_is_counted_in_the_answer() -> None:
         (b"\xff", HEADERS, grpc.StatusCode.INVALID_ARGUMENT),
         (b"", {}, grpc.StatusCode.INVALID_ARGUMENT),
         (b"", {"x-mq-client-id": "x" * 256}, grpc.StatusCode.INVALID_ARGUMENT),
-        (
-            bytes(limits.OTHER_REQUESTS_BYTES + 1),
-            HEADERS,
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-        ),
+        (bytes(limits.OTHER_REQUESTS_BYTES + 1), HEADERS, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
 def test_what_is_no_export_ends_with_a_status(

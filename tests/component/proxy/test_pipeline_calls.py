@@ -72,9 +72,7 @@ async def served(source: Source) -> AsyncIterator[Stub]:
             yield pipeline_pb2_grpc.PipelineSourceStub(channel)
 
 
-def run(
-    scenario: Callable[[Source, Stub], Awaitable[None]],
-) -> None:
+def run(scenario: Callable[[Source, Stub], Awaitable[None]]) -> None:
     async def main() -> None:
         source = Source()
         async with asyncio.timeout(30), served(source) as stub:

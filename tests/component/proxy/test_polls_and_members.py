@@ -21,9 +21,13 @@ SHORTEST_POLL_MS = 5_000
 Standing: TypeAlias = Literal["up", "down", "absent"]
 # The first is the home, which is always a member.
 BEGINNINGS: list[tuple[Standing, Standing]] = [
-    ("up", "up"), ("up", "down"), ("up", "absent"),
-    ("down", "up"), ("down", "down"), ("down", "absent"),
-]  # fmt: skip
+    ("up", "up"),
+    ("up", "down"),
+    ("up", "absent"),
+    ("down", "up"),
+    ("down", "down"),
+    ("down", "absent"),
+]
 STORIES = [(beginning, POLL_MS) for beginning in BEGINNINGS]
 # Who asks once has asked whom it could where anybody is up.
 STORIES += [(beginning, 0) for beginning in BEGINNINGS if "up" not in beginning]

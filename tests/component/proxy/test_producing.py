@@ -115,10 +115,7 @@ def test_messages_of_a_group_share_a_queue_and_others_go_round() -> None:
         (message(delivery_timestamp=Timestamp(seconds=-1)), v2.ILLEGAL_DELIVERY_TIME),
         (message(delivery_timestamp=Timestamp(nanos=-1)), v2.ILLEGAL_DELIVERY_TIME),
         (message(delivery_timestamp=Timestamp(nanos=10**9)), v2.ILLEGAL_DELIVERY_TIME),
-        (
-            message(delivery_timestamp=Timestamp(seconds=253_402_300_800)),
-            v2.ILLEGAL_DELIVERY_TIME,
-        ),
+        (message(delivery_timestamp=Timestamp(seconds=253_402_300_800)), v2.ILLEGAL_DELIVERY_TIME),
         (message(message_type=v2.TRANSACTION), v2.NOT_IMPLEMENTED),
     ],
 )

@@ -105,13 +105,9 @@ TOO_MUCH = {
     "attempt id": (received(polled(attempt_id="a" * 256)), v2.BAD_REQUEST),
     "tags": (received(filtered(limits.FILTER_TAGS.most + 1)), v2.ILLEGAL_FILTER_EXPRESSION),
     "messages": (sent(*[message()] * (limits.MESSAGES.most + 1)), v2.BAD_REQUEST),
-    "keys": (
-        sent(message(keys=["k"] * (limits.KEYS.most + 1))), v2.MESSAGE_PROPERTIES_TOO_LARGE,
-    ),
+    "keys": (sent(message(keys=["k"] * (limits.KEYS.most + 1))), v2.MESSAGE_PROPERTIES_TOO_LARGE),
     "born host": (sent(message(born_host="h" * 256)), v2.BAD_REQUEST),
-    "trace context": (
-        sent(message(trace_context="t" * 5_000)), v2.MESSAGE_PROPERTIES_TOO_LARGE,
-    ),
+    "trace context": (sent(message(trace_context="t" * 5_000)), v2.MESSAGE_PROPERTIES_TOO_LARGE),
     "group": (alive("g" * 121), v2.ILLEGAL_CONSUMER_GROUP),
     "client id": (alive("group", "c" * 256), v2.BAD_REQUEST),
     "endpoints": (
@@ -127,7 +123,7 @@ TOO_MUCH = {
         v2.BAD_REQUEST,
     ),
     "receipt handle": (acked("h" * 513), v2.INVALID_RECEIPT_HANDLE),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MOST)

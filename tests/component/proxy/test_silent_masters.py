@@ -112,9 +112,12 @@ class World:
         )
         self.routes.masters.learn(GROUP, view_of(record_of_three()))
         self.stream = LinkStream(
-            A, receive=self.frames.append, lose=self._lose, connect=self.network.connect,
+            A,
+            receive=self.frames.append,
+            lose=self._lose,
+            connect=self.network.connect,
             routes=self.routes,
-        )  # fmt: skip
+        )
 
     def _lose(self, reason: str) -> bool:
         self.lost.append(reason)

@@ -370,9 +370,7 @@ def test_a_consumer_is_told_when_its_group_changes() -> None:
     asyncio.run(scenario())
 
 
-def test_a_change_of_the_configuration_sets_the_news_going(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_change_of_the_configuration_sets_the_news_going(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_news, "GATHER_S", 0)
 
     async def scenario() -> None:

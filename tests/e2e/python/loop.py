@@ -78,8 +78,16 @@ def produce(producer: Producer, name: str, topic: str) -> None:
             made.delivery_timestamp = due_s
         begun = now_us()
         error = error_of(lambda made=made: producer.send(made))  # type: ignore[misc]
-        tell("send", key=key, topic=topic, group=group, due=due_s * 1000, begun=begun,
-             ended=now_us(), error=error)  # fmt: skip
+        tell(
+            "send",
+            key=key,
+            topic=topic,
+            group=group,
+            due=due_s * 1000,
+            begun=begun,
+            ended=now_us(),
+            error=error,
+        )
         number += 1
 
 
@@ -87,9 +95,11 @@ def consume(consumer: SimpleConsumer, role: str) -> None:
     while True:
         begun = now_us()
         found: list[Any] = []
-        error = error_of(lambda found=found: found.extend(  # type: ignore[misc]
-            consumer.receive(RECEIVE_MAX, INVISIBLE_S) or []
-        ))  # fmt: skip
+        error = error_of(
+            lambda found=found: found.extend(  # type: ignore[misc]
+                consumer.receive(RECEIVE_MAX, INVISIBLE_S) or []
+            )
+        )
         if error:
             tell("failed", role=role, during="receive", begun=begun, ended=now_us(), error=error)
             time.sleep(PAUSE_S)
@@ -101,8 +111,14 @@ def settle(consumer: SimpleConsumer, role: str, found: list[Any]) -> None:
     """Ack what was received; behind one that is not acked nothing ordered is."""
     topic = found[0].topic
     keys = [each.body.decode() for each in found]
-    tell("received", role=role, topic=topic, keys=keys, at=now_us(),
-         attempts=[each.delivery_attempt for each in found])  # fmt: skip
+    tell(
+        "received",
+        role=role,
+        topic=topic,
+        keys=keys,
+        at=now_us(),
+        attempts=[each.delivery_attempt for each in found],
+    )
     for key, each in zip(keys, found, strict=True):
         is_acked = not refuses(role, topic, key) and ack(consumer, role, key, each)
         if not is_acked and topic == ORDERED:
@@ -112,8 +128,16 @@ def settle(consumer: SimpleConsumer, role: str, found: list[Any]) -> None:
 def ack(consumer: SimpleConsumer, role: str, key: str, received: Any) -> bool:
     begun = now_us()
     error = error_of(lambda: consumer.ack(received))
-    tell("ack", role=role, topic=received.topic, key=key, attempt=received.delivery_attempt,
-         begun=begun, ended=now_us(), error=error)  # fmt: skip
+    tell(
+        "ack",
+        role=role,
+        topic=received.topic,
+        key=key,
+        attempt=received.delivery_attempt,
+        begun=begun,
+        ended=now_us(),
+        error=error,
+    )
     return not error
 
 
@@ -130,8 +154,16 @@ class Listener(MessageListener):  # type: ignore[misc]  # of a library without t
         tell("received", role=self.role, topic=topic, keys=[key], attempts=[attempt], at=at)
         if refuses(self.role, topic, key):
             return ConsumeResult.FAILURE
-        tell("ack", role=self.role, topic=topic, key=key, attempt=attempt, begun=now_us(),
-             ended=now_us(), error="")  # fmt: skip
+        tell(
+            "ack",
+            role=self.role,
+            topic=topic,
+            key=key,
+            attempt=attempt,
+            begun=now_us(),
+            ended=now_us(),
+            error="",
+        )
         return ConsumeResult.SUCCESS
 
 
@@ -155,9 +187,11 @@ def main(endpoint: str, name: str) -> None:
             start(consume, consumer, role)
         role = f"{prefix}push"
         pushed = PushConsumer(
-            configuration(endpoint), role, Listener(role),
+            configuration(endpoint),
+            role,
+            Listener(role),
             {topic: FilterExpression("*") for topic in topics},
-        )  # fmt: skip
+        )
         pushed.startup()
         kept.append(pushed)
     producing = [start(produce, producer, name, topic) for topic in (NORMAL, DELAYED, ORDERED)]

@@ -94,9 +94,14 @@ def pushing(
 
 
 def message(
-    topic: str, body: bytes, *, tag: str = "", group: str = "", keys: tuple[str, ...] = (),
+    topic: str,
+    body: bytes,
+    *,
+    tag: str = "",
+    group: str = "",
+    keys: tuple[str, ...] = (),
     properties: dict[str, str] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     made = Message()
     made.topic = topic
     made.body = body

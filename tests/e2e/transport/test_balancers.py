@@ -113,9 +113,7 @@ def test_a_header_from_elsewhere_is_none() -> None:
 
 
 def test_a_client_whose_handshake_fails_is_counted_no_more(certificates: Certificates) -> None:
-    with rpc_server(
-        proxy_protocol_from=HERE, tls="required", **certificates.served
-    ) as running:  # fmt: skip
+    with rpc_server(proxy_protocol_from=HERE, tls="required", **certificates.served) as running:
         with RawClient(running.port, greeting=header(203, 0, 113, 7) + b"no TLS") as client:
             client.to_the_end()
         eventually(lambda: running.server.notices.failures["tls_handshake"] == 1)

@@ -19,9 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.http2_peer import grpc_message
 from tests.support.rpc_server import RawClient, rpc_server
 from tidemill.common.lifecycle import StartRefused
-from tidemill.transport.aio.tls import (
-    Certificates as All,
-)
+from tidemill.transport.aio.tls import Certificates as All
 from tidemill.transport.aio.tls import (
     Reloading,
     TlsFiles,
@@ -201,9 +199,19 @@ def test_authorities_that_were_taken_away_are_trusted_no_more(
 def test_an_expired_certificate_is_asked_for_its_date(tmp_path: Path, files: TlsFiles) -> None:
     for command in (
         ["req", "-new", "-key", "server.key", "-subj", "/CN=localhost", "-out", "late.csr"],
-        ["x509", "-req", "-in", "late.csr", "-signkey", "server.key", "-days", "-1",
-         "-out", "server.crt"],
-    ):  # fmt: skip
+        [
+            "x509",
+            "-req",
+            "-in",
+            "late.csr",
+            "-signkey",
+            "server.key",
+            "-days",
+            "-1",
+            "-out",
+            "server.crt",
+        ],
+    ):
         subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True)
     expires_at_s = reloading(files).expires_at_s
     assert expires_at_s is not None
@@ -220,10 +228,25 @@ def test_a_certificate_that_fails_in_a_handshake_keeps_the_old_one(
     uses = ["clientAuth", "serverAuth"]
     for use in uses if is_server else uses[::-1]:  # The first is for the other end.
         subprocess.run(
-            ["openssl", "req", "-x509", "-key", "server.key", "-subj", "/CN=localhost",
-             "-addext", f"extendedKeyUsage={use}", "-days", "9", "-out", "server.crt"],
-            cwd=tmp_path, check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-key",
+                "server.key",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                f"extendedKeyUsage={use}",
+                "-days",
+                "9",
+                "-out",
+                "server.crt",
+            ],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
         with capture_logs() as logs:
             tls.reload()
         if not tls.results["done"]:

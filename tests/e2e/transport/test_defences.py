@@ -195,9 +195,10 @@ def test_every_limit_is_overstepped_here() -> None:
 @pytest.mark.parametrize("limit", ATTACKS)
 def test_who_oversteps_a_limit_is_ended_and_counted_and_others_are_served(limit: Limit) -> None:
     attack = ATTACKS[limit]
-    with rpc_server(
-        attack.limits, message_bytes_max=MESSAGE_BYTES_MAX, **attack.listen
-    ) as running, Honest(running.port) as honest:  # fmt: skip
+    with (
+        rpc_server(attack.limits, message_bytes_max=MESSAGE_BYTES_MAX, **attack.listen) as running,
+        Honest(running.port) as honest,
+    ):
         attack.overstep(running)
         honest.stop()
         assert running.hits(limit) == 1
@@ -252,9 +253,7 @@ class Honest:
 
 
 def test_a_slow_handshake_of_tls_is_ended_as_well(certificates: Certificates) -> None:
-    with rpc_server(
-        tls="optional", handshake_timeout_s=SECONDS, **certificates.served
-    ) as running:  # fmt: skip
+    with rpc_server(tls="optional", handshake_timeout_s=SECONDS, **certificates.served) as running:
         for begun in (b"", b"\x16\x03\x01"):  # nothing; the beginning of a record of TLS
             with RawClient(running.port, greeting=b"") as attacker:
                 attacker.send(begun)

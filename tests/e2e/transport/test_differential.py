@@ -241,14 +241,39 @@ def cancelled(random: Random) -> Script:
 
 
 KINDS: tuple[Callable[[Random], Script], ...] = (
-    unary, batch, exchange, a_status, a_handler_that_raises, an_unknown_method, no_message,
-    no_messages_of_a_stream, two_messages, too_large, compressed,
-    not_compressed_though_it_might_be, a_bomb, compressed_badly, compressed_without_a_name,
-    an_unknown_encoding, a_strange_flag, a_message_that_is_cut, a_later_message_that_is_cut,
-    a_deadline_in_time, a_deadline_that_passes, a_deadline_that_has_passed, a_malformed_deadline,
-    a_timeout_of_many_digits, metadata, binary_metadata_with_padding, binary_metadata_twice,
-    a_content_type_of_grpc, another_content_type, another_method, no_te, a_malformed_request,
-)  # fmt: skip
+    unary,
+    batch,
+    exchange,
+    a_status,
+    a_handler_that_raises,
+    an_unknown_method,
+    no_message,
+    no_messages_of_a_stream,
+    two_messages,
+    too_large,
+    compressed,
+    not_compressed_though_it_might_be,
+    a_bomb,
+    compressed_badly,
+    compressed_without_a_name,
+    an_unknown_encoding,
+    a_strange_flag,
+    a_message_that_is_cut,
+    a_later_message_that_is_cut,
+    a_deadline_in_time,
+    a_deadline_that_passes,
+    a_deadline_that_has_passed,
+    a_malformed_deadline,
+    a_timeout_of_many_digits,
+    metadata,
+    binary_metadata_with_padding,
+    binary_metadata_twice,
+    a_content_type_of_grpc,
+    another_content_type,
+    another_method,
+    no_te,
+    a_malformed_request,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +291,9 @@ DIFFERENCES: dict[Callable[[Random], Script], Difference] = {
     no_message: Difference("200", "13", _NEVER_ANSWERED, does_grpcio_answer=False),
     a_message_that_is_cut: Difference("200", "13", _NEVER_ANSWERED, does_grpcio_answer=False),
     a_strange_flag: Difference(
-        "200", "13", "the flag is 0 or 1; grpcio takes others for one of them, or never answers",
+        "200",
+        "13",
+        "the flag is 0 or 1; grpcio takes others for one of them, or never answers",
         does_grpcio_answer=False,
     ),
     two_messages: Difference(
@@ -293,7 +320,7 @@ DIFFERENCES: dict[Callable[[Random], Script], Difference] = {
     a_malformed_request: Difference(
         None, "reset", "RFC 9113 asks for a reset (section 8.1.1); grpcio serves it"
     ),
-}  # fmt: skip
+}
 
 
 # ---------------------------------------------------------------- both servers

@@ -27,10 +27,22 @@ pytestmark = needs("go", H2SPEC, GRPCURL)
 def test_every_rule_of_the_protocol_is_kept(section: str) -> None:
     with rpc_server() as running:
         ended = subprocess.run(
-            [H2SPEC, section, "--strict", "-h", "127.0.0.1", "-p", str(running.port),
-             "-P", f"/{SERVICE}/Echo"],
-            capture_output=True, text=True, check=False, timeout=10 * WAIT_S,
-        )  # fmt: skip
+            [
+                H2SPEC,
+                section,
+                "--strict",
+                "-h",
+                "127.0.0.1",
+                "-p",
+                str(running.port),
+                "-P",
+                f"/{SERVICE}/Echo",
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10 * WAIT_S,
+        )
     found = re.search(r"(\d+) tests, (\d+) passed, (\d+) skipped, (\d+) failed", ended.stdout)
     assert found is not None, ended.stdout + ended.stderr
     total, passed, skipped, failed = map(int, found.groups())
@@ -41,10 +53,7 @@ def test_every_rule_of_the_protocol_is_kept(section: str) -> None:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     health = Health([SERVICE])
-    methods = {
-        **health.methods(),
-        **reflection.reflection_methods([health_service.SERVICE]),
-    }
+    methods = {**health.methods(), **reflection.reflection_methods([health_service.SERVICE])}
     with rpc_server(more_methods=methods) as running:
         yield running.address
 

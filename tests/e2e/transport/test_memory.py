@@ -36,8 +36,9 @@ def server() -> Iterator[tuple[int, int]]:
     """Run the echo server of the benchmarks; yield its port and process id."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.perf.echo_server", "native"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         yield int(process.stdout.readline()), process.pid

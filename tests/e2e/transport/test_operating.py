@@ -57,10 +57,20 @@ def test_an_encrypted_key_is_refused_without_a_question(
 ) -> None:
     key = str(tmp_path / "encrypted.key")
     subprocess.run(
-        ["openssl", "ec", "-aes128", "-passout", "pass:x", "-in",
-         certificates.served["tls_key_file"], "-out", key],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "ec",
+            "-aes128",
+            "-passout",
+            "pass:x",
+            "-in",
+            certificates.served["tls_key_file"],
+            "-out",
+            key,
+        ],
+        check=True,
+        capture_output=True,
+    )
     assert "is encrypted" in refusal({**certificates.served, "tls_key_file": key})
 
 

@@ -558,10 +558,7 @@ def test_calls_get_room_for_their_replies_in_turn() -> None:
 
     methods = {f"/{SERVICE}/Take": unary(take)}
     limits = Limits(held_bytes_max=100_000)
-    with (
-        rpc_server(limits, more_methods=methods) as running,
-        RawClient(running.port) as client,
-    ):
+    with rpc_server(limits, more_methods=methods) as running, RawClient(running.port) as client:
         for stream_id, wanted in ((1, b"60000 20000"), (3, b"60001 20000"), (5, b"100 20000")):
             client.send(peer.request(stream_id, wanted, request_to("Take")))
         assert client.call(7) == grpc_message(b"hello")
@@ -596,10 +593,7 @@ def test_of_many_large_messages_the_transport_has_one_while_the_client_does_not_
         + peer.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 30})
         + peer.window_update(0, 1 << 30)
     )
-    with (
-        rpc_server(more_methods=methods) as running,
-        RawClient(running.port, greeting) as client,
-    ):
+    with rpc_server(more_methods=methods) as running, RawClient(running.port, greeting) as client:
         for number in range(calls):
             client.send(peer.request(2 * number + 1, b"", request_to("Late")))
         client.pong()

@@ -80,10 +80,14 @@ def test_invariant_12_an_ack_is_answered_after_it_is_durable() -> None:
             world.syncs.gate.clear()
             frame = pb.RequestFrame()
             for column, value in (
-                ("request_ids", 2), ("group_ids", world.group_id), ("topic_ids", world.topic_id),
-                ("slots", batch.slot), ("delivery_ids", batch.delivery_id), ("indexes", 0),
+                ("request_ids", 2),
+                ("group_ids", world.group_id),
+                ("topic_ids", world.topic_id),
+                ("slots", batch.slot),
+                ("delivery_ids", batch.delivery_id),
+                ("indexes", 0),
                 ("visible_at_ms", batch.visible_at_ms),
-            ):  # fmt: skip
+            ):
                 getattr(frame.acks, column).append(value)
             await proxy.send(frame)
             for _ in range(50):

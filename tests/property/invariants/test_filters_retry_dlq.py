@@ -56,9 +56,10 @@ def test_invariant_35_a_tag_of_equal_hash_is_never_delivered_and_is_settled(
     assert (progress.consumer_offset, progress.in_flight_count, progress.ready_count) == (3, 0, 0)
 
 
-@given(tags=st.lists(st.sampled_from(["", "a", "b", "ab"]), max_size=20), wanted=st.sets(
-    st.sampled_from(["a", "b", "ab", "c"])
-))  # fmt: skip
+@given(
+    tags=st.lists(st.sampled_from(["", "a", "b", "ab"]), max_size=20),
+    wanted=st.sets(st.sampled_from(["a", "b", "ab", "c"])),
+)
 def test_invariant_35_what_is_delivered_is_what_the_subscription_names(
     tags: list[str], wanted: set[str]
 ) -> None:
@@ -147,13 +148,20 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
     for how in ({"message_id": "the-id"}, {"key": "k1"}, {"key": "k2"}):
         found = world.find(topic, **how)
         assert {one.stored_topic for one in found} == {
-            TOPIC, f"%RETRY%{GROUP}+{TOPIC}", f"%DLQ%{GROUP}",
-        }  # fmt: skip
+            TOPIC,
+            f"%RETRY%{GROUP}+{TOPIC}",
+            f"%DLQ%{GROUP}",
+        }
         assert {one.blob for one in found} == {data}
     (batch,) = world.engine.pop(
-        GroupId(world.group("auditor")), TopicId(world.topic(f"%DLQ%{GROUP}")), max_messages=1,
-        invisible_duration_ms=1, tags=frozenset({"a"}), attempt_id="", now_ms=world.now_ms,
-    )  # fmt: skip
+        GroupId(world.group("auditor")),
+        TopicId(world.topic(f"%DLQ%{GROUP}")),
+        max_messages=1,
+        invisible_duration_ms=1,
+        tags=frozenset({"a"}),
+        attempt_id="",
+        now_ms=world.now_ms,
+    )
     assert [bytes(one.blob) for one in world.engine.read_batch(batch)] == [data]
 
 

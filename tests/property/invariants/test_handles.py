@@ -22,9 +22,12 @@ def handle_of(world: World, group: str, topic: str, popped: object) -> str:
     delivery = popped.delivery  # type: ignore[attr-defined]  # a Popped
     signer = HandleSigner(world.engine.catalog.handle_secret, world.engine.catalog.broker_name)
     signed = signer.sign(
-        group, topic, slot=delivery.slot, delivery_id=delivery.delivery_id,
+        group,
+        topic,
+        slot=delivery.slot,
+        delivery_id=delivery.delivery_id,
         visible_at_ms=delivery.visible_at_ms,
-    )  # fmt: skip
+    )
     return signed.handle(delivery.message_index).decode()
 
 

@@ -133,10 +133,15 @@ def test_invariant_40_a_receive_cancelled_too_late_is_answered_and_can_be_given_
         reply = await proxy.reply()
         (batch,) = reply.pops[0].batches
         change = pb.ChangeInvisibleRequest(
-            request_id=2, group_id=world.group_id, topic_id=world.topic_id, slot=batch.slot,
-            delivery_id=batch.delivery_id, index=0, visible_at_ms=batch.visible_at_ms,
+            request_id=2,
+            group_id=world.group_id,
+            topic_id=world.topic_id,
+            slot=batch.slot,
+            delivery_id=batch.delivery_id,
+            index=0,
+            visible_at_ms=batch.visible_at_ms,
             invisible_duration_ms=1_000,
-        )  # fmt: skip
+        )
         await proxy.send(pb.RequestFrame(changes=[change]))
         await proxy.send(world.pop_frame(3, poll_ms=10_000))
         await idle()

@@ -87,9 +87,13 @@ def test_invariant_4_no_response_leaves_before_its_checkpoint_is_durable() -> No
             (batch,) = pop.batches
             after = World(unanswered.after_power_cut())
             delivery = Delivery(
-                GroupId(world.group_id), TopicId(world.topic_id), Slot(batch.slot),
-                LogOffset(batch.delivery_id), 0, batch.visible_at_ms,
-            )  # fmt: skip
+                GroupId(world.group_id),
+                TopicId(world.topic_id),
+                Slot(batch.slot),
+                LogOffset(batch.delivery_id),
+                0,
+                batch.visible_at_ms,
+            )
             assert after.bodies() == []
             assert after.engine.ack(delivery, after.now_ms) is AckResult.APPLIED
 
@@ -239,9 +243,14 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
         world.send(*[f"m{begin + n}" for n in range(10_000)])
         for _ in range(10_000):
             engine.pop(
-                GroupId(group_id), TopicId(topic_id), max_messages=1,
-                invisible_duration_ms=duration, tags=frozenset(), attempt_id="", now_ms=now_ms,
-            )  # fmt: skip
+                GroupId(group_id),
+                TopicId(topic_id),
+                max_messages=1,
+                invisible_duration_ms=duration,
+                tags=frozenset(),
+                attempt_id="",
+                now_ms=now_ms,
+            )
         engine.commit(world.now_ms)
     (progress,) = engine.inspection.group_progress(engine.catalog.groups[group_id])
     assert progress.in_flight_count == count

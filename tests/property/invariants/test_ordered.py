@@ -137,9 +137,12 @@ def test_invariant_33_a_waiting_consumer_is_served_in_the_round_that_frees_its_q
                 await asyncio.sleep(0)
             assert second.replies.empty()
             place = {
-                "group_id": world.group_id, "topic_id": world.topic_id, "slot": batch.slot,
-                "delivery_id": batch.delivery_id, "visible_at_ms": batch.visible_at_ms,
-            }  # fmt: skip
+                "group_id": world.group_id,
+                "topic_id": world.topic_id,
+                "slot": batch.slot,
+                "delivery_id": batch.delivery_id,
+                "visible_at_ms": batch.visible_at_ms,
+            }
             if settles == "ack":
                 frame = pb.RequestFrame()
                 frame.acks.request_ids.append(3)

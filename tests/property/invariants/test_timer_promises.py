@@ -287,8 +287,11 @@ def test_t_26_an_evacuated_timer_is_the_same_timer() -> None:
     for n, old in before.items():
         new = world.engine.timers.status(TimerId(n))
         assert (new.due_at_ms, new.topic, new.queue_id, new.head) == (
-            old.due_at_ms, old.topic, old.queue_id, old.head,
-        )  # fmt: skip
+            old.due_at_ms,
+            old.topic,
+            old.queue_id,
+            old.head,
+        )
     world.cancel(7)
     world.reschedule(8, world.now_ms + 5_000)
     world.advance(10 * DAY_MS)

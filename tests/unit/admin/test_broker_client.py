@@ -195,9 +195,7 @@ class Replica:
     async def serving(self) -> AsyncIterator[str]:
         server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(
-            self._store,
-            pb.StoreMessageRequest.FromString,
-            pb.StoreMessageReply.SerializeToString,
+            self._store, pb.StoreMessageRequest.FromString, pb.StoreMessageReply.SerializeToString
         )
         handlers = {"StoreMessage": handler}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -232,9 +230,7 @@ def test_a_send_that_nobody_has_taken_waits_for_the_next_master() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("refusal", "has_replicas"), [("NotMaster", False), ("DiskFull", True)]
-)  # fmt: skip
+@pytest.mark.parametrize(("refusal", "has_replicas"), [("NotMaster", False), ("DiskFull", True)])
 def test_what_another_replica_would_not_change_is_said_at_once(
     refusal: str, has_replicas: bool
 ) -> None:

@@ -57,10 +57,16 @@ def guarded(**options: object) -> Door:
 @pytest.mark.parametrize(
     "host",
     [
-        "localhost", "LocalHost.:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "10.1.2.3:80",
-        "broker.example", "BROKER.example:443",
+        "localhost",
+        "LocalHost.:8080",
+        "127.0.0.1:1",
+        "127.9.9.9",
+        "[::1]:8080",
+        "10.1.2.3:80",
+        "broker.example",
+        "BROKER.example:443",
     ],
-)  # fmt: skip
+)
 def test_a_known_name_is_answered(host: str) -> None:
     answer = ask(guarded(hosts=["0.0.0.0", "Broker.Example", ""]), headers={"Host": host})
     assert answer.status_code == 200
@@ -69,10 +75,19 @@ def test_a_known_name_is_answered(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example", "evil.example:8080", "localhost.evil.example", "10.1.2.4", "a@localhost",
-        "localhost:80:80", "localhost/x", "[localhost", "", "127.0.0.1.evil.example", "localhost x",
+        "evil.example",
+        "evil.example:8080",
+        "localhost.evil.example",
+        "10.1.2.4",
+        "a@localhost",
+        "localhost:80:80",
+        "localhost/x",
+        "[localhost",
+        "",
+        "127.0.0.1.evil.example",
+        "localhost x",
     ],
-)  # fmt: skip
+)
 def test_a_foreign_name_is_refused(host: str) -> None:
     answer = ask(guarded(hosts=["broker.example", ""]), headers={"Host": host})
     assert answer.status_code == 421
@@ -171,9 +186,12 @@ async def post(served: ASGIApp, receive: Receive) -> int:
         answer.append(message)
 
     scope = {
-        "type": "http", "method": "POST", "path": "/api/v1/read", "query_string": b"",
+        "type": "http",
+        "method": "POST",
+        "path": "/api/v1/read",
+        "query_string": b"",
         "headers": [(b"host", b"localhost")],
-    }  # fmt: skip
+    }
     async with asyncio.timeout(WAIT_S):
         await served(scope, receive, send)
     return int(answer[0]["status"])

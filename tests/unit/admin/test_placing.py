@@ -21,9 +21,12 @@ class Client:
     """A broker: whether it answers, the topic that it has, and what becomes of a message."""
 
     def __init__(
-        self, topic: pb.TopicConfig | None = TOPIC, *, up: bool = True,
+        self,
+        topic: pb.TopicConfig | None = TOPIC,
+        *,
+        up: bool = True,
         refusal: Exception | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._topic, self._up, self._refusal = topic, up, refusal
 
     async def is_serving(self) -> bool:

@@ -43,9 +43,11 @@ class Log:
         found = [at for at in self.positions if begin <= at < until]
         return pb.ReadEventsReply(
             events=[pb.Event(position=at, kind=pb.STORED, topic="orders") for at in found],
-            next_position=until, log_end=self.end, log_id="the log",
+            next_position=until,
+            log_end=self.end,
+            log_id="the log",
             damaged_bytes=self.damaged if len(self.asked) == 1 else 0,
-        )  # fmt: skip
+        )
 
 
 class Cluster:

@@ -19,8 +19,10 @@ def test_a_full_disk_is_said_once_and_so_is_its_end() -> None:
             world.leave_room(int(free_bytes * RESERVE_BYTES))
             room.look(world.engine, number * 1000)
     assert [line["event"].partition(":")[0] for line in logs] == [
-        "disk full", "disk has room", "disk full",
-    ]  # fmt: skip
+        "disk full",
+        "disk has room",
+        "disk full",
+    ]
     assert logs[0]["reserve_mib"] == 1
 
 

@@ -665,9 +665,14 @@ def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
     engine, now_ms = world.world.engine, world.clock.wall_ms() + 1_001
     engine.run_due(now_ms, firing_ms=now_ms)
     (batch,) = engine.pop(
-        GroupId(world.group_id), TopicId(world.topic_id), max_messages=1,
-        invisible_duration_ms=10_000, tags=frozenset(), attempt_id="", now_ms=now_ms,
-    )  # fmt: skip
+        GroupId(world.group_id),
+        TopicId(world.topic_id),
+        max_messages=1,
+        invisible_duration_ms=10_000,
+        tags=frozenset(),
+        attempt_id="",
+        now_ms=now_ms,
+    )
     assert list(batch.delivery_attempts) == [1]
 
 
@@ -820,9 +825,7 @@ def test_a_pop_waits_while_its_proxy_does_not_read() -> None:
     in_world(scenario)
 
 
-def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()

@@ -96,8 +96,14 @@ def test_the_coming_time_is_told_by_buckets_and_its_peak() -> None:
     world.run_due()
     world.background()
     for bound_s, count in (
-        (5, 0), (60, 2), (300, 0), (14_400, 1), (604_800, 0), (2_592_000, 1), (34_560_000, 1),
-    ):  # fmt: skip
+        (5, 0),
+        (60, 2),
+        (300, 0),
+        (14_400, 1),
+        (604_800, 0),
+        (2_592_000, 1),
+        (34_560_000, 1),
+    ):
         labels = {"timer_bound_s": str(bound_s), **STORAGE}
         found = value(world, FiringClock(), "timer_message_snapshot", **labels)
         assert found == count, bound_s

@@ -89,10 +89,13 @@ def test_an_answer_tells_the_due_times_when_one_message_was_scheduled() -> None:
         due_at_ms = world.clock.wall_ms() + HOUR_MS
         await proxy.send(
             append_frame(
-                world, stored("a"), stored("b", due_at_ms=due_at_ms), stored("c"),
+                world,
+                stored("a"),
+                stored("b", due_at_ms=due_at_ms),
+                stored("c"),
                 stored("d", due_at_ms=due_at_ms + 1),
             )
-        )  # fmt: skip
+        )
         appends = (await proxy.reply()).appends
         assert list(appends.request_ids) == [1, 2, 3, 4]
         assert list(appends.due_at_ms) == [0, due_at_ms, 0, due_at_ms + 1]

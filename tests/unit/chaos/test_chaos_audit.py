@@ -12,17 +12,26 @@ from tests.support.second_opinion import Delivery
 KEY = "fault/normal/0"
 MS = 1_000  # in microseconds
 SEND = {
-    "fact": "send", "key": KEY, "topic": "normal", "group": "", "due": 0, "begun": MS,
-    "ended": 2 * MS, "error": "",
-}  # fmt: skip
+    "fact": "send",
+    "key": KEY,
+    "topic": "normal",
+    "group": "",
+    "due": 0,
+    "begun": MS,
+    "ended": 2 * MS,
+    "error": "",
+}
 KEY_OF = {"id-0": KEY, "id-9": "other/normal/9"}
 
 
 def found(kind: str, key: str, group: str | None) -> dict[str, Any]:
     return {
-        "kind": kind, "topic": "normal", "message_id": key, "consumer_group": group,
+        "kind": kind,
+        "topic": "normal",
+        "message_id": key,
+        "consumer_group": group,
         "detail": "delivered 1 times",
-    }  # fmt: skip
+    }
 
 
 def seen(role: str) -> list[dict[str, Any]]:
@@ -100,9 +109,7 @@ def test_a_delivery_that_no_client_tells_is_explained_by_what_met_its_answer() -
         return list(opinion.lost_answers)
 
     assert lost() == []
-    kill = {
-        "fact": DISTURBED, "what": "a kill", "fails": [], "begun": MS, "ended": 2 * MS,
-    }  # fmt: skip
+    kill = {"fact": DISTURBED, "what": "a kill", "fails": [], "begun": MS, "ended": 2 * MS}
     assert lost(kill) == [str(again)]
     failed = {"fact": "failed", "during": "receive", "role": "simple", "begun": MS, "ended": 2 * MS}
     assert lost(failed) == [str(again)]

@@ -13,21 +13,37 @@ S = 1_000_000
 def send(key: str, at_s: float, error: str = "", topic: str = "normal") -> dict[str, Any]:
     at = int(at_s * S)
     return {
-        "fact": "send", "key": key, "topic": topic, "group": "", "due": 0, "begun": at,
-        "ended": at, "error": error,
-    }  # fmt: skip
+        "fact": "send",
+        "key": key,
+        "topic": topic,
+        "group": "",
+        "due": 0,
+        "begun": at,
+        "ended": at,
+        "error": error,
+    }
 
 
 def taken(role: str, key: str, at_s: float, *, acked: bool = True) -> list[dict[str, Any]]:
     at = int(at_s * S)
     received = {
-        "fact": "received", "role": role, "topic": "normal", "keys": [key], "attempts": [1],
+        "fact": "received",
+        "role": role,
+        "topic": "normal",
+        "keys": [key],
+        "attempts": [1],
         "at": at,
-    }  # fmt: skip
+    }
     ack = {
-        "fact": "ack", "role": role, "topic": "normal", "key": key, "attempt": 1,
-        "begun": at + 1, "ended": at + 2, "error": "",
-    }  # fmt: skip
+        "fact": "ack",
+        "role": role,
+        "topic": "normal",
+        "key": key,
+        "attempt": 1,
+        "begun": at + 1,
+        "ended": at + 2,
+        "error": "",
+    }
     return [received, ack] if acked else [received]
 
 

@@ -16,10 +16,20 @@ from tests.chaos.run import chosen_of, missing
 from tests.support.looping_clients import TOPICS
 
 CLEAN = Figures(
-    stored=100, received=400, lost=0, duplicated=0, explained=2, early=0, out_of_order=0,
-    unexpected=0, errors={"send": 1, "receive": 2, "ack": 3}, unpromised_errors=0, errors_before=0,
-    without_send_s=[1.0, 5.5], without_receive_s=[2.0, 6.25],
-)  # fmt: skip
+    stored=100,
+    received=400,
+    lost=0,
+    duplicated=0,
+    explained=2,
+    early=0,
+    out_of_order=0,
+    unexpected=0,
+    errors={"send": 1, "receive": 2, "ack": 3},
+    unpromised_errors=0,
+    errors_before=0,
+    without_send_s=[1.0, 5.5],
+    without_receive_s=[2.0, 6.25],
+)
 FAULT = Fault(name="it", what="it is done", act=lambda _: None, promised_s=5)
 ABOUT = {"commit": "abc", "whole_s": [3.0, 4.5]}
 
@@ -162,12 +172,14 @@ def test_a_hook_is_called_as_its_page_says_and_may_say_that_it_cannot(tmp_path: 
     pod = pod_of(
         {
             "metadata": {
-                "name": "a-0", "uid": "u", "labels": {"app.kubernetes.io/component": "broker"},
+                "name": "a-0",
+                "uid": "u",
+                "labels": {"app.kubernetes.io/component": "broker"},
             },
             "spec": {"containers": [{"name": "broker"}]},
             "status": {},
         }
-    )  # fmt: skip
+    )
     cluster.signal("KILL", pod)
     with pytest.raises(NotHere, match="no"):
         cluster.hook("node", "n", "cut")
@@ -176,8 +188,9 @@ def test_a_hook_is_called_as_its_page_says_and_may_say_that_it_cannot(tmp_path: 
 
 def test_names_of_faults_are_those_of_the_table() -> None:
     assert [fault.name for fault in chosen_of("proxy-drained,broker-deleted")] == [
-        "broker-deleted", "proxy-drained",
-    ]  # fmt: skip
+        "broker-deleted",
+        "proxy-drained",
+    ]
     assert list(chosen_of("")) == list(FAULTS)
     with pytest.raises(SystemExit, match="no fault is called x"):
         chosen_of("x,broker-deleted")

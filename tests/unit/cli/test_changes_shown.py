@@ -13,9 +13,12 @@ from tidemill.cli.groups import change_of
 
 RETRY = {"customized": {"nextMs": [1000] * 16}}
 GROUP = {
-    "name": "billing", "deliveryOrder": "CONCURRENT", "maxAttempts": 17, "retry": RETRY,
+    "name": "billing",
+    "deliveryOrder": "CONCURRENT",
+    "maxAttempts": 17,
+    "retry": RETRY,
     "startFrom": "earliest",
-}  # fmt: skip
+}
 TOPIC = {"name": "orders", "messageType": "FIFO", "queues": 4}
 
 

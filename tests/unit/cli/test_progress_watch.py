@@ -17,8 +17,15 @@ def test_a_group_that_is_faster_than_what_comes_catches_up() -> None:
     pace = pace_of(look(140, 1_000), look(100, 1_020), 2.0)
     assert pace == Pace(in_per_s=10.0, out_per_s=30.0, caught_up_in_ms=5_000)
     assert line_of(look(100, 1_020), pace, "10:00:00").split() == [
-        "10:00:00", "100", "100", "0", "10.0", "30.0", "5", "s",
-    ]  # fmt: skip
+        "10:00:00",
+        "100",
+        "100",
+        "0",
+        "10.0",
+        "30.0",
+        "5",
+        "s",
+    ]
 
 
 def test_a_group_that_is_slower_never_catches_up() -> None:

@@ -12,13 +12,24 @@ from typer.testing import CliRunner, Result
 from tidemill.cli.app import app
 
 TIMER = {
-    "timerId": 17, "state": "PENDING", "topic": "orders", "queueId": 0, "messageId": "01AC",
-    "dueAtMs": 1_800_000_000_000, "keys": [], "broker": "broker-0",
-}  # fmt: skip
+    "timerId": 17,
+    "state": "PENDING",
+    "topic": "orders",
+    "queueId": 0,
+    "messageId": "01AC",
+    "dueAtMs": 1_800_000_000_000,
+    "keys": [],
+    "broker": "broker-0",
+}
 LOCK = {
-    "topic": "orders", "broker": "broker-0", "queue": 3, "messages": 2, "offset": 5,
-    "clientId": "c", "waiting": 9,
-}  # fmt: skip
+    "topic": "orders",
+    "broker": "broker-0",
+    "queue": 3,
+    "messages": 2,
+    "offset": 5,
+    "clientId": "c",
+    "waiting": 9,
+}
 
 
 @pytest.fixture
@@ -67,9 +78,15 @@ def test_whose_a_message_is_stays_shown_while_another_broker_group_is_away(
     answers: dict[str, Any],
 ) -> None:
     message = {
-        "messageId": "01AC", "storedAtMs": 0, "storedTopic": "orders", "queueId": 0,
-        "queueOffset": 0, "deliveryAttempt": 1, "bodyText": "b", "broker": "broker-1",
-    }  # fmt: skip
+        "messageId": "01AC",
+        "storedAtMs": 0,
+        "storedTopic": "orders",
+        "queueId": 0,
+        "queueOffset": 0,
+        "deliveryAttempt": 1,
+        "bodyText": "b",
+        "broker": "broker-1",
+    }
     answers["/topics/orders/messages"] = {"messages": [message], "unreachable": ["broker-0"]}
     assert "broker-1" in run("message", "find", "orders", "--key", "k").output
     answers["/topics/orders/messages"] = {"messages": [message]}

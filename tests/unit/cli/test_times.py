@@ -36,10 +36,17 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "expected_s"),
     [
-        ("60", 60), (60, 60), ("0", 0), (" 0.5 ", 0.5), (0.5, 0.5), (60.0, 60),
-        ("250ms", 0.25), ("1h30m", 5_400), ("2d", 172_800),
+        ("60", 60),
+        (60, 60),
+        ("0", 0),
+        (" 0.5 ", 0.5),
+        (0.5, 0.5),
+        (60.0, 60),
+        ("250ms", 0.25),
+        ("1h30m", 5_400),
+        ("2d", 172_800),
     ],
-)  # fmt: skip
+)
 def test_a_number_alone_is_one_of_seconds(given: str | float, expected_s: float) -> None:
     assert seconds(given) == expected_s
 

@@ -50,9 +50,12 @@ GO_ON = b"\n"
 
 def start(stdin: int, program: str = PROGRAM, *, says: str = "ready") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=stdin, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert line(process) == says
     return process
 

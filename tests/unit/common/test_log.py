@@ -63,8 +63,9 @@ def test_what_a_client_says_cannot_move_the_cursor_or_forge_a_field() -> None:
 
 def test_a_trace_stands_below_its_line() -> None:
     assert line_of(event="failed", exception="Traceback\n  x").splitlines()[1:] == [
-        "Traceback", "  x",
-    ]  # fmt: skip
+        "Traceback",
+        "  x",
+    ]
 
 
 @pytest.mark.parametrize(

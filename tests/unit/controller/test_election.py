@@ -40,9 +40,16 @@ from tidemill.controller.record_json import from_text, to_text
 TIMING = Timing()
 NOW_MS = 1_000_000
 BEAT = Heartbeat(
-    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
-    confirm=100, health=Health.OK, page_age_ms=20,
-)  # fmt: skip
+    is_master=False,
+    epoch_seen=3,
+    version_seen=7,
+    log_epoch=3,
+    log_end=100,
+    durable_end=100,
+    confirm=100,
+    health=Health.OK,
+    page_age_ms=20,
+)
 
 
 def run(replica_id: int, number: int = 0) -> Member:
@@ -55,9 +62,14 @@ def record(*, sss: tuple[int, ...] = (0, 1, 2), eligible: tuple[int, ...] = ()) 
         for n in range(3)
     )
     return GroupRecord(
-        min_in_sync=2, epoch=3, version=7, master=run(0), sss=frozenset(map(run, sss)),
-        eligible=frozenset(map(ReplicaId, eligible)), replicas=replicas,
-    )  # fmt: skip
+        min_in_sync=2,
+        epoch=3,
+        version=7,
+        master=run(0),
+        sss=frozenset(map(run, sss)),
+        eligible=frozenset(map(ReplicaId, eligible)),
+        replicas=replicas,
+    )
 
 
 def with_drained(group: GroupRecord, number: int) -> GroupRecord:

@@ -21,9 +21,16 @@ from tidemill.controller.record_json import from_text, to_text
 
 TIMING = Timing()
 BEAT = Heartbeat(
-    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
-    confirm=100, health=Health.OK, page_age_ms=20,
-)  # fmt: skip
+    is_master=False,
+    epoch_seen=3,
+    version_seen=7,
+    log_epoch=3,
+    log_end=100,
+    durable_end=100,
+    confirm=100,
+    health=Health.OK,
+    page_age_ms=20,
+)
 
 
 def coming(record: GroupRecord, replica: int, run: int, store: str) -> Registration:

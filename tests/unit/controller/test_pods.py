@@ -24,25 +24,35 @@ STEPS_MAX = 100
 def record_of(count: int, *, master: int = 0, out: tuple[int, ...] = ()) -> GroupRecord:
     members = [member_of(n) for n in range(count)]
     return GroupRecord(
-        min_in_sync=2, epoch=3, version=7, master=members[master],
+        min_in_sync=2,
+        epoch=3,
+        version=7,
+        master=members[master],
         sss=frozenset(one for one in members if one.replica_id not in out),
         replicas=tuple(
             (one.replica_id, Registered(f"store {n}", one.incarnation, f"host-{n}", False))
             for n, one in enumerate(members)
         ),
-    )  # fmt: skip
+    )
 
 
 def pods(
-    replicas: int, partition: int | None = None, *, updated: int | None = None,
-    ready: int | None = None, is_seen: bool = True,
-) -> Pods:  # fmt: skip
+    replicas: int,
+    partition: int | None = None,
+    *,
+    updated: int | None = None,
+    ready: int | None = None,
+    is_seen: bool = True,
+) -> Pods:
     """Return pods at rest, or with `updated` of them as a changed template says."""
     return Pods(
-        replicas=replicas, partition=replicas if partition is None else partition,
-        ready=replicas if ready is None else ready, is_seen=is_seen,
-        updated=replicas if updated is None else updated, is_changing=updated is not None,
-    )  # fmt: skip
+        replicas=replicas,
+        partition=replicas if partition is None else partition,
+        ready=replicas if ready is None else ready,
+        is_seen=is_seen,
+        updated=replicas if updated is None else updated,
+        is_changing=updated is not None,
+    )
 
 
 class Kubernetes:
@@ -60,9 +70,7 @@ class Kubernetes:
     def pods(self) -> Pods:
         updated = sum(one == self.template for one in self.revisions)
         is_changing = any(one != self.template for one in self.revisions)
-        return Pods(
-            self.replicas, self.partition, len(self.revisions), updated, True, is_changing
-        )  # fmt: skip
+        return Pods(self.replicas, self.partition, len(self.revisions), updated, True, is_changing)
 
     def do(self, step: Step) -> None:
         match step:

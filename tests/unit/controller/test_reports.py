@@ -18,9 +18,16 @@ from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, T
 NOW_MS = 1_000_000
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
 BEAT = Heartbeat(
-    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
-    confirm=100, health=Health.OK, page_age_ms=0,
-)  # fmt: skip
+    is_master=False,
+    epoch_seen=3,
+    version_seen=7,
+    log_epoch=3,
+    log_end=100,
+    durable_end=100,
+    confirm=100,
+    health=Health.OK,
+    page_age_ms=0,
+)
 
 
 def report(number: int, **change: object) -> Report:

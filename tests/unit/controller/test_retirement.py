@@ -7,41 +7,40 @@ from tidemill.common.replica_group import Member, ReplicaId
 from tidemill.controller.election.decide import AskForTransfer, Intent, Rest, Write, decide
 from tidemill.controller.election.elect import with_master
 from tidemill.controller.election.membership import Refused
-from tidemill.controller.election.record import (
-    GroupRecord,
-    Registered,
-    Retirement,
-    view_of,
-)
-from tidemill.controller.election.retirement import (
-    forget,
-    is_out,
-    retire,
-    stay,
-    with_number,
-)
+from tidemill.controller.election.record import GroupRecord, Registered, Retirement, view_of
+from tidemill.controller.election.retirement import forget, is_out, retire, stay, with_number
 from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
 from tidemill.controller.record_json import from_text, to_text
 
 TIMING = Timing()
 NOW_MS = 1_000_000
 BEAT = Heartbeat(
-    is_master=False, epoch_seen=3, version_seen=7, log_epoch=3, log_end=100, durable_end=100,
-    confirm=100, health=Health.OK, page_age_ms=0,
-)  # fmt: skip
+    is_master=False,
+    epoch_seen=3,
+    version_seen=7,
+    log_epoch=3,
+    log_end=100,
+    durable_end=100,
+    confirm=100,
+    health=Health.OK,
+    page_age_ms=0,
+)
 
 
 def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) -> GroupRecord:
     """Return a group whose master is replica 0, and whose set all belong to but `out`."""
     members = [member_of(n) for n in range(count)]
     return GroupRecord(
-        min_in_sync=min_in_sync, epoch=3, version=7, master=members[0],
+        min_in_sync=min_in_sync,
+        epoch=3,
+        version=7,
+        master=members[0],
         sss=frozenset(one for one in members if one.replica_id not in out),
         replicas=tuple(
             (one.replica_id, Registered(f"store {n}", one.incarnation, f"host-{n}", False))
             for n, one in enumerate(members)
         ),
-    )  # fmt: skip
+    )
 
 
 def decided(

@@ -120,9 +120,11 @@ def test_a_queue_that_nobody_archives_is_not_kept() -> None:
 
 def test_the_limit_by_size_waits_for_the_archive_too() -> None:
     world = World(
-        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=2 * SEGMENT,
+        FaultyDisk(Random(0)),
+        segment_bytes=SEGMENT,
+        retention_bytes=2 * SEGMENT,
         archive_gate_group=ARCHIVE,
-    )  # fmt: skip
+    )
     world.leave_room(1 << 30)
     world.group(ARCHIVE)
     fill(world)
@@ -208,9 +210,12 @@ def test_what_is_sealed_is_known_after_a_start_and_at_another_replica(only_the_l
 
 def test_a_follower_keeps_what_its_master_keeps() -> None:
     world = World(
-        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_ms=DAY_MS,
-        archive_gate_group=ARCHIVE, is_followed=True,
-    )  # fmt: skip
+        FaultyDisk(Random(0)),
+        segment_bytes=SEGMENT,
+        retention_ms=DAY_MS,
+        archive_gate_group=ARCHIVE,
+        is_followed=True,
+    )
     world.leave_room(1 << 30)
     world.group(ARCHIVE)
     fill(world)

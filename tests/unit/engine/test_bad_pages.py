@@ -33,9 +33,13 @@ def world_of_an_earlier_life() -> World:
     for n in range(COUNT):
         data = blob(f"m{n}", keys=(f"k{n}",), size=SIZE)
         world.engine.send(
-            TopicId(world.topic()), QueueId(0), data, crc32(data),
-            now_ms=world.now_ms, firing_ms=world.now_ms,
-        )  # fmt: skip
+            TopicId(world.topic()),
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+        )
     world.commit()
     world.checkpoint()
     world.restart()
@@ -91,8 +95,11 @@ def timers_are_copied_past_it() -> None:
     timer = replace(TIMERS, flush_log_bytes=10 << 20, evacuation_lead_ms=0)
     world = Unjudged(
         FaultyDisk(Random(0)),
-        timer=timer, segment_bytes=32 << 10, retention_ms=DAY_MS, checkpoint_log_bytes=8_000,
-    )  # fmt: skip
+        timer=timer,
+        segment_bytes=32 << 10,
+        retention_ms=DAY_MS,
+        checkpoint_log_bytes=8_000,
+    )
     for n in range(COUNT):
         world.schedule(f"t{n}", delay_ms=5 * DAY_MS, size=400)
     while len(world.engine.log.segments) < 4:

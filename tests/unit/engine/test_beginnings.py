@@ -124,9 +124,13 @@ def fill(world: World, text: str) -> None:
         for number in range(QUEUES):
             data = blob(text)
             world.engine.send(
-                topic_id, QueueId(number), data, crc32(data), now_ms=world.now_ms,
+                topic_id,
+                QueueId(number),
+                data,
+                crc32(data),
+                now_ms=world.now_ms,
                 firing_ms=world.now_ms,
-            )  # fmt: skip
+            )
         world.commit()
 
 

@@ -160,9 +160,7 @@ def test_only_who_drains_is_removed_and_its_places_go_to_the_others() -> None:
     world.restart()
     topic = world.engine.catalog.find_topic("t")
     assert topic is not None
-    assert topic.placements == (
-        ("broker-0", 3), ("broker-0", 2), ("broker-2", 1), ("broker-2", 3),
-    )  # fmt: skip
+    assert topic.placements == (("broker-0", 3), ("broker-0", 2), ("broker-2", 1), ("broker-2", 3))
     assert list(world.engine.catalog.membership.groups) == ["broker-0", "broker-2"]
 
 

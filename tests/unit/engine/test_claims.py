@@ -18,9 +18,13 @@ def opened(node: Node, *, boot_id: bytes = BOOT, cuts_damage: bool = False) -> G
     """Open the store of a node that was killed, as a start does."""
     node.disk = node.disk.after_kill()
     log, _ = open_group_log(
-        node.disk, SMALL, now_ms=1_000_000, fresh=Identity(bytes(16), ENTROPY), boot_id=boot_id,
+        node.disk,
+        SMALL,
+        now_ms=1_000_000,
+        fresh=Identity(bytes(16), ENTROPY),
+        boot_id=boot_id,
         cuts_damage=cuts_damage,
-    )  # fmt: skip
+    )
     return log
 
 

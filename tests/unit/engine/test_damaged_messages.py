@@ -36,9 +36,13 @@ def world_of(count: int = 6, *, restarts: bool = True, is_ordered: bool = False)
     for n in range(count):
         data = blob(f"m{n}", tag="t", keys=("k",), size=200)
         world.engine.send(
-            TopicId(world.topic()), QueueId(0), data, crc32(data),
-            now_ms=world.now_ms, firing_ms=world.now_ms,
-        )  # fmt: skip
+            TopicId(world.topic()),
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+        )
     world.commit()
     if restarts:
         begin_anew(world)
@@ -220,9 +224,14 @@ def test_a_message_is_settled_once_though_it_is_met_twice() -> None:
     damage(world, 0, -1)
     group, topic = world.group(), world.topic()
     batches = world.engine.pop(
-        group, topic, max_messages=2, invisible_duration_ms=60_000, tags=frozenset(),
-        attempt_id="", now_ms=world.now_ms,
-    )  # fmt: skip
+        group,
+        topic,
+        max_messages=2,
+        invisible_duration_ms=60_000,
+        tags=frozenset(),
+        attempt_id="",
+        now_ms=world.now_ms,
+    )
     world.commit()
     for _ in range(2):
         assert list(world.engine.left_of(batches[0]).queue_offsets) == [1]

@@ -21,10 +21,14 @@ GROUPS = 10_000
 def pop_once(world: World, group_id: GroupId, *, invisible_ms: int = 12 * HOUR_MS) -> None:
     """Let a group take a message, which it never acks."""
     assert world.engine.pop(
-        group_id, world.engine.catalog.topic_ids[TOPIC],
-        max_messages=1, invisible_duration_ms=invisible_ms, tags=frozenset(), attempt_id="",
+        group_id,
+        world.engine.catalog.topic_ids[TOPIC],
+        max_messages=1,
+        invisible_duration_ms=invisible_ms,
+        tags=frozenset(),
+        attempt_id="",
         now_ms=world.now_ms,
-    )  # fmt: skip
+    )
 
 
 def let_follower_forget(world: World) -> Engine:
@@ -78,9 +82,14 @@ def wide_group(world: World, topics: int, *, queues: int = QUEUES_MAX) -> GroupI
         topic = put(f"wide-{n}", type_=None, queues=queues, now_ms=world.now_ms)
         world.send(f"m{n}", topic=topic.name)
         assert engine.pop(
-            group_id, topic.id, max_messages=1, invisible_duration_ms=30_000, tags=frozenset(),
-            attempt_id="", now_ms=world.now_ms,
-        )  # fmt: skip
+            group_id,
+            topic.id,
+            max_messages=1,
+            invisible_duration_ms=30_000,
+            tags=frozenset(),
+            attempt_id="",
+            now_ms=world.now_ms,
+        )
     world.commit()
     return group_id
 
@@ -237,9 +246,14 @@ def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: 
             )
     with pytest.raises((GroupNotFound, TopicNotFound)):
         world.engine.pop(
-            deliveries[0].group_id, deliveries[0].topic_id, max_messages=1,
-            invisible_duration_ms=1, tags=frozenset(), attempt_id="", now_ms=world.now_ms,
-        )  # fmt: skip
+            deliveries[0].group_id,
+            deliveries[0].topic_id,
+            max_messages=1,
+            invisible_duration_ms=1,
+            tags=frozenset(),
+            attempt_id="",
+            now_ms=world.now_ms,
+        )
     group = world.engine.catalog.find_group(GROUP)
     assert group is None or world.engine.inspection.group_progress(group) == []
     # Those that are due before they are forgotten come to nobody.

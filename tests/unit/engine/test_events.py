@@ -71,8 +71,9 @@ def test_what_is_renewed_is_what_is_live() -> None:
     world.end("client-1")
     nacked = of_kinds(read(world), EventKind.NACKED)
     assert [(event.message_id, event.reason) for event in nacked] == [
-        ("id-m0", "client_ended"), ("id-m2", "client_ended"),
-    ]  # fmt: skip
+        ("id-m0", "client_ended"),
+        ("id-m2", "client_ended"),
+    ]
 
 
 def test_what_its_client_gives_another_time_goes_on_as_another_delivery() -> None:
@@ -86,9 +87,11 @@ def test_what_its_client_gives_another_time_goes_on_as_another_delivery() -> Non
     kinds = EventKind.DELIVERED, EventKind.RENEWED, EventKind.NACKED
     told = of_kinds(events, *kinds)
     assert [(event.kind, event.reason) for event in told] == [
-        (EventKind.DELIVERED, ""), (EventKind.RENEWED, ""), (EventKind.NACKED, ""),
+        (EventKind.DELIVERED, ""),
+        (EventKind.RENEWED, ""),
+        (EventKind.NACKED, ""),
         (EventKind.NACKED, "unread"),
-    ]  # fmt: skip
+    ]
     positions = [event.position for event in told]
     assert [event.delivery_id for event in told] == [positions[0], *positions[:-1]]
 
@@ -134,8 +137,9 @@ def test_what_its_client_still_had_expires_when_its_time_is_up() -> None:
     events = of_kinds(read(world), EventKind.ACKED, EventKind.EXPIRED, EventKind.REVIVED)
     of_topic = [event for event in events if event.topic == TOPIC]
     assert [(e.kind, e.queue_offset, e.end_offset, e.reason) for e in of_topic] == [
-        (EventKind.ACKED, 0, 0, ""), (EventKind.EXPIRED, 1, 2, "in_flight"),
-    ]  # fmt: skip
+        (EventKind.ACKED, 0, 0, ""),
+        (EventKind.EXPIRED, 1, 2, "in_flight"),
+    ]
 
 
 def test_a_group_is_told_once_of_the_range_that_it_never_got() -> None:
@@ -147,8 +151,9 @@ def test_a_group_is_told_once_of_the_range_that_it_never_got() -> None:
     fill(world)
     expired = of_kinds(read(world), EventKind.EXPIRED)
     assert [(e.consumer_group, e.queue_offset, e.end_offset, e.reason) for e in expired] == [
-        (GROUP, 1, 4, "retention"), ("other", 1, 4, "retention"),
-    ]  # fmt: skip
+        (GROUP, 1, 4, "retention"),
+        ("other", 1, 4, "retention"),
+    ]
     key = world.group(), world.topic()
     assert world.engine.state.counts["expired", *key] == 3
     assert world.bodies() == []
@@ -245,9 +250,12 @@ def test_an_index_that_no_answer_has_told_is_refused(where: str) -> None:
 
     def read_from(index: int) -> list[Event]:
         reader = world.engine.read_events(
-            EventQuery(), from_position=position, from_index=index, log_bytes_max=NO_END,
+            EventQuery(),
+            from_position=position,
+            from_index=index,
+            log_bytes_max=NO_END,
             events_max=NO_END,
-        )  # fmt: skip
+        )
         while reader.step():
             pass
         return reader.take()
@@ -267,9 +275,11 @@ def test_an_ordered_group_gets_again_what_it_did_not_ack() -> None:
     world.pop(2, invisible_ms=1_000)
     told = [(e.kind, e.message_id, e.attempt) for e in read(world)]
     assert told[2:] == [
-        (EventKind.DELIVERED, "id-m0", 1), (EventKind.DELIVERED, "id-m1", 1),
-        (EventKind.ACKED, "id-m0", 1), (EventKind.DELIVERED, "id-m1", 2),
-    ]  # fmt: skip
+        (EventKind.DELIVERED, "id-m0", 1),
+        (EventKind.DELIVERED, "id-m1", 1),
+        (EventKind.ACKED, "id-m0", 1),
+        (EventKind.DELIVERED, "id-m1", 2),
+    ]
 
 
 def test_a_reset_is_told_of_each_queue() -> None:
@@ -282,8 +292,9 @@ def test_a_reset_is_told_of_each_queue() -> None:
     world.commit()
     reset = of_kinds(read(world), EventKind.RESET)
     assert [(e.topic, e.queue_id, e.queue_offset, e.consumer_group) for e in reset] == [
-        (TOPIC, 0, 0, GROUP), (TOPIC, 1, 0, GROUP),
-    ]  # fmt: skip
+        (TOPIC, 0, 0, GROUP),
+        (TOPIC, 1, 0, GROUP),
+    ]
 
 
 def test_the_deletion_of_a_group_is_told_once_whatever_topics_are_asked_for() -> None:
@@ -312,9 +323,7 @@ def test_the_removal_of_a_broker_group_is_told_whatever_topics_are_asked_for() -
     for query in (EventQuery(), EventQuery(topics=frozenset(["another"]))):
         (removed,) = of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED)
         assert (removed.topic, removed.reason, removed.at_ms) == ("", "broker-b", world.now_ms)
-    for query in (
-        EventQuery(message_id="id-m0"), EventQuery(kinds=frozenset([EventKind.RESET])),
-    ):  # fmt: skip
+    for query in (EventQuery(message_id="id-m0"), EventQuery(kinds=frozenset([EventKind.RESET]))):
         assert of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED) == []
 
 

@@ -120,11 +120,14 @@ def history() -> dict[str, bytes]:
     signer = HandleSigner(bytes(range(32)), "broker-0")
     handles = [
         signer.sign(
-            group, topic, slot=one.slot, delivery_id=one.delivery_id,
+            group,
+            topic,
+            slot=one.slot,
+            delivery_id=one.delivery_id,
             visible_at_ms=one.visible_at_ms,
         ).handle(one.message_index)
         for group, topic, one in HANDLES
-    ]  # fmt: skip
+    ]
     return found | {"stored_message.bin": MESSAGE, "receipt_handles.bin": b"\n".join(handles)}
 
 
@@ -163,7 +166,7 @@ def timer_history() -> dict[str, bytes]:
     world.judge()
     disk = world.disk
     return {golden_name: disk.read(name) or b"" for golden_name, name in TIMER_FILES.items()} | {
-        "timer_commit_log.bin": b"".join(disk.read(name) or b"" for name in disk.names("log")),
+        "timer_commit_log.bin": b"".join(disk.read(name) or b"" for name in disk.names("log"))
     }
 
 
@@ -270,9 +273,14 @@ def schedule(
     data = blob(text, keys=keys)
     topic_id, now_ms, engine = world.topic(topic), world.now_ms, world.engine
     engine.timers.schedule(
-        engine.catalog.topics[topic_id], QueueId(queue_id), data, crc32(data),
-        due_at_ms=now_ms + delay_ms, now_ms=now_ms, firing_ms=now_ms,
-    )  # fmt: skip
+        engine.catalog.topics[topic_id],
+        QueueId(queue_id),
+        data,
+        crc32(data),
+        due_at_ms=now_ms + delay_ms,
+        now_ms=now_ms,
+        firing_ms=now_ms,
+    )
     world.commit()
 
 
@@ -292,9 +300,13 @@ TIMER_NAMES = [*TIMER_FILES, "timer_commit_log.bin"]
 
 
 NAMES = [
-    "checkpoint.bin", "index.bin", *GOLDEN_OF.values(), "queues.bin", "receipt_handles.bin",
+    "checkpoint.bin",
+    "index.bin",
+    *GOLDEN_OF.values(),
+    "queues.bin",
+    "receipt_handles.bin",
     "stored_message.bin",
-]  # fmt: skip
+]
 
 
 def golden(name: str) -> bytes:
@@ -513,8 +525,11 @@ def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> 
     checkers = checker, timer_checker, renewed_checker
     assert {kind for one in checkers for kind in one.kinds} == set(Kind)
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
-        300_000, 131_000, 0, 3_600_000,
-    }  # fmt: skip
+        300_000,
+        131_000,
+        0,
+        3_600_000,
+    }
     flags, states, reasons, operations = 0, set(), set(), set()
     view = memoryview(golden("log.bin"))
     at = 0

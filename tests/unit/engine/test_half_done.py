@@ -159,9 +159,13 @@ def test_the_pad_of_a_recycled_segment_never_passes_for_that_of_its_next_use() -
     for text, length in (("third", 10), ("fourth", 1_000)):
         data = blob(text, size=length)
         world.engine.send(
-            world.engine.catalog.topic_ids[TOPIC], QueueId(0), data, crc32(data),
-            now_ms=world.now_ms, firing_ms=world.now_ms,
-        )  # fmt: skip
+            world.engine.catalog.topic_ids[TOPIC],
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+        )
     world.engine.write(world.now_ms)
     assert log.committed_offset == committed
     for seed in range(40):

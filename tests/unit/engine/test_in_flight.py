@@ -32,9 +32,12 @@ def look(
     message_id: str = "",
 ) -> tuple[list[InFlight], Place | None]:
     wanted = Wanted(
-        world.group(), world.topic(topic) if topic else None,
-        None if queue_id is None else QueueId(queue_id), client_id, message_id,
-    )  # fmt: skip
+        world.group(),
+        world.topic(topic) if topic else None,
+        None if queue_id is None else QueueId(queue_id),
+        client_id,
+        message_id,
+    )
     one = world.engine.inspection.in_flight(
         wanted, after=after, before_id=before_id, max_messages=count
     )
@@ -65,16 +68,21 @@ def test_what_is_out_longest_comes_first_with_all_that_is_known_of_it() -> None:
     assert end is None
     assert [
         (
-            one.message_id, one.queue_offset, one.client_id, one.delivery_attempt,
-            one.popped_at_ms - world.now_ms, one.delivery.visible_at_ms - world.now_ms,
-            one.renews, one.is_retry,
+            one.message_id,
+            one.queue_offset,
+            one.client_id,
+            one.delivery_attempt,
+            one.popped_at_ms - world.now_ms,
+            one.delivery.visible_at_ms - world.now_ms,
+            one.renews,
+            one.is_retry,
         )
         for one in found
     ] == [
         ("id-m0", 0, "one", 1, -5_000, HIDDEN_MS - 5_000, False, False),
         ("id-m1", 1, "one", 1, -5_000, HIDDEN_MS - 5_000, False, False),
         ("id-m2", 2, "two", 1, 0, 60_000, True, False),
-    ]  # fmt: skip
+    ]
 
 
 def test_what_is_settled_void_run_out_or_anothers_is_left_out() -> None:
@@ -275,9 +283,7 @@ def walk(world: World, *groups: str, count: int = 1_000) -> list[InFlight]:
 def of_queue(one: InFlight) -> tuple[int, int, bool, int, int]:
     """Return what a message is known by, whoever renews it."""
     delivery = one.delivery
-    return (
-        delivery.group_id, delivery.topic_id, one.is_retry, int(one.queue_id), one.queue_offset
-    )  # fmt: skip
+    return (delivery.group_id, delivery.topic_id, one.is_retry, int(one.queue_id), one.queue_offset)
 
 
 @pytest.fixture

@@ -108,10 +108,21 @@ def expected() -> tuple[list[str], list[str], list[str]]:
 def test_there_is_a_file_of_every_kind() -> None:
     kinds = {re.sub(r"\d{20}", "N", name) for name in names()}
     assert kinds >= {
-        "checkpoint", "index/N-N", "index/unfinished", "log/N.log", "log/prepared", "queues/N-N",
-        "queues/unfinished", "snapshots/N-N", "snapshots/unfinished", "timer/checkpoint.a",
-        "timer/checkpoint.b", "timer/state/N", "timer/timerlog/N", "timer/wheel",
-    }  # fmt: skip
+        "checkpoint",
+        "index/N-N",
+        "index/unfinished",
+        "log/N.log",
+        "log/prepared",
+        "queues/N-N",
+        "queues/unfinished",
+        "snapshots/N-N",
+        "snapshots/unfinished",
+        "timer/checkpoint.a",
+        "timer/checkpoint.b",
+        "timer/state/N",
+        "timer/timerlog/N",
+        "timer/wheel",
+    }
     assert "t7" not in expected()[1]
     assert len(expected()[1]) == 121 + 119
 

@@ -100,9 +100,14 @@ def pop(group: Group, node: Node, count: int = 32) -> list[str]:
     topic_id, group_id = ids(group, node)
     engine = node.engine
     batches = engine.pop(
-        group_id, topic_id, max_messages=count, invisible_duration_ms=HIDDEN_MS, tags=frozenset(),
-        attempt_id="", now_ms=group.now_ms,
-    )  # fmt: skip
+        group_id,
+        topic_id,
+        max_messages=count,
+        invisible_duration_ms=HIDDEN_MS,
+        tags=frozenset(),
+        attempt_id="",
+        now_ms=group.now_ms,
+    )
     write(group, node)
     found = []
     for batch in batches:
@@ -233,9 +238,14 @@ def delayed(group: Group, node: Node, text: str) -> LogOffset:
     data = blob(text, size=400, kind=stored_message.TYPE_DELAY)
     at = node.log.log_end
     node.engine.send(
-        topic_id, QueueId(0), data, crc32(data), now_ms=group.now_ms, firing_ms=group.now_ms,
+        topic_id,
+        QueueId(0),
+        data,
+        crc32(data),
+        now_ms=group.now_ms,
+        firing_ms=group.now_ms,
         delay_ms=HOUR_MS,
-    )  # fmt: skip
+    )
     write(group, node)
     return next(
         LogOffset(one.log_offset)
@@ -279,9 +289,14 @@ def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
     assert topic is not None
     queue = node.engine.catalog.queue(topic.id, QueueId(0))
     pulling = node.engine.pull(
-        queue, offset, tags=frozenset(), max_messages=32, max_bytes=1 << 20, until_offset=ENDLESS,
+        queue,
+        offset,
+        tags=frozenset(),
+        max_messages=32,
+        max_bytes=1 << 20,
+        until_offset=ENDLESS,
         with_bodies=True,
-    )  # fmt: skip
+    )
     while pulling.step():
         pass
     found = [body_of(each.blob) for each in pulling.take()]

@@ -12,11 +12,7 @@ import pytest
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine import checkpoint
-from tidemill.broker.engine.layout.block_file import (
-    INDEX_MAGIC,
-    QUEUE_MAGIC,
-    BlockFileDamaged,
-)
+from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC, BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import open_block_file
@@ -395,9 +391,14 @@ def test_what_neither_the_log_nor_a_queue_file_says_is_passed_over_by_nobody() -
     damage_queues(world)
     # Nobody reads the messages yet.
     world.engine.pop(
-        world.group("late"), world.topic(), max_messages=4, invisible_duration_ms=1,
-        tags=frozenset(), attempt_id="", now_ms=world.now_ms,
-    )  # fmt: skip
+        world.group("late"),
+        world.topic(),
+        max_messages=4,
+        invisible_duration_ms=1,
+        tags=frozenset(),
+        attempt_id="",
+        now_ms=world.now_ms,
+    )
     world.background()
     found = world.engine.catalog.queue(world.topic(), QueueId(0)).entries(0, 4)
     assert [found[0], found[3]] == [entries[0], entries[3]]

@@ -89,9 +89,7 @@ def test_messages_of_an_ordered_group_that_come_again_are_bounded_in_bytes(
     assert seen == TEXTS
 
 
-def test_a_repeated_attempt_is_bounded_in_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_repeated_attempt_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.group(FIFO, is_ordered=True)
     world.send(*TEXTS[:4])

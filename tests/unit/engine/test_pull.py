@@ -57,10 +57,14 @@ def pull_of(
     found = world.engine.catalog.find_topic(topic)
     assert found is not None
     return world.engine.pull(
-        world.engine.catalog.queue(found.id, QueueId(queue_id)), from_offset,
-        tags=frozenset(tags), max_messages=max_messages, max_bytes=max_bytes,
-        until_offset=until_offset, with_bodies=with_bodies,
-    )  # fmt: skip
+        world.engine.catalog.queue(found.id, QueueId(queue_id)),
+        from_offset,
+        tags=frozenset(tags),
+        max_messages=max_messages,
+        max_bytes=max_bytes,
+        until_offset=until_offset,
+        with_bodies=with_bodies,
+    )
 
 
 def all_of(pull: QueuePull) -> list[PulledMessage]:
@@ -82,8 +86,10 @@ def test_a_queue_is_pulled_in_its_order_and_nothing_is_consumed() -> None:
     found = all_of(pull)
     assert bodies(found) == ["m1", "m2", "m3"]
     assert [(one.queue_offset, one.attempts, one.cause) for one in found] == [
-        (1, 0, None), (2, 0, None), (3, 0, None),
-    ]  # fmt: skip
+        (1, 0, None),
+        (2, 0, None),
+        (3, 0, None),
+    ]
     assert {one.stored_at_ms for one in found} == {world.now_ms}
     assert (pull.next_offset, pull.is_at_end) == (4, False)
     assert world.bodies() == [f"m{n}" for n in range(5)]

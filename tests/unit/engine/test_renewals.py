@@ -50,9 +50,12 @@ def world_with(*texts: str, is_ordered: bool = False) -> World:
 def push(world: World, client_id: str = ONE, want: int = 32, **options: str) -> list[Popped]:
     """Pop as a proxy does for a push consumer."""
     return world.pop(
-        want, invisible_ms=FIRST_MS, client_id=client_id, renews=True,
+        want,
+        invisible_ms=FIRST_MS,
+        client_id=client_id,
+        renews=True,
         attempt_id=options.get("attempt_id", ""),
-    )  # fmt: skip
+    )
 
 
 def test_who_held_nothing_for_long_and_pops_again_is_not_silent() -> None:
@@ -114,10 +117,23 @@ def visible_at(world: World, popped: Popped) -> int:
 
 def test_a_checkpoint_says_who_holds_it_behind_all_its_other_parts() -> None:
     ck = PopCheckpoint(
-        Slot(1), GroupId(2), TopicId(3), QueueId(4), 1, FLAG_ORDERED | FLAG_HOLDER,
-        0, 10, 20, 11, None, None, (3,), "try", ONE,
+        Slot(1),
+        GroupId(2),
+        TopicId(3),
+        QueueId(4),
+        1,
+        FLAG_ORDERED | FLAG_HOLDER,
+        0,
+        10,
+        20,
+        11,
+        None,
+        None,
+        (3,),
+        "try",
+        ONE,
         renews=True,
-    )  # fmt: skip
+    )
     body = pop_checkpoint.encode(ck)
     assert body[pop_checkpoint.BODY_SIZE :] == b"\0\3" + b"\3try" + b"\1\x08client-1"
     assert pop_checkpoint.decode(body) == ck
@@ -274,9 +290,16 @@ def test_what_a_client_held_that_ends_is_visible_at_once() -> None:
 def pop_at_once(world: World, client_id: str) -> int:
     """Pop for a push consumer, and let nothing that is due happen before; return how many."""
     batches = world.engine.pop(
-        world.group(), world.topic(), max_messages=32, invisible_duration_ms=FIRST_MS,
-        tags=frozenset(), attempt_id="", now_ms=world.now_ms, client_id=client_id, renews=True,
-    )  # fmt: skip
+        world.group(),
+        world.topic(),
+        max_messages=32,
+        invisible_duration_ms=FIRST_MS,
+        tags=frozenset(),
+        attempt_id="",
+        now_ms=world.now_ms,
+        client_id=client_id,
+        renews=True,
+    )
     world.commit()
     return sum(len(batch.indexes) for batch in batches)
 

@@ -163,9 +163,10 @@ def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
 
 def test_a_deleted_topic_makes_room_on_a_full_disk_without_more_log() -> None:
     world = World(
-        FaultyDisk(Random(0), capacity_bytes=10 << 20), disk_reserve_bytes=4 << 20,
+        FaultyDisk(Random(0), capacity_bytes=10 << 20),
+        disk_reserve_bytes=4 << 20,
         checkpoint_log_bytes=64 << 20,
-    )  # fmt: skip
+    )
     while world.engine.free_bytes >= 4 << 20:
         world.send(f"big{world.disk.written_bytes}", size=100_000)
         world.engine.refresh()

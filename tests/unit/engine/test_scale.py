@@ -35,11 +35,7 @@ from tidemill.broker.engine.pop.consumption import QUEUES_A_SLICE
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
-from tidemill.broker.engine.pop.renewals import (
-    GIVEN_BACK_A_TURN,
-    SILENT_GRACE_MS,
-    SILENT_MS,
-)
+from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_MS, SILENT_MS
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
@@ -50,11 +46,7 @@ from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer import census as census_
 from tidemill.broker.engine.timer.config import TimerConfig
-from tidemill.broker.engine.timer.deliver import (
-    AGED_A_TURN,
-    DELIVERIES_A_SLICE,
-    TOPICS_TAKEN_MAX,
-)
+from tidemill.broker.engine.timer.deliver import AGED_A_TURN, DELIVERIES_A_SLICE, TOPICS_TAKEN_MAX
 from tidemill.broker.engine.timer.evacuation import MOVES_A_SLICE
 from tidemill.broker.engine.timer.load import SLOTS_A_SCAN
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
@@ -355,9 +347,14 @@ def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: 
     for n in range(TIMER_TOPICS):
         topic = put(f"topic-{n}", type_=TopicType.DELAY, queues=1, now_ms=world.now_ms)
         world.engine.send(
-            topic.id, QueueId(0), data, crc32(data),
-            now_ms=world.now_ms, firing_ms=world.now_ms, delay_ms=5_000,
-        )  # fmt: skip
+            topic.id,
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+            delay_ms=5_000,
+        )
     world.commit()
     world.now_ms += late_ms
     turns = turns_until_nothing_is_due(world)
@@ -386,9 +383,16 @@ def test_what_a_flush_writes_of_the_timer_log_moves_nothing_of_what_it_leaves() 
 
     def record_of(n: int) -> bytes:
         return timer_record.encode(
-            timer_record.NO_POSITION, timer_record.SCHEDULE, 1, 2, LogOffset(n), 64, TopicId(1),
-            TimerId(n), 2_000,
-        )  # fmt: skip
+            timer_record.NO_POSITION,
+            timer_record.SCHEDULE,
+            1,
+            2,
+            LogOffset(n),
+            64,
+            TopicId(1),
+            TimerId(n),
+            2_000,
+        )
 
     count, next_id = 20 * TAIL_PIECE_BYTES // timer_record.SIZE, 0
     for some in (1, 7, count // 2, 3, count // 2):
@@ -550,9 +554,11 @@ def test_ten_thousand_checkpoints_leave_few_files_and_few_runs() -> None:
     """Each leaves a queue file and an index file: what ADR 0015 says of them, counted."""
     log_bytes = 512
     world = World(
-        checkpoint_log_bytes=log_bytes, checkpoint_records=1 << 40, segment_bytes=16 << 20,
+        checkpoint_log_bytes=log_bytes,
+        checkpoint_records=1 << 40,
+        segment_bytes=16 << 20,
         files_merged=16,
-    )  # fmt: skip
+    )
     topic_id, data = world.topic(), blob("m", size=400)
     engine, merges = world.engine, world.engine.background._merges
     for _ in range(CHECKPOINTS):
@@ -583,9 +589,11 @@ IN_FLIGHT = 1_000_000
 @pytest.mark.heavy
 def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
     world = World(
-        checkpoint_log_bytes=1 << 40, checkpoint_records=1 << 40, segment_bytes=16 << 20,
+        checkpoint_log_bytes=1 << 40,
+        checkpoint_records=1 << 40,
+        segment_bytes=16 << 20,
         deliveries_max=2 * IN_FLIGHT,
-    )  # fmt: skip
+    )
     groups, topic_id = groups_of(world, 16), world.topic()
     data = blob("m")
     engine, now_ms = world.engine, world.now_ms
@@ -593,9 +601,14 @@ def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
         engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms)
         for group_id in groups:
             assert engine.pop(
-                group_id, topic_id, max_messages=1, invisible_duration_ms=5_000, tags=frozenset(),
-                attempt_id="", now_ms=now_ms,
-            )  # fmt: skip
+                group_id,
+                topic_id,
+                max_messages=1,
+                invisible_duration_ms=5_000,
+                tags=frozenset(),
+                attempt_id="",
+                now_ms=now_ms,
+            )
         if n % 256 == 0:
             engine.commit(now_ms)
     world.commit()
@@ -708,17 +721,24 @@ def test_an_ordered_pop_dead_letters_a_bounded_part_of_all_its_queues() -> None:
 def timers_beyond(count: int, *, delay_ms: int, size: int = 64) -> World:
     """Let so many timers wait, of which the segments are older than the retention."""
     world = World(
-        checkpoint_log_bytes=1 << 40, checkpoint_records=1 << 40, segment_bytes=4 << 20,
+        checkpoint_log_bytes=1 << 40,
+        checkpoint_records=1 << 40,
+        segment_bytes=4 << 20,
         retention_ms=60_000,
         # A ring that takes several looks; and as much evacuation as a slice has room for.
         timer=TimerConfig(wheel_slots=1 << 18, evacuation_rate_bytes=1 << 30),
-    )  # fmt: skip
+    )
     topic_id, data = world.topic(), blob("m", kind=TYPE_DELAY, size=size)
     for n in range(count):
         world.engine.send(
-            topic_id, QueueId(0), data, crc32(data),
-            now_ms=world.now_ms, firing_ms=world.now_ms, delay_ms=delay_ms + 1_000 * n,
-        )  # fmt: skip
+            topic_id,
+            QueueId(0),
+            data,
+            crc32(data),
+            now_ms=world.now_ms,
+            firing_ms=world.now_ms,
+            delay_ms=delay_ms + 1_000 * n,
+        )
         if n % 256 == 0:
             world.commit()
     world.commit()

@@ -11,10 +11,15 @@ from tidemill.message.broker_names import check_address, is_loopback
 @pytest.mark.parametrize(
     "address",
     [
-        "h:1", "localhost:10911", "broker-0.brokers.ns.svc.cluster.local.:65535",
-        "compose_broker_1:10911", "127.0.0.1:1", "[::1]:10911", "x" * 63 + ":1",
+        "h:1",
+        "localhost:10911",
+        "broker-0.brokers.ns.svc.cluster.local.:65535",
+        "compose_broker_1:10911",
+        "127.0.0.1:1",
+        "[::1]:10911",
+        "x" * 63 + ":1",
     ],
-)  # fmt: skip
+)
 def test_what_can_be_an_address_is_taken(address: str) -> None:
     check_address(address)
 
@@ -35,11 +40,27 @@ def test_what_leads_all_machines_to_one_is_not_loopback(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "", "h", ":1", "h:", "h:0", "h:65536", "h:99999", "h:1a", "h:+1", "h:\u0661",
-        "x" * 64 + ":1", "..:1", "a..b:1", ".a:1", "a b:1", "http://h:1", "h\u00e4:1", "h\n:1",
+        "",
+        "h",
+        ":1",
+        "h:",
+        "h:0",
+        "h:65536",
+        "h:99999",
+        "h:1a",
+        "h:+1",
+        "h:\u0661",
+        "x" * 64 + ":1",
+        "..:1",
+        "a..b:1",
+        ".a:1",
+        "a b:1",
+        "http://h:1",
+        "h\u00e4:1",
+        "h\n:1",
         ".".join(["x" * 60] * 5) + ":1",
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_an_address_is_refused(address: str) -> None:
     with pytest.raises(BadRequest):
         check_address(address)

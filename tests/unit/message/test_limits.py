@@ -39,11 +39,12 @@ def many(part: bytes, count: int) -> bytes:
         ),
         pytest.param(
             bytes_field(1, many(bytes_field(3, b"\x12\x00" * 300_000), 2)),
-            PropertiesTooLarge, id="keys",
+            PropertiesTooLarge,
+            id="keys",
         ),
         pytest.param(bytes_field(1, many(b"\x20\x01", 40_000)), BadRequest, id="fields"),
     ],
-)  # fmt: skip
+)
 def test_counts_of_a_large_send_are_refused_before_it_is_parsed(
     request_wire: bytes, error: type[Exception]
 ) -> None:

@@ -31,9 +31,8 @@ TOPICS = ("orders", "returns")
 def world_of_all() -> TimerWorld:
     """Make a world with files of each kind, the oldest in part below the log's minimum."""
     world = TimerWorld(
-        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT,
-        timer=TIMERS,
-    )  # fmt: skip
+        FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT, timer=TIMERS
+    )
     world.group()
     for n in range(120):
         world.send(f"m{n}", topic=TOPICS[n % 2], size=1_800)
@@ -73,8 +72,15 @@ def contents(disk: FaultyDisk) -> dict[str, bytes | None]:
 def test_there_are_files_of_all_kinds() -> None:
     folders = {name.rpartition("/")[0] for name in all_files()}
     assert folders == {
-        "", "log", "queues", "index", "snapshots", "timer", "timer/state", "timer/timerlog",
-    }  # fmt: skip
+        "",
+        "log",
+        "queues",
+        "index",
+        "snapshots",
+        "timer",
+        "timer/state",
+        "timer/timerlog",
+    }
     assert "timer/wheel" in all_files()
 
 
@@ -323,9 +329,12 @@ def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
 def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
     random = Random(seed)
     world = TimerWorld(
-        FaultyDisk(Random(seed)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT,
-        checkpoint_log_bytes=SEGMENT // 2, timer=TIMERS,
-    )  # fmt: skip
+        FaultyDisk(Random(seed)),
+        segment_bytes=SEGMENT,
+        retention_bytes=3 * SEGMENT,
+        checkpoint_log_bytes=SEGMENT // 2,
+        timer=TIMERS,
+    )
 
     def act() -> None:
         for _ in range(random.randint(0, 20)):

@@ -66,6 +66,12 @@ def test_what_unpacking_adds_to_a_part_is_bounded(monkeypatch: pytest.MonkeyPatc
     # What is not packed takes the room that who gathered it has given it.
     assert [(part.start, part.stop) for part, _ in parts] == [(0, 3), (3, 5), (5, 6), (6, 7)]
     assert [len(body) for _, bodies in parts for body in bodies] == [
-        len(given[0]), len(FIRST), BOUND, len(FIRST), BOUND, BOUND, 5
-    ]  # fmt: skip
+        len(given[0]),
+        len(FIRST),
+        BOUND,
+        len(FIRST),
+        BOUND,
+        BOUND,
+        5,
+    ]
     assert list(unpacked_parts([], [])) == []

@@ -25,9 +25,15 @@ OTHER = KEY._replace(queue_id=1)
 
 def a_range(start: int, end: int, *, key: QueueKey = KEY, at_ms: int = 0) -> Range:
     return Range(
-        key=key, start=start, end=end, rows=end - start, bytes=10, min_store_ms=at_ms,
-        max_store_ms=at_ms, crc_xor=start,
-    )  # fmt: skip
+        key=key,
+        start=start,
+        end=end,
+        rows=end - start,
+        bytes=10,
+        min_store_ms=at_ms,
+        max_store_ms=at_ms,
+        crc_xor=start,
+    )
 
 
 def a_file(path: str, start: int, end: int, *, key: QueueKey = KEY) -> DataFile:
@@ -119,8 +125,10 @@ def test_sealed_ranges_of_an_hour_become_one() -> None:
     archive = fold([entry(0, *ranges), entry(1, kind="seal", marks=((KEY, 40),))])
     queue = archive.queues[KEY]
     assert [(each.start, each.end, each.rows) for each in queue.ranges] == [
-        (0, 20, 20), (20, 40, 20), (40, 50, 10),
-    ]  # fmt: skip
+        (0, 20, 20),
+        (20, 40, 20),
+        (40, 50, 10),
+    ]
     assert queue.ranges[0].crc_xor == ranges[0].crc_xor ^ ranges[1].crc_xor
     assert queue.unsealed() == ranges[4:]
 
@@ -171,11 +179,14 @@ def test_whole_ranges_expire_and_files_go_with_their_last_one() -> None:
     archive = fold(
         [
             entry(
-                0, a_range(0, 5, at_ms=10), a_range(5, 9, at_ms=20),
-                a_range(0, 4, key=OTHER, at_ms=30), files=files,
+                0,
+                a_range(0, 5, at_ms=10),
+                a_range(5, 9, at_ms=20),
+                a_range(0, 4, key=OTHER, at_ms=30),
+                files=files,
             )
         ]
-    )  # fmt: skip
+    )
     marks, gone = expiring(archive, before_ms=20, namespace="", topics=())
     assert (marks, gone) == (((KEY, 5),), ("a",))
     archive.apply(entry(1, kind="expire", marks=marks, removed=gone))

@@ -30,7 +30,8 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"endingTimestamp": "1790000000123"}, True, "is for batch reads only"),
         (
             {"dataset": "events", "endingOffsets": '{"orders": {"b": {"0": 2}}}'},
-            True, "events end at `latest` or a timestamp",
+            True,
+            "events end at `latest` or a timestamp",
         ),
         ({"maxRowsPerTrigger": "none"}, True, "a number from 1"),
         ({"maxRowsPerTrigger": "4", "maxBytesPerTrigger": "4"}, True, "not by both"),
@@ -56,15 +57,17 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         ({"dataset": "events", "maxRatePerTask": "5"}, True, "of messages and dlq, not of events"),
         ({"groups": "g"}, False, "not of messages; dataset dlq has the dead letters of groups"),
         (
-            {"dataset": "pending", "startingOffsets": "latest"}, False,
+            {"dataset": "pending", "startingOffsets": "latest"},
+            False,
             "of messages, events and dlq, not of pending; startingTimestamp says when",
         ),
         (
-            {"dataset": "groups", "failOnDataLoss": "false"}, False,
+            {"dataset": "groups", "failOnDataLoss": "false"},
+            False,
             "not of groups; what is deleted meanwhile is left out",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, sentence: str) -> None:
     with pytest.raises(BadOption) as refused:
         parse_source({**GIVEN, **more}, is_stream=is_stream)
@@ -75,11 +78,13 @@ def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, senten
     ("name", "of_a_read", "of_a_write"),
     [
         (
-            "failOnDataLos", "there is no option failOnDataLos; did you mean failOnDataLoss?",
+            "failOnDataLos",
+            "there is no option failOnDataLos; did you mean failOnDataLoss?",
             "there is no option failOnDataLos; did you mean failOnDataLoss, which is for reads?",
         ),
         (
-            "batchSiz", "there is no option batchSiz; did you mean batchSize, which is for writes?",
+            "batchSiz",
+            "there is no option batchSiz; did you mean batchSize, which is for writes?",
             "there is no option batchSiz; did you mean batchSize?",
         ),
         ("batchsize", "option batchSize is for writes only", None),
@@ -87,7 +92,7 @@ def test_what_cannot_be_is_refused(more: dict[str, str], is_stream: bool, senten
         ("tls.enable", "did you mean tls.enabled?", "did you mean tls.enabled?"),
         ("x", "there is no option x; known are endpoints,", "no option x; known are endpoints,"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_option_fails_with_the_nearest_one_of_reads_and_writes(
     name: str, of_a_read: str | None, of_a_write: str | None
 ) -> None:
@@ -108,26 +113,55 @@ def test_an_unknown_option_fails_with_the_nearest_one_of_reads_and_writes(
 # Of each dataset the options that mean something, of those that do not mean it everywhere.
 MEANT = {
     "messages": {
-        "filter", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
-        "startingTimestampStrategy", "minPartitions", "rowsPerPartition", "failOnDataLoss",
-        "includeBody", "bodyEncoding", "pushdown", "readMode", "archivePath", "pullBatchSize",
-        "maxRatePerTask", "pullTimeoutMs",
+        "filter",
+        "startingOffsets",
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
+        "startingTimestampStrategy",
+        "minPartitions",
+        "rowsPerPartition",
+        "failOnDataLoss",
+        "includeBody",
+        "bodyEncoding",
+        "pushdown",
+        "readMode",
+        "archivePath",
+        "pullBatchSize",
+        "maxRatePerTask",
+        "pullTimeoutMs",
     },
     "events": {
-        "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
+        "startingOffsets",
+        "endingOffsets",
+        "startingTimestamp",
+        "endingTimestamp",
         "failOnDataLoss",
     },
     "pending": {"startingTimestamp", "endingTimestamp", "includeBody", "bodyEncoding", "pushdown"},
     "inflight": {"groups"},
     "groups": {"groups"},
-}  # fmt: skip
+}
 GIVEN_AS = {
-    "groups": "g", "filter": "*", "startingOffsets": "latest", "endingOffsets": "latest",
-    "startingTimestamp": "1", "endingTimestamp": "2", "startingTimestampStrategy": "latest",
-    "minPartitions": "2", "rowsPerPartition": "5", "failOnDataLoss": "true", "includeBody": "true",
-    "bodyEncoding": "raw", "pushdown": "false", "readMode": "auto", "archivePath": "/a",
-    "pullBatchSize": "7", "maxRatePerTask": "5", "pullTimeoutMs": "9",
-}  # fmt: skip
+    "groups": "g",
+    "filter": "*",
+    "startingOffsets": "latest",
+    "endingOffsets": "latest",
+    "startingTimestamp": "1",
+    "endingTimestamp": "2",
+    "startingTimestampStrategy": "latest",
+    "minPartitions": "2",
+    "rowsPerPartition": "5",
+    "failOnDataLoss": "true",
+    "includeBody": "true",
+    "bodyEncoding": "raw",
+    "pushdown": "false",
+    "readMode": "auto",
+    "archivePath": "/a",
+    "pullBatchSize": "7",
+    "maxRatePerTask": "5",
+    "pullTimeoutMs": "9",
+}
 
 
 @pytest.mark.parametrize("name", sorted(GIVEN_AS))
@@ -191,6 +225,8 @@ def test_a_sink_refuses_what_is_not_there_yet() -> None:
 
 def test_names_are_spelt_as_jobs_look_for_them() -> None:
     assert [spelt(name) for name in ("TOPICPATTERN", "endingtimestamp", "BatchSize")] == [
-        "topicPattern", "endingTimestamp", "batchSize"
-    ]  # fmt: skip
+        "topicPattern",
+        "endingTimestamp",
+        "batchSize",
+    ]
     assert spelt("nosuch") == "nosuch"

@@ -14,12 +14,16 @@ SUBMIT = ENTRYPOINT.with_name("submit")
 # As Spark sets them in a pod.
 OF_DRIVER = {"SPARK_DRIVER_BIND_ADDRESS": "10.1.2.3"}
 OF_EXECUTOR = {
-    "SPARK_DRIVER_URL": "spark://driver:7078", "SPARK_EXECUTOR_ID": "1",
-    "SPARK_EXECUTOR_CORES": "2", "SPARK_EXECUTOR_MEMORY": "2048m",
-    "SPARK_APPLICATION_ID": "spark-1", "SPARK_EXECUTOR_POD_IP": "10.1.2.4",
-    "SPARK_RESOURCE_PROFILE_ID": "0", "SPARK_EXECUTOR_POD_NAME": "archive-exec-1",
+    "SPARK_DRIVER_URL": "spark://driver:7078",
+    "SPARK_EXECUTOR_ID": "1",
+    "SPARK_EXECUTOR_CORES": "2",
+    "SPARK_EXECUTOR_MEMORY": "2048m",
+    "SPARK_APPLICATION_ID": "spark-1",
+    "SPARK_EXECUTOR_POD_IP": "10.1.2.4",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_NAME": "archive-exec-1",
     "SPARK_CONF_DIR": "/opt/spark/conf",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -37,8 +41,10 @@ def started(path: Path, *words: str, **variables: str) -> list[str]:
     done = subprocess.run(
         [ENTRYPOINT, *words],
         env={"PATH": f"{path}/bin:{os.environ['PATH']}", "SPARK_HOME": str(path), **variables},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -52,26 +58,35 @@ def test_a_job_is_one_of_the_pipeline(path: Path) -> None:
 def test_a_driver_is_a_submit_within_its_pod(path: Path) -> None:
     found = started(path, "driver", "--class", "A", "local:///main.py", "archive", **OF_DRIVER)
     assert found == [
-        "spark-submit", "--deploy-mode", "client",
-        "--conf", "spark.driver.bindAddress=10.1.2.3",
-        "--conf", "spark.executorEnv.SPARK_DRIVER_POD_IP=10.1.2.3",
-        "--class", "A", "local:///main.py", "archive",
-    ]  # fmt: skip
+        "spark-submit",
+        "--deploy-mode",
+        "client",
+        "--conf",
+        "spark.driver.bindAddress=10.1.2.3",
+        "--conf",
+        "spark.executorEnv.SPARK_DRIVER_POD_IP=10.1.2.3",
+        "--class",
+        "A",
+        "local:///main.py",
+        "archive",
+    ]
 
 
 def test_an_executor_has_its_options_of_java_in_their_order(path: Path) -> None:
     options = {f"SPARK_JAVA_OPT_{n}": f"-Dn={n} of 11" for n in range(11)}
     found = started(path, "executor", **OF_EXECUTOR, **options)
     assert found[:12] == ["java", *options.values()]
-    assert found[12:16] == [
-        "-Xms2048m", "-Xmx2048m", "-cp", f"/opt/spark/conf:{path}/jars/*",
-    ]  # fmt: skip
+    assert found[12:16] == ["-Xms2048m", "-Xmx2048m", "-cp", f"/opt/spark/conf:{path}/jars/*"]
     said = dict(zip(found[17::2], found[18::2], strict=True))
     assert said == {
-        "--driver-url": "spark://driver:7078", "--executor-id": "1", "--cores": "2",
-        "--app-id": "spark-1", "--hostname": "10.1.2.4", "--resourceProfileId": "0",
+        "--driver-url": "spark://driver:7078",
+        "--executor-id": "1",
+        "--cores": "2",
+        "--app-id": "spark-1",
+        "--hostname": "10.1.2.4",
+        "--resourceProfileId": "0",
         "--podName": "archive-exec-1",
-    }  # fmt: skip
+    }
 
 
 def submitted(path: Path, *, says: str = "", status: int = 0) -> tuple[int, list[str]]:
@@ -82,11 +97,16 @@ def submitted(path: Path, *, says: str = "", status: int = 0) -> tuple[int, list
     done = subprocess.run(
         ["sh", SUBMIT, "archive", "--to", "/archive"],
         env={
-            "PATH": f"{path}/bin:{os.environ['PATH']}", "MASTER": "k8s://here", "CLAIM": "kept",
-            "SPARK_OPTIONS": "--conf spark.executor.memory=4g", "TMPDIR": str(path),
+            "PATH": f"{path}/bin:{os.environ['PATH']}",
+            "MASTER": "k8s://here",
+            "CLAIM": "kept",
+            "SPARK_OPTIONS": "--conf spark.executor.memory=4g",
+            "TMPDIR": str(path),
         },
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert [each.name for each in path.iterdir()] == ["bin"], "it leaves nothing behind"
     return done.returncode, done.stdout.splitlines()
 
@@ -113,7 +133,9 @@ def test_an_executor_without_what_spark_sets_is_an_error(path: Path) -> None:
     done = subprocess.run(
         [ENTRYPOINT, "executor"],
         env={"PATH": f"{path}/bin:{os.environ['PATH']}", "SPARK_HOME": str(path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode != 0
     assert "SPARK_EXECUTOR_MEMORY" in done.stderr

@@ -84,17 +84,26 @@ def attributes_of(attributes: dict[str, str]) -> list[KeyValue]:
 
 
 def histogram(
-    *counts: int, name: str = SEND, attributes: dict[str, str] = SENT_TO, total: float = 10,
-    start_ns: int = BORN_NS, age_ns: int = SECOND_NS, bounds: Sequence[float] | None = None,
+    *counts: int,
+    name: str = SEND,
+    attributes: dict[str, str] = SENT_TO,
+    total: float = 10,
+    start_ns: int = BORN_NS,
+    age_ns: int = SECOND_NS,
+    bounds: Sequence[float] | None = None,
     temporality: int = otlp.AGGREGATION_TEMPORALITY_CUMULATIVE,
-) -> otlp.Metric:  # fmt: skip
+) -> otlp.Metric:
     wanted = HISTOGRAMS[name].bounds if name in HISTOGRAMS else (1,)
     filled = [*counts, *[0] * (len(wanted) + 1 - len(counts))]
     point = otlp.HistogramDataPoint(
-        attributes=attributes_of(attributes), bucket_counts=filled, sum=total, count=sum(filled),
-        explicit_bounds=wanted if bounds is None else bounds, start_time_unix_nano=start_ns,
+        attributes=attributes_of(attributes),
+        bucket_counts=filled,
+        sum=total,
+        count=sum(filled),
+        explicit_bounds=wanted if bounds is None else bounds,
+        start_time_unix_nano=start_ns,
         time_unix_nano=start_ns + age_ns,
-    )  # fmt: skip
+    )
     data = otlp.Histogram(
         data_points=[point],
         aggregation_temporality=otlp.AggregationTemporality.ValueType(temporality),
@@ -187,13 +196,17 @@ def test_a_client_that_counts_backwards_adds_nothing() -> None:
         histogram(1, total=-1),
         histogram(1, temporality=otlp.AGGREGATION_TEMPORALITY_UNSPECIFIED),
         histogram(1, temporality=otlp.AGGREGATION_TEMPORALITY_DELTA),
-        histogram(1 << 50), histogram(1, total=1 << 50),
+        histogram(1 << 50),
+        histogram(1, total=1 << 50),
         histogram(1, attributes={**SENT_TO, **{str(n): "x" for n in range(ATTRIBUTES_MAX)}}),
-        gauge(-1), gauge(float("inf")), gauge(float("nan")), gauge(1, name="of my own"),
+        gauge(-1),
+        gauge(float("inf")),
+        gauge(float("nan")),
+        gauge(1, name="of my own"),
         gauge(1, attributes={"topic": "orders"}),
         otlp.Metric(name=SEND, gauge=otlp.Gauge(data_points=[otlp.NumberDataPoint()])),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_refused_and_the_rest_is_taken(bad: otlp.Metric) -> None:
     world = World()
     taken = world.take(bad, histogram(1))
@@ -330,8 +343,13 @@ def test_label_sets_end_with_the_last_who_tells_of_them(monkeypatch: pytest.Monk
                 taken = world.take(metric, client_id=f"{name}-{life}-{n}")
                 assert taken.accepted == (n < 2), (life, name, n)
         # Somebody else finds room beside them.
-        assert world.take(histogram(1, name=AWAIT, attributes={**PAIR, "consumer_group": "g3"}),
-                          address="10.0.0.2").accepted == 1  # fmt: skip
+        assert (
+            world.take(
+                histogram(1, name=AWAIT, attributes={**PAIR, "consumer_group": "g3"}),
+                address="10.0.0.2",
+            ).accepted
+            == 1
+        )
         world.now_ms += SILENT_MS + 1
         assert world.count(AWAIT) is None
         assert world.shown(CACHED) is None

@@ -39,8 +39,7 @@ def producer(language: v2.Language.ValueType = v2.JAVA) -> v2.Settings:
 
 
 def consumer(
-    language: v2.Language.ValueType = v2.JAVA,
-    kind: v2.ClientType.ValueType = v2.PUSH_CONSUMER,
+    language: v2.Language.ValueType = v2.JAVA, kind: v2.ClientType.ValueType = v2.PUSH_CONSUMER
 ) -> v2.Settings:
     return v2.Settings(
         client_type=kind,

@@ -59,8 +59,10 @@ def test_each_broker_is_asked_with_its_own_ids() -> None:
         assert ids == {"broker-0": 7, "broker-1": 107, "broker-2": 207}
         group = world.cluster.find_group("group")
         assert [broker.find_ids(group, world.topic) for broker in world.cluster.brokers] == [
-            (8, 7), (108, 107), (208, 207),
-        ]  # fmt: skip
+            (8, 7),
+            (108, 107),
+            (208, 207),
+        ]
 
     run(scenario)
 
@@ -111,8 +113,10 @@ def test_nothing_new_goes_to_who_drains() -> None:
         assert {place.broker.name for place in places(world)} == {"broker-0", "broker-2"}
         readable = world.cluster.readable(world.topic)
         assert [(r.broker_name, r.is_writable) for r in readable] == [
-            ("broker-0", True), ("broker-1", False), ("broker-2", True),
-        ]  # fmt: skip
+            ("broker-0", True),
+            ("broker-1", False),
+            ("broker-2", True),
+        ]
 
     run(scenario)
 
@@ -170,8 +174,10 @@ def test_a_message_group_has_no_place_where_home_and_broker_do_not_agree() -> No
             assert place == ("BrokerUnreachable" if is_at_1 else before[group])
         world.tell_all()
         assert {place[0] for place in group_places(world).values()} == {
-            "broker-0", "broker-1", "broker-2",
-        }  # fmt: skip
+            "broker-0",
+            "broker-1",
+            "broker-2",
+        }
 
     run(scenario)
 

@@ -30,9 +30,9 @@ def test_who_has_topics_becomes_the_home() -> None:
 
 
 def test_two_with_topics_are_left_to_an_operator() -> None:
-    decision = decide({
-        "h0:1": alone("b-0", has_topics=True), "h1:1": alone("b-1", has_topics=True),
-    })  # fmt: skip
+    decision = decide(
+        {"h0:1": alone("b-0", has_topics=True), "h1:1": alone("b-1", has_topics=True)}
+    )
     assert isinstance(decision, Refuse)
     assert "b-0 and b-1 have topics of their own" in decision.reason
     assert "delete their topics" in decision.reason

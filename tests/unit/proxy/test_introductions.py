@@ -42,9 +42,11 @@ class Peer:
         told = self.configuration
         told.broker_name = name
         told.membership = link_pb2.Membership(
-            cluster_id="c", home_name="b-0", home_address=members["b-0"],
+            cluster_id="c",
+            home_name="b-0",
+            home_address=members["b-0"],
             members=[link_pb2.Member(name=one, address=at) for one, at in members.items()],
-        )  # fmt: skip
+        )
         self.configured.set()
         self.on_change()
 

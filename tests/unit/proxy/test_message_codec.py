@@ -404,10 +404,15 @@ def test_what_a_copy_tells_of_itself_goes_to_that_message_alone(has_body: bool) 
         blobs = [blob[: stored_message.decode(blob).body_wire_at] for blob in blobs]
     told = v2.Provenance(reason="damaged", consumer_group="group", origin_topic="first")
     reply = link_pb2.PullReply(
-        blobs=blobs, queue_offsets=range(count), log_offsets=range(count),
-        stored_at_ms=[NOW_MS] * count, delivery_attempts=[2] * count,
-        provenance_of=[70], provenances=[told.SerializeToString()], dead_letter_origins=["first"],
-    )  # fmt: skip
+        blobs=blobs,
+        queue_offsets=range(count),
+        log_offsets=range(count),
+        stored_at_ms=[NOW_MS] * count,
+        delivery_attempts=[2] * count,
+        provenance_of=[70],
+        provenances=[told.SerializeToString()],
+        dead_letter_origins=["first"],
+    )
     found = pulled(reply)
     assert [message.system_properties.queue_offset for message in found] == list(range(count))
     told.log_offset = 70

@@ -21,13 +21,7 @@ from tidemill.proxy.polling.notifications import (
 )
 from tidemill.proxy.polling.pair import LINGER_MS, PARKED_A_BROKER_MAX, Key
 from tidemill.proxy.polling.poll import LAST_LOOK_MS, End, Outcome, Poll, Pop, State
-from tidemill.proxy.polling.polling import (
-    ASK_ONCE_MS,
-    UNSURE_POLL_MS,
-    Polling,
-    StopPop,
-    Wake,
-)
+from tidemill.proxy.polling.polling import ASK_ONCE_MS, UNSURE_POLL_MS, Polling, StopPop, Wake
 from tidemill.proxy.polling.timers import TICK_MS, Timers
 
 KEY = Key("orders", "billing", frozenset())
@@ -49,9 +43,13 @@ class World:
 
     def begin(self, *, poll_ms: int = POLL_MS, asks_all: bool = False, silent: str = "") -> Poll:
         poll = self.polling.begin(
-            KEY, self.names, poll_ms=poll_ms, asks_all=asks_all, now_ms=self.now_ms,
+            KEY,
+            self.names,
+            poll_ms=poll_ms,
+            asks_all=asks_all,
+            now_ms=self.now_ms,
             silent=frozenset(silent),
-        )  # fmt: skip
+        )
         self.look()
         return poll
 
@@ -138,8 +136,10 @@ def in_consuming(world: World) -> Poll:
 
 
 STATES: dict[State, Callable[[World], Poll]] = {
-    State.FIRST_POP: in_first_pop, State.WAITING: in_waiting, State.CONSUMING: in_consuming,
-}  # fmt: skip
+    State.FIRST_POP: in_first_pop,
+    State.WAITING: in_waiting,
+    State.CONSUMING: in_consuming,
+}
 EVENTS: dict[str, Callable[[World, Poll], object]] = {
     "found": lambda world, poll: world.popped(poll, 3),
     "nothing": lambda world, poll: world.popped(poll),

@@ -73,9 +73,12 @@ def test_a_route_says_which_messages_the_topic_takes(
 def test_an_assignment_may_name_the_broker_as_a_whole() -> None:
     readable = Readable("broker-0", 8, is_writable=True)
     encoded = routing.message_queues(
-        TOPIC, v2.Resource(name="topic"), readable, endpoints=ACCESS_POINT,
+        TOPIC,
+        v2.Resource(name="topic"),
+        readable,
+        endpoints=ACCESS_POINT,
         queue_ids=(routing.ANY_QUEUE, 300),
-    )  # fmt: skip
+    )
     response = service.QueryAssignmentResponse.FromString(routing.encode_assignments(encoded))
     assert response.status.code == v2.OK
     assert [one.message_queue.id for one in response.assignments] == [-1, 300]

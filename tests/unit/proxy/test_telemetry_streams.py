@@ -146,10 +146,12 @@ def test_all_streams_are_asked_to_reconnect_whoever_reads(monkeypatch: pytest.Mo
         streams = TelemetryStreams()
         outlets = [Outlet(), Outlet(is_gone=True), Outlet(has_room=False), Outlet()]
         with (
-            streams.open("a", outlets[0]), streams.open("b", outlets[1]),
-            streams.open("c", outlets[2]), streams.open("a", outlets[3]),
+            streams.open("a", outlets[0]),
+            streams.open("b", outlets[1]),
+            streams.open("c", outlets[2]),
+            streams.open("a", outlets[3]),
             streams.open("d", Outlet(reads=False)),
-        ):  # fmt: skip
+        ):
             await streams.ask_to_reconnect()
         for outlet in (outlets[0], outlets[3]):
             [command] = outlet.sent
@@ -170,9 +172,11 @@ def test_transports_are_told_with_their_clients_each_connection_once(
         first, second, alone, mute = Outlet(), Outlet(), Outlet(), Outlet(reads=False)
         first.connection = second.connection = "shared"
         with (
-            streams.open("a", first), streams.open("b", second), streams.open("c", alone),
+            streams.open("a", first),
+            streams.open("b", second),
+            streams.open("c", alone),
             streams.open("d", mute),
-        ):  # fmt: skip
+        ):
             await streams.ask_to_reconnect()
         assert [len(one.sent) for one in (first, second, alone)] == [1, 1, 1]
         # The transport of two streams is told once, when both know where to go.

@@ -48,9 +48,11 @@ class Api:
 
     def rest(self, patience_s: float = 10.0, *, token: str = "") -> Rest:
         client = httpx.Client(
-            base_url="http://admin/api/v1", transport=httpx.MockTransport(self), trust_env=False,
+            base_url="http://admin/api/v1",
+            transport=httpx.MockTransport(self),
+            trust_env=False,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-        )  # fmt: skip
+        )
         return Rest(client, patience_s=patience_s)
 
 

@@ -24,9 +24,13 @@ def load(*flags: str) -> StandaloneSettings:
 def test_all_processes_take_consecutive_metrics_ports_brokers_first() -> None:
     settings = load("--groups=3", "--proxies=2", "--metrics-port=7000")
     assert metrics_ports_of(settings) == {
-        "broker-0": 7000, "broker-1": 7001, "broker-2": 7002,
-        "proxy-0": 7003, "proxy-1": 7004, "admin": 7005,
-    }  # fmt: skip
+        "broker-0": 7000,
+        "broker-1": 7001,
+        "broker-2": 7002,
+        "proxy-0": 7003,
+        "proxy-1": 7004,
+        "admin": 7005,
+    }
 
 
 def stores(*flags: str) -> dict[str, Path]:
@@ -40,17 +44,24 @@ def test_the_first_broker_keeps_the_store_that_one_alone_has() -> None:
 
 def test_replica_0_keeps_the_store_that_its_group_had_alone() -> None:
     assert stores("--groups=2", "--replicas=2") == {
-        "broker-0-0": Path("/d"), "broker-0-1": Path("/d/broker-0-1"),
-        "broker-1-0": Path("/d/broker-1"), "broker-1-1": Path("/d/broker-1-1"),
-    }  # fmt: skip
+        "broker-0-0": Path("/d"),
+        "broker-0-1": Path("/d/broker-0-1"),
+        "broker-1-0": Path("/d/broker-1"),
+        "broker-1-1": Path("/d/broker-1-1"),
+    }
 
 
 def test_replicas_take_metrics_ports_in_their_order_and_the_controller_the_last() -> None:
     settings = load("--groups=2", "--replicas=2", "--metrics-port=7000")
     assert metrics_ports_of(settings) == {
-        "broker-0-0": 7000, "broker-0-1": 7001, "broker-1-0": 7002, "broker-1-1": 7003,
-        "proxy-0": 7004, "admin": 7005, "controller-0": 7006,
-    }  # fmt: skip
+        "broker-0-0": 7000,
+        "broker-0-1": 7001,
+        "broker-1-0": 7002,
+        "broker-1-1": 7003,
+        "proxy-0": 7004,
+        "admin": 7005,
+        "controller-0": 7006,
+    }
 
 
 def test_one_broker_group_is_as_before() -> None:
@@ -99,9 +110,13 @@ def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
             for n in range(5)
         )
         record = GroupRecord(
-            min_in_sync=2, epoch=1, version=1, master=Member(ReplicaId(0), "run 0"),
-            sss=frozenset(Member(ReplicaId(n), f"run {n}") for n in sss), replicas=replicas,
-        )  # fmt: skip
+            min_in_sync=2,
+            epoch=1,
+            version=1,
+            master=Member(ReplicaId(0), "run 0"),
+            sss=frozenset(Member(ReplicaId(n), f"run {n}") for n in sss),
+            replicas=replicas,
+        )
 
         async def write() -> None:
             shutil.rmtree(tmp_path / "controller-0", ignore_errors=True)

@@ -38,9 +38,16 @@ class Forger:
         self.world.commit()
 
     def ck(
-        self, slot: int, start: int, count: int, *, after_ms: int = 0, ordered: bool = False,
-        next_offset: int = 8, superseded: tuple[int, int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slot: int,
+        start: int,
+        count: int,
+        *,
+        after_ms: int = 0,
+        ordered: bool = False,
+        next_offset: int = 8,
+        superseded: tuple[int, int, int] | None = None,
+    ) -> None:
         group_id = self.fifo_id if ordered else self.group_id
         flags = pop_checkpoint.FLAG_ORDERED if ordered else 0
         extra = b""
@@ -61,18 +68,24 @@ class Forger:
     def revive(self, *, after_ms: int, reason: Reason = Reason.INVISIBLE_DURATION_ENDED) -> None:
         one = self.popped[1].delivery
         cause = Cause(
-            GroupId(self.group_id), one.slot, one.delivery_id, one.message_index, reason, START,
-            TopicId(self.topic_id), QueueId(0), 1, "orders",
-        )  # fmt: skip
+            GroupId(self.group_id),
+            one.slot,
+            one.delivery_id,
+            one.message_index,
+            reason,
+            START,
+            TopicId(self.topic_id),
+            QueueId(0),
+            1,
+            "orders",
+        )
         body = message.PLACE.pack(99, 0, 1, self.copies) + message.encode_cause(cause)
         self.world.engine.log.append(Kind.MESSAGE, body, START + after_ms, flags=message.FLAG_CAUSE)
         self.copies += 1
         self.world.commit()
 
     def reset(self, offset: int) -> None:
-        config = {
-            "op": "reset", "group_id": self.group_id, "offsets": [[self.topic_id, 0, offset]],
-        }  # fmt: skip
+        config = {"op": "reset", "group_id": self.group_id, "offsets": [[self.topic_id, 0, offset]]}
         self.append(Kind.CONFIG, encode_item(config))
 
 
@@ -165,5 +178,9 @@ def test_the_checker_reads_every_kind_of_record() -> None:
     forger = Forger()
     checker = check_log(forger.world.disk)
     assert {Kind(kind) for kind in checker.kinds} >= {
-        Kind.EPOCH_START, Kind.MESSAGE, Kind.CK, Kind.ACK, Kind.CONFIG,
-    }  # fmt: skip
+        Kind.EPOCH_START,
+        Kind.MESSAGE,
+        Kind.CK,
+        Kind.ACK,
+        Kind.CONFIG,
+    }

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.client_process import Fact
-from tests.support.looping_clients import (
-    ACKED_US,
-    EFFECT_US,
-    LATE_ANSWER_US,
-    Disturbance,
-    judge,
-)
+from tests.support.looping_clients import ACKED_US, EFFECT_US, LATE_ANSWER_US, Disturbance, judge
 
 KILL = Disturbance("kill", 1_000, 2_000, frozenset({"normal", "receive", "ack"}))
 STOP = Disturbance("stop", 1_000, 2_000, frozenset())
@@ -22,9 +16,15 @@ def send(
     key: str, begun: int, *, topic: str = "normal", group: str = "", due: int = 0, error: str = ""
 ) -> Fact:
     return {
-        "fact": "send", "key": key, "topic": topic, "group": group, "due": due, "begun": begun,
-        "ended": begun + 1, "error": error,
-    }  # fmt: skip
+        "fact": "send",
+        "key": key,
+        "topic": topic,
+        "group": group,
+        "due": due,
+        "begun": begun,
+        "ended": begun + 1,
+        "error": error,
+    }
 
 
 def taken(
@@ -34,9 +34,16 @@ def taken(
     common = {"role": role, "topic": topic}
     return [
         {"fact": "received", **common, "keys": [key], "attempts": [attempt], "at": at},
-        {"fact": "ack", **common, "key": key, "attempt": attempt, "begun": at + 1, "ended": at + 2,
-         "error": error},
-    ]  # fmt: skip
+        {
+            "fact": "ack",
+            **common,
+            "key": key,
+            "attempt": attempt,
+            "begun": at + 1,
+            "ended": at + 2,
+            "error": error,
+        },
+    ]
 
 
 def taken_by_both(key: str, at: int, topic: str = "normal", prefix: str = "") -> list[Fact]:
@@ -63,10 +70,11 @@ def test_what_comes_before_it_is_due_is_early() -> None:
 
 def test_what_overtakes_an_earlier_message_of_its_message_group_is_out_of_order() -> None:
     facts = [
-        send("a", 1, topic="ordered", group="g"), send("b", 3, topic="ordered", group="g"),
+        send("a", 1, topic="ordered", group="g"),
+        send("b", 3, topic="ordered", group="g"),
         *taken_by_both("b", 10, "ordered", "ordered-"),
         *taken_by_both("a", 20, "ordered", "ordered-"),
-    ]  # fmt: skip
+    ]
     assert list(judge(facts, []).broken) == ["out_of_order"]
 
 
@@ -74,9 +82,7 @@ def test_what_overtakes_an_earlier_message_of_its_message_group_is_out_of_order(
 def test_what_comes_again_is_explained_by_a_disturbance_of_its_send_alone(role: str) -> None:
     def facts(begun: int) -> list[Fact]:
         again = begun + 3 * ACKED_US
-        return [
-            send("a", begun), *taken_by_both("a", begun + 10), *taken(role, "a", again)
-        ]  # fmt: skip
+        return [send("a", begun), *taken_by_both("a", begun + 10), *taken(role, "a", again)]
 
     assert judge(facts(KILL.begun), [KILL]).explained == {"stored twice": 1}
     assert list(judge(facts(LATER), [KILL]).broken) == ["duplicated"]

@@ -43,8 +43,12 @@ TOLD = told_to("g")
 
 def finding(kind: str, key: str, detail: str = "", group: str | None = "g") -> dict[str, Any]:
     return {
-        "kind": kind, "topic": "t", "consumer_group": group, "message_id": key, "detail": detail,
-    }  # fmt: skip
+        "kind": kind,
+        "topic": "t",
+        "consumer_group": group,
+        "message_id": key,
+        "detail": detail,
+    }
 
 
 AGAIN = finding("redelivered", "m2", "delivered 1 times more, without an ack before")
@@ -122,8 +126,9 @@ def test_what_was_stored_twice_comes_twice_and_is_no_repeat() -> None:
 def test_what_the_audit_alone_finds_is_a_difference() -> None:
     found = [finding("missing", "m1", group=None), finding("early", "m2")]
     assert compared(seen(), AGAIN, *found).differences == [
-        "missing: m1 is found by the audit alone", "early: m2 of g is found by the audit alone",
-    ]  # fmt: skip
+        "missing: m1 is found by the audit alone",
+        "early: m2 of g is found by the audit alone",
+    ]
 
 
 def test_what_the_history_alone_finds_is_a_difference() -> None:
@@ -137,7 +142,7 @@ def test_what_the_history_alone_finds_is_a_difference() -> None:
         "missing: m3 of g is found by the history alone",
         "duplicate: m1 of g is found by the history alone",
         "early: m1 of g is found by the history alone",
-    ]  # fmt: skip
+    ]
 
 
 def test_repeats_that_the_audit_does_not_count_are_a_difference() -> None:

@@ -47,9 +47,14 @@ def make(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     # Without what a make around the tests has put there.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
-        ["make", "setup", "PYTHON=./fake-python"], cwd=folder, env={**outside, **variables},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["make", "setup", "PYTHON=./fake-python"],
+        cwd=folder,
+        env={**outside, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_each_step_is_told_on_standard_error_once(fresh: Path) -> None:

@@ -16,7 +16,8 @@ _REQUESTS = Row(
                 "sum by (method, route) (rate(rocketmq_admin_http_requests_total{HERE}[RATE]))",
                 "{{method}} {{route}}",
             ),
-            unit="reqps", look=Look.STACKED,
+            unit="reqps",
+            look=Look.STACKED,
         ),
         panel(
             "Errors",
@@ -56,10 +57,11 @@ _REQUESTS = Row(
             Query(
                 'min by (broker) (rocketmq_broker_reachable{HERE, node_type="admin"})', "{{broker}}"
             ),
-            look=Look.STATES, alerts=("BrokerDown",),
+            look=Look.STATES,
+            alerts=("BrokerDown",),
         ),
     ),
-)  # fmt: skip
+)
 
 _RESOURCES = Row(
     "What there is",
@@ -80,16 +82,20 @@ _RESOURCES = Row(
             "Label sets folded",
             "Series in the last hour that were counted as `__overflow__`, since a metric was full.",
             "sum(increase(rocketmq_metrics_overflow_total{HERE}[1h])) or vector(0)",
-            look=Look.NUMBER, alerts=("MetricsOverflow",), warns_at=1,
+            look=Look.NUMBER,
+            alerts=("MetricsOverflow",),
+            warns_at=1,
         ),
         panel(
             "Seconds until a certificate expires",
             "Of the first one that does; empty without TLS is shown as a year.",
             "min(rocketmq_tls_certificate_expires_at_seconds{HERE}) - time() or vector(31536000)",
-            unit="s", look=Look.NUMBER, alerts=("CertificateExpires",),
+            unit="s",
+            look=Look.NUMBER,
+            alerts=("CertificateExpires",),
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="admin-and-tenancy",

@@ -13,9 +13,11 @@ _LOAD = Row(
             "Messages in",
             "Messages stored a second, by broker.",
             Query(
-                "sum by (node_id) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE]))", "{{node_id}}"
+                "sum by (node_id) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE]))",
+                "{{node_id}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Messages out",
@@ -24,20 +26,25 @@ _LOAD = Row(
                 "sum by (node_id) (rate(rocketmq_messages_out_total{HERE, TOPIC}[RATE]))",
                 "{{node_id}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Message size",
             "Bytes of the messages that are stored.",
             heatmap("rocketmq_message_size", "HERE, TOPIC"),
-            unit="bytes", look=Look.HEATMAP,
+            unit="bytes",
+            look=Look.HEATMAP,
         ),
         panel(
             "Requests P99",
             "Milliseconds from a request's arrival at the broker to its answer, by request.",
             *quantiles(
-                "rocketmq_rpc_latency", 'HERE, node_type="broker"', by="request_code",
-                legend="{{request_code}}", of=(0.99,),
+                "rocketmq_rpc_latency",
+                'HERE, node_type="broker"',
+                by="request_code",
+                legend="{{request_code}}",
+                of=(0.99,),
             ),
             unit="ms",
         ),
@@ -53,10 +60,11 @@ _LOAD = Row(
             "May be written",
             "6: the broker takes messages. 4: it only hands them out, since its disk is full.",
             Query("min by (node_id) (rocketmq_broker_permission{HERE})", "{{node_id}}"),
-            look=Look.STATES, alerts=("DiskFull",),
+            look=Look.STATES,
+            alerts=("DiskFull",),
         ),
     ),
-)  # fmt: skip
+)
 
 _LOG = Row(
     "The log",
@@ -76,18 +84,22 @@ _LOG = Row(
         panel(
             "Behind",
             "Bytes appended and not synced, and in the log and not in the queues.",
-            Query("sum by (node_id) (rocketmq_storage_flush_behind_bytes{HERE})", "sync {{node_id}}"),
+            Query(
+                "sum by (node_id) (rocketmq_storage_flush_behind_bytes{HERE})", "sync {{node_id}}"
+            ),
             Query(
                 "sum by (node_id) (rocketmq_storage_dispatch_behind_bytes{HERE})",
                 "dispatch {{node_id}}",
             ),
-            unit="bytes", alerts=("FlushBehind", "DispatchBehind"),
+            unit="bytes",
+            alerts=("FlushBehind", "DispatchBehind"),
         ),
         panel(
             "Oldest message",
             "How long ago the oldest record of the log was stored, and the age at which retention removes it; it may be gone earlier, by size.",
             Query(
-                "max by (node_id) (rocketmq_storage_message_reserve_time{HERE}) / 1000", "{{node_id}}"
+                "max by (node_id) (rocketmq_storage_message_reserve_time{HERE}) / 1000",
+                "{{node_id}}",
             ),
             Query("max(rocketmq_storage_retention_seconds{HERE})", "kept for"),
             unit="s",
@@ -104,13 +116,16 @@ _LOG = Row(
         panel(
             "Last start",
             "Seconds that the last start took, and bytes of an unfinished write that it cut from the log's end.",
-            Query("max by (node_id) (rocketmq_storage_recover_seconds{HERE})", "seconds {{node_id}}"),
             Query(
-                "max by (node_id) (rocketmq_storage_truncated_bytes_total{HERE})", "bytes {{node_id}}"
+                "max by (node_id) (rocketmq_storage_recover_seconds{HERE})", "seconds {{node_id}}"
+            ),
+            Query(
+                "max by (node_id) (rocketmq_storage_truncated_bytes_total{HERE})",
+                "bytes {{node_id}}",
             ),
         ),
     ),
-)  # fmt: skip
+)
 
 _DISK = Row(
     "The disk",
@@ -119,7 +134,8 @@ _DISK = Row(
             "Used",
             "Used part of the volume. Sends are refused before it is full.",
             Query("max by (node_id) (rocketmq_storage_disk_used_ratio{HERE})", "{{node_id}}"),
-            unit="percentunit", alerts=("DiskFull",),
+            unit="percentunit",
+            alerts=("DiskFull",),
         ),
         panel(
             "Used in four hours",
@@ -129,7 +145,8 @@ _DISK = Row(
                 "(predict_linear(rocketmq_storage_disk_used_ratio{HERE}[6h], 4 * 3600))",
                 "{{node_id}}",
             ),
-            unit="percentunit", alerts=("DiskFull",),
+            unit="percentunit",
+            alerts=("DiskFull",),
         ),
         panel(
             "Full in",
@@ -139,7 +156,8 @@ _DISK = Row(
                 "clamp_max(min by (node_id) (rocketmq_storage_full_in_seconds{HERE}), 31536000)",
                 "{{node_id}}",
             ),
-            unit="s", alerts=("DiskFull",),
+            unit="s",
+            alerts=("DiskFull",),
         ),
         panel(
             "Kept for an archive",
@@ -147,7 +165,8 @@ _DISK = Row(
             "unsealed for want of room.",
             Query("sum(rocketmq_storage_archive_gate_holding{HERE})", "wait"),
             Query(
-                "sum(increase(rocketmq_storage_archive_gate_passed_total{HERE}[1h]))", "went unsealed"
+                "sum(increase(rocketmq_storage_archive_gate_passed_total{HERE}[1h]))",
+                "went unsealed",
             ),
             alerts=("ArchiveGatePassed",),
         ),
@@ -164,10 +183,11 @@ _DISK = Row(
             Query(
                 "topk(10, sum by (topic) (rocketmq_storage_topic_bytes{HERE, TOPIC}))", "{{topic}}"
             ),
-            unit="bytes", look=Look.BARS,
+            unit="bytes",
+            look=Look.BARS,
         ),
     ),
-)  # fmt: skip
+)
 
 _PROCESS = Row(
     "The process",
@@ -198,7 +218,7 @@ _PROCESS = Row(
             unit="cps",
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="broker-and-store",

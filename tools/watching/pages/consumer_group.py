@@ -29,7 +29,8 @@ _PROGRESS = Row(
                 "(rocketmq_consumer_queueing_latency{HERE, TOPIC, GROUP})",
                 "queueing {{consumer_group}} at {{topic}}",
             ),
-            unit="ms", alerts=("LagGrowing",),
+            unit="ms",
+            alerts=("LagGrowing",),
         ),
         panel(
             "Produced and consumed",
@@ -51,13 +52,15 @@ _PROGRESS = Row(
                 "sum by (topic) (rate(rocketmq_messages_in_total{HERE, TOPIC}[5m])), 0.001)",
                 "{{consumer_group}} at {{topic}}",
             ),
-            unit="s", alerts=("LagGrowing",),
+            unit="s",
+            alerts=("LagGrowing",),
         ),
         panel(
             "Lag by broker group",
             "Messages that are not acked, by broker group: even, unless consumers do not reach one of them.",
             Query(
-                "sum by (node_id) (rocketmq_consumer_lag_messages{HERE, TOPIC, GROUP})", "{{node_id}}"
+                "sum by (node_id) (rocketmq_consumer_lag_messages{HERE, TOPIC, GROUP})",
+                "{{node_id}}",
             ),
             look=Look.STACKED,
         ),
@@ -68,10 +71,11 @@ _PROGRESS = Row(
                 "sum by (node_id) (rate(rocketmq_messages_out_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{node_id}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
     ),
-)  # fmt: skip
+)
 
 _WORK = Row(
     "At the consumer",
@@ -118,7 +122,7 @@ _WORK = Row(
             look=Look.BARS,
         ),
     ),
-)  # fmt: skip
+)
 
 _FAILURES = Row(
     "Deliveries that failed",
@@ -130,7 +134,8 @@ _FAILURES = Row(
                 "sum by (reason) (rate(rocketmq_redelivery_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{reason}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Dead letters",
@@ -140,12 +145,15 @@ _FAILURES = Row(
                 "(rate(rocketmq_send_to_dlq_messages_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{consumer_group}}",
             ),
-            unit="cps", alerts=("DlqGrowing",),
+            unit="cps",
+            alerts=("DlqGrowing",),
         ),
         panel(
             "Dead-letter topic",
             "Messages that are in the dead-letter topic of the group.",
-            Query("sum by (consumer_group) (rocketmq_dlq_messages{HERE, GROUP})", "{{consumer_group}}"),
+            Query(
+                "sum by (consumer_group) (rocketmq_dlq_messages{HERE, GROUP})", "{{consumer_group}}"
+            ),
             alerts=("DlqGrowing",),
         ),
         panel(
@@ -162,7 +170,7 @@ _FAILURES = Row(
             alerts=("Corruption",),
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="consumer-group",

@@ -13,15 +13,16 @@ _PUNCTUALITY = Row(
             "Lateness",
             "Seconds from its due time to when a delayed message was there for its consumers.",
             heatmap("rocketmq_timer_lateness_seconds", "HERE, TOPIC"),
-            unit="s", look=Look.HEATMAP, alerts=("TimerLate",),
+            unit="s",
+            look=Look.HEATMAP,
+            alerts=("TimerLate",),
         ),
         panel(
             "Lateness, quantiles",
             "The same, as quantiles over all topics that were chosen; P100 is the worst bucket's edge.",
-            *quantiles(
-                "rocketmq_timer_lateness_seconds", "HERE, TOPIC", of=(0.5, 0.99, 0.999, 1)
-            ),
-            unit="s", alerts=("TimerLate",),
+            *quantiles("rocketmq_timer_lateness_seconds", "HERE, TOPIC", of=(0.5, 0.99, 0.999, 1)),
+            unit="s",
+            alerts=("TimerLate",),
         ),
         panel(
             "Early",
@@ -33,7 +34,8 @@ _PUNCTUALITY = Row(
             "Requested delay",
             "Seconds of delay that producers asked for.",
             heatmap("rocketmq_delay_message_latency", "HERE, TOPIC"),
-            unit="s", look=Look.HEATMAP,
+            unit="s",
+            look=Look.HEATMAP,
         ),
         panel(
             "Clock",
@@ -48,7 +50,7 @@ _PUNCTUALITY = Row(
             unit="cps",
         ),
     ),
-)  # fmt: skip
+)
 
 _COMING = Row(
     "What waits, and what comes",
@@ -72,7 +74,8 @@ _COMING = Row(
             "Fullest second ahead",
             "Messages due in the fullest second of the coming minute, five minutes and hour.",
             Query(
-                "sum by (window_s) (rocketmq_timer_due_peak_messages{HERE})", "within {{window_s}} s"
+                "sum by (window_s) (rocketmq_timer_due_peak_messages{HERE})",
+                "within {{window_s}} s",
             ),
             alerts=("TimerSpikeAhead",),
         ),
@@ -95,10 +98,11 @@ _COMING = Row(
             "How long the oldest message waits that is due and not delivered, or not on the wheel yet.",
             Query("max(rocketmq_timer_dequeue_latency{HERE})", "due, not delivered"),
             Query("max(rocketmq_timer_enqueue_latency{HERE})", "not on the wheel"),
-            unit="ms", alerts=("TimerStuck",),
+            unit="ms",
+            alerts=("TimerStuck",),
         ),
     ),
-)  # fmt: skip
+)
 
 _COMMANDS = Row(
     "Recalls, moves, refusals, losses",
@@ -106,9 +110,7 @@ _COMMANDS = Row(
         panel(
             "Recalls",
             "Recalls of producers and cancellations of operators a second, by what they found.",
-            Query(
-                "sum by (result) (rate(rocketmq_timer_recall_total{HERE}[RATE]))", "{{result}}"
-            ),
+            Query("sum by (result) (rate(rocketmq_timer_recall_total{HERE}[RATE]))", "{{result}}"),
             unit="cps",
         ),
         panel(
@@ -123,7 +125,8 @@ _COMMANDS = Row(
             "Refused",
             "Delayed sends that were refused a second: a second that is full, a backlog, or too far ahead.",
             Query(
-                "sum by (reason) (rate(rocketmq_timer_flow_control_total{HERE}[RATE]))", "{{reason}}"
+                "sum by (reason) (rate(rocketmq_timer_flow_control_total{HERE}[RATE]))",
+                "{{reason}}",
             ),
             unit="cps",
         ),
@@ -150,7 +153,7 @@ _COMMANDS = Row(
             Query("sum(increase(rocketmq_timer_audit_drift_total{HERE}[1h]))", "corrected"),
         ),
     ),
-)  # fmt: skip
+)
 
 _FILES = Row(
     "Files",
@@ -180,7 +183,7 @@ _FILES = Row(
             unit="s",
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="delay-and-timer",

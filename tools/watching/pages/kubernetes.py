@@ -70,12 +70,13 @@ _POD_ROW = Row(
                 "{{pod}} written",
             ),
             Query(
-                f"sum by (pod) (rate(container_fs_reads_bytes_total{{{_PODS}}}[RATE]))", "{{pod}} read"
+                f"sum by (pod) (rate(container_fs_reads_bytes_total{{{_PODS}}}[RATE]))",
+                "{{pod}} read",
             ),
             unit="Bps",
         ),
     ),
-)  # fmt: skip
+)
 
 _CLUSTER_ROW = Row(
     "Claims, budgets, autoscalers",
@@ -90,7 +91,8 @@ _CLUSTER_ROW = Row(
                 f'{{{_OURS},persistentvolumeclaim=~".*tidemill.*"}}',
                 "{{persistentvolumeclaim}}",
             ),
-            unit="percentunit", alerts=("DiskFull",),
+            unit="percentunit",
+            alerts=("DiskFull",),
         ),
         panel(
             "Disruptions allowed",
@@ -130,7 +132,7 @@ _CLUSTER_ROW = Row(
             look=Look.LINES,
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="kubernetes",

@@ -13,40 +13,48 @@ _HEALTH = Row(
             "Brokers reachable",
             "Broker groups whose broker at least one proxy can reach.",
             'sum(max by (broker) (rocketmq_broker_reachable{HERE, node_type="proxy"}))',
-            look=Look.NUMBER, alerts=("BrokerDown", "BrokersMissing"), good_from=1,
+            look=Look.NUMBER,
+            alerts=("BrokerDown", "BrokersMissing"),
+            good_from=1,
         ),
         panel(
             "Brokers expected",
             "Broker groups that the proxies know of.",
             'count(count by (broker) (rocketmq_broker_reachable{HERE, node_type="proxy"}))',
-            look=Look.NUMBER, alerts=("BrokerDown",),
+            look=Look.NUMBER,
+            alerts=("BrokerDown",),
         ),
         panel(
             "Proxies serving",
             "Proxies that take calls of clients.",
             "sum(rocketmq_proxy_up{HERE})",
-            look=Look.NUMBER, alerts=("ProxyDown", "ProxiesMissing"), good_from=1,
+            look=Look.NUMBER,
+            alerts=("ProxyDown", "ProxiesMissing"),
+            good_from=1,
         ),
         panel(
             "Processes not ready",
             "Processes whose /readyz says no. A proxy is ready while it can reach a broker.",
-            'count(rocketmq_ready{HERE} == 0) or vector(0)',
-            look=Look.NUMBER, warns_at=1,
+            "count(rocketmq_ready{HERE} == 0) or vector(0)",
+            look=Look.NUMBER,
+            warns_at=1,
         ),
         panel(
             "Alerts firing",
             "Alerts of Tidemill that are firing now.",
             'count(ALERTS{alertstate="firing", service="tidemill"}) or vector(0)',
-            look=Look.NUMBER, warns_at=1,
+            look=Look.NUMBER,
+            warns_at=1,
         ),
         panel(
             "Versions",
             "Different builds that run now: more than one only during an upgrade.",
             "count(count by (version, commit) (rocketmq_build_info{HERE}))",
-            look=Look.NUMBER, warns_at=2,
+            look=Look.NUMBER,
+            warns_at=2,
         ),
     ),
-)  # fmt: skip
+)
 
 _TRAFFIC = Row(
     "Traffic",
@@ -58,7 +66,8 @@ _TRAFFIC = Row(
                 "sum by (message_type) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE]))",
                 "{{message_type}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Messages out",
@@ -68,7 +77,8 @@ _TRAFFIC = Row(
                 "(rate(rocketmq_e2e_delivery_seconds_count{HERE, TOPIC, GROUP}[RATE]))",
                 "{{message_type}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Bytes",
@@ -84,7 +94,8 @@ _TRAFFIC = Row(
                 "topk(10, sum by (topic) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE])))",
                 "{{topic}}",
             ),
-            unit="cps", look=Look.BARS,
+            unit="cps",
+            look=Look.BARS,
         ),
         panel(
             "Top 10 consumer groups",
@@ -94,7 +105,8 @@ _TRAFFIC = Row(
                 "(rate(rocketmq_messages_out_total{HERE, TOPIC, GROUP}[RATE])))",
                 "{{consumer_group}}",
             ),
-            unit="cps", look=Look.BARS,
+            unit="cps",
+            look=Look.BARS,
         ),
         panel(
             "Refused sends",
@@ -105,10 +117,11 @@ _TRAFFIC = Row(
                 'sum(rate(rocketmq_rpc_latency_count{HERE, node_type="proxy", '
                 'request_code="send_message"}[RATE]))',
             ),
-            unit="percentunit", alerts=("SendErrors",),
+            unit="percentunit",
+            alerts=("SendErrors",),
         ),
     ),
-)  # fmt: skip
+)
 
 _LATENCY = Row(
     "Latency",
@@ -125,7 +138,9 @@ _LATENCY = Row(
             "Receive: time parked",
             "Seconds that receives which may wait took, by how they ended; an empty one waits its full time.",
             *quantiles(
-                "rocketmq_proxy_long_polling_wait_seconds", by="outcome", legend="{{outcome}}",
+                "rocketmq_proxy_long_polling_wait_seconds",
+                by="outcome",
+                legend="{{outcome}}",
                 of=(0.99,),
             ),
             unit="s",
@@ -135,8 +150,11 @@ _LATENCY = Row(
             "Seconds from when a message became ready to when it was handed to a consumer. It grows with a "
             "backlog.",
             *quantiles(
-                "rocketmq_e2e_delivery_seconds", "HERE, TOPIC, GROUP", by="message_type",
-                legend="{{message_type}}", of=(0.99,),
+                "rocketmq_e2e_delivery_seconds",
+                "HERE, TOPIC, GROUP",
+                by="message_type",
+                legend="{{message_type}}",
+                of=(0.99,),
             ),
             unit="s",
         ),
@@ -149,7 +167,7 @@ _LATENCY = Row(
             unit="ms",
         ),
     ),
-)  # fmt: skip
+)
 
 _BACKLOG = Row(
     "Backlog",
@@ -176,7 +194,9 @@ _BACKLOG = Row(
             "Dead letters an hour",
             "Messages that were given up in the last hour, and wait in a dead-letter topic.",
             "sum(increase(rocketmq_send_to_dlq_messages_total{HERE, TOPIC, GROUP}[1h]))",
-            look=Look.NUMBER, alerts=("DlqGrowing",), warns_at=1,
+            look=Look.NUMBER,
+            alerts=("DlqGrowing",),
+            warns_at=1,
         ),
         panel(
             "Oldest lag, worst 10",
@@ -186,10 +206,12 @@ _BACKLOG = Row(
                 "(rocketmq_consumer_lag_latency{HERE, TOPIC, GROUP}))",
                 "{{consumer_group}} at {{topic}}",
             ),
-            unit="ms", look=Look.BARS, alerts=("LagGrowing",),
+            unit="ms",
+            look=Look.BARS,
+            alerts=("LagGrowing",),
         ),
     ),
-)  # fmt: skip
+)
 
 _PROMISES = Row(
     "Promises kept",
@@ -198,7 +220,9 @@ _PROMISES = Row(
             "Early deliveries",
             "Delayed messages found due too early in the last hour, and held back. More than 0 is a defect.",
             "sum(increase(rocketmq_timer_early_total{HERE}[1h]))",
-            look=Look.NUMBER, alerts=("TimerEarly",), fails_at=1,
+            look=Look.NUMBER,
+            alerts=("TimerEarly",),
+            fails_at=1,
         ),
         panel(
             "Late by more than 1 s",
@@ -210,7 +234,11 @@ _PROMISES = Row(
             )
             + " unless sum(rate(rocketmq_timer_lateness_seconds_count{HERE, TOPIC}[1h])) == 0"
             + " or vector(0)",
-            unit="percentunit", look=Look.NUMBER, alerts=("TimerLate",), warns_at=0.001, fails_at=0.01,
+            unit="percentunit",
+            look=Look.NUMBER,
+            alerts=("TimerLate",),
+            warns_at=0.001,
+            fails_at=0.01,
         ),
         panel(
             "False empties",
@@ -219,7 +247,10 @@ _PROMISES = Row(
                 "sum(rate(rocketmq_proxy_false_empty_total{HERE, TOPIC, GROUP}[1h]))",
                 "sum(rate(rocketmq_proxy_receive_total{HERE, TOPIC, GROUP}[1h]))",
             ),
-            unit="percentunit", look=Look.NUMBER, alerts=("FalseEmpty",), warns_at=0.000001,
+            unit="percentunit",
+            look=Look.NUMBER,
+            alerts=("FalseEmpty",),
+            warns_at=0.000001,
         ),
         panel(
             "Delivered again",
@@ -228,10 +259,13 @@ _PROMISES = Row(
                 "sum(rate(rocketmq_redelivery_total{HERE, TOPIC, GROUP}[15m]))",
                 "sum(rate(rocketmq_messages_out_total{HERE, TOPIC, GROUP}[15m]))",
             ),
-            unit="percentunit", look=Look.NUMBER, warns_at=0.05, fails_at=0.25,
+            unit="percentunit",
+            look=Look.NUMBER,
+            warns_at=0.05,
+            fails_at=0.25,
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="overview",

@@ -13,7 +13,8 @@ _JOBS = Row(
             "Rows",
             "Rows a second, by job.",
             Query("sum by (work) (rate(rocketmq_pipeline_rows_total{HERE}[RATE]))", "{{work}}"),
-            unit="rowsps", look=Look.STACKED,
+            unit="rowsps",
+            look=Look.STACKED,
         ),
         panel(
             "Batch duration",
@@ -31,7 +32,9 @@ _JOBS = Row(
         panel(
             "Logs that wait",
             "Bytes of a log that a stream of events has not read yet, by job and broker group.",
-            Query("sum by (work, broker) (rocketmq_pipeline_lag_bytes{HERE})", "{{work}} {{broker}}"),
+            Query(
+                "sum by (work, broker) (rocketmq_pipeline_lag_bytes{HERE})", "{{work}} {{broker}}"
+            ),
             unit="bytes",
         ),
         panel(
@@ -50,7 +53,7 @@ _JOBS = Row(
             unit="s",
         ),
     ),
-)  # fmt: skip
+)
 
 _AUDIT = Row(
     "Audit",
@@ -65,10 +68,11 @@ _AUDIT = Row(
             "Missing, unexpected or early",
             "What must be 0: messages that were lost, or came before they were due or when recalled.",
             'sum(rocketmq_audit_findings{HERE, kind=~"missing|unexpected|early"}) or vector(0)',
-            look=Look.NUMBER, warns_at=1,
+            look=Look.NUMBER,
+            warns_at=1,
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="pipeline",

@@ -20,7 +20,8 @@ _RECEIVING = Row(
                 "sum by (outcome) (rate(rocketmq_proxy_receive_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{outcome}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Short-poll hit ratio",
@@ -54,17 +55,19 @@ _RECEIVING = Row(
             "Time parked",
             "Seconds from a receive that may wait to its end.",
             heatmap("rocketmq_proxy_long_polling_wait_seconds"),
-            unit="s", look=Look.HEATMAP,
+            unit="s",
+            look=Look.HEATMAP,
         ),
         panel(
             "False empties",
             "Receives a second answered empty while a hint of a broker had waited for over 200 ms. It must "
             "stay 0.",
             "sum(rate(rocketmq_proxy_false_empty_total{HERE, TOPIC, GROUP}[RATE]))",
-            unit="cps", alerts=("FalseEmpty",),
+            unit="cps",
+            alerts=("FalseEmpty",),
         ),
     ),
-)  # fmt: skip
+)
 
 _NOTIFYING = Row(
     "Pop with notify",
@@ -130,7 +133,7 @@ _NOTIFYING = Row(
             unit="cps",
         ),
     ),
-)  # fmt: skip
+)
 
 _DELIVERIES = Row(
     "Deliveries",
@@ -157,13 +160,15 @@ _DELIVERIES = Row(
             "Revive: behind",
             "Deliveries that are due and not revived, by revive queue.",
             Query("sum by (queue_id) (rocketmq_pop_revive_lag{HERE})", "{{queue_id}}"),
-            look=Look.STACKED, alerts=("ReviveLag",),
+            look=Look.STACKED,
+            alerts=("ReviveLag",),
         ),
         panel(
             "Revive: late",
             "How late the oldest of them is, by revive queue.",
             Query("max by (queue_id) (rocketmq_pop_revive_latency{HERE})", "{{queue_id}}"),
-            unit="ms", alerts=("ReviveLag",),
+            unit="ms",
+            alerts=("ReviveLag",),
         ),
         panel(
             "Records of deliveries and acks",
@@ -181,7 +186,8 @@ _DELIVERIES = Row(
             Query(
                 "sum by (result) (rate(rocketmq_ack_total{HERE, TOPIC, GROUP}[RATE]))", "{{result}}"
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Put on retry topics",
@@ -197,7 +203,8 @@ _DELIVERIES = Row(
                 "(rocketmq_pop_inflight_oldest_seconds{HERE, TOPIC, GROUP}))",
                 "{{consumer_group}} at {{topic}}",
             ),
-            unit="s", look=Look.BARS,
+            unit="s",
+            look=Look.BARS,
         ),
         panel(
             "Extended and given back",
@@ -215,7 +222,7 @@ _DELIVERIES = Row(
             unit="cps",
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="pop-and-long-polling",

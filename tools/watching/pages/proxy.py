@@ -17,7 +17,8 @@ _CALLS = Row(
                 '(rate(rocketmq_rpc_latency_count{HERE, node_type="proxy"}[RATE]))',
                 "{{request_code}}",
             ),
-            unit="cps", look=Look.STACKED,
+            unit="cps",
+            look=Look.STACKED,
         ),
         panel(
             "Answers",
@@ -27,20 +28,25 @@ _CALLS = Row(
                 'node_type="proxy", response_code!="20000"}[RATE])) or vector(0)',
                 "{{response_code}}",
             ),
-            unit="cps", alerts=("SendErrors",),
+            unit="cps",
+            alerts=("SendErrors",),
         ),
         panel(
             "Latency",
             "Milliseconds of all calls; a receive that waits is one of them.",
             heatmap("rocketmq_rpc_latency", 'HERE, node_type="proxy"'),
-            unit="ms", look=Look.HEATMAP,
+            unit="ms",
+            look=Look.HEATMAP,
         ),
         panel(
             "Send P99 by proxy",
             "Milliseconds of SendMessage, by proxy.",
             *quantiles(
-                "rocketmq_rpc_latency", 'HERE, node_type="proxy", request_code="send_message"',
-                by="node_id", legend="{{node_id}}", of=(0.99,),
+                "rocketmq_rpc_latency",
+                'HERE, node_type="proxy", request_code="send_message"',
+                by="node_id",
+                legend="{{node_id}}",
+                of=(0.99,),
             ),
             unit="ms",
         ),
@@ -50,7 +56,8 @@ _CALLS = Row(
             Query(
                 "sum by (reason) (rate(rocketmq_proxy_throttled_total{HERE}[RATE]))", "{{reason}}"
             ),
-            unit="cps", alerts=("Throttling",),
+            unit="cps",
+            alerts=("Throttling",),
         ),
         panel(
             "Limits overstepped",
@@ -60,10 +67,11 @@ _CALLS = Row(
                 'sum by (limit) (rate(rocketmq_grpc_limit_hits_total{HERE, node_type="proxy"}[RATE]))',
                 "{{limit}}",
             ),
-            unit="cps", alerts=("Throttling",),
+            unit="cps",
+            alerts=("Throttling",),
         ),
     ),
-)  # fmt: skip
+)
 
 _BROKERS = Row(
     "Brokers",
@@ -93,7 +101,8 @@ _BROKERS = Row(
                 "min by (node_id, broker) (rocketmq_broker_reachable{HERE})",
                 "{{node_id}} to {{broker}}",
             ),
-            look=Look.STATES, alerts=("BrokerDown",),
+            look=Look.STATES,
+            alerts=("BrokerDown",),
         ),
         panel(
             "Given back",
@@ -102,7 +111,7 @@ _BROKERS = Row(
             unit="cps",
         ),
     ),
-)  # fmt: skip
+)
 
 _CONNECTIONS = Row(
     "Connections",
@@ -111,7 +120,8 @@ _CONNECTIONS = Row(
             "Connections",
             "Connections of clients, by proxy: they spread as their age ends.",
             Query(
-                'sum by (node_id) (rocketmq_grpc_connections{HERE, node_type="proxy"})', "{{node_id}}"
+                'sum by (node_id) (rocketmq_grpc_connections{HERE, node_type="proxy"})',
+                "{{node_id}}",
             ),
             look=Look.STACKED,
         ),
@@ -164,7 +174,7 @@ _CONNECTIONS = Row(
             unit="percentunit",
         ),
     ),
-)  # fmt: skip
+)
 
 _PROCESS = Row(
     "The process",
@@ -187,7 +197,7 @@ _PROCESS = Row(
             unit="bytes",
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="proxy",

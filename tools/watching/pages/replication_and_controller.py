@@ -17,14 +17,13 @@ _MASTERS = Row(
                 "max by (broker_group, node_id) (rocketmq_ha_role{HERE})",
                 "{{broker_group}} {{node_id}}",
             ),
-            look=Look.STATES, alerts=("NoMaster",),
+            look=Look.STATES,
+            alerts=("NoMaster",),
         ),
         panel(
             "Epoch",
             "One more with each change of a master.",
-            Query(
-                "max by (broker_set) (rocketmq_controller_group_epoch{HERE})", "{{broker_set}}"
-            ),
+            Query("max by (broker_set) (rocketmq_controller_group_epoch{HERE})", "{{broker_set}}"),
         ),
         panel(
             "Failovers",
@@ -46,19 +45,19 @@ _MASTERS = Row(
             "Sends away, spread",
             "The same, of all reasons.",
             heatmap("rocketmq_ha_failover_seconds"),
-            unit="s", look=Look.HEATMAP,
+            unit="s",
+            look=Look.HEATMAP,
         ),
         panel(
             "Needs somebody",
             "1 while a broker group has no master that works, or the controller cannot write what it should: "
             "`tidemill cluster status` says why.",
-            Query(
-                "max by (broker_set) (rocketmq_controller_group_alarm{HERE})", "{{broker_set}}"
-            ),
-            look=Look.STATES, alerts=("ReplicasNeedSomebody",),
+            Query("max by (broker_set) (rocketmq_controller_group_alarm{HERE})", "{{broker_set}}"),
+            look=Look.STATES,
+            alerts=("ReplicasNeedSomebody",),
         ),
     ),
-)  # fmt: skip
+)
 
 _REPLICAS = Row(
     "Replicas",
@@ -98,8 +97,7 @@ _REPLICAS = Row(
             "Pairs of replicas that the controllers hear, of which one does not hear the other: "
             "a part of the network does not pass, in one direction at least.",
             Query(
-                "max by (broker_set) (rocketmq_controller_unheard_replicas{HERE})",
-                "{{broker_set}}",
+                "max by (broker_set) (rocketmq_controller_unheard_replicas{HERE})", "{{broker_set}}"
             ),
             alerts=("ReplicasPartitioned",),
         ),
@@ -146,10 +144,11 @@ _REPLICAS = Row(
             Query(
                 "sum by (node_id) (rate(rocketmq_ha_sent_bytes_total{HERE}[RATE]))", "{{node_id}}"
             ),
-            unit="Bps", look=Look.STACKED,
+            unit="Bps",
+            look=Look.STACKED,
         ),
     ),
-)  # fmt: skip
+)
 
 _CONTROLLERS = Row(
     "Controllers",
@@ -158,7 +157,8 @@ _CONTROLLERS = Row(
             "Role",
             "3: this controller leads. 2: it is a deputy.",
             Query("max by (node_id) (rocketmq_controller_role{HERE})", "{{node_id}}"),
-            look=Look.STATES, alerts=("ControllerNoLeader",),
+            look=Look.STATES,
+            alerts=("ControllerNoLeader",),
         ),
         panel(
             "Elections",
@@ -176,7 +176,8 @@ _CONTROLLERS = Row(
                 "sum by (request_type) (rate(rocketmq_controller_request_total{HERE}[RATE]))",
                 "{{request_type}}",
             ),
-            unit="reqps", look=Look.STACKED,
+            unit="reqps",
+            look=Look.STACKED,
         ),
         panel(
             "Requests that failed",
@@ -192,8 +193,10 @@ _CONTROLLERS = Row(
             "Request P99",
             "Microseconds from a request to its answer.",
             *quantiles(
-                "rocketmq_controller_request_latency", by="request_type",
-                legend="{{request_type}}", of=(0.99,),
+                "rocketmq_controller_request_latency",
+                by="request_type",
+                legend="{{request_type}}",
+                of=(0.99,),
             ),
             unit="µs",
         ),
@@ -211,13 +214,15 @@ _CONTROLLERS = Row(
             "Store P99",
             "Microseconds of a call of the store.",
             *quantiles(
-                "rocketmq_controller_log_op_latency", by="operation", legend="{{operation}}",
+                "rocketmq_controller_log_op_latency",
+                by="operation",
+                legend="{{operation}}",
                 of=(0.99,),
             ),
             unit="µs",
         ),
     ),
-)  # fmt: skip
+)
 
 PAGE: Final = Page(
     name="replication-and-controller",

@@ -33,8 +33,7 @@ ANSWER_TIMEOUT_S: Final = 3.0  # of a broker that is to be added, before it is t
 
 Name = Annotated[str, Path(description="Name of the broker group.")]
 Force = Annotated[
-    bool,
-    Query(description="Give up what is left there, also where nobody knows what that is."),
+    bool, Query(description="Give up what is left there, also where nobody knows what that is.")
 ]
 BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
 
@@ -168,9 +167,15 @@ async def _check_answers(cluster: Brokers, name: str, address: str, known: Membe
 def _planned(name: str, new: NewMember) -> BrokerGroup:
     """Return what a broker group will be that is none yet."""
     return BrokerGroup(
-        name=name, state="active", is_home=False, address=new.address, reachable=not new.force,
-        master=name, epoch=None, replicas=[],
-    )  # fmt: skip
+        name=name,
+        state="active",
+        is_home=False,
+        address=new.address,
+        reachable=not new.force,
+        master=name,
+        epoch=None,
+        replicas=[],
+    )
 
 
 async def _find(cluster: Brokers, name: str) -> BrokerGroup:

@@ -31,10 +31,12 @@ Topic = Annotated[
 TimeoutMs = Annotated[
     int,
     Query(
-        alias="timeoutMs", ge=1, le=schemas.CLIENT_TIMEOUT_MS_MAX,
+        alias="timeoutMs",
+        ge=1,
+        le=schemas.CLIENT_TIMEOUT_MS_MAX,
         description="How long to wait for the client's answer.",
     ),
-]  # fmt: skip
+]
 
 _KINDS: dict[int, schemas.Kind] = {
     v2.PRODUCER: "producer",

@@ -135,9 +135,12 @@ async def reset_offset(
 
 @router.post("/groups/{group}:forgetPullOffsets")
 async def forget_pull_offsets(
-    group: Name, pulled: schemas.PulledToForget, cluster: Cluster, caller: Caller,
+    group: Name,
+    pulled: schemas.PulledToForget,
+    cluster: Cluster,
+    caller: Caller,
     dry_run: DryRun = False,
-) -> schemas.PulledForgotten:  # fmt: skip
+) -> schemas.PulledForgotten:
     """Forget how far a group has pulled a topic, at all broker groups or at none.
 
     Of the group that an archive tells what it has sealed: its topic is kept for it no more. It is a
@@ -155,16 +158,21 @@ async def forget_pull_offsets(
         change=lambda member: member.client.forget_pull_offsets(request(is_dry=is_dry)),
     )
     return schemas.PulledForgotten(
-        dry_run=is_dry, by=caller, group=group, topic=pulled.topic,
+        dry_run=is_dry,
+        by=caller,
+        group=group,
+        topic=pulled.topic,
         queues=[
             schemas.ForgottenQueue(
-                broker=broker, queue_id=each.queue_id, offset=each.offset,
+                broker=broker,
+                queue_id=each.queue_id,
+                offset=each.offset,
                 behind=max(each.max_offset - max(each.offset, each.min_offset), 0),
             )
             for broker, reply in replies
             for each in reply.queues
         ],
-    )  # fmt: skip
+    )
 
 
 @router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)

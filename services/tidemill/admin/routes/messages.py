@@ -59,17 +59,21 @@ QueueId = Annotated[int, Path(ge=0, le=2**31, description="Number of the queue, 
 FromOffset = Annotated[
     int,
     Query(
-        alias="fromOffset", ge=0, le=2**62,
+        alias="fromOffset",
+        ge=0,
+        le=2**62,
         description="The first offset; what the queue does not hold any more is passed over.",
     ),
-]  # fmt: skip
+]
 MaxBytes = Annotated[
     int,
     Query(
-        alias="maxBytes", ge=1, le=READ_BYTES_MAX,
+        alias="maxBytes",
+        ge=1,
+        le=READ_BYTES_MAX,
         description="The answer ends with the message that goes beyond it.",
     ),
-]  # fmt: skip
+]
 Topic = Annotated[str, Path(description="Name of the topic.")]
 MessageId = Annotated[str, Path(description="Id that its producer got.")]
 

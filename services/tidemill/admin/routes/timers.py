@@ -27,17 +27,21 @@ Key = Annotated[str, Query(description="Only messages with this key.")]
 DueFrom = Annotated[
     schemas.Instant,
     Query(
-        alias="dueFrom", ge=0, le=schemas.EXACT_MAX,
+        alias="dueFrom",
+        ge=0,
+        le=schemas.EXACT_MAX,
         description="Due not before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
     ),
-]  # fmt: skip
+]
 DueTo = Annotated[
     schemas.Instant,
     Query(
-        alias="dueTo", ge=0, le=schemas.EXACT_MAX,
+        alias="dueTo",
+        ge=0,
+        le=schemas.EXACT_MAX,
         description="Due before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
     ),
-]  # fmt: skip
+]
 
 
 @router.get("/timers", response_model_exclude_none=True)

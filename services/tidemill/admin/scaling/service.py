@@ -22,13 +22,7 @@ from tidemill.admin.scaling.metrics import ScalerMetrics
 from tidemill.admin.scaling.trigger import Trigger, read_trigger
 from tidemill.common.errors import Overloaded, ServiceError, UnavailableError, codes_of
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
-from tidemill.transport.aio.call import (
-    ClientGone,
-    Method,
-    RpcCall,
-    server_streaming,
-    unary,
-)
+from tidemill.transport.aio.call import ClientGone, Method, RpcCall, server_streaming, unary
 from tidemill.transport.aio.notices import Notices
 from tidemill.transport.grpc.status import RpcCode, RpcError
 

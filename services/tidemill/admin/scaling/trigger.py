@@ -19,9 +19,13 @@ MESSAGES_MAX: Final = 1_000_000_000  # of a target, or a threshold: more is a sl
 VALUE_CHARS_MAX: Final = 64  # of a value that is shown again in an error
 IN_FLIGHT: Final = ("count", "ignore")
 OURS: Final = (
-    "group", "topic", "messagesPerReplica", "scheduledHorizonSeconds", "activationMessages",
+    "group",
+    "topic",
+    "messagesPerReplica",
+    "scheduledHorizonSeconds",
+    "activationMessages",
     "inFlight",
-)  # fmt: skip
+)
 # KEDA's own, of external triggers.
 KEDAS: Final = frozenset({"scalerAddress", "enableTLS", "unsafeSsl", "tlsCertFile"})
 _FROM_ENVIRONMENT: Final = "FromEnv"
@@ -50,9 +54,10 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
     given = _ours_of(metadata)
     group, topic = given.get("group", ""), given.get("topic", "")
     question = ask_about(
-        group, topic,
+        group,
+        topic,
         horizon_s=_count(given, "scheduledHorizonSeconds", 0, HORIZON_S_MAX, HORIZON_S_DEFAULT),
-    )  # fmt: skip
+    )
     in_flight = given.get("inFlight", IN_FLIGHT[0])
     if in_flight not in IN_FLIGHT:
         raise BadRequest(f"inFlight is {' or '.join(IN_FLIGHT)}, not {_shown(in_flight)}")

@@ -295,9 +295,9 @@ class Sessions:
 def _has_changed(before: wire.Heartbeat, after: wire.Heartbeat) -> bool:
     """Whether a heartbeat says what is not to wait for its turn."""
     return (
-        before.is_master, before.epoch_seen, before.version_seen, before.health,
+        before.is_master,
+        before.epoch_seen,
+        before.version_seen,
+        before.health,
         before.writable_epoch,
-    ) != (
-        after.is_master, after.epoch_seen, after.version_seen, after.health,
-        after.writable_epoch,
-    )  # fmt: skip
+    ) != (after.is_master, after.epoch_seen, after.version_seen, after.health, after.writable_epoch)

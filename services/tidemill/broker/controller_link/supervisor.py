@@ -54,10 +54,7 @@ log = structlog.get_logger()
 
 
 def main(
-    settings: BrokerSettings,
-    arguments: Sequence[str],
-    connect: Connect,
-    certificates: Certificates,
+    settings: BrokerSettings, arguments: Sequence[str], connect: Connect, certificates: Certificates
 ) -> int:
     """Run the replica until SIGTERM; return the exit status."""
     # Process 1 of a container ignores its children, and this one waits for its own.
@@ -143,11 +140,15 @@ class Supervisor:
         with theirs:
             self._child = subprocess.Popen(  # noqa: ASYNC220  # Nothing waits: it is a fork.
                 [
-                    sys.executable, "-m", "tidemill", "broker", *self._arguments,
+                    sys.executable,
+                    "-m",
+                    "tidemill",
+                    "broker",
+                    *self._arguments,
                     f"--controllers-fd={theirs.fileno()}",
                 ],
                 pass_fds=passed,
-            )  # fmt: skip
+            )
         loop = asyncio.get_running_loop()
         self._socket, self._frames, self._unsent = ours, Frames(), bytearray()
         loop.add_reader(ours, self._read)

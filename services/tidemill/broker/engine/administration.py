@@ -157,10 +157,7 @@ class Administration:
             if old.is_system:
                 raise Conflict("retry and dead-letter topics are managed by the broker")
             topic = replace(
-                old,
-                version=old.version + 1,
-                type=type_ or old.type,
-                queues=queues or old.queues,
+                old, version=old.version + 1, type=type_ or old.type, queues=queues or old.queues
             )
             if delivery_spread_ms is not None:
                 topic = replace(topic, delivery_spread_ms=delivery_spread_ms)

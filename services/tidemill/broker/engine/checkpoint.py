@@ -217,11 +217,16 @@ class Checkpoints:
 
     def _write_queues(self, extents: _Extents, derived: int, begin: int) -> Steps:
         file = yield from files.write_block_file(
-            self.queues_folder, self._mappings, block_file.QUEUE_MAGIC,
-            _in_slices(_queue_blocks(extents)), self._tally, self._store.damaged_files,
+            self.queues_folder,
+            self._mappings,
+            block_file.QUEUE_MAGIC,
+            _in_slices(_queue_blocks(extents)),
+            self._tally,
+            self._store.damaged_files,
             block_count_max=extents.block_count,
-            from_offset=derived, to_offset=begin,
-        )  # fmt: skip
+            from_offset=derived,
+            to_offset=begin,
+        )
         self._store.queue_files.append(file)
         for first in range(0, file.row_count, QUEUES_A_SLICE):
             numbers = range(first, min(first + QUEUES_A_SLICE, file.row_count))
@@ -232,12 +237,16 @@ class Checkpoints:
     def _write_index(self, pair_count: int, derived: int, begin: int) -> Steps:
         index = self._store.index
         file = yield from files.write_block_file(
-            self.index_folder, self._mappings, block_file.INDEX_MAGIC,
-            ([block] for block in index.blocks(pair_count)), self._tally,
+            self.index_folder,
+            self._mappings,
+            block_file.INDEX_MAGIC,
+            ([block] for block in index.blocks(pair_count)),
+            self._tally,
             self._store.damaged_files,
             block_count_max=-(-pair_count // BLOCK_PAIRS_MAX),
-            from_offset=derived, to_offset=begin,
-        )  # fmt: skip
+            from_offset=derived,
+            to_offset=begin,
+        )
         index.take_over(file, pair_count)
 
     def _write_snapshot(self, ends: list[tuple[int, int, int, int]], begin: int) -> Steps:
@@ -274,10 +283,16 @@ class Checkpoints:
 
         try:
             file = yield from files.write_block_file(
-                self._snapshots_folder, self._mappings, block_file.SNAPSHOT_MAGIC,
-                self._while_room(slices(), directory_bytes), self._tally, {},
-                block_count_max=block_count_max, from_offset=begin, to_offset=covered,
-            )  # fmt: skip
+                self._snapshots_folder,
+                self._mappings,
+                block_file.SNAPSHOT_MAGIC,
+                self._while_room(slices(), directory_bytes),
+                self._tally,
+                {},
+                block_count_max=block_count_max,
+                from_offset=begin,
+                to_offset=covered,
+            )
         except files.NoRoom:
             self.is_without_snapshot = True
         else:

@@ -120,35 +120,59 @@ class Engine:
         set_aside = SetAside(timer_index, self.log, self.catalog)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
-            self.state, self.store, self.catalog, self.fold, self.tally,
+            self.state,
+            self.store,
+            self.catalog,
+            self.fold,
+            self.tally,
             deliveries_max=config.deliveries_max,
             may_copy=lambda: self.may_copy,
-        )  # fmt: skip
+        )
         self._acks = self.consumption.acks
         self._quiet = Quiet(self.log, self._acks)
         self.checkpoints = Checkpoints(
-            disk, self.mappings, self.store, self.catalog, self.state, self._quiet, self.tally,
+            disk,
+            self.mappings,
+            self.store,
+            self.catalog,
+            self.state,
+            self._quiet,
+            self.tally,
             log_bytes=config.checkpoint_log_bytes,
             records=config.checkpoint_records,
             deliveries_max=config.deliveries_max,
             segment_bytes=config.segment_bytes,
             has_room=lambda size: self._has_room(size, part=DERIVED_RESERVE_PART),
-        )  # fmt: skip
+        )
         self.retention = Retention(
-            self.store, self.catalog, self.state, self._acks, timer_index, set_aside,
+            self.store,
+            self.catalog,
+            self.state,
+            self._acks,
+            timer_index,
+            set_aside,
             self.fold,
-            self.checkpoints, self._quiet, self._archive_gate(),
+            self.checkpoints,
+            self._quiet,
+            self._archive_gate(),
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,
-        )  # fmt: skip
+        )
         self.timers = Timers(
-            disk, config.timer, self.log, self.store, self.catalog, timer_index,
-            set_aside, self.fold, self.tally,
+            disk,
+            config.timer,
+            self.log,
+            self.store,
+            self.catalog,
+            timer_index,
+            set_aside,
+            self.fold,
+            self.tally,
             ready=self._make_ready,
             may_append=lambda: not self.is_disk_full,
             may_copy=lambda: self.may_copy,
             is_retirement_near=self.retention.is_near,
-        )  # fmt: skip
+        )
         self.repairs = Repairs(
             self.checkpoints,
             self.mappings,
@@ -181,26 +205,37 @@ class Engine:
             has_room=lambda: self._has_room(0, part=DERIVED_RESERVE_PART),
         )
         self.inspection = Inspection(
-            self.catalog, self.store, self.state, self.tally,
+            self.catalog,
+            self.store,
+            self.state,
+            self.tally,
             timer_count_of=lambda topic_id: self.timers.index.counts.pending[topic_id],
-        )  # fmt: skip
+        )
         self._event_lookup = Lookup(self.catalog, self.store, timer_index, self.tally)
         self._event_places = Places(self.log, self.tally)
         self.administration = Administration(
-            self.catalog, self.store, self.fold, self.consumption,
-            auto_create=config.auto_create, default_queues=config.default_queues,
-            check_room=self._check_room, inspection=self.inspection,
+            self.catalog,
+            self.store,
+            self.fold,
+            self.consumption,
+            auto_create=config.auto_create,
+            default_queues=config.default_queues,
+            check_room=self._check_room,
+            inspection=self.inspection,
             quota=Quota(
-                topics_max=config.topics_max, groups_max=config.groups_max,
+                topics_max=config.topics_max,
+                groups_max=config.groups_max,
                 auto_create_per_s=config.auto_create_per_s,
             ),
-        )  # fmt: skip
+        )
         self.broker_groups = BrokerGroups(self.catalog, self.administration)
         self.following = Following(
-            self.catalog, self.administration, self.inspection,
+            self.catalog,
+            self.administration,
+            self.inspection,
             delayed_count=lambda: self.timers.index.pending_count,
             archive_group=config.archive_gate_group,
-        )  # fmt: skip
+        )
         self._copy_reserve_bytes = config.disk_reserve_bytes // COPY_RESERVE_PART
         self._free_at_look = 0  # bytes, when it was looked last; and where the log ended then
         self._log_end_at_look = LogOffset(0)
@@ -275,9 +310,14 @@ class Engine:
             due_at_ms = timers.due_of(blob, delay_ms, firing_ms)
             if due_at_ms > firing_ms:
                 return timers.schedule(
-                    self.catalog.topics[topic_id], queue_id, blob, blob_crc,
-                    due_at_ms=due_at_ms, now_ms=now_ms, firing_ms=firing_ms,
-                )  # fmt: skip
+                    self.catalog.topics[topic_id],
+                    queue_id,
+                    blob,
+                    blob_crc,
+                    due_at_ms=due_at_ms,
+                    now_ms=now_ms,
+                    firing_ms=firing_ms,
+                )
             data, blob_crc = with_due_time(blob, blob_crc, due_at_ms)
         else:
             data = blob
@@ -423,10 +463,16 @@ class Engine:
     ) -> QueuePull:
         """Begin to read what is committed of a queue; between rounds, as `read_batch`."""
         return QueuePull(
-            self.store, self.tally, queue, from_offset,
-            tags=tags, max_messages=max_messages, max_bytes=max_bytes,
-            until_offset=until_offset, with_bodies=with_bodies,
-        )  # fmt: skip
+            self.store,
+            self.tally,
+            queue,
+            from_offset,
+            tags=tags,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            until_offset=until_offset,
+            with_bodies=with_bodies,
+        )
 
     def left_of(self, batch: Batch) -> Batch:
         """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""
@@ -466,9 +512,12 @@ class Engine:
         Raises InvalidReceiptHandle, Overloaded.
         """
         self.consumption.settlement.change_invisible(
-            delivery, invisible_duration_ms=0, suspend=False, now_ms=now_ms,
+            delivery,
+            invisible_duration_ms=0,
+            suspend=False,
+            now_ms=now_ms,
             reserve_part=RELEASES_RESERVE_PART,
-        )  # fmt: skip
+        )
         self.state.counts["given_back_released", delivery.group_id, delivery.topic_id] += 1
 
     def read_events(
@@ -483,10 +532,17 @@ class Engine:
     ) -> EventRead:
         """Begin to read what happened, of what is committed by now."""
         return EventRead(
-            self.log, self.catalog, self._event_lookup, self.tally, query,
-            from_position=from_position, from_index=from_index, until_position=until_position,
-            log_bytes_max=log_bytes_max, events_max=events_max,
-        )  # fmt: skip
+            self.log,
+            self.catalog,
+            self._event_lookup,
+            self.tally,
+            query,
+            from_position=from_position,
+            from_index=from_index,
+            until_position=until_position,
+            log_bytes_max=log_bytes_max,
+            events_max=events_max,
+        )
 
     def find_place(self, position: int) -> PlaceLook:
         """Begin to look for the first record that does not begin before a position."""
@@ -642,10 +698,7 @@ class Engine:
             self.consumption.damaged.settle(now_ms)
             for _ in range(REVIVES_A_TURN):
                 has_more = self.consumption.revive.run_due(
-                    now_ms,
-                    expiry_ms=expiry_ms,
-                    monotonic_ms=monotonic_ms,
-                    log_end=self.log.log_end,
+                    now_ms, expiry_ms=expiry_ms, monotonic_ms=monotonic_ms, log_end=self.log.log_end
                 )
                 yield
                 if not has_more:
@@ -667,10 +720,7 @@ class Engine:
             revive_ms += now_ms - expiry_ms
             if not self.may_copy:
                 revive_ms = max(revive_ms, now_ms + ROOM_PERIOD_MS)
-        dues = (
-            revive_ms,
-            self.timers.next_due_ms(now_ms, firing_ms=firing_ms),
-        )
+        dues = (revive_ms, self.timers.next_due_ms(now_ms, firing_ms=firing_ms))
         return min((due for due in dues if due is not None), default=None)
 
     def take_ready(self) -> tuple[set[TopicId], set[tuple[GroupId, TopicId]]]:
@@ -722,9 +772,7 @@ class Engine:
             self.commit(now_ms)
         self.consumption.revive.take_over()
         if not self.catalog.handle_secret:
-            item = {
-                "op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()
-            }  # fmt: skip
+            item = {"op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()}
             self.fold.append(Config(item), now_ms)
         self.commit(now_ms)
 

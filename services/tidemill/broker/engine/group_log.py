@@ -147,12 +147,7 @@ class GroupLog:
     """A `ReplicatedLog` on an engine."""
 
     def __init__(
-        self,
-        engine: Engine,
-        store_uuid: bytes,
-        secret: bytes,
-        now_ms: int,
-        known_end: KnownEnd,
+        self, engine: Engine, store_uuid: bytes, secret: bytes, now_ms: int, known_end: KnownEnd
     ) -> None:
         self.engine = engine
         self.known_end = known_end
@@ -405,9 +400,12 @@ class GroupLog:
                 records += 1
         confirmed_bytes = max(min(self.confirm_offset, end) - cut, 0)
         return Cut(
-            offset=cut, epoch=self.epoch_seen, size_bytes=end - cut, records=records,
+            offset=cut,
+            epoch=self.epoch_seen,
+            size_bytes=end - cut,
+            records=records,
             confirmed_bytes=confirmed_bytes,
-        )  # fmt: skip
+        )
 
     def start_at(self, log_min: int) -> None:
         """Begin an empty log; raise MustBeEmptied where there is one already."""

@@ -233,9 +233,13 @@ class InFlightLook:
         progress = self._pops.owners[table.owners[slot]]
         flags = table.flags[slot]
         delivery = Delivery(
-            progress.group_id, progress.named_topic_id, Slot(slot), LogOffset(table.ids[slot]),
-            index, table.visible_at_ms[slot],
-        )  # fmt: skip
+            progress.group_id,
+            progress.named_topic_id,
+            Slot(slot),
+            LogOffset(table.ids[slot]),
+            index,
+            table.visible_at_ms[slot],
+        )
         return InFlight(
             delivery,
             progress.queue.queue_id,

@@ -335,36 +335,55 @@ class Inspection:
     ) -> MessageSearch:
         """Begin to look for messages of a topic, and their copies, by id or by key."""
         return MessageSearch(
-            self._catalog, self._store, self._tally, topic,
-            message_id=message_id, key=key, max_messages=max_messages,
-        )  # fmt: skip
+            self._catalog,
+            self._store,
+            self._tally,
+            topic,
+            message_id=message_id,
+            key=key,
+            max_messages=max_messages,
+        )
 
     def read(
         self, queue: ConsumeQueue, from_offset: int, *, max_messages: int, max_bytes: int
     ) -> QueueRead:
         """Begin to read messages of a queue in their order."""
         return QueueRead(
-            self._catalog, self._store, self._tally, queue, from_offset,
-            max_messages=max_messages, max_bytes=max_bytes,
-        )  # fmt: skip
+            self._catalog,
+            self._store,
+            self._tally,
+            queue,
+            from_offset,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+        )
 
     def in_flight(
         self, wanted: Wanted, *, after: Place | None, before_id: int, max_messages: int
     ) -> InFlightLook:
         """Begin to look for what a group has in flight."""
         return InFlightLook(
-            self._store, self._pops, self._tally, wanted,
-            after=after, before_id=before_id, max_messages=max_messages,
-        )  # fmt: skip
+            self._store,
+            self._pops,
+            self._tally,
+            wanted,
+            after=after,
+            before_id=before_id,
+            max_messages=max_messages,
+        )
 
     def all_in_flight(
         self, group_ids: frozenset[GroupId] | None, *, first: PlaceInQueues, max_messages: int
     ) -> InFlightWalk:
         """Begin a page of what groups have in flight, in the order of their queues."""
         return InFlightWalk(
-            self._store, self._pops, self._tally,
-            group_ids=group_ids, first=first, max_messages=max_messages,
-        )  # fmt: skip
+            self._store,
+            self._pops,
+            self._tally,
+            group_ids=group_ids,
+            first=first,
+            max_messages=max_messages,
+        )
 
 
 @final

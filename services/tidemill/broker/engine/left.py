@@ -147,9 +147,8 @@ class LeftCount:
         for pulled in found:
             count = pulled.max_offset - max(pulled.offset, pulled.min_offset)
             item = LeftItem(
-                pulled.topic, group.name, count, 0, is_unread=False,
-                pulled_queue_id=pulled.queue_id,
-            )  # fmt: skip
+                pulled.topic, group.name, count, 0, is_unread=False, pulled_queue_id=pulled.queue_id
+            )
             self._left.add(item)
 
     def _count_begun(self, group: Group) -> Iterator[None]:

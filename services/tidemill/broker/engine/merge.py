@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.checkpoint import (
-    QUEUE_BLOCK_ENTRIES_MAX,
-    Checkpoints,
-    Steps,
-)
+from tidemill.broker.engine.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Checkpoints, Steps
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.message_store import MessageStore
@@ -140,11 +136,16 @@ class Merges:
             self._tally.add(QUEUES_A_SLICE)
             yield []
         file = yield from write_block_file(
-            self._checkpoints.queues_folder, self._mappings, files[0].magic,
-            self._queue_blocks(queues), self._tally, self._store.damaged_files,
+            self._checkpoints.queues_folder,
+            self._mappings,
+            files[0].magic,
+            self._queue_blocks(queues),
+            self._tally,
+            self._store.damaged_files,
             block_count_max=sum(len(_cuts(one.entries)) for one in queues),
-            from_offset=from_offset, to_offset=to_offset,
-        )  # fmt: skip
+            from_offset=from_offset,
+            to_offset=to_offset,
+        )
         block = 0
         for n, (queue, _, entries) in enumerate(queues, 1):
             merged = [
@@ -184,11 +185,16 @@ class Merges:
             file.advise()
             yield []
         file = yield from write_block_file(
-            self._checkpoints.index_folder, self._mappings, files[0].magic,
-            self._index_blocks(files), self._tally, self._store.damaged_files,
+            self._checkpoints.index_folder,
+            self._mappings,
+            files[0].magic,
+            self._index_blocks(files),
+            self._tally,
+            self._store.damaged_files,
             block_count_max=sum(file.row_count for file in files),
-            from_offset=files[0].from_offset, to_offset=files[-1].to_offset,
-        )  # fmt: skip
+            from_offset=files[0].from_offset,
+            to_offset=files[-1].to_offset,
+        )
         self._store.index.files = _with(file, self._store.index.files, frozenset(files))
         for one in files:
             yield from self._checkpoints.drop(one)

@@ -269,9 +269,12 @@ class _Recovery:
         engine.take_config_changes()
         engine.take_ready()
         return {
-            "from": replay_from, "records": records, "cut": cut_bytes, "snapshot": snapshot_name,
+            "from": replay_from,
+            "records": records,
+            "cut": cut_bytes,
+            "snapshot": snapshot_name,
             "damaged_file": damaged_file,
-        }  # fmt: skip
+        }
 
     def _look_at_last_time(self) -> None:
         """Learn when something late was stored, where a checkpoint has all: by a segment alone."""
@@ -314,9 +317,13 @@ class _Recovery:
     def _open_chain(self, folder: str, magic: int) -> list[BlockFile]:
         engine = self._engine
         return open_chain(
-            self._disk, engine.mappings, folder, magic, engine.store.damaged_files,
+            self._disk,
+            engine.mappings,
+            folder,
+            magic,
+            engine.store.damaged_files,
             to_offset=self._derived_offset,
-        )  # fmt: skip
+        )
 
     def _load_snapshot(self, catch_up: CatchUp) -> tuple[str, int, int]:
         """Load the newest snapshot that the log still joins.

@@ -62,8 +62,9 @@ class Repairs:
         has_room: Callable[[int], bool],
     ) -> None:
         self._folders = {
-            QUEUES_FOLDER: checkpoints.queues_folder, INDEX_FOLDER: checkpoints.index_folder
-        }  # fmt: skip
+            QUEUES_FOLDER: checkpoints.queues_folder,
+            INDEX_FOLDER: checkpoints.index_folder,
+        }
         self._mappings = mappings
         self._tally = tally
         self._store = store
@@ -139,13 +140,15 @@ class Repairs:
             self._give_up(damaged, number)
             yield []
         yield from self._replace(
-            file, QUEUES_FOLDER,
+            file,
+            QUEUES_FOLDER,
             (
                 Block(*row[:4], damaged.content(number, row))
                 for number, row in enumerate(file.rows())
             ),
-            block_count_max=file.row_count, placed=file.adopt,
-        )  # fmt: skip
+            block_count_max=file.row_count,
+            placed=file.adopt,
+        )
         yield from self._wake(damaged.queues)
 
     def _give_up(self, damaged: _DamagedRows, number: int) -> None:
@@ -244,11 +247,17 @@ class Repairs:
         placed: Callable[[BlockFile], None],
     ) -> Steps:
         yield from write_block_file(
-            self._folders[folder], self._mappings, file.magic,
-            self._one_by_one(blocks), self._tally, self._damaged,
+            self._folders[folder],
+            self._mappings,
+            file.magic,
+            self._one_by_one(blocks),
+            self._tally,
+            self._damaged,
             block_count_max=block_count_max,
-            from_offset=file.from_offset, to_offset=file.to_offset, placed=placed,
-        )  # fmt: skip
+            from_offset=file.from_offset,
+            to_offset=file.to_offset,
+            placed=placed,
+        )
 
     def _one_by_one(self, blocks: Iterator[Block]) -> Iterator[list[Block]]:
         for block in blocks:

@@ -11,12 +11,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.archive_gate import ArchiveGate
-from tidemill.broker.engine.checkpoint import (
-    PROGRESS_A_SECTION,
-    Checkpoints,
-    Quiet,
-    Steps,
-)
+from tidemill.broker.engine.checkpoint import PROGRESS_A_SECTION, Checkpoints, Quiet, Steps
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import expiry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged

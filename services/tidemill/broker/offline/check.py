@@ -137,10 +137,14 @@ class _Check:
     ) -> None:
         self._report.findings.append(
             Finding(
-                damage=damage, file=file, position=position, size=size, detail=detail,
+                damage=damage,
+                file=file,
+                position=position,
+                size=size,
+                detail=detail,
                 stops_start=stops_start,
             )
-        )  # fmt: skip
+        )
 
     # ------------------------------------------------------------ the log
 
@@ -368,9 +372,11 @@ class _Check:
         """Return the log offset from which the next start reads the log."""
         report = self._report
         _, _, derived = block_files.best_chains(
-            self._usable[block_files.QUEUES.folder], self._usable[block_files.INDEX.folder],
-            min_offset=report.log_from, end=report.log_end,
-        )  # fmt: skip
+            self._usable[block_files.QUEUES.folder],
+            self._usable[block_files.INDEX.folder],
+            min_offset=report.log_from,
+            end=report.log_end,
+        )
         report.derived_offset = derived
         if any(one.damage is Damage.CHECKPOINT for one in report.findings):
             derived = 0

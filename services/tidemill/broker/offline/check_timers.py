@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidemill.broker.engine.layout import (
-    timer_checkpoint,
-    timer_entry,
-    timer_record,
-    timer_slot,
-)
+from tidemill.broker.engine.layout import timer_checkpoint, timer_entry, timer_record, timer_slot
 from tidemill.broker.engine.layout.timer_checkpoint import TimerCheckpoint
 from tidemill.broker.engine.timer import table, timer_log, wheel
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -113,9 +108,12 @@ def _look_at_table(
         is_gap = (rows["state"] == TimerState.UNUSED) & is_known
         for at, count in _runs(~timer_entry.is_intact(rows) | is_gap):
             yield TimerDamage(
-                Damage.TIMER_TABLE, name, at * timer_entry.SIZE, count * timer_entry.SIZE,
+                Damage.TIMER_TABLE,
+                name,
+                at * timer_entry.SIZE,
+                count * timer_entry.SIZE,
                 f"{count} entries are damaged, from timer {first_id + at} on",
-            )  # fmt: skip
+            )
     if checkpoint is None:
         return
     end = -(-known_ids // entries)
@@ -182,9 +180,12 @@ def _look_at_wheel(
     is_wrong[used[~is_right]] = True
     for slot, count in _runs(is_wrong):
         yield TimerDamage(
-            Damage.TIMER_WHEEL, wheel.FILE, slot * timer_slot.SIZE, count * timer_slot.SIZE,
+            Damage.TIMER_WHEEL,
+            wheel.FILE,
+            slot * timer_slot.SIZE,
+            count * timer_slot.SIZE,
             f"{count} slots are damaged",
-        )  # fmt: skip
+        )
     if checkpoint is not None and len(used) < checkpoint.slots_used:
         lost = checkpoint.slots_used - len(used)
         yield TimerDamage(Damage.TIMER_WHEEL, wheel.FILE, 0, 0, f"{lost} slots are zeros")
@@ -215,6 +216,9 @@ def _look_at_log(
         is_right = (sealed["crc"] == rows["crc"]) & (rows["size"] == timer_record.SIZE)
         for at, count in _runs(~is_right):
             yield TimerDamage(
-                Damage.TIMER_LOG, name, at * timer_record.SIZE, count * timer_record.SIZE,
+                Damage.TIMER_LOG,
+                name,
+                at * timer_record.SIZE,
+                count * timer_record.SIZE,
                 f"{count} records are damaged",
-            )  # fmt: skip
+            )

@@ -293,8 +293,9 @@ class _Copy:
             wanted = block_files.best_chains(
                 block_files.list_files(self._source, block_files.QUEUES),
                 block_files.list_files(self._source, block_files.INDEX),
-                min_offset=report.log_from, end=report.log_end,
-            )  # fmt: skip
+                min_offset=report.log_from,
+                end=report.log_end,
+            )
             have_all = yield from self._copy_files(block_files.QUEUES, wanted[0], queues)
             have_all &= yield from self._copy_files(block_files.INDEX, wanted[1], index)
             if have_all:

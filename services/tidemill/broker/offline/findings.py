@@ -56,12 +56,10 @@ MEANINGS: dict[Damage, Meaning] = {
         f"they know what the log no longer says. {_FROM_BACKUP}",
     ),
     Damage.SEGMENT_MISSING: Meaning(
-        "a stretch of the log is not there; the broker does not start without it",
-        _FROM_BACKUP,
+        "a stretch of the log is not there; the broker does not start without it", _FROM_BACKUP
     ),
     Damage.SEGMENT_CUT: Meaning(
-        "a file of the log has been cut; the broker does not start over it",
-        _FROM_BACKUP,
+        "a file of the log has been cut; the broker does not start over it", _FROM_BACKUP
     ),
     Damage.STRANGE_FILE: Meaning(
         "a file in the folder of the log is no segment; the broker does not start beside it",

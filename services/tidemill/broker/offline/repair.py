@@ -61,9 +61,14 @@ T = TypeVar("T")
 Steps = Generator[Progress, None, T]
 # What a start makes again by itself even where a file is merely gone.
 _DERIVED = {
-    Damage.QUEUES, Damage.INDEX, Damage.SNAPSHOT, Damage.TIMER_CHECKPOINT, Damage.TIMER_TABLE,
-    Damage.TIMER_WHEEL, Damage.TIMER_LOG,
-}  # fmt: skip
+    Damage.QUEUES,
+    Damage.INDEX,
+    Damage.SNAPSHOT,
+    Damage.TIMER_CHECKPOINT,
+    Damage.TIMER_TABLE,
+    Damage.TIMER_WHEEL,
+    Damage.TIMER_LOG,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -499,8 +504,12 @@ class _Repair:
 
 # Snapshots say whose the store is, to a second repair too; without the others none is used.
 _DERIVED_FOLDERS = (
-    block_files.QUEUES.folder, block_files.INDEX.folder, "timer", "timer/state", "timer/timerlog",
-)  # fmt: skip
+    block_files.QUEUES.folder,
+    block_files.INDEX.folder,
+    "timer",
+    "timer/state",
+    "timer/timerlog",
+)
 _SET_ASIDE = {Damage.HELD, Damage.HELD_MISSING}
 _WHOLE = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}
 _IN_PLACE = {Damage.RECORD, Damage.HOLE}

@@ -70,6 +70,10 @@ def find_damage(source: Source) -> Iterator[Finding]:
 
 def _finding(name: str, data: bytes, *, stops_start: bool) -> Finding:
     return Finding(
-        damage=Damage.REPLICA, file=name, position=0, size=len(data), detail="checksum mismatch",
+        damage=Damage.REPLICA,
+        file=name,
+        position=0,
+        size=len(data),
+        detail="checksum mismatch",
         stops_start=stops_start,
-    )  # fmt: skip
+    )

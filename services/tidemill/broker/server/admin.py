@@ -215,9 +215,12 @@ class BrokerAdminService:
                 )
                 after = [status.max_offset for status in statuses]
                 config_log.offsets_reset(
-                    request.group, request.topic,
-                    from_offsets=before, to_offsets=after, by=request.requested_by,
-                )  # fmt: skip
+                    request.group,
+                    request.topic,
+                    from_offsets=before,
+                    to_offsets=after,
+                    by=request.requested_by,
+                )
             return pb.ResetOffsetReply(
                 queues=[config_frames.queue_status(q) for q in statuses], from_offsets=before
             )
@@ -237,9 +240,8 @@ class BrokerAdminService:
             if found and not request.dry_run:
                 engine.administration.forget_pull_offsets(group.id, topic.id, turn.now_ms)
                 config_log.pull_offsets_forgotten(
-                    group.name, topic.name, [each.offset for each in found],
-                    by=request.requested_by,
-                )  # fmt: skip
+                    group.name, topic.name, [each.offset for each in found], by=request.requested_by
+                )
             return pb.ForgetPullOffsetsReply(
                 queues=[pb.PulledQueue(**each._asdict()) for each in found]
             )

@@ -124,9 +124,7 @@ def _one_by_one(
 
 
 def _append_columns(appends: pb.AppendBatch) -> tuple[Any, ...]:
-    return (
-        appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs,
-    )  # fmt: skip
+    return (appends.request_ids, appends.topic_ids, appends.queue_ids, appends.crcs, appends.blobs)
 
 
 def _apply_appends(
@@ -174,9 +172,14 @@ def _reply_appends(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link)
 
 def _ack_columns(acks: pb.AckBatch) -> tuple[Any, ...]:
     return (
-        acks.request_ids, acks.group_ids, acks.topic_ids, acks.slots, acks.delivery_ids,
-        acks.indexes, acks.visible_at_ms,
-    )  # fmt: skip
+        acks.request_ids,
+        acks.group_ids,
+        acks.topic_ids,
+        acks.slots,
+        acks.delivery_ids,
+        acks.indexes,
+        acks.visible_at_ms,
+    )
 
 
 def _apply_acks(link: Link, results: list[Result], acks: pb.AckBatch, turn: Turn) -> Iterator[None]:
@@ -271,9 +274,13 @@ def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
     for batch in batches:
         for index in batch.indexes:
             delivery = Delivery(
-                GroupId(pop.group_id), TopicId(pop.topic_id), batch.slot, batch.delivery_id, index,
+                GroupId(pop.group_id),
+                TopicId(pop.topic_id),
+                batch.slot,
+                batch.delivery_id,
+                index,
                 batch.visible_at_ms,
-            )  # fmt: skip
+            )
             with contextlib.suppress(ServiceError):  # Acked or void meanwhile.
                 turn.engine.give_back(
                     delivery, invisible_duration_ms=GIVE_BACK_MS, now_ms=turn.now_ms
@@ -465,21 +472,33 @@ CHANGE_INVISIBLE: Final = _one_by_one(
     "change_invisible", "changes", "changes", _change_invisible, _add_change
 )
 DEAD_LETTER: Final = _one_by_one(
-    "dead_letter", "dead_letters", "dead_letters", _dead_letter,
+    "dead_letter",
+    "dead_letters",
+    "dead_letters",
+    _dead_letter,
     lambda frame, request_id, _: frame.dead_letters.add(request_id=request_id),
-)  # fmt: skip
+)
 ENSURE: Final = _one_by_one(
-    "ensure", "ensures", "ensures", _ensure,
+    "ensure",
+    "ensures",
+    "ensures",
+    _ensure,
     lambda frame, request_id, _: frame.ensures.add(request_id=request_id),
-)  # fmt: skip
+)
 CANCEL_TIMER: Final = _one_by_one(
-    "cancel_timer", "timer_cancels", "cancelled_timers", _cancel_timer,
+    "cancel_timer",
+    "timer_cancels",
+    "cancelled_timers",
+    _cancel_timer,
     lambda frame, request_id, _: frame.cancelled_timers.append(request_id),
-)  # fmt: skip
+)
 FOUND: Final = _one_by_one(
-    "found", "founds", "founded", _found,
+    "found",
+    "founds",
+    "founded",
+    _found,
     lambda frame, request_id, _: frame.founded.append(request_id),
-)  # fmt: skip
+)
 POP: Final = Command(
     name="pop",
     request_field="pops",
@@ -501,6 +520,13 @@ NOTIFICATION: Final = Command(
 # In the order in which those of one frame are applied: a pop finds what came with it, and a
 # notification tells of what is left then.
 COMMANDS: Final = (
-    APPEND, ACK, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, POP,
+    APPEND,
+    ACK,
+    CHANGE_INVISIBLE,
+    DEAD_LETTER,
+    ENSURE,
+    CANCEL_TIMER,
+    FOUND,
+    POP,
     NOTIFICATION,
-)  # fmt: skip
+)

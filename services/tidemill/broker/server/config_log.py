@@ -28,9 +28,7 @@ def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool, by: str 
     """Tell of a topic that was created, or changed from `before`."""
     if before == topic:
         return
-    fields = {
-        "topic": topic.name, "type": topic.type.name, "queues": topic.queues, **_asked_by(by),
-    }  # fmt: skip
+    fields = {"topic": topic.name, "type": topic.type.name, "queues": topic.queues, **_asked_by(by)}
     if before is None:
         log.info("topic created", **fields, auto_create=auto_create)
     else:
@@ -42,9 +40,11 @@ def group_put(before: Group | None, group: Group, *, auto_create: bool, by: str 
     if before == group:
         return
     fields = {
-        "group": group.name, "is_ordered": group.is_ordered, "max_attempts": group.max_attempts,
+        "group": group.name,
+        "is_ordered": group.is_ordered,
+        "max_attempts": group.max_attempts,
         **_asked_by(by),
-    }  # fmt: skip
+    }
     if before is None:
         log.info("group created", **fields, auto_create=auto_create)
     else:
@@ -54,19 +54,30 @@ def group_put(before: Group | None, group: Group, *, auto_create: bool, by: str 
 def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
     """Tell of a topic that is gone, and of what went with it."""
     log.info(
-        "topic deleted", topic=topic.name, type=topic.type.name, queues=topic.queues,
-        messages=use.message_count, timers=use.timer_count, groups=use.groups[:NAMED_MAX],
-        group_count=len(use.groups), **_asked_by(by),
-    )  # fmt: skip
+        "topic deleted",
+        topic=topic.name,
+        type=topic.type.name,
+        queues=topic.queues,
+        messages=use.message_count,
+        timers=use.timer_count,
+        groups=use.groups[:NAMED_MAX],
+        group_count=len(use.groups),
+        **_asked_by(by),
+    )
 
 
 def group_deleted(group: Group, topics: list[str], lag: int, *, by: str) -> None:
     """Tell of a group that is gone, and of how far it was."""
     log.info(
-        "group deleted", group=group.name, is_ordered=group.is_ordered,
-        max_attempts=group.max_attempts, topics=topics[:NAMED_MAX], topic_count=len(topics),
-        lag=lag, **_asked_by(by),
-    )  # fmt: skip
+        "group deleted",
+        group=group.name,
+        is_ordered=group.is_ordered,
+        max_attempts=group.max_attempts,
+        topics=topics[:NAMED_MAX],
+        topic_count=len(topics),
+        lag=lag,
+        **_asked_by(by),
+    )
 
 
 def offsets_reset(
@@ -74,36 +85,55 @@ def offsets_reset(
 ) -> None:
     """Tell of a group that goes on elsewhere: by queue from where, and to where."""
     log.info(
-        "offsets reset", group=group, topic=topic, from_offsets=from_offsets[:NAMED_MAX],
-        to_offsets=to_offsets[:NAMED_MAX], queues=len(to_offsets), **_asked_by(by),
-    )  # fmt: skip
+        "offsets reset",
+        group=group,
+        topic=topic,
+        from_offsets=from_offsets[:NAMED_MAX],
+        to_offsets=to_offsets[:NAMED_MAX],
+        queues=len(to_offsets),
+        **_asked_by(by),
+    )
 
 
 def pull_offsets_forgotten(group: str, topic: str, offsets: list[int], *, by: str) -> None:
     """Tell of a group of which nobody knows any more how far it has pulled a topic."""
     log.info(
-        "pull offsets forgotten", group=group, topic=topic, offsets=offsets[:NAMED_MAX],
-        queues=len(offsets), **_asked_by(by),
-    )  # fmt: skip
+        "pull offsets forgotten",
+        group=group,
+        topic=topic,
+        offsets=offsets[:NAMED_MAX],
+        queues=len(offsets),
+        **_asked_by(by),
+    )
 
 
 def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by: str) -> None:
     """Tell of an ordered queue that an operator has taken from the consumer that held it."""
     log.info(
-        "queue lock released", group=group, topic=topic, queue_id=queue_id,
-        holder=lock.client_id, messages=lock.message_count, first_offset=lock.queue_offset,
-        was_until_ms=lock.until_ms, **_asked_by(by),
-    )  # fmt: skip
+        "queue lock released",
+        group=group,
+        topic=topic,
+        queue_id=queue_id,
+        holder=lock.client_id,
+        messages=lock.message_count,
+        first_offset=lock.queue_offset,
+        was_until_ms=lock.until_ms,
+        **_asked_by(by),
+    )
 
 
 def deliveries_released(wanted: pb.DeliveryFilter, count: int, *, by: str) -> None:
     """Tell of messages that an operator has taken from the consumers that held them."""
     log.info(
-        "deliveries released", group=wanted.group, topic=wanted.topic or None,
+        "deliveries released",
+        group=wanted.group,
+        topic=wanted.topic or None,
         queue_id=wanted.queue_id if wanted.HasField("queue_id") else None,
-        holder=wanted.client_id or None, message_id=wanted.message_id or None, messages=count,
+        holder=wanted.client_id or None,
+        message_id=wanted.message_id or None,
+        messages=count,
         **_asked_by(by),
-    )  # fmt: skip
+    )
 
 
 def cluster_founded(membership: Membership) -> None:
@@ -111,9 +141,11 @@ def cluster_founded(membership: Membership) -> None:
     home = membership.home
     assert home is not None, "a cluster is founded with its home"
     log.info(
-        "cluster founded", cluster_id=home.cluster_id, home=home.name,
+        "cluster founded",
+        cluster_id=home.cluster_id,
+        home=home.name,
         broker_groups=[group.name for group in membership.in_order()],
-    )  # fmt: skip
+    )
 
 
 def home_met(before: Home | None, home: Home | None) -> None:
@@ -124,9 +156,12 @@ def home_met(before: Home | None, home: Home | None) -> None:
         log.info("left the cluster", home=before.name if before else "")
         return
     log.info(
-        "following the home", home=home.name, address=home.address,
-        cluster_id=home.cluster_id, is_draining=home.is_draining,
-    )  # fmt: skip
+        "following the home",
+        home=home.name,
+        address=home.address,
+        cluster_id=home.cluster_id,
+        is_draining=home.is_draining,
+    )
 
 
 def home_restored(before: Home, frame: pb.FollowFrame, engine: Engine, *, is_older: bool) -> bool:
@@ -140,13 +175,15 @@ def home_restored(before: Home, frame: pb.FollowFrame, engine: Engine, *, is_old
     told_topics = _told([one for each in frame.configs for one in each.topics])
     told_groups = _told([one for each in frame.configs for one in each.groups])
     topics = [
-        topic for topic in catalog.topics.values()
+        topic
+        for topic in catalog.topics.values()
         if topic.home_id and told_topics.get(topic.home_id) != _incarnation(topic)
-    ]  # fmt: skip
+    ]
     groups = [
-        group for group in catalog.groups.values()
+        group
+        for group in catalog.groups.values()
         if group.home_id and told_groups.get(group.home_id) != _incarnation(group)
-    ]  # fmt: skip
+    ]
     told = told_topics.keys() | told_groups.keys()
     gone = {topic.home_id for topic in topics} | {group.home_id for group in groups}
     is_restored = is_older or any(id_ in told or id_ > max(told, default=0) for id_ in gone)
@@ -156,11 +193,15 @@ def home_restored(before: Home, frame: pb.FollowFrame, engine: Engine, *, is_old
             "the home was restored from a backup: what it does not know any more is deleted here"
             if is_restored
             else "the home has deleted, while it was not heard, what is deleted here now",
-            home=before.name, heard_epoch=before.epoch, epoch=frame.epoch,
-            topics=[topic.name for topic in topics[:NAMED_MAX]], topic_count=len(topics),
+            home=before.name,
+            heard_epoch=before.epoch,
+            epoch=frame.epoch,
+            topics=[topic.name for topic in topics[:NAMED_MAX]],
+            topic_count=len(topics),
             messages=sum(engine.inspection.use_of(topic).message_count for topic in topics),
-            groups=[group.name for group in groups[:NAMED_MAX]], group_count=len(groups),
-        )  # fmt: skip
+            groups=[group.name for group in groups[:NAMED_MAX]],
+            group_count=len(groups),
+        )
     return is_restored
 
 
@@ -175,9 +216,12 @@ def _incarnation(one: Topic | Group) -> tuple[str, int]:
 def broker_group_put(group: BrokerGroup, *, by: str) -> None:
     """Tell of a member that was added, or that is to drain."""
     log.info(
-        "broker group changed", broker_group=group.name, address=group.address,
-        state=group.state, **_asked_by(by),
-    )  # fmt: skip
+        "broker group changed",
+        broker_group=group.name,
+        address=group.address,
+        state=group.state,
+        **_asked_by(by),
+    )
 
 
 def broker_group_given_up(group: pb.BrokerGroup, reason: str, *, by: str) -> None:
@@ -185,12 +229,17 @@ def broker_group_given_up(group: pb.BrokerGroup, reason: str, *, by: str) -> Non
     is_known = group.HasField("left")
     left = group.left if is_known else group.last_left
     log.warning(
-        "broker group given up", broker_group=group.member.name, reason=reason,
-        is_known=is_known, known_at_ms=0 if is_known else group.last_left_at_ms,
-        messages=left.ready_count, in_flight=left.in_flight_count, delayed=left.delayed_count,
+        "broker group given up",
+        broker_group=group.member.name,
+        reason=reason,
+        is_known=is_known,
+        known_at_ms=0 if is_known else group.last_left_at_ms,
+        messages=left.ready_count,
+        in_flight=left.in_flight_count,
+        delayed=left.delayed_count,
         items=[f"{each.topic} for {each.group or 'nobody'}" for each in left.items[:NAMED_MAX]],
         **_asked_by(by),
-    )  # fmt: skip
+    )
 
 
 def broker_group_removed(name: str, *, by: str) -> None:

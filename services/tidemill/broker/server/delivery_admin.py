@@ -74,9 +74,12 @@ class DeliveryAdmin:
             # What is popped from here on is none of it: it may be what was released.
             reply.before_id = request.before_id or engine.log_end
             return _look(
-                engine, request.filter, _after(request),
-                max_messages=RELEASED_MAX, before_id=reply.before_id,
-            )  # fmt: skip
+                engine,
+                request.filter,
+                _after(request),
+                max_messages=RELEASED_MAX,
+                before_id=reply.before_id,
+            )
 
         look = await in_round(self._rounds, begin)
 
@@ -130,12 +133,16 @@ def _look(
         )
     return engine.inspection.in_flight(
         Wanted(
-            group.id, None if topic is None else topic.id, queue_id,
-            wanted.client_id, wanted.message_id,
+            group.id,
+            None if topic is None else topic.id,
+            queue_id,
+            wanted.client_id,
+            wanted.message_id,
         ),
-        after=after, before_id=engine.log_end if before_id is None else before_id,
+        after=after,
+        before_id=engine.log_end if before_id is None else before_id,
         max_messages=max_messages,
-    )  # fmt: skip
+    )
 
 
 def _after(request: pb.GetDeliveriesRequest | pb.ReleaseDeliveriesRequest) -> Place | None:

@@ -40,9 +40,21 @@ IN_FLIGHT_BYTES_MAX = 64 << 20
 # Upper bounds in microseconds, of a write and of a sync: a good disk syncs in 150, a spinning one
 # in ten thousand, one that stalls in seconds.
 DISK_BUCKETS_US = (
-    50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+    50,
+    100,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    1_000_000,
     5_000_000,
-)  # fmt: skip
+)
 US_PER_S = 1_000_000
 
 

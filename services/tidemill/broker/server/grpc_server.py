@@ -111,10 +111,11 @@ async def broker_server(
 ) -> AsyncIterator[BrokerServer]:
     """Serve until the block ends; raise StartRefused when the port is taken."""
     links = BrokerLinkService(
-        rounds, traffic,
+        rounds,
+        traffic,
         auto_create=settings.auto_create,
         view=lambda: None if replicas is None else replicas.view,
-    )  # fmt: skip
+    )
     admin = BrokerAdminService(rounds, auto_create=settings.auto_create)
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)

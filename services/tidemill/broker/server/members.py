@@ -55,9 +55,13 @@ class Follower:
     """The connection to one member."""
 
     def __init__(
-        self, group: BrokerGroup, rounds: Rounds, connect: Connect, voice: Voice,
+        self,
+        group: BrokerGroup,
+        rounds: Rounds,
+        connect: Connect,
+        voice: Voice,
         on_left: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.group = group
         self.reason = "no connection was tried yet"  # why it is not connected; "" means it is
         # What it said last of what is left there, and when; 0: it has said nothing yet.
@@ -150,9 +154,10 @@ class Follower:
         log.error(
             "this home was restored from a backup: the member has heard more of it than it knows,"
             " and is told to forget that",
-            broker_group=self.group.name, heard_epoch=heard.epoch,
+            broker_group=self.group.name,
+            heard_epoch=heard.epoch,
             epoch=self._rounds.engine.log.epoch,
-        )  # fmt: skip
+        )
         self._instead_of = heard
 
     async def count_left(self) -> pb.Left:
@@ -191,9 +196,11 @@ class Follower:
         was_connected = False
         try:
             async with self._connect(
-                self.group.address, LIMITS,
-                message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
-            ) as channel:  # fmt: skip
+                self.group.address,
+                LIMITS,
+                message_bytes_max=REPLY_BYTES_MAX,
+                timeout_s=CONNECT_TIMEOUT_S,
+            ) as channel:
                 stream = channel.open(FOLLOW, self._receive)
                 self._stream = stream
                 telling = asyncio.create_task(self._tell_all(), name=f"tell {self.group.name}")
@@ -230,8 +237,10 @@ class Follower:
         if was_connected or reason != self.reason:
             log.warning(
                 "member not connected",
-                broker_group=self.group.name, address=self.group.address, reason=reason,
-            )  # fmt: skip
+                broker_group=self.group.name,
+                address=self.group.address,
+                reason=reason,
+            )
         self.reason = reason
 
     async def _tell_all(self) -> None:

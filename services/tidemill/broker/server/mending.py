@@ -114,10 +114,12 @@ async def fetch_range(connect: Connect, address: str, group: str, begin: int, en
     async with (
         asyncio.timeout(FETCH_TIMEOUT_S),
         connect(
-            address, LIMITS, message_bytes_max=RECORD_BYTES_MAX + FETCH_BYTES_MAX,
+            address,
+            LIMITS,
+            message_bytes_max=RECORD_BYTES_MAX + FETCH_BYTES_MAX,
             timeout_s=CONNECT_TIMEOUT_S,
         ) as channel,
-    ):  # fmt: skip
+    ):
         stream = channel.open(FETCH_RANGE, receive)
         request = pb.FetchRangeRequest(group=group, begin=begin, end=end)
         stream.write(request.SerializeToString())
@@ -188,14 +190,15 @@ class Mender:
         return {number: address for number, address in view.addresses if number != me}
 
     async def _ask(self, question: Question, others: Mapping[int, str]) -> Answer:
-        tell = log.bind(
-            replica=question.replica_id, log_offset=question.begin, end=question.end
-        )  # fmt: skip
+        tell = log.bind(replica=question.replica_id, log_offset=question.begin, end=question.end)
         try:
             data = await fetch_range(
-                self._connect, others[question.replica_id], self._group, question.begin,
+                self._connect,
+                others[question.replica_id],
+                self._group,
+                question.begin,
                 question.end,
-            )  # fmt: skip
+            )
             written = await self._mend(question, data)
         except (RpcError, TimeoutError) as error:
             tell.debug("a replica cannot be asked for what is damaged here", reason=str(error))

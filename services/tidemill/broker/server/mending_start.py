@@ -47,12 +47,7 @@ class StartMending:
     """What one start asks for."""
 
     def __init__(
-        self,
-        settings: BrokerSettings,
-        me: ReplicaId,
-        *,
-        connect: Connect,
-        stop: asyncio.Event,
+        self, settings: BrokerSettings, me: ReplicaId, *, connect: Connect, stop: asyncio.Event
     ) -> None:
         self._settings = settings
         self._group = name_in_cluster(settings.cluster, settings.name)
@@ -71,8 +66,10 @@ class StartMending:
         begin, self._starts_left = refused.damage.log_offset, self._starts_left - 1
         log.error(
             "the log is damaged: other replicas are asked",
-            log_offset=begin, replicas=sorted(others), reason=str(refused.damage),
-        )  # fmt: skip
+            log_offset=begin,
+            replicas=sorted(others),
+            reason=str(refused.damage),
+        )
         try:
             log_, confirmed = open_damaged_log(disk, config_of(self._settings))
         except CorruptStore:
@@ -95,8 +92,9 @@ class StartMending:
                         if self._mend(log_, disk, wanted, data):
                             log.warning(
                                 "the log was damaged, and is mended from a replica",
-                                replica=number, log_offset=begin,
-                            )  # fmt: skip
+                                replica=number,
+                                log_offset=begin,
+                            )
                             return
                         del others[number]
                     await asyncio.sleep(AGAIN_S)

@@ -44,9 +44,7 @@ async def serve_probes(group: str, replicas: Replicas, call: RpcCall) -> None:
             raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
         if request.group != group:
             raise RpcError(RpcCode.FAILED_PRECONDITION, f"this is a replica of {group}")
-        reply = pb.ProbeReply(
-            member=to_member(replicas.machine.me), is_master=replicas.is_master
-        )  # fmt: skip
+        reply = pb.ProbeReply(member=to_member(replicas.machine.me), is_master=replicas.is_master)
         call.write(reply.SerializeToString())
 
 
@@ -87,9 +85,9 @@ class Probes:
                 async with self._connect(
                     address, LIMITS, message_bytes_max=PROBE_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S
                 ) as channel:
-                    await self._ask_on(number, channel.open(
-                        PROBE, functools.partial(self._heard, number)
-                    ))  # fmt: skip
+                    await self._ask_on(
+                        number, channel.open(PROBE, functools.partial(self._heard, number))
+                    )
             await asyncio.sleep(AGAIN_S)
 
     async def _ask_on(self, number: ReplicaId, stream: OpenStream) -> None:

@@ -22,10 +22,7 @@ from tidemill.broker.server.log_id import log_id_of
 from tidemill.broker.server.progress_pages import ProgressPage
 from tidemill.common.errors import BadRequest, GroupNotFound, ServiceError, TopicNotFound
 from tidemill.message import limits
-from tidemill.message.resource_names import (
-    DEAD_LETTER_TOPIC_PREFIX,
-    HIDDEN_TOPIC_PREFIX,
-)
+from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, HIDDEN_TOPIC_PREFIX
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -154,9 +151,13 @@ class BrokerReader:
         return reply
 
     async def _named(
-        self, request: _Listing, reply: _Listed, names: Collection[str],
-        find_id: Callable[[Catalog, str], Id | None], refuse: Callable[[str], ServiceError],
-    ) -> frozenset[Id] | None:  # fmt: skip
+        self,
+        request: _Listing,
+        reply: _Listed,
+        names: Collection[str],
+        find_id: Callable[[Catalog, str], Id | None],
+        refuse: Callable[[str], ServiceError],
+    ) -> frozenset[Id] | None:
         """Return the ids of what a request names; None: it names nothing, and so means all.
 
         Ends the call with what `refuse` makes of a name, unless it skips the missing.

@@ -47,11 +47,15 @@ def encode_to_replica(message: ToReplica | Floor) -> bytes:
         case Data():
             frame = pb.ToReplica(
                 data=pb.Data(
-                    epoch=message.epoch, offset=message.offset, data=bytes(message.data),
-                    crc=message.crc, confirm=message.confirm,
-                    segment_start=message.segment_start, segment_bytes=message.segment_bytes,
+                    epoch=message.epoch,
+                    offset=message.offset,
+                    data=bytes(message.data),
+                    crc=message.crc,
+                    confirm=message.confirm,
+                    segment_start=message.segment_start,
+                    segment_bytes=message.segment_bytes,
                 )
-            )  # fmt: skip
+            )
         case Floor(log_min, confirm):
             frame = pb.ToReplica(floor=pb.Floor(log_min=log_min, confirm=confirm))
         case Beat(epoch, confirm):
@@ -75,9 +79,14 @@ def decode_to_replica(encoded: bytes) -> ToReplica | Floor:
         case "data":
             data = frame.data
             return Data(
-                data.epoch, data.offset, data.data, data.crc, data.confirm, data.segment_start,
+                data.epoch,
+                data.offset,
+                data.data,
+                data.crc,
+                data.confirm,
+                data.segment_start,
                 data.segment_bytes,
-            )  # fmt: skip
+            )
         case "beat":
             return Beat(frame.beat.epoch, frame.beat.confirm)
         case "floor":
@@ -101,21 +110,28 @@ def encode_to_master(message: ToMaster) -> bytes:
         case Ack():
             frame = pb.ToMaster(
                 ack=pb.Ack(
-                    epoch=message.epoch, member=to_member(message.member),
-                    received_end=message.received_end, durable_end=message.durable_end,
-                    applied_end=message.applied_end, is_slow=message.is_slow,
+                    epoch=message.epoch,
+                    member=to_member(message.member),
+                    received_end=message.received_end,
+                    durable_end=message.durable_end,
+                    applied_end=message.applied_end,
+                    is_slow=message.is_slow,
                 )
-            )  # fmt: skip
+            )
         case Hello():
             frame = pb.ToMaster(
                 hello=pb.Hello(
-                    group=message.group, member=to_member(message.member),
-                    store_uuid=message.store_uuid, epoch_seen=message.epoch_seen,
-                    version_seen=message.version_seen, extent=_to_extent(message.extent),
-                    durable_end=message.durable_end, feature_level=FEATURE_LEVEL,
+                    group=message.group,
+                    member=to_member(message.member),
+                    store_uuid=message.store_uuid,
+                    epoch_seen=message.epoch_seen,
+                    version_seen=message.version_seen,
+                    extent=_to_extent(message.extent),
+                    durable_end=message.durable_end,
+                    feature_level=FEATURE_LEVEL,
                     is_full=message.is_full,
                 )
-            )  # fmt: skip
+            )
         case _:
             assert_never(message)
     return frame.SerializeToString()
@@ -128,16 +144,25 @@ def decode_to_master(encoded: bytes) -> ToMaster:
         case "ack":
             ack = frame.ack
             return Ack(
-                ack.epoch, from_member(ack.member), ack.received_end, ack.durable_end,
-                ack.applied_end, ack.is_slow,
-            )  # fmt: skip
+                ack.epoch,
+                from_member(ack.member),
+                ack.received_end,
+                ack.durable_end,
+                ack.applied_end,
+                ack.is_slow,
+            )
         case "hello":
             hello = frame.hello
             return Hello(
-                hello.group, from_member(hello.member), hello.store_uuid, hello.epoch_seen,
-                hello.version_seen, _from_extent(hello.extent), hello.durable_end,
+                hello.group,
+                from_member(hello.member),
+                hello.store_uuid,
+                hello.epoch_seen,
+                hello.version_seen,
+                _from_extent(hello.extent),
+                hello.durable_end,
                 hello.is_full,
-            )  # fmt: skip
+            )
         case _:
             raise SenselessFrame("a replica says nothing that is known here")
 

@@ -26,8 +26,14 @@ class Replies:
     """The results of one round for one link."""
 
     __slots__ = (
-        "_link", "answered_sequence", "arrived_s", "configs", "failures", "pop_bytes", "results",
-    )  # fmt: skip
+        "_link",
+        "answered_sequence",
+        "arrived_s",
+        "configs",
+        "failures",
+        "pop_bytes",
+        "results",
+    )
 
     def __init__(self, link: Link) -> None:
         self._link = link

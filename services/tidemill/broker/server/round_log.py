@@ -60,17 +60,24 @@ class RoundLog:
         self._look()
         took_ms = round((time.monotonic() - began_s) * 1000, 3)
         log.debug(
-            "round", round=number, work=work_count, log_bytes=written, log_end=log_end,
+            "round",
+            round=number,
+            work=work_count,
+            log_bytes=written,
+            log_end=log_end,
             due_and_write_ms=took_ms,
-        )  # fmt: skip
+        )
         self._log_end = log_end
         catalog = self._engine.catalog
         for (what, group_id, topic_id), count in (self._counts - before).items():
             group, topic = catalog.groups.get(group_id), catalog.topics.get(topic_id)  # type: ignore[call-overload]  # Ids are numbers here.
             log.debug(
-                TOLD[what], round=number, group=group.name if group else "",
-                topic=topic.name if topic else "", count=count,
-            )  # fmt: skip
+                TOLD[what],
+                round=number,
+                group=group.name if group else "",
+                topic=topic.name if topic else "",
+                count=count,
+            )
         for topic_id, count in (self._delivered - delivered).items():
             topic = catalog.topics.get(topic_id)
             log.debug(

@@ -380,9 +380,11 @@ class Rounds:
 
     def _do_due(self, turn: Turn) -> Iterator[None]:
         self._has_more = yield from self._engine.due_slices(
-            turn.now_ms, firing_ms=turn.firing_ms, expiry_ms=turn.expiry_ms,
+            turn.now_ms,
+            firing_ms=turn.firing_ms,
+            expiry_ms=turn.expiry_ms,
             monotonic_ms=turn.monotonic_ms,
-        )  # fmt: skip
+        )
 
     async def _spread(self, changes: ConfigChanges) -> None:
         """Tell every link, and wake who waits at what was deleted, so that it learns of it."""
@@ -460,8 +462,11 @@ def _log_notices(engine: Engine) -> None:
     for (topic, reason), found in engine.timers.deliverer.take_notices().items():
         log.warning(
             "timers not delivered",
-            topic=topic, reason=reason, count=found[0], last_timer_id=found[1],
-        )  # fmt: skip
+            topic=topic,
+            reason=reason,
+            count=found[0],
+            last_timer_id=found[1],
+        )
     for notice in engine.consumption.take_notices():
         log.error("message damaged, what is left of it is dead-lettered", **notice._asdict())
     for gate in engine.retention.gate.take_notices():

@@ -89,9 +89,11 @@ class TimerAdmin:
         if not request.dry_run:
             log.info(
                 "timer cancelled",
-                timer_id=status.timer_id, topic=status.topic, due_at_ms=status.due_at_ms,
+                timer_id=status.timer_id,
+                topic=status.topic,
+                due_at_ms=status.due_at_ms,
                 by=request.requested_by,
-            )  # fmt: skip
+            )
         return _timer(status)
 
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
@@ -117,9 +119,12 @@ class TimerAdmin:
         old_due_at_ms, status = await in_round(self._rounds, reschedule)
         log.info(
             "timer rescheduled",
-            timer_id=status.timer_id, topic=status.topic, due_at_ms=status.due_at_ms,
-            old_due_at_ms=old_due_at_ms, by=request.requested_by,
-        )  # fmt: skip
+            timer_id=status.timer_id,
+            topic=status.topic,
+            due_at_ms=status.due_at_ms,
+            old_due_at_ms=old_due_at_ms,
+            by=request.requested_by,
+        )
         return _timer(status)
 
     async def FireTimer(self, request: pb.TimerRequest) -> pb.Timer:
@@ -133,9 +138,8 @@ class TimerAdmin:
 
         status = await in_round(self._rounds, fire)
         log.info(
-            "timer fired",
-            timer_id=status.timer_id, topic=status.topic, by=request.requested_by,
-        )  # fmt: skip
+            "timer fired", timer_id=status.timer_id, topic=status.topic, by=request.requested_by
+        )
         return _timer(status)
 
 

@@ -22,12 +22,7 @@ from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.history import BLOCKED, HANDED_OVER, LOST_MEMORY
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.record import GroupRecord, with_sets
-from tidemill.controller.election.retirement import (
-    find_leaver,
-    is_retired,
-    with_number,
-    without,
-)
+from tidemill.controller.election.retirement import find_leaver, is_retired, with_number, without
 from tidemill.controller.election.sessions import Health, Sight, Timing
 
 FOUNDER = ReplicaId(0)  # its store may be older than the group: one replica that became several

@@ -56,9 +56,7 @@ def with_founder(record: GroupRecord, founder: Member, *, log_epoch: int) -> Gro
     """Return the first epoch, above those of the founder's log: it may be older than its group."""
     assert record.epoch == 0, "a group is founded once"
     first = record._replace(epoch=log_epoch)
-    return _begin(
-        first, founder, frozenset({founder}), also_eligible=frozenset(), reason=FOUNDED
-    )  # fmt: skip
+    return _begin(first, founder, frozenset({founder}), also_eligible=frozenset(), reason=FOUNDED)
 
 
 def with_survivor(record: GroupRecord, survivor: Member, *, reason: str) -> GroupRecord:
@@ -67,10 +65,7 @@ def with_survivor(record: GroupRecord, survivor: Member, *, reason: str) -> Grou
     The last resort: of suspects, or of a replica that an operator has named.
     """
     cleared = record._replace(
-        eligible=frozenset(),
-        suspects=frozenset(),
-        kept_stores=(),
-        unclean_since=record.epoch + 1,
+        eligible=frozenset(), suspects=frozenset(), kept_stores=(), unclean_since=record.epoch + 1
     )
     sss = frozenset({survivor})
     after = _begin(cleared, survivor, sss, also_eligible=frozenset(), reason=reason)
@@ -91,10 +86,7 @@ def _begin(
     epoch = record.epoch + 1
     entry = Transition(epoch, source, master.replica_id, reason, at_ms=0, detected_ms=0)
     return with_sets(record, sss, also_eligible)._replace(
-        epoch=epoch,
-        master=master,
-        transfer=None,
-        history=(*record.history, entry)[-HISTORY_MAX:],
+        epoch=epoch, master=master, transfer=None, history=(*record.history, entry)[-HISTORY_MAX:]
     )
 
 
@@ -105,6 +97,4 @@ def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
 
 def _merit(candidate: Candidate) -> tuple[int, int, int, int, int]:
     beat = candidate.beat
-    return (
-        beat.log_epoch, beat.log_end, -beat.priority, -beat.load, -candidate.member.replica_id
-    )  # fmt: skip
+    return (beat.log_epoch, beat.log_end, -beat.priority, -beat.load, -candidate.member.replica_id)

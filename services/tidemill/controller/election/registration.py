@@ -108,9 +108,7 @@ def _with_run(
 
 def _in_place(record: GroupRecord, member: Member) -> GroupRecord:
     """Put the new run of a member in its old one's place: its log has what that one has acked."""
-    sss = frozenset(
-        member if one.replica_id == member.replica_id else one for one in record.sss
-    )  # fmt: skip
+    sss = frozenset(member if one.replica_id == member.replica_id else one for one in record.sss)
     return record._replace(version=record.version + 1, sss=sss)
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidemill.common.replica_group import ReplicaId
-from tidemill.controller.election.elect import (
-    Candidate,
-    may_be_master,
-    with_master,
-    with_survivor,
-)
+from tidemill.controller.election.elect import Candidate, may_be_master, with_master, with_survivor
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.record import GroupRecord

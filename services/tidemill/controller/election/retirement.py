@@ -16,12 +16,7 @@ from __future__ import annotations
 
 from tidemill.common.replica_group import Member, ReplicaId
 from tidemill.controller.election.membership import Refused
-from tidemill.controller.election.record import (
-    GroupRecord,
-    Retirement,
-    ids_of,
-    with_sets,
-)
+from tidemill.controller.election.record import GroupRecord, Retirement, ids_of, with_sets
 
 
 def retire(record: GroupRecord, replica_id: ReplicaId, why: Retirement) -> GroupRecord | Refused:

@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 MESSAGE_BYTES_MAX: Final = 256 << 10  # a registration or a heartbeat: some hundred bytes
 # Replicas, proxies and admins of ours: few, with small messages. A peer that vanished is noticed
 # by its silence in any case; the connection only has to go at some time.
-LIMITS: Final = Limits(
-    keepalive_period_s=5.0, keepalive_timeout_s=15.0, idle_timeout_s=3_600.0
-)  # fmt: skip
+LIMITS: Final = Limits(keepalive_period_s=5.0, keepalive_timeout_s=15.0, idle_timeout_s=3_600.0)
 
 
 @contextlib.asynccontextmanager
 async def controller_server(
-    service: ControllerService,
-    settings: ControllerSettings,
-    tls: ssl.SSLContext | None,
+    service: ControllerService, settings: ControllerSettings, tls: ssl.SSLContext | None
 ) -> AsyncIterator[RpcServer]:
     """Serve until the block ends, and drain; raise StartRefused when the port is taken."""
     serving = health.Health((SERVICE,))

@@ -23,12 +23,7 @@ from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.server.session import Session
 from tidemill.controller.server.wire import host_of, to_group
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
-from tidemill.transport.aio.call import (
-    ClientGone,
-    Method,
-    RpcCall,
-    bidirectional,
-)
+from tidemill.transport.aio.call import ClientGone, Method, RpcCall, bidirectional
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import to_view
 

@@ -195,10 +195,7 @@ class Session:
             return
         grant_ms = group.grant_ms(member)
         reply = wire.HeartbeatReply(
-            number=up.number,
-            is_leading=grant_ms > 0,
-            epoch=record.epoch,
-            grant_ms=grant_ms,
+            number=up.number, is_leading=grant_ms > 0, epoch=record.epoch, grant_ms=grant_ms
         )
         self._send(wire.SessionDown(beat=reply))
         is_due = self._clock.monotonic_ms() - self._told_at_ms >= NEWS_AGAIN_MS

@@ -14,10 +14,7 @@ from tidemill.transport.replica_wire import from_member, to_member, to_view
 if TYPE_CHECKING:
     from tidemill.controller.group import Group
 
-_HEALTH: Final = {
-    wire.HEALTH_OK: Health.OK,
-    wire.HEALTH_SLOW: Health.SLOW,
-}
+_HEALTH: Final = {wire.HEALTH_OK: Health.OK, wire.HEALTH_SLOW: Health.SLOW}
 _HEALTH_ON_WIRE: Final = {health: number for number, health in _HEALTH.items()}
 
 

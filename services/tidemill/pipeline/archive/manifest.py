@@ -276,13 +276,18 @@ class ArchivedQueue:
 
 def _joined(first: Range, second: Range) -> Range:
     return Range(
-        key=first.key, start=first.start, end=second.end, rows=first.rows + second.rows,
+        key=first.key,
+        start=first.start,
+        end=second.end,
+        rows=first.rows + second.rows,
         bytes=first.bytes + second.bytes,
         min_store_ms=min(first.min_store_ms, second.min_store_ms),
         max_store_ms=max(first.max_store_ms, second.max_store_ms),
-        crc_xor=first.crc_xor ^ second.crc_xor, lost=first.lost + second.lost,
-        last_offset=second.last_offset, last_store_ms=second.last_store_ms,
-    )  # fmt: skip
+        crc_xor=first.crc_xor ^ second.crc_xor,
+        lost=first.lost + second.lost,
+        last_offset=second.last_offset,
+        last_store_ms=second.last_store_ms,
+    )
 
 
 @final
@@ -459,9 +464,10 @@ def expiring(
     gone = tuple(
         path
         for path, file in sorted(archive.files.items())
-        if all(span.end <= marks.get(span.key, archive.queues[span.key].start)
-               for span in file.spans)
-    )  # fmt: skip
+        if all(
+            span.end <= marks.get(span.key, archive.queues[span.key].start) for span in file.spans
+        )
+    )
     return tuple(sorted(marks.items())), gone
 
 

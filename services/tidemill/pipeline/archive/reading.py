@@ -123,9 +123,14 @@ def _read_piece(
 
 
 def _read_group(
-    parquet: pq.ParquetFile, group: int, file: DataFile, key: QueueKey, start: int, end: int,
+    parquet: pq.ParquetFile,
+    group: int,
+    file: DataFile,
+    key: QueueKey,
+    start: int,
+    end: int,
     columns: Sequence[str],
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+) -> Iterator[pa.RecordBatch]:
     """Yield what a row group has of a range. It is by itself, since rows of another are larger."""
     has_bodies = "body" in columns
     more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
@@ -137,12 +142,10 @@ def _read_group(
         left -= batch.num_rows
         mine = pc.and_(
             pc.and_(
-                pc.equal(batch["broker"], key.broker),
-                pc.equal(batch["queue_id"], key.queue_id),
+                pc.equal(batch["broker"], key.broker), pc.equal(batch["queue_id"], key.queue_id)
             ),
             pc.and_(
-                pc.greater_equal(batch["queue_offset"], start),
-                pc.less(batch["queue_offset"], end),
+                pc.greater_equal(batch["queue_offset"], start), pc.less(batch["queue_offset"], end)
             ),
         )
         kept = batch.filter(mine)
@@ -230,9 +233,13 @@ def first_offset_at(store: ArchiveStore, archive: Archive, key: QueueKey, at_ms:
             continue
         files = archive.holding(key, each.start, each.end)
         for batch in read_range(
-            store, files, key, start=each.start, end=each.end,
+            store,
+            files,
+            key,
+            start=each.start,
+            end=each.end,
             columns=["queue_offset", "store_timestamp"],
-        ):  # fmt: skip
+        ):
             instant = pa.scalar(at_ms * 1000, pa.timestamp("us", tz="UTC"))
             young = batch.filter(pc.greater_equal(batch["store_timestamp"], instant))
             if young.num_rows:

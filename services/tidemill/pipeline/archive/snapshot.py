@@ -42,7 +42,11 @@ def as_json(archive: Archive) -> str:
         "next": archive.next_number,
         "queues": [
             [
-                list(key), queue.start, queue.end, queue.sealed, queue.closed,
+                list(key),
+                queue.start,
+                queue.end,
+                queue.sealed,
+                queue.closed,
                 [astuple(each)[1:] for each in queue.ranges],
                 *([] if queue.last is None else [astuple(queue.last)[1:]]),
             ]
@@ -50,7 +54,10 @@ def as_json(archive: Archive) -> str:
         ],
         "files": [
             [
-                file.path, file.bytes, file.rows, file.max_store_ms,
+                file.path,
+                file.bytes,
+                file.rows,
+                file.max_store_ms,
                 [[numbers[span.key], span.start, span.end, span.rows] for span in file.spans],
                 file.footer_crc,
             ]
@@ -60,7 +67,7 @@ def as_json(archive: Archive) -> str:
         "deleted": {
             path: number for path, number in archive.deleted_by.items() if number >= known_from
         },
-    }  # fmt: skip
+    }
     return with_crc(json.dumps(document, separators=(",", ":")))
 
 
@@ -77,21 +84,27 @@ def from_json(text: str) -> Archive:
             key = QueueKey(*own)
             archive.queues[key] = ArchivedQueue(
                 ranges=[_range(key, *each) for each in ranges],
-                start=start, end=end, sealed=sealed, closed=[(a, b) for a, b in closed],
+                start=start,
+                end=end,
+                sealed=sealed,
+                closed=[(a, b) for a, b in closed],
                 last=_range(key, *last[0]) if last else None,
-            )  # fmt: skip
+            )
         keys = list(archive.queues)
         for path, size, rows, max_store_ms, spans, *crc in found["files"]:
             archive.put(
                 DataFile(
-                    path=path, bytes=size, rows=rows, max_store_ms=max_store_ms,
+                    path=path,
+                    bytes=size,
+                    rows=rows,
+                    max_store_ms=max_store_ms,
                     spans=tuple(
                         Span(key=keys[number], start=start, end=end, rows=count)
                         for number, start, end, count in spans
                     ),
                     footer_crc=crc[0] if crc else None,
                 )
-            )  # fmt: skip
+            )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ArchiveError(f"a snapshot of the manifest cannot be read: {error}") from error
     return archive
@@ -102,7 +115,15 @@ def _range(key: QueueKey, *fields: Any) -> Range:
     known = (*fields, *(-1, -1)[len(fields) - _LEAST_FIELDS :])
     start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset, last_ms = known
     return Range(
-        key=key, start=start, end=end, rows=rows, bytes=size, min_store_ms=min_store_ms,
-        max_store_ms=max_store_ms, crc_xor=crc_xor, lost=lost,
-        last_offset=last_offset, last_store_ms=last_ms,
-    )  # fmt: skip
+        key=key,
+        start=start,
+        end=end,
+        rows=rows,
+        bytes=size,
+        min_store_ms=min_store_ms,
+        max_store_ms=max_store_ms,
+        crc_xor=crc_xor,
+        lost=lost,
+        last_offset=last_offset,
+        last_store_ms=last_ms,
+    )

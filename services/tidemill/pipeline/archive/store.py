@@ -218,9 +218,10 @@ class ArchiveStore:
         ]
         # Of processes that were killed between link and unlink.
         drafts = [
-            name for name, made_at_ms in self._named(MANIFEST)
+            name
+            for name, made_at_ms in self._named(MANIFEST)
             if name.startswith(".") and made_at_ms <= before_ms
-        ]  # fmt: skip
+        ]
         # The first ones first: what is left has no gap.
         for name in [*gone, *drafts]:
             self._files.delete_file(f"{self._root}/{MANIFEST}/{name}")

@@ -15,13 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.pipeline import schema as columns
-from tidemill.pipeline.archive.manifest import (
-    ArchivedQueue,
-    DataFile,
-    QueueKey,
-    Range,
-    data_file,
-)
+from tidemill.pipeline.archive.manifest import ArchivedQueue, DataFile, QueueKey, Range, data_file
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.archive.writing import Written, merge_files, write_range
@@ -199,9 +193,13 @@ def _pulled(
     part = QueueRange(queue=key.queue, start=task.start, end=task.end)
     for messages in pull_range(connect(options.connection), options, part, on_gap=on_gap):
         yield from message_batches(
-            messages, schema=schema, topic=key.topic, broker=key.broker, namespace=key.namespace,
+            messages,
+            schema=schema,
+            topic=key.topic,
+            broker=key.broker,
+            namespace=key.namespace,
             decodes_body=False,
-        )  # fmt: skip
+        )
 
 
 def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str, str]:

@@ -30,8 +30,15 @@ _ENDLESS: Final = 2**63 - 1  # behind every offset
 _COMPRESSION_LEVEL: Final = 1  # of zstd: higher ones cost twice the time for a tenth of the bytes
 # Columns with few values. Others are written plainly: ids and bodies differ in every row.
 _DICTIONARIES: Final = [
-    "topic", "namespace", "broker", "queue_id", "message_type", "tag", "born_host", "store_host",
-]  # fmt: skip
+    "topic",
+    "namespace",
+    "broker",
+    "queue_id",
+    "message_type",
+    "tag",
+    "born_host",
+    "store_host",
+]
 
 
 @final
@@ -72,19 +79,29 @@ def write_range(
         raise
     return Written(
         range=Range(
-            key=key, start=start, end=end, rows=total.rows, bytes=total.bytes,
-            min_store_ms=total.min_store_ms, max_store_ms=total.max_store_ms,
-            crc_xor=total.crc_xor, last_offset=total.last_offset,
+            key=key,
+            start=start,
+            end=end,
+            rows=total.rows,
+            bytes=total.bytes,
+            min_store_ms=total.min_store_ms,
+            max_store_ms=total.max_store_ms,
+            crc_xor=total.crc_xor,
+            last_offset=total.last_offset,
             last_store_ms=total.last_store_ms,
         ),
         files=files.done,
-    )  # fmt: skip
+    )
 
 
 def merge_files(
-    store: ArchiveStore, files: Sequence[DataFile], *, folder: str, schema: pa.Schema,
+    store: ArchiveStore,
+    files: Sequence[DataFile],
+    *,
+    folder: str,
+    schema: pa.Schema,
     bytes_max: int,
-) -> list[DataFile]:  # fmt: skip
+) -> list[DataFile]:
     """Write the rows of files by queue and offset into as few files of that size as they need."""
     done: list[DataFile] = []
     current: _File | None = None
@@ -186,9 +203,11 @@ class _Files:
         if self._open is None:
             at = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
             folder = self._store.partition(
-                namespace=self._key.namespace, topic=self._key.topic,
-                day=f"{at:%Y-%m-%d}", hour=f"{at:%H}",
-            )  # fmt: skip
+                namespace=self._key.namespace,
+                topic=self._key.topic,
+                day=f"{at:%Y-%m-%d}",
+                hour=f"{at:%H}",
+            )
             self._open = _File(self._store, f"{folder}/{_name(self._run)}", self._schema)
             self._hour = hour
         self._open.write(batch, self._key, follows=True)
@@ -217,11 +236,16 @@ class _File:
             self._sink = self._exits.enter_context(store.writing(path))
             self._writer = self._exits.enter_context(
                 pq.ParquetWriter(
-                    self._sink, schema, compression="zstd", compression_level=_COMPRESSION_LEVEL,
-                    use_dictionary=_DICTIONARIES, write_statistics=["queue_id", "queue_offset",
-                    "store_timestamp"], coerce_timestamps="us", write_page_checksum=True,
+                    self._sink,
+                    schema,
+                    compression="zstd",
+                    compression_level=_COMPRESSION_LEVEL,
+                    use_dictionary=_DICTIONARIES,
+                    write_statistics=["queue_id", "queue_offset", "store_timestamp"],
+                    coerce_timestamps="us",
+                    write_page_checksum=True,
                 )
-            )  # fmt: skip
+            )
         self._schema = schema
         self._held: list[pa.RecordBatch] = []
         self._held_rows = 0
@@ -266,9 +290,13 @@ class _File:
         with self._store.open(self._path) as opened:
             size, footer_crc = opened.size(), zlib.crc32(read_footer(opened))
         return DataFile(
-            path=self._path, bytes=size, rows=self._rows, max_store_ms=self._max_store_ms,
-            spans=tuple(self._spans), footer_crc=footer_crc,
-        )  # fmt: skip
+            path=self._path,
+            bytes=size,
+            rows=self._rows,
+            max_store_ms=self._max_store_ms,
+            spans=tuple(self._spans),
+            footer_crc=footer_crc,
+        )
 
     def drop(self) -> None:
         """Take the file away, as far as that can be done."""

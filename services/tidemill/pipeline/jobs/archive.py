@@ -154,9 +154,12 @@ class ArchiveJob:
                 over, is_allowed = self._write_over(cluster)
                 wrong = tuple(sorted(filter(None, self._stuck.values())))
                 return replace(
-                    done, waiting=self._waiting(target), over=over, is_over_allowed=is_allowed,
+                    done,
+                    waiting=self._waiting(target),
+                    over=over,
+                    is_over_allowed=is_allowed,
                     wrong=wrong,
-                )  # fmt: skip
+                )
             ranges, files, failed = _made(self.run_tasks(self.options, tasks))
             self._stuck |= failed
             if not ranges and not lost:
@@ -247,9 +250,13 @@ class ArchiveJob:
             archived = archive.queues.get(key)
             before = None if archived is None else archived.last_before(part.start)
             task = Task(
-                work="append", run=self.run, key=key, start=part.start, end=part.end,
+                work="append",
+                run=self.run,
+                key=key,
+                start=part.start,
+                end=part.end,
                 expected=before,
-            )  # fmt: skip
+            )
             tasks.append(task)
         return tasks, lost
 
@@ -268,9 +275,16 @@ class ArchiveJob:
         if self.options.fails_on_data_loss:
             raise lost_before_archived(key.queue, start, end, why)
         return Range(
-            key=key, start=start, end=end, rows=0, bytes=0, min_store_ms=0, max_store_ms=0,
-            crc_xor=0, lost=end - start,
-        )  # fmt: skip
+            key=key,
+            start=start,
+            end=end,
+            rows=0,
+            bytes=0,
+            min_store_ms=0,
+            max_store_ms=0,
+            crc_xor=0,
+            lost=end - start,
+        )
 
     def _write_over(self, cluster: Cluster) -> tuple[tuple[str, ...], bool]:
         """Write down which queues are there no more, and say so of those of which it is new.
@@ -337,10 +351,17 @@ class ArchiveJob:
         Whoever compacts or seals beside an archiver does not disturb it; a second archiver does.
         """
         entry = Entry(
-            number=0, kind=kind, at_ms=self.now_ms(), run=self.run,
-            schema_version=columns.VERSION, ranges=tuple(ranges), files=tuple(files),
-            removed=removed, marks=marks, closed=closed,
-        )  # fmt: skip
+            number=0,
+            kind=kind,
+            at_ms=self.now_ms(),
+            run=self.run,
+            schema_version=columns.VERSION,
+            ranges=tuple(ranges),
+            files=tuple(files),
+            removed=removed,
+            marks=marks,
+            closed=closed,
+        )
         for attempt in range(COMMITS_MAX):
             archive = self.archive()
             numbered = renumbered(entry, archive.next_number)

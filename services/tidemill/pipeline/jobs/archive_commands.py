@@ -324,8 +324,11 @@ def _telling(say: Callable[[str], None], metrics: PipelineMetrics) -> Tell:
             say,
             f"archived {done.rows:,} messages, {done.bytes / 1e6:,.1f} MB,"
             f" {done.rows / took_s:,.0f} a second; {done.waiting:,} wait",
-            job=metrics.work, batch=done.batches, rows=sum(done.by_topic.values()),
-            took_ms=batch_ms, waiting=done.waiting,
-        )  # fmt: skip
+            job=metrics.work,
+            batch=done.batches,
+            rows=sum(done.by_topic.values()),
+            took_ms=batch_ms,
+            waiting=done.waiting,
+        )
 
     return tell

@@ -34,13 +34,19 @@ def compact(job: ArchiveJob, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
             folders.setdefault(path.rpartition("/")[0], []).append(file)
     tasks = [
         Task(
-            work="compact", run=job.run, key=files[0].spans[0].key, start=0, end=0,
-            files=tuple(files), folder=folder, bytes_max=bytes_max,
+            work="compact",
+            run=job.run,
+            key=files[0].spans[0].key,
+            start=0,
+            end=0,
+            files=tuple(files),
+            folder=folder,
+            bytes_max=bytes_max,
         )
         for folder, small in sorted(folders.items())
         for files in by_incarnation(small)
         if len(files) > 1
-    ]  # fmt: skip
+    ]
     every = job.run_tasks(job.options, tasks)
     answers = [answer for answer in every if not answer.get("wrong")]
     removed = tuple(path for answer in answers for path in answer["removed"])

@@ -69,9 +69,10 @@ def verify(job: ArchiveJob, *, is_all: bool = False) -> Verified:
     unasked = found.unasked | job.gate.unreleased(archive, cluster)
     found.wrong += [_of_namespace(each) for each in unasked]
     return Verified(
-        wrong=sorted(found.wrong), closed=sorted(closed),
+        wrong=sorted(found.wrong),
+        closed=sorted(closed),
         unread=0 if is_all else sum(each.rows for each in sealed),
-    )  # fmt: skip
+    )
 
 
 def _sealed(job: ArchiveJob, archive: Archive) -> Iterator[Range]:
@@ -85,12 +86,17 @@ def _look_again(job: ArchiveJob, archive: Archive, sealed: Iterable[Range]) -> I
     """Yield what is wrong with files of what is sealed."""
     tasks = [
         Task(
-            work="verify", run=job.run, key=each.key, start=each.start, end=each.end,
-            expected=each, nobody="it is sealed",
+            work="verify",
+            run=job.run,
+            key=each.key,
+            start=each.start,
+            end=each.end,
+            expected=each,
+            nobody="it is sealed",
             files=tuple(archive.holding(each.key, each.start, each.end)),
         )
         for each in sealed
-    ]  # fmt: skip
+    ]
     for answer in job.run_tasks(job.options, tasks):
         if answer["wrong"]:
             yield f"{_place(range_of(answer['range']))}: {answer['wrong']}"
@@ -127,12 +133,17 @@ def _find(job: ArchiveJob, archive: Archive, cluster: Cluster) -> _Found:
         else:
             found.tasks += [
                 Task(
-                    work="verify", run=job.run, key=key, start=each.start, end=each.end,
-                    expected=each, nobody=nobody,
+                    work="verify",
+                    run=job.run,
+                    key=key,
+                    start=each.start,
+                    end=each.end,
+                    expected=each,
+                    nobody=nobody,
                     files=tuple(archive.holding(key, each.start, each.end)),
                 )
                 for each in unsealed
-            ]  # fmt: skip
+            ]
     return found
 
 

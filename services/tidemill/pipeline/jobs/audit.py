@@ -88,7 +88,7 @@ def run(settings: AuditSettings) -> Verdict:
 
 def _run(
     spark: SparkSession, settings: AuditSettings, say: Say, record: Run, missing: str
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     say("asking how far groups are")
     progress = read_progress(spark, settings.given)
     logs = logs_before(settings.given)
@@ -105,9 +105,13 @@ def _run(
                 told_from_ms(settings.given), removed_at_ms(spark, events, settings.given)
             )
         return judge(
-            spark, events, settings, now_ms=SystemClock().wall_ms(), begins_at_ms=begins_at_ms,
+            spark,
+            events,
+            settings,
+            now_ms=SystemClock().wall_ms(),
+            begins_at_ms=begins_at_ms,
             progress=progress,
-        )  # fmt: skip
+        )
 
 
 def check_window(window: str) -> None:

@@ -14,9 +14,7 @@ from tidemill.pipeline.transforms.audit import COUNTS, KINDS
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 
 
-def audit_page(
-    verdict: Verdict, late: Sequence[Any], waits: Sequence[Any], *, now_ms: int
-) -> str:  # fmt: skip
+def audit_page(verdict: Verdict, late: Sequence[Any], waits: Sequence[Any], *, now_ms: int) -> str:
     """Return the page. `late`, `waits`: points of the curves, as `transforms.audit` makes them."""
     groups = sorted({row.consumer_group for row in waits})
     parts = [
@@ -69,10 +67,17 @@ def _row(found: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(
         "" if found[name] is None else found[name]
         for name in (
-            "kind", "topic", "consumer_group", "broker", "queue_id", "queue_offset", "message_id",
-            "at", "detail",
+            "kind",
+            "topic",
+            "consumer_group",
+            "broker",
+            "queue_id",
+            "queue_offset",
+            "message_id",
+            "at",
+            "detail",
         )
-    )  # fmt: skip
+    )
 
 
 def _journey(found: Mapping[str, Any]) -> str:

@@ -25,12 +25,18 @@ _WHOLE: Final = (Topics(pattern=".*"), Topics(pattern="%DLQ%.*"))
 # The columns of `owed.PROGRESS`.
 _PROGRESS: Final = pa.schema(
     [
-        ("broker", pa.string()), ("topic", pa.string()), ("topic_id", pa.int64()),
-        ("queue_id", pa.int32()), ("consumer_group", pa.string()), ("is_retry", pa.bool_()),
-        ("pop_offset", pa.int64()), ("commit_offset", pa.int64()), ("in_flight_count", pa.int64()),
+        ("broker", pa.string()),
+        ("topic", pa.string()),
+        ("topic_id", pa.int64()),
+        ("queue_id", pa.int32()),
+        ("consumer_group", pa.string()),
+        ("is_retry", pa.bool_()),
+        ("pop_offset", pa.int64()),
+        ("commit_offset", pa.int64()),
+        ("in_flight_count", pa.int64()),
         ("told_at", pa.timestamp("us", tz="UTC")),
     ]
-)  # fmt: skip
+)
 
 _Found = tuple[str, "pb.Progress"]  # broker group, and what it said of a queue
 
@@ -54,16 +60,21 @@ def read_progress(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | 
     same = {key: id_ for key, id_ in before.items() if after.get(key) == id_}
     rows = [
         {
-            "broker": broker, "topic": one.topic, "topic_id": same[broker, one.topic].topic_id,
-            "queue_id": one.queue_id, "consumer_group": one.consumer_group,
-            "is_retry": one.is_retry, "pop_offset": one.pop_offset,
-            "commit_offset": one.commit_offset, "in_flight_count": one.in_flight_count,
+            "broker": broker,
+            "topic": one.topic,
+            "topic_id": same[broker, one.topic].topic_id,
+            "queue_id": one.queue_id,
+            "consumer_group": one.consumer_group,
+            "is_retry": one.is_retry,
+            "pop_offset": one.pop_offset,
+            "commit_offset": one.commit_offset,
+            "in_flight_count": one.in_flight_count,
             "told_at": told_at,
         }
         for broker, one in found
         # Who pulls pops nothing.
         if (broker, one.topic) in same and one.pop_offset >= 0
-    ]  # fmt: skip
+    ]
     return spark.createDataFrame(pa.Table.from_pylist(rows, _PROGRESS))
 
 

@@ -66,10 +66,7 @@ def curve(series: Mapping[str, Sequence[tuple[float, int]]], *, unit: str) -> st
     def place(x: float, y: float) -> tuple[float, float]:
         along = (x - first) / (last - first) if last > first else 0.5
         up = (y - low) / (high - low)
-        return (
-            _LEFT + along * (_WIDTH - _LEFT - 10),
-            10 + (1 - up) * (_HEIGHT - _BOTTOM - 20),
-        )
+        return (_LEFT + along * (_WIDTH - _LEFT - 10), 10 + (1 - up) * (_HEIGHT - _BOTTOM - 20))
 
     drawn, names = [], []
     for i, (name, each) in enumerate(sorted(series.items())):

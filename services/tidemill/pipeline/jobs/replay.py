@@ -252,9 +252,13 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
             metrics.rows[into] = record.rows = batch.sent
             metrics.batches_ms.observe(metrics.work, batch.took_ms)
             say_batch(
-                say, f"sent {batch.sent:,} messages",
-                job=metrics.work, batch=batch.number, rows=batch.rows, took_ms=batch.took_ms,
-            )  # fmt: skip
+                say,
+                f"sent {batch.sent:,} messages",
+                job=metrics.work,
+                batch=batch.number,
+                rows=batch.rows,
+                took_ms=batch.took_ms,
+            )
 
         def tell_shifted(by_ms: int) -> None:
             say(f"nobody sent what was due: all that is left comes {by_ms / 1000:,.0f} s later")
@@ -352,9 +356,11 @@ class _Counting(Quiet):
             took_ms = int(progress.batchDuration)
             if _FIRST_DUE in counted:
                 late_ms = late_of(
-                    began_ms=instant_ms(progress.timestamp) or 0, took_ms=took_ms,
-                    first_due_ms=counted[_FIRST_DUE], last_due_ms=counted[_LAST_DUE],
-                )  # fmt: skip
+                    began_ms=instant_ms(progress.timestamp) or 0,
+                    took_ms=took_ms,
+                    first_due_ms=counted[_FIRST_DUE],
+                    last_due_ms=counted[_LAST_DUE],
+                )
                 self.late_ms = max(self.late_ms, late_ms)
             self._tell(
                 Batch(number=progress.batchId, rows=counted.rows, took_ms=took_ms, sent=self.rows)

@@ -31,10 +31,21 @@ _SOURCE: Final = frozenset(option.name.lower() for option in SOURCE)
 _SINK: Final = frozenset(option.name.lower() for option in SINK)
 # Of the source: what a replay chooses itself. Which messages it is of say its own options.
 _CHOSEN: Final = (
-    "startingOffsets", "startingTimestamp", "startingTimestampStrategy", "endingOffsets",
-    "endingTimestamp", "includeBody", "bodyEncoding", "dataset", "readMode", "archivePath",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "rowsPerPartition", "pushdown",
-)  # fmt: skip
+    "startingOffsets",
+    "startingTimestamp",
+    "startingTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "includeBody",
+    "bodyEncoding",
+    "dataset",
+    "readMode",
+    "archivePath",
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "rowsPerPartition",
+    "pushdown",
+)
 CHECKPOINT: Final = "checkpoint"  # of the stream, below the state
 _PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
 
@@ -84,11 +95,12 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
         (found,) = (
             times_of(spark, settings, {"endingOffsets": json.dumps(_as_option(ends))})
             .agg(
-                F.count("*").alias("n"), F.min(stored_ms).alias("low"),
+                F.count("*").alias("n"),
+                F.min(stored_ms).alias("low"),
                 F.max(stored_ms).alias("high"),
             )
             .collect()
-        )  # fmt: skip
+        )
         now = _ends(settings)
         if now.keys() != ends.keys():
             ends, found = now, None  # Of a queue that came meanwhile all was counted.
@@ -188,9 +200,7 @@ def of_sink(settings: ReplaySettings) -> dict[str, str]:
     return {**settings.sink, **own}
 
 
-def begun_of(
-    spark: SparkSession, settings: ReplaySettings, now_ms: Callable[[], int]
-) -> Plan:  # fmt: skip
+def begun_of(spark: SparkSession, settings: ReplaySettings, now_ms: Callable[[], int]) -> Plan:
     """Return the plan of a replay: the one that it was begun with, or a new one, which is kept."""
     begun = kept_plan(settings)
     if begun is None:

@@ -109,9 +109,11 @@ class BadRows:
         return Staged(self._attempt, self._count)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if kind is None:
             with self._told():
                 self._open.close()

@@ -68,11 +68,13 @@ def parts_of(whole: LogRange) -> list[LogRange]:
     """Return what one task each reads of a log."""
     return [
         LogRange(
-            broker=whole.broker, log_id=whole.log_id, start=start,
+            broker=whole.broker,
+            log_id=whole.log_id,
+            start=start,
             end=min(whole.end, start + PARTITION_BYTES),
         )
         for start in range(whole.start, whole.end, PARTITION_BYTES)
-    ]  # fmt: skip
+    ]
 
 
 def read_events(
@@ -93,15 +95,23 @@ def read_events(
         why = f"the log of {part.broker} ends at {at}, and was told to end at {part.end}"
         try:
             for answer in client.events(
-                part.broker, start=at, index=index, until=part.end, log_id=part.log_id,
+                part.broker,
+                start=at,
+                index=index,
+                until=part.end,
+                log_id=part.log_id,
                 topics=topics,
-            ):  # fmt: skip
+            ):
                 for gap in _gaps(answer, part.broker, at):
                     _tell(options, gap.what, goes_on="the read goes on behind it")
                     yield unreadable_batch(
-                        schema=schema, broker=part.broker, start=gap.start, end=gap.end,
-                        size=gap.size, what=gap.what,
-                    )  # fmt: skip
+                        schema=schema,
+                        broker=part.broker,
+                        start=gap.start,
+                        end=gap.end,
+                        size=gap.size,
+                        what=gap.what,
+                    )
                 events = [each for each in answer.events if asked.have(each)]
                 if events:
                     yield event_batch(events, schema=schema, broker=part.broker)
@@ -116,9 +126,13 @@ def read_events(
         if time.monotonic() - since_s >= short_s:
             _tell(options, why, goes_on="the read goes on without what is missing")
             yield unreadable_batch(
-                schema=schema, broker=part.broker, start=at, end=part.end, size=part.end - at,
+                schema=schema,
+                broker=part.broker,
+                start=at,
+                end=part.end,
+                size=part.end - at,
                 what=why,
-            )  # fmt: skip
+            )
             return
         client.pause(stalls)
 
@@ -235,11 +249,13 @@ class EventReader(DataSourceReader):
             for each in cluster.logs.values()
             for part in parts_of(
                 LogRange(
-                    broker=each.broker, log_id=each.log_id, start=_start(self.options, each),
+                    broker=each.broker,
+                    log_id=each.log_id,
+                    start=_start(self.options, each),
                     end=each.log_end,
                 )
             )
-        ]  # fmt: skip
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task."""

@@ -61,9 +61,11 @@ class ListingReader(DataSourceReader):
             topics: Mapping[str, tuple[str, ...]] = dict.fromkeys(cluster.logs, ())
         else:
             check_topics(
-                self.options, {queue.topic for queue in cluster.queues},
-                everything=lambda: names_of(client), waits=False,
-            )  # fmt: skip
+                self.options,
+                {queue.topic for queue in cluster.queues},
+                everything=lambda: names_of(client),
+                waits=False,
+            )
             topics = topics_by_broker(cluster)
         return [
             BrokerPart(broker, topics[broker], groups.get(broker, ()))
@@ -123,8 +125,9 @@ def _tell(broker: str, left: LeftOut) -> None:
         log.warning(
             "%s: %d delayed messages are left out: their entries in the table of timers are"
             " damaged. A start of the broker makes that anew of its log",
-            broker, left.damaged_count,
-        )  # fmt: skip
+            broker,
+            left.damaged_count,
+        )
 
 
 def _gathered(items: Iterable[Any]) -> Iterator[list[Any]]:

@@ -40,9 +40,12 @@ class Away:
 
 
 def look_until_settled(
-    client: Client, look: Callable[[], V], taken_back: Callable[[V], Collection[object]], *,
+    client: Client,
+    look: Callable[[], V],
+    taken_back: Callable[[V], Collection[object]],
+    *,
     short_s: float,
-) -> V:  # fmt: skip
+) -> V:
     """Return a look that takes nothing back; after `short_s` it is the last one, whatever it is."""
     began_s, attempt = time.monotonic(), 0
     while True:
@@ -56,6 +59,8 @@ def look_until_settled(
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             log.warning(
                 "%s%s: less is there than there was. It is looked at again for %.0f s",
-                min(map(str, found)), more, short_s,
-            )  # fmt: skip
+                min(map(str, found)),
+                more,
+                short_s,
+            )
         client.pause(attempt)

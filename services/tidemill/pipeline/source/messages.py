@@ -176,9 +176,13 @@ def _read_live(
     with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
     for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
         yield from message_batches(
-            messages, schema=schema, topic=part.queue.topic, broker=part.queue.broker,
-            namespace=options.connection.namespace, decodes_body=options.decodes_body,
-        )  # fmt: skip
+            messages,
+            schema=schema,
+            topic=part.queue.topic,
+            broker=part.queue.broker,
+            namespace=options.connection.namespace,
+            decodes_body=options.decodes_body,
+        )
 
 
 # ---------------------------------------------------------------- batch
@@ -251,9 +255,11 @@ class Wanted:
         return str(
             [
                 *(None if each is None else sorted(each, key=repr) for each in chosen),
-                self.first, self.end, self.since_ms,
+                self.first,
+                self.end,
+                self.since_ms,
             ]
-        )  # fmt: skip
+        )
 
     def takes(self, queue: Queue) -> bool:
         """Say whether a queue is read."""
@@ -532,8 +538,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic in sorted(left - self._left_told):
             log.warning(
                 "the checkpoint has a place in %s, which the options do not name any more: nothing"
-                " of it is read, and it goes on there when they name it again", topic,
-            )  # fmt: skip
+                " of it is read, and it goes on there when they name it again",
+                topic,
+            )
         self._left_told |= left
 
     def _begin(self, given: Offsets, view: View) -> dict[Queue, int]:
@@ -566,8 +573,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     log.warning(
                         "%s is in the archive alone, and the query's checkpoint, of before this"
                         " version or of another readMode, cannot say that it was not read: it is"
-                        " taken as read", queue,
-                    )  # fmt: skip
+                        " taken as read",
+                        queue,
+                    )
         return begin
 
     def _at_most_its_end(self, queue: Queue, at: int, view: View, what: str) -> int:
@@ -580,14 +588,20 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if queue not in self._behind_told:
                 log.warning(
                     "%s is archived up to %d, and %s %d: the read goes on when it is archived",
-                    queue, ends.max_offset, what, at,
-                )  # fmt: skip
+                    queue,
+                    ends.max_offset,
+                    what,
+                    at,
+                )
             self._behind_told.add(queue)
             return at
         tell_shorter(
-            queue, ends.max_offset, f"{what} {at}", fails=self.options.fails_on_data_loss,
+            queue,
+            ends.max_offset,
+            f"{what} {at}",
+            fails=self.options.fails_on_data_loss,
             goes_on="the read goes on there",
-        )  # fmt: skip
+        )
         return ends.max_offset
 
     def _has_lost(self, queue: Queue, view: View) -> bool:

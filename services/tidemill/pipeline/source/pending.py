@@ -44,9 +44,13 @@ class PendingReader(ListingReader):
 
     def _items(self, client: Client, part: BrokerPart, left: LeftOut) -> Iterator[Any]:
         return client.pending(
-            part.broker, topics=part.topics, from_ms=self.due.from_ms, until_ms=self.due.until_ms,
-            with_messages=not set(OF_WAITING).isdisjoint(self.schema.names), left=left,
-        )  # fmt: skip
+            part.broker,
+            topics=part.topics,
+            from_ms=self.due.from_ms,
+            until_ms=self.due.until_ms,
+            with_messages=not set(OF_WAITING).isdisjoint(self.schema.names),
+            left=left,
+        )
 
     def _batches(self, items: Sequence[Any], broker: str) -> Iterator[pa.RecordBatch]:
         return pending_batches(items, self.schema, broker, decodes_body=self.options.decodes_body)

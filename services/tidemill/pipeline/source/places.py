@@ -151,10 +151,12 @@ class Places:
             ends = view.cluster.queues.get(queue)
             if ends is not None and ends.max_offset < archived_to and queue not in excused:
                 tell_shorter(
-                    queue, ends.max_offset, f"is archived up to {archived_to}",
+                    queue,
+                    ends.max_offset,
+                    f"is archived up to {archived_to}",
                     fails=self._options.fails_on_data_loss,
                     goes_on=f"it is read from the archive up to {archived_to}",
-                )  # fmt: skip
+                )
         return view
 
     def _look(self, look: Callable[[Client, Topics], Cluster], planned: Collection[Queue]) -> View:

@@ -36,20 +36,22 @@ from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users 
 
 from tidemill.pipeline.rows import UNREADABLE
 from tidemill.pipeline.transforms.owed import PROGRESS, last_move, never_given, unsettled
-from tidemill.pipeline.transforms.places import (
-    PLACE,
-    at_first_place,
-    since_reset,
-    with_stands,
-)
+from tidemill.pipeline.transforms.places import PLACE, at_first_place, since_reset, with_stands
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KINDS: Final = (
-    "missing", "unexpected", "duplicate", "redelivered", "early", "late", "orphan-ack", "unknown",
+    "missing",
+    "unexpected",
+    "duplicate",
+    "redelivered",
+    "early",
+    "late",
+    "orphan-ack",
+    "unknown",
     "unreadable",
-)  # fmt: skip
+)
 # What must not be: an audit that finds one of them ends with status 2.
 BROKEN: Final = ("missing", "unexpected", "early")
 # By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
@@ -102,9 +104,12 @@ class Audit:
 
 
 def audit(
-    events: DataFrame, rules: Rules, *,
-    sends: DataFrame | None = None, progress: DataFrame | None = None,
-) -> Audit:  # fmt: skip
+    events: DataFrame,
+    rules: Rules,
+    *,
+    sends: DataFrame | None = None,
+    progress: DataFrame | None = None,
+) -> Audit:
     """Reconcile events with each other, with acknowledged sends, and with what brokers said.
 
     sends:    (message_id: string, topic: string, at_ms: bigint); null where nobody noted when.
@@ -296,13 +301,17 @@ def _untimely(timers: DataFrame, rules: Rules) -> DataFrame:
     fired = timers.where(F.col("fired_at").isNotNull() & F.col("due").isNotNull())
     fired = fired.withColumn("off_ms", off_ms)
     early = _finding(
-        "early", fired.where("off_ms < 0"), at="fired_at",
+        "early",
+        fired.where("off_ms < 0"),
+        at="fired_at",
         detail=F.concat(F.lit("fired "), -F.col("off_ms"), F.lit(" ms before it was due")),
-    )  # fmt: skip
+    )
     late = _finding(
-        "late", fired.where(F.col("off_ms") > rules.late_ms), at="fired_at",
+        "late",
+        fired.where(F.col("off_ms") > rules.late_ms),
+        at="fired_at",
         detail=F.concat(F.lit("fired "), F.col("off_ms"), F.lit(" ms after it was due")),
-    )  # fmt: skip
+    )
     return early.unionByName(late)
 
 
@@ -311,18 +320,22 @@ def _unexpected(timers: DataFrame) -> DataFrame:
     there = timers.where(F.col("recalled") > 0).withColumn("at", at).where("at is not null")
     what = F.when(F.col("fired_at").isNotNull(), F.lit("fired")).otherwise(F.lit("delivered"))
     return _finding(
-        "unexpected", there.drop("topic_id", "queue_id", "queue_offset"), at="at",
+        "unexpected",
+        there.drop("topic_id", "queue_id", "queue_offset"),
+        at="at",
         detail=F.concat(F.lit("it was recalled, and "), what, F.lit(" all the same")),
-    )  # fmt: skip
+    )
 
 
 def _fired_again(timers: DataFrame) -> DataFrame:
     # At several places: it is known by its timer.
     again = timers.where("fired > 1").drop("topic_id", "queue_id", "queue_offset")
     return _finding(
-        "duplicate", again, at="fired_at",
+        "duplicate",
+        again,
+        at="fired_at",
         detail=F.concat(F.lit("fired "), F.col("fired"), F.lit(" times")),
-    )  # fmt: skip
+    )
 
 
 def _missing(lost: DataFrame) -> DataFrame:
@@ -354,9 +367,11 @@ def _owed_letters(letters: DataFrame, progress: DataFrame, limits: Mapping[str, 
 def _redelivered(groups: DataFrame, kind: str, count: str) -> DataFrame:
     what = " times after its ack" if kind == "duplicate" else " times more, without an ack before"
     return _finding(
-        kind, groups.where(F.col(count) > 0), at="last_delivered_at",
+        kind,
+        groups.where(F.col(count) > 0),
+        at="last_delivered_at",
         detail=F.concat(F.lit("delivered "), F.col(count), F.lit(what)),
-    )  # fmt: skip
+    )
 
 
 def _delivered_early(groups: DataFrame, available: DataFrame) -> DataFrame:
@@ -364,16 +379,20 @@ def _delivered_early(groups: DataFrame, available: DataFrame) -> DataFrame:
     early = groups.join(due, [*PLACE]).where(F.col("first_delivered_at") < F.col("due"))
     before_ms = F.unix_millis("due") - F.unix_millis("first_delivered_at")
     return _finding(
-        "early", early, at="first_delivered_at",
+        "early",
+        early,
+        at="first_delivered_at",
         detail=F.concat(F.lit("delivered "), before_ms, F.lit(" ms before it was due")),
-    )  # fmt: skip
+    )
 
 
 def _orphans(groups: DataFrame) -> DataFrame:
     return _finding(
-        "orphan-ack", groups.where("orphans > 0"), at="acked_at",
+        "orphan-ack",
+        groups.where("orphans > 0"),
+        at="acked_at",
         detail=F.concat(F.col("orphans"), F.lit(" acks of deliveries that nobody told")),
-    )  # fmt: skip
+    )
 
 
 def _doubted(found: DataFrame, events: DataFrame) -> DataFrame:
@@ -437,23 +456,35 @@ def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame
         | F.coalesce(at_ms >= rules.begins_at_ms + ACK_MS, F.lit(False))
     ) & (F.lit(rules.ends_at_ms == NEVER_MS) | at_ms.isNotNull())
     missing = _finding(
-        "missing", lost.where(is_told), at="at",
+        "missing",
+        lost.where(is_told),
+        at="at",
         detail=F.lit("its send was acknowledged, and it was not stored"),
-    )  # fmt: skip
+    )
     unknown = _finding(
-        "unknown", lost.where(~is_told), at="at",
-        detail=F.lit("its send was acknowledged, perhaps before the first event that is there, or"
-                     " behind the last that was read, or at a broker group that was removed since"),
-    )  # fmt: skip
+        "unknown",
+        lost.where(~is_told),
+        at="at",
+        detail=F.lit(
+            "its send was acknowledged, perhaps before the first event that is there, or"
+            " behind the last that was read, or at a broker group that was removed since"
+        ),
+    )
     return missing.unionByName(unknown)
 
 
 def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
     """Add `journey: string`, a JSON list of the events of the message, in order."""
     step = F.struct(
-        F.col("event_ts").alias("at"), "log_position", "event_index", "event", "stands_on",
-        "consumer_group", "attempt", "detail",
-    )  # fmt: skip
+        F.col("event_ts").alias("at"),
+        "log_position",
+        "event_index",
+        "event",
+        "stands_on",
+        "consumer_group",
+        "attempt",
+        "detail",
+    )
     key = list(PLACE)
     theirs = found.select(*key, "timer_id").distinct()
     # Each of the two can be looked up, what one of them is true of cannot.
@@ -466,11 +497,9 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
         .unionByName(of_timer.join(theirs, ["broker", "timer_id"]).select(columns))
         .groupBy(*key, "timer_id")
         .agg(
-            F.to_json(
-                F.slice(F.array_sort(F.collect_set("step")), 1, JOURNEY_MAX)
-            ).alias("journey")
+            F.to_json(F.slice(F.array_sort(F.collect_set("step")), 1, JOURNEY_MAX)).alias("journey")
         )
-    )  # fmt: skip
+    )
     # Both are of the same events: names tell them apart, and nothing else would.
     of = {name: f"of_{name}" for name in (*key, "timer_id")}
     on = [F.col(name).eqNullSafe(F.col(other)) for name, other in of.items()]
@@ -481,9 +510,15 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
 
 
 def _summary(
-    placed: DataFrame, available: DataFrame, timers: DataFrame, groups: DataFrame,
-    owed: DataFrame, left: DataFrame, found: DataFrame, rules: Rules,
-) -> DataFrame:  # fmt: skip
+    placed: DataFrame,
+    available: DataFrame,
+    timers: DataFrame,
+    groups: DataFrame,
+    owed: DataFrame,
+    left: DataFrame,
+    found: DataFrame,
+    rules: Rules,
+) -> DataFrame:
     """(topic, consumer_group, window: timestamp, produced, ..., orphan_ack), all counts long.
 
     What belongs to no group has a null in its place, and so has what nobody knows when it was.
@@ -527,14 +562,17 @@ def _summary(
         found.select("topic", "consumer_group", window("at"), kind),
         # Spark has no window for them, and would leave them out.
         found.where("at is null").select("topic", "consumer_group", never, kind),
-    ]  # fmt: skip
+    ]
     counted = parts[0].withColumn("n", F.lit(1))
     for part in parts[1:]:
         counted = counted.unionByName(part.withColumn("n", F.lit(1)))
     expired = placed.where("event = 'expired'").select(
-        "topic", "consumer_group", window("event_ts"), F.lit("expired").alias("what"),
+        "topic",
+        "consumer_group",
+        window("event_ts"),
+        F.lit("expired").alias("what"),
         (F.col("end_offset") - F.col("queue_offset")).cast("int").alias("n"),
-    )  # fmt: skip
+    )
     return (
         counted.unionByName(expired)
         .groupBy("topic", "consumer_group", "window")
@@ -545,10 +583,27 @@ def _summary(
 
 
 COUNTS: Final = (
-    "produced", "scheduled", "fired", "recalled", "delivered", "acked", "dead_lettered", "expired",
-    "in_flight", "overdue", "waiting", "missing", "unexpected", "duplicate", "redelivered", "early",
-    "late", "orphan_ack", "unknown", "unreadable",
-)  # fmt: skip
+    "produced",
+    "scheduled",
+    "fired",
+    "recalled",
+    "delivered",
+    "acked",
+    "dead_lettered",
+    "expired",
+    "in_flight",
+    "overdue",
+    "waiting",
+    "missing",
+    "unexpected",
+    "duplicate",
+    "redelivered",
+    "early",
+    "late",
+    "orphan_ack",
+    "unknown",
+    "unreadable",
+)
 
 
 # ---------------------------------------------------------------- curves of the page
@@ -578,8 +633,6 @@ def _lag(groups: DataFrame, available: DataFrame, window: str) -> DataFrame:
         first.join(since, [*PLACE])
         .withColumn("waited_ms", waited_ms)
         .groupBy(F.window("first_delivered_at", window)["start"].alias("window"), "consumer_group")
-        .agg(
-            F.percentile("waited_ms", 0.99).cast("bigint").alias("p99"),
-        )
+        .agg(F.percentile("waited_ms", 0.99).cast("bigint").alias("p99"))
         .orderBy("window", "consumer_group")
     )

@@ -39,9 +39,14 @@ def last_move() -> Column:
 
 
 def never_given(
-    available: DataFrame, groups: DataFrame, events: DataFrame, progress: DataFrame, *,
-    closed_at: Column, filtered: Sequence[str],
-) -> DataFrame:  # fmt: skip
+    available: DataFrame,
+    groups: DataFrame,
+    events: DataFrame,
+    progress: DataFrame,
+    *,
+    closed_at: Column,
+    filtered: Sequence[str],
+) -> DataFrame:
     """(place, message_id, timer_id, at, consumer_group, is_missing, detail), what groups lack.
 
     One row a message and group. What is not missing waits. `groups` has, of each message that a
@@ -78,9 +83,14 @@ def never_given(
         _true(is_between), F.lit("what lies behind it was delivered to the group, and it was not")
     ).otherwise(F.lit("the group's next pop begins behind it, and it was not delivered to it"))
     return lost.select(
-        *PLACE, "message_id", "timer_id", "at", "consumer_group",
-        is_missing.alias("is_missing"), told.alias("detail"),
-    )  # fmt: skip
+        *PLACE,
+        "message_id",
+        "timer_id",
+        "at",
+        "consumer_group",
+        is_missing.alias("is_missing"),
+        told.alias("detail"),
+    )
 
 
 def _readers(groups: DataFrame, filtered: Sequence[str]) -> DataFrame:
@@ -89,9 +99,7 @@ def _readers(groups: DataFrame, filtered: Sequence[str]) -> DataFrame:
     return readers.where(~F.col("consumer_group").isin(*filtered)) if filtered else readers
 
 
-def _owed(
-    available: DataFrame, readers: DataFrame, events: DataFrame, own: DataFrame
-) -> DataFrame:  # fmt: skip
+def _owed(available: DataFrame, readers: DataFrame, events: DataFrame, own: DataFrame) -> DataFrame:
     """Return the messages that groups are owed, given or not, one row a message and group.
 
     Of what was there before a group began, also what the broker says that it is given next: that
@@ -140,9 +148,13 @@ def _owed(
 
 
 def unsettled(
-    groups: DataFrame, events: DataFrame, progress: DataFrame, *,
-    closed_at: Column, filtered: Sequence[str],
-) -> DataFrame:  # fmt: skip
+    groups: DataFrame,
+    events: DataFrame,
+    progress: DataFrame,
+    *,
+    closed_at: Column,
+    filtered: Sequence[str],
+) -> DataFrame:
     """(place, message_id, consumer_group, first_at, at, state, detail), what is not through.
 
     One row a message and group whose last move settles nothing. `at` is when that was; `state`:
@@ -183,14 +195,20 @@ def unsettled(
         .otherwise("in_flight")
     )
     ended = F.concat(
-        F.lit("its invisible duration ended at "), F.col("due_timestamp").cast("string"),
+        F.lit("its invisible duration ended at "),
+        F.col("due_timestamp").cast("string"),
         F.lit(", and it did not come back"),
-    )  # fmt: skip
+    )
     passed = F.lit("it was revived, and the group's next pop begins behind it on its retry topic")
     return out.select(
-        *PLACE, "message_id", "consumer_group", "first_at", F.col("event_ts").alias("at"),
-        state.alias("state"), F.when(is_revived, passed).otherwise(ended).alias("detail"),
-    )  # fmt: skip
+        *PLACE,
+        "message_id",
+        "consumer_group",
+        "first_at",
+        F.col("event_ts").alias("at"),
+        state.alias("state"),
+        F.when(is_revived, passed).otherwise(ended).alias("detail"),
+    )
 
 
 def _without_settled(out: DataFrame, events: DataFrame) -> DataFrame:

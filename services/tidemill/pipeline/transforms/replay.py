@@ -80,9 +80,11 @@ def to_send(
         return changed.select(*common, group, _properties(group=None))
     due = F.col("due_timestamp")
     return changed.select(
-        *common, due, F.when(due.isNull(), group).alias("message_group"),
+        *common,
+        due,
+        F.when(due.isNull(), group).alias("message_group"),
         _properties(group=F.when(due.isNotNull(), group)),
-    )  # fmt: skip
+    )
 
 
 def _none() -> Column:

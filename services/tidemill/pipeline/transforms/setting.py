@@ -145,12 +145,14 @@ def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]
     (found,) = with_columns(beside, expressions).agg(*counted).collect()
     return tuple(
         Effect(
-            column=name, changed=found[f"changed_{name}"], missing=found[f"missing_{name}"],
+            column=name,
+            changed=found[f"changed_{name}"],
+            missing=found[f"missing_{name}"],
             before=None if (pair := found[f"example_{name}"]) is None else pair.before,
             after=None if pair is None else pair.after,
         )
         for name in expressions
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager

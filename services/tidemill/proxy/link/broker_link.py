@@ -18,14 +18,7 @@ from tidemill.common.errors import (
 )
 from tidemill.common.log import is_debug
 from tidemill.proxy.link.batching import Batching
-from tidemill.proxy.link.commands import (
-    ACK,
-    APPEND,
-    CHANGE_INVISIBLE,
-    COMMANDS,
-    NOTIFICATION,
-    POP,
-)
+from tidemill.proxy.link.commands import ACK, APPEND, CHANGE_INVISIBLE, COMMANDS, NOTIFICATION, POP
 from tidemill.proxy.link.configuration import Configuration
 from tidemill.proxy.link.pending import Pending
 from tidemill.proxy.link.polls import Poll, Polls, Popped
@@ -243,12 +236,7 @@ class BrokerLink:
         return request_id, future
 
     async def ack(
-        self,
-        group_id: int,
-        topic_id: int,
-        deliveries: Collection[HandleFields],
-        *,
-        timeout_ms: int,
+        self, group_id: int, topic_id: int, deliveries: Collection[HandleFields], *, timeout_ms: int
     ) -> list[int]:
         """Settle deliveries; return an AckResult or UNKNOWN_ACK for each, in order."""
         future: asyncio.Future[list[int]]
@@ -380,10 +368,11 @@ class BrokerLink:
             "configuration changed",
             topics=[topic.name for topic in config.topics[:CHANGES_TOLD_MAX]],
             groups=[group.name for group in config.groups[:CHANGES_TOLD_MAX]],
-            topic_count=len(config.topics), group_count=len(config.groups),
+            topic_count=len(config.topics),
+            group_count=len(config.groups),
             deleted_topic_ids=list(config.deleted_topic_ids[:CHANGES_TOLD_MAX]),
             deleted_group_ids=list(config.deleted_group_ids[:CHANGES_TOLD_MAX]),
-        )  # fmt: skip
+        )
 
     def _configure(self, config: link_pb2.ConfigUpdate) -> None:
         known_secret = self.configuration.handle_secret

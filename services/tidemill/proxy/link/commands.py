@@ -106,9 +106,7 @@ def _cut_messages(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
     return len(rows), taken_bytes
 
 
-def _messages(
-    _reply: type[Result],
-) -> Callable[[Iterable[Any]], Iterable[tuple[int, Result]]]:
+def _messages(_reply: type[Result]) -> Callable[[Iterable[Any]], Iterable[tuple[int, Result]]]:
     """Return the replies of a command, which are messages that name their request."""
     return lambda replies: [(reply.request_id, reply) for reply in replies]
 
@@ -211,39 +209,69 @@ ACK: Final[Command[Any, list[int]]] = Command(
     when_repeated=_acks_of_both,
 )
 POP: Final = _asked(
-    "pop", "pops", "pops", pb.PopRequest, _messages(pb.PopReply),
+    "pop",
+    "pops",
+    "pops",
+    pb.PopRequest,
+    _messages(pb.PopReply),
     when_lost=f"{_UNKNOWN}: what was taken comes back when its invisible duration ends",
     may_repeat=True,
-)  # fmt: skip
+)
 CHANGE_INVISIBLE: Final = _asked(
-    "change_invisible", "changes", "changes",
-    pb.ChangeInvisibleRequest, _messages(pb.ChangeInvisibleReply),
+    "change_invisible",
+    "changes",
+    "changes",
+    pb.ChangeInvisibleRequest,
+    _messages(pb.ChangeInvisibleReply),
     when_lost=f"{_UNKNOWN}: the handle may have been replaced",
-)  # fmt: skip
+)
 DEAD_LETTER: Final = _asked(
-    "dead_letter", "dead_letters", "dead_letters",
-    pb.DeadLetterRequest, _messages(pb.DeadLetterReply),
+    "dead_letter",
+    "dead_letters",
+    "dead_letters",
+    pb.DeadLetterRequest,
+    _messages(pb.DeadLetterReply),
     when_lost=f"{_UNKNOWN}: the message may have been moved",
-)  # fmt: skip
+)
 ENSURE: Final = _asked(
-    "ensure", "ensures", "ensures", pb.EnsureRequest, _messages(pb.EnsureReply),
-    when_lost=_HARMLESS, may_repeat=True,
-)  # fmt: skip
+    "ensure",
+    "ensures",
+    "ensures",
+    pb.EnsureRequest,
+    _messages(pb.EnsureReply),
+    when_lost=_HARMLESS,
+    may_repeat=True,
+)
 CANCEL_TIMER: Final = _asked(
-    "cancel_timer", "timer_cancels", "cancelled_timers", pb.CancelTimerRequest, _ids,
-    when_lost=_HARMLESS, may_repeat=True,
-)  # fmt: skip
+    "cancel_timer",
+    "timer_cancels",
+    "cancelled_timers",
+    pb.CancelTimerRequest,
+    _ids,
+    when_lost=_HARMLESS,
+    may_repeat=True,
+)
 FOUND: Final = _asked(
-    "found", "founds", "founded", pb.FoundRequest, _ids,
-    when_lost=_HARMLESS, may_repeat=True,
-)  # fmt: skip
+    "found", "founds", "founded", pb.FoundRequest, _ids, when_lost=_HARMLESS, may_repeat=True
+)
 
 NOTIFICATION: Final = _asked(
-    "notification", "notifications", "notifications",
-    pb.NotificationRequest, _messages(pb.NotificationReply),
+    "notification",
+    "notifications",
+    "notifications",
+    pb.NotificationRequest,
+    _messages(pb.NotificationReply),
     when_lost="it took nothing, and is asked again",
-)  # fmt: skip
+)
 
 COMMANDS: Final[Collection[Command[Any, Any]]] = (
-    APPEND, ACK, POP, CHANGE_INVISIBLE, DEAD_LETTER, ENSURE, CANCEL_TIMER, FOUND, NOTIFICATION,
-)  # fmt: skip
+    APPEND,
+    ACK,
+    POP,
+    CHANGE_INVISIBLE,
+    DEAD_LETTER,
+    ENSURE,
+    CANCEL_TIMER,
+    FOUND,
+    NOTIFICATION,
+)

@@ -208,9 +208,11 @@ class LinkStream:
         """Open a stream and return why it has ended, or could not be opened."""
         try:
             async with self._connect_to(
-                self._dialled, LIMITS,
-                message_bytes_max=REPLY_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S,
-            ) as channel:  # fmt: skip
+                self._dialled,
+                LIMITS,
+                message_bytes_max=REPLY_BYTES_MAX,
+                timeout_s=CONNECT_TIMEOUT_S,
+            ) as channel:
                 await self._exchange(channel)
         except RpcError as error:
             return str(error)
@@ -255,9 +257,12 @@ class LinkStream:
         """Hear that this replica is not the master; the next attempt is with who is."""
         if self._routes is not None:
             self._routes.masters.refused(
-                self._address, self._dialled, version=said.version, master=said.address,
+                self._address,
+                self._dialled,
+                version=said.version,
+                master=said.address,
                 epoch=said.epoch,
-            )  # fmt: skip
+            )
         if self._stream is not None:
             reason = f"{self._dialled} is not the master of its broker group"
             self._stream.fail(RpcError(RpcCode.UNAVAILABLE, reason))

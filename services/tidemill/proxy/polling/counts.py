@@ -13,8 +13,21 @@ if TYPE_CHECKING:
 
 # Seconds that a poll waits, in milliseconds: to the longest one.
 WAIT_BUCKETS_MS: Final = (
-    1, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 60_000,
-)  # fmt: skip
+    1,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    60_000,
+)
 
 
 @final
@@ -38,8 +51,11 @@ class PollCounts:
         """Count a receive that begins; series of a pair that is new start at zero."""
         if (topic, group) not in self.first_hits:
             for counter in (
-                self.first_hits, self.notification_failures, self.coalesced, self.false_empties,
-            ):  # fmt: skip
+                self.first_hits,
+                self.notification_failures,
+                self.coalesced,
+                self.false_empties,
+            ):
                 counter[topic, group] = 0
             for is_hit in ("hit", "miss"):
                 self.notified_pops[topic, group, is_hit] = 0

@@ -58,10 +58,24 @@ class Watch:
     """One broker, as the polls of one pair see it."""
 
     __slots__ = (
-        "_asked_at_ms", "_failures", "_misses", "_number", "_random", "_until_ms", "broker",
-        "error", "hint_count", "hinted_at_ms", "is_down", "is_judged", "is_unsure",
-        "is_wanted", "not_before_ms", "number", "pair",
-    )  # fmt: skip
+        "_asked_at_ms",
+        "_failures",
+        "_misses",
+        "_number",
+        "_random",
+        "_until_ms",
+        "broker",
+        "error",
+        "hint_count",
+        "hinted_at_ms",
+        "is_down",
+        "is_judged",
+        "is_unsure",
+        "is_wanted",
+        "not_before_ms",
+        "number",
+        "pair",
+    )
 
     def __init__(self, pair: Pair, broker: Broker, *, random: Callable[[], float]) -> None:
         self.pair = pair

@@ -85,10 +85,23 @@ class Poll:
     """One receive."""
 
     __slots__ = (
-        "_to_ask", "began_ms", "end_ms", "error", "has_heard", "has_looked", "hinted_by",
-        "is_direct", "is_long", "is_stopping", "mode", "number", "pair", "parked_at", "state",
+        "_to_ask",
+        "began_ms",
+        "end_ms",
+        "error",
+        "has_heard",
+        "has_looked",
+        "hinted_by",
+        "is_direct",
+        "is_long",
+        "is_stopping",
+        "mode",
+        "number",
+        "pair",
+        "parked_at",
+        "state",
         "step",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, pair: Pair, number: int, *, began_ms: int, end_ms: int, is_long: bool, is_direct: bool

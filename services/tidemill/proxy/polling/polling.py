@@ -119,10 +119,13 @@ class Polling:
             self._choose_mode(pair.mode, len(brokers), now_ms)
         self._numbers += 1
         poll = Poll(
-            pair, self._numbers,
-            began_ms=now_ms, end_ms=now_ms + (poll_ms if is_long else min(once_ms, ASK_ONCE_MS)),
-            is_long=is_long, is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
-        )  # fmt: skip
+            pair,
+            self._numbers,
+            began_ms=now_ms,
+            end_ms=now_ms + (poll_ms if is_long else min(once_ms, ASK_ONCE_MS)),
+            is_long=is_long,
+            is_direct=is_long and (pair.mode.is_direct or len(brokers) == 1),
+        )
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
         # Until then a pop under way ends by itself.
@@ -409,9 +412,13 @@ class Polling:
             if not mode.waiting:
                 self._timers.set(mode, now_ms + WINDOW_MS + DWELL_MS)
         self.counts.ended(
-            pair.key.topic, pair.key.group, poll.mode, _called(poll.step), now_ms - poll.began_ms,
+            pair.key.topic,
+            pair.key.group,
+            poll.mode,
+            _called(poll.step),
+            now_ms - poll.began_ms,
             is_long=poll.is_long,
-        )  # fmt: skip
+        )
 
     # ------------------------------------------------------------ what a pair does
 

@@ -14,14 +14,7 @@ that cancels cancels the method.
 from __future__ import annotations
 
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Hashable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
@@ -295,7 +288,13 @@ class Boundary:
     def _tell(self, name: str, call: Call, result: str) -> None:
         """Write the debug line of a call that has ended."""
         log.debug(
-            "call", method=name, client=call.client_id[:CLIENT_ID_TOLD_MAX], topic=call.topic,
-            group=call.group, code=call.response_code, result=result,
-            took_ms=round((time.monotonic() - call.started_at) * 1000, 3), peer=call.peer(),
-        )  # fmt: skip
+            "call",
+            method=name,
+            client=call.client_id[:CLIENT_ID_TOLD_MAX],
+            topic=call.topic,
+            group=call.group,
+            code=call.response_code,
+            result=result,
+            took_ms=round((time.monotonic() - call.started_at) * 1000, 3),
+            peer=call.peer(),
+        )

@@ -196,10 +196,14 @@ class Consumer:
         self._polling.counts.began(topic.name, group.name, "direct", is_long=poll_ms > 0)
         try:
             reply = await self._pop(
-                call, pop, responses,
-                ask=direct.pop, link=broker.link,
-                poll_ms=poll_ms, room_end_ms=began_ms + poll_ms // 2,
-            )  # fmt: skip
+                call,
+                pop,
+                responses,
+                ask=direct.pop,
+                link=broker.link,
+                poll_ms=poll_ms,
+                room_end_ms=began_ms + poll_ms // 2,
+            )
             outcome = "joined" if direct.is_over and not reply.batches else _outcome_of(reply)
         except ServiceError as error:
             outcome = outcome_of(error).value
@@ -239,10 +243,14 @@ class Consumer:
                 pop.group_id, pop.topic_id = ids
                 try:
                     reply = await self._pop(
-                        call, pop, responses,
-                        ask=receive.pop, link=broker.link,
-                        poll_ms=step.poll_ms, room_end_ms=room_end_ms,
-                    )  # fmt: skip
+                        call,
+                        pop,
+                        responses,
+                        ask=receive.pop,
+                        link=broker.link,
+                        poll_ms=step.poll_ms,
+                        room_end_ms=room_end_ms,
+                    )
                 except PopRefused:
                     continue
                 if receive.popped(reply):
@@ -327,11 +335,7 @@ class Consumer:
         raise NoRoom("this connection had no room for what is there; poll again")
 
     async def _hold_in_turn(
-        self,
-        pop: link_pb2.PopRequest,
-        size_bytes: int,
-        end_ms: int,
-        responses: Responses,
+        self, pop: link_pb2.PopRequest, size_bytes: int, end_ms: int, responses: Responses
     ) -> None:
         """Wait for room for a reply; raises where there is none."""
         left_ms = end_ms - self._clock.monotonic_ms()

@@ -59,10 +59,7 @@ def methods(
             "GetOffset": puller.get_offset,
             "UpdateOffset": puller.update_offset,
         },
-        streaming={
-            "ReceiveMessage": consumer.receive_message,
-            "PullMessage": puller.pull_message,
-        },
+        streaming={"ReceiveMessage": consumer.receive_message, "PullMessage": puller.pull_message},
         bidirectional={"Telemetry": telemetry.telemetry},
     )
 

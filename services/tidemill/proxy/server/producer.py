@@ -155,9 +155,12 @@ class Producer:
                 if not topic_id:
                     topic_id = await cluster.topic_id_at(broker, name, call)
                 storing = broker.link.store(
-                    topic_id, queue_id, blob,
-                    timeout_ms=cluster.timeout_ms(call), may_repeat=may_repeat,
-                )  # fmt: skip
+                    topic_id,
+                    queue_id,
+                    blob,
+                    timeout_ms=cluster.timeout_ms(call),
+                    may_repeat=may_repeat,
+                )
                 del blob
                 appended, may_be_elsewhere = await storing, False
         except ServiceError as error:
@@ -184,10 +187,12 @@ class Producer:
             left_ms = max(end_ms - now_ms(), 0)
             try:
                 appended = await place.broker.link.store(
-                    place.topic_id, place.queue_id, blob,
+                    place.topic_id,
+                    place.queue_id,
+                    blob,
                     timeout_ms=left_ms // 2 if place.may_move else left_ms,
                     may_move=place.may_move,
-                )  # fmt: skip
+                )
             except UnavailableError as error:
                 tried.append(place.broker)
                 if isinstance(error, BrokerTimeout | BrokerUnreachable):
@@ -336,10 +341,7 @@ def _response(call: Call, ids: Sequence[str], outcomes: list[_Outcome]) -> bytes
 
 
 def _encode_response(
-    call: Call,
-    ids: Sequence[str],
-    overall: Status,
-    outcomes: list[_Outcome],
+    call: Call, ids: Sequence[str], overall: Status, outcomes: list[_Outcome]
 ) -> bytes:
     call.response_code = overall.code
     entries = [
@@ -359,9 +361,14 @@ def _ok_response(message_id: str, queue_offset: int, recall_handle: str = "") ->
     """Join the answer to the one message of most requests."""
     encoded_id = message_id.encode()
     entry = b"".join(
-        (OK_STATUS, _ENTRY_MESSAGE_ID, varint(len(encoded_id)), encoded_id,
-         varint_field(4, queue_offset))
-    )  # fmt: skip
+        (
+            OK_STATUS,
+            _ENTRY_MESSAGE_ID,
+            varint(len(encoded_id)),
+            encoded_id,
+            varint_field(4, queue_offset),
+        )
+    )
     if recall_handle:
         entry += bytes_field(5, recall_handle.encode())
     return b"".join((OK_STATUS, _ENTRY, varint(len(entry)), entry))

@@ -19,12 +19,7 @@ from tidemill.message import limits
 from tidemill.message.encoding import TIMESTAMP_SECONDS_MAX
 from tidemill.proxy.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
-from tidemill.proxy.message_codec import (
-    OF_PULL,
-    OK_STATUS,
-    encode_next_offset,
-    encode_topic,
-)
+from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset, encode_topic
 from tidemill.proxy.server.call import status_of
 from tidemill.proxy.server.otlp import address_of
 from tidemill.proxy.server.queues import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
@@ -194,10 +189,13 @@ class Puller:
                 held_bytes, wanted_bytes = wanted_bytes, 0
             try:
                 page = await self._pages.read(
-                    queue, pull,
-                    reader=address_of(call), header=OF_PULL, topic_wire=topic_wire,
+                    queue,
+                    pull,
+                    reader=address_of(call),
+                    header=OF_PULL,
+                    topic_wire=topic_wire,
                     timeout_ms=self._timeout_ms(call),
-                )  # fmt: skip
+                )
             except BaseException:
                 responses.release(held_bytes)
                 raise

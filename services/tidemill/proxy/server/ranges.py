@@ -96,9 +96,13 @@ class RangeReader:
         self, queue: Queue, pull: link_pb2.PullRequest, address: str, topic_wire: bytes
     ) -> Page:
         return await self._pages.read(
-            queue, pull,
-            reader=address, header=OF_READ, topic_wire=topic_wire, timeout_ms=PAGE_TIMEOUT_MS,
-        )  # fmt: skip
+            queue,
+            pull,
+            reader=address,
+            header=OF_READ,
+            topic_wire=topic_wire,
+            timeout_ms=PAGE_TIMEOUT_MS,
+        )
 
 
 def _queue_of(cluster: Cluster, request: pb.ReadMessagesRequest) -> Queue:

@@ -121,12 +121,7 @@ class Telemetry:
         return self._clock.monotonic_ms() / 1000
 
     async def _answer(
-        self,
-        call: Call,
-        request: bytes,
-        responses: Responses,
-        repeat: _Repeat,
-        followed: _Followed,
+        self, call: Call, request: bytes, responses: Responses, repeat: _Repeat, followed: _Followed
     ) -> None:
         """Answer one command, if it is one that wants an answer.
 
@@ -209,10 +204,7 @@ class Telemetry:
 
     def _consumer_settings(self, settings: v2.Settings, group: link_pb2.GroupConfig) -> bytes:
         answer = consumer_settings(
-            settings,
-            group,
-            long_polling_max_ms=self._long_polling_max_ms,
-            measured=self._measured,
+            settings, group, long_polling_max_ms=self._long_polling_max_ms, measured=self._measured
         )
         return service.TelemetryCommand(status=_OK, settings=answer).SerializeToString()
 
@@ -230,9 +222,11 @@ class Telemetry:
         except ServiceError as error:
             # Names are for strangers to choose, and lines of the log are not.
             self._notices.note(
-                "unknown_group", peer=call.peer(), reason=error.message,
+                "unknown_group",
+                peer=call.peer(),
+                reason=error.message,
                 event="clients have settings of an unknown group",
-            )  # fmt: skip
+            )
             return DEFAULT_GROUP
 
 

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
 # How connections fail by a client's fault. They begin at 0; others appear when they come.
 USUAL_FAILURES = (
-    "tls_handshake", "proxy_protocol", "protocol_error", "flow_control_error", "stream_closed",
-    "frame_size_error", "compression_error",
-)  # fmt: skip
+    "tls_handshake",
+    "proxy_protocol",
+    "protocol_error",
+    "flow_control_error",
+    "stream_closed",
+    "frame_size_error",
+    "compression_error",
+)
 
 
 def collect(server: RpcServer) -> Iterator[Metric]:

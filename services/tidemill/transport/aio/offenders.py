@@ -17,10 +17,16 @@ ADDRESSES_MAX: Final = 1_024  # some 100 bytes each; beyond it the one noted fir
 _PART: Final = 8
 FLOODS: Final = frozenset(
     {
-        Limit.RESETS, Limit.SETTINGS, Limit.PINGS, Limit.EMPTY_DATA, Limit.CONTROL,
-        Limit.CONTINUATIONS, Limit.HEADER_BYTES, Limit.UNREAD,
+        Limit.RESETS,
+        Limit.SETTINGS,
+        Limit.PINGS,
+        Limit.EMPTY_DATA,
+        Limit.CONTROL,
+        Limit.CONTINUATIONS,
+        Limit.HEADER_BYTES,
+        Limit.UNREAD,
     }
-)  # fmt: skip
+)
 
 
 @final

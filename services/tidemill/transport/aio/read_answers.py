@@ -28,11 +28,7 @@ class ReadAnswers:
     """Which they are, in their order, and who is told."""
 
     def __init__(
-        self,
-        http: Connection,
-        writer: Writer,
-        loop: asyncio.AbstractEventLoop,
-        notices: Notices,
+        self, http: Connection, writer: Writer, loop: asyncio.AbstractEventLoop, notices: Notices
     ) -> None:
         self._http = http
         self._writer = writer

@@ -30,13 +30,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from tidemill.common.deadlines import Deadlines
-from tidemill.transport.aio.call import (
-    ClientGone,
-    Kind,
-    Method,
-    RpcCall,
-    UnaryHandler,
-)
+from tidemill.transport.aio.call import ClientGone, Kind, Method, RpcCall, UnaryHandler
 from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
 from tidemill.transport.aio.notices import Notices
 from tidemill.transport.aio.offenders import FLOODS, Offenders

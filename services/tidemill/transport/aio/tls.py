@@ -119,8 +119,10 @@ class Reloading(Generic[T]):
             self.results["failed"] += 1
             log.error(  # noqa: TRY400  # The reason says it all.
                 "certificates not reloaded, the old ones stay",
-                use=self.use, reason=str(refusal), expires_at_s=self.expires_at_s,
-            )  # fmt: skip
+                use=self.use,
+                reason=str(refusal),
+                expires_at_s=self.expires_at_s,
+            )
             return
         self.newest, self.expires_at_s = newest, expires_at_s
         self.results["done"] += 1
@@ -202,14 +204,18 @@ class Certificates:
         if is_expired:
             log.error(
                 "a certificate has expired, and its clients refuse it",
-                use=each.use, file=each.file, expired_at=expires_at,
-            )  # fmt: skip
+                use=each.use,
+                file=each.file,
+                expired_at=expires_at,
+            )
         else:
             log.warning(
                 "a certificate expires soon",
-                use=each.use, file=each.file, expires_at=expires_at,
+                use=each.use,
+                file=each.file,
+                expires_at=expires_at,
                 days_left=int((each.expires_at_s - now_s) // DAY_S),
-            )  # fmt: skip
+            )
 
     def collect(self) -> Iterator[Metric]:
         """Yield how long the certificates are good for, and what became of reloads."""

@@ -71,9 +71,17 @@ class MessageReader:
     """Puts messages together out of the pieces in which they come."""
 
     __slots__ = (
-        "_admit", "_encoding", "_have", "_message_bytes_max", "_parts", "_skipped_bytes_max",
-        "_wanted", "dropped_bytes", "inflated_bytes", "skip_left_bytes",
-    )  # fmt: skip
+        "_admit",
+        "_encoding",
+        "_have",
+        "_message_bytes_max",
+        "_parts",
+        "_skipped_bytes_max",
+        "_wanted",
+        "dropped_bytes",
+        "inflated_bytes",
+        "skip_left_bytes",
+    )
 
     def __init__(
         self,

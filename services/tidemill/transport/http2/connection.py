@@ -96,9 +96,14 @@ class Connection:
         self._settings = PeerSettings(is_server=self._is_server)
         self._allowances = Allowances(limits, now_s)
         self._streams = Streams(
-            self._events, self._output, self._settings, self._allowances, limits,
-            is_server=self._is_server, now_s=now_s,
-        )  # fmt: skip
+            self._events,
+            self._output,
+            self._settings,
+            self._allowances,
+            limits,
+            is_server=self._is_server,
+            now_s=now_s,
+        )
         self._outgoing, self._incoming = self._streams.outgoing, self._streams.incoming
         self._liveness = Liveness(limits, now_s)
         self._marks = ReadMarks()

@@ -14,12 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.frames import (
-    HEADER,
-    ConnectionFailure,
-    ErrorCode,
-    StreamFailure,
-)
+from tidemill.transport.http2.frames import HEADER, ConnectionFailure, ErrorCode, StreamFailure
 from tidemill.transport.http2.stream_states import REMOTE_ENDED
 
 if TYPE_CHECKING:
@@ -44,9 +39,14 @@ class Outgoing:
     """What the peer lets us send, and what waits until it lets us send more."""
 
     __slots__ = (
-        "_allowances", "_output", "blocked", "frame_bytes", "granted_bytes", "queued_bytes",
+        "_allowances",
+        "_output",
+        "blocked",
+        "frame_bytes",
+        "granted_bytes",
+        "queued_bytes",
         "window",
-    )  # fmt: skip
+    )
 
     def __init__(self, output: list[bytes], allowances: Allowances) -> None:
         self.window = frames.DEFAULT_WINDOW_BYTES  # of the connection
@@ -148,9 +148,14 @@ class Incoming:
     """What we let the peer send."""
 
     __slots__ = (
-        "_is_stopped", "_output", "_stream_window_bytes", "budget_bytes", "budget_left", "wanting",
+        "_is_stopped",
+        "_output",
+        "_stream_window_bytes",
+        "budget_bytes",
+        "budget_left",
+        "wanting",
         "window",
-    )  # fmt: skip
+    )
 
     def __init__(self, output: list[bytes], *, stream_window_bytes: int, budget_bytes: int) -> None:
         self.window = CONNECTION_WINDOW_BYTES  # of the connection

@@ -73,9 +73,8 @@ class HeaderDecoder:
             decoded: Decoded = self._decoder.decode(block, False)
         except OversizedHeaderListError:
             raise ConnectionFailure(
-                ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long",
-                limit=Limit.HEADER_BYTES,
-            ) from None  # fmt: skip
+                ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long", limit=Limit.HEADER_BYTES
+            ) from None
         except HPACKError as error:
             raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         for string in coded:

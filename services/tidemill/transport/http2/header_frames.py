@@ -62,9 +62,10 @@ class PartialBlock:
         self.size += len(part)
         if len(self._parts) > limits.continuations_max:
             raise ConnectionFailure(
-                ErrorCode.ENHANCE_YOUR_CALM, "a header block in too many frames",
+                ErrorCode.ENHANCE_YOUR_CALM,
+                "a header block in too many frames",
                 limit=Limit.CONTINUATIONS,
-            )  # fmt: skip
+            )
         if self.size > limits.header_block_bomb_bytes:
             raise too_long()
 

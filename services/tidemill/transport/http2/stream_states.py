@@ -36,14 +36,8 @@ class Change(IntEnum):
 
 # What is not here does not happen: who ends a stream has seen that it may.
 TRANSITIONS: Final[dict[Change, dict[State, State]]] = {
-    Change.LOCAL_END: {
-        State.OPEN: State.LOCAL_CLOSED,
-        State.REMOTE_CLOSED: State.CLOSED,
-    },
-    Change.REMOTE_END: {
-        State.OPEN: State.REMOTE_CLOSED,
-        State.LOCAL_CLOSED: State.CLOSED,
-    },
+    Change.LOCAL_END: {State.OPEN: State.LOCAL_CLOSED, State.REMOTE_CLOSED: State.CLOSED},
+    Change.REMOTE_END: {State.OPEN: State.REMOTE_CLOSED, State.LOCAL_CLOSED: State.CLOSED},
     Change.RESET: {
         State.OPEN: State.RESET,
         State.LOCAL_CLOSED: State.RESET,

@@ -153,11 +153,14 @@ def test_ready_in_flight_and_scheduled_of_all_brokers_are_added() -> None:
     demand = asked(
         BILLING,
         FakeBroker(
-            queue("orders", 3, 1), queue("orders", 4), queue("orders", 5, 2, is_retry=True),
-            queue("others", 100, 100), due_in_s={"orders": [10, 60, 61], "others": [1]},
+            queue("orders", 3, 1),
+            queue("orders", 4),
+            queue("orders", 5, 2, is_retry=True),
+            queue("others", 100, 100),
+            due_in_s={"orders": [10, 60, 61], "others": [1]},
         ),
         FakeBroker(queue("orders", 20, 10), due_in_s={"orders": [0, 3600]}),
-    )  # fmt: skip
+    )
     assert demand.topics == [TopicDemand("orders", 32, 13, 3)]
 
 

@@ -106,8 +106,9 @@ def test_streams_are_few_and_given_back() -> None:
     assert refused.value.code == RpcCode.RESOURCE_EXHAUSTED
     assert metrics.stream_count == STREAMS_MAX
     assert metrics.requests == {
-        ("StreamIsActive", "OK"): 2, ("StreamIsActive", "RESOURCE_EXHAUSTED"): 1,
-    }  # fmt: skip
+        ("StreamIsActive", "OK"): 2,
+        ("StreamIsActive", "RESOURCE_EXHAUSTED"): 1,
+    }
 
 
 def test_what_was_told_is_shown_for_a_while() -> None:

@@ -13,10 +13,13 @@ LEAST = {"group": "billing", "messagesPerReplica": "100"}
 def test_a_trigger_says_everything() -> None:
     trigger = read_trigger(
         {
-            **LEAST, "topic": "orders", "scheduledHorizonSeconds": "120",
-            "activationMessages": "5", "inFlight": "ignore",
+            **LEAST,
+            "topic": "orders",
+            "scheduledHorizonSeconds": "120",
+            "activationMessages": "5",
+            "inFlight": "ignore",
         }
-    )  # fmt: skip
+    )
     assert trigger == Trigger(
         question=Question("billing", "orders", 120),
         messages_per_replica=100,

@@ -34,11 +34,7 @@ def journal(*entries: tuple[int, int]) -> Journal:
         (LogExtent(journal((1, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50), Cut(50)),
         (LogExtent(journal((1, 0)), 0, 50), LogExtent(journal((1, 0)), 0, 90), Cut(50)),
         # The master has begun an epoch where the replica had more of the one before.
-        (
-            LogExtent(journal((1, 0), (3, 60)), 0, 90),
-            LogExtent(journal((1, 0)), 0, 80),
-            Cut(60),
-        ),
+        (LogExtent(journal((1, 0), (3, 60)), 0, 90), LogExtent(journal((1, 0)), 0, 80), Cut(60)),
         # Two masters of later epochs, at the same offset and at different ones.
         (
             LogExtent(journal((1, 0), (3, 60)), 0, 90),
@@ -67,11 +63,7 @@ def journal(*entries: tuple[int, int]) -> Journal:
             LogExtent(journal((1, 0), (2, 40)), 0, 80),
             CopyAll(64),
         ),
-        (
-            LogExtent(journal((2, 40)), 64, 90),
-            LogExtent(journal((1, 0), (2, 40)), 0, 80),
-            Cut(80),
-        ),
+        (LogExtent(journal((2, 40)), 64, 90), LogExtent(journal((1, 0), (2, 40)), 0, 80), Cut(80)),
     ],
 )
 def test_where_two_logs_part(master: LogExtent, replica: LogExtent, agreement: Agreement) -> None:
@@ -127,7 +119,11 @@ def test_what_is_confirmed(
     confirmed: set[Member], proposed: set[Member], acked: dict[Member, int], expected: int
 ) -> None:
     found = confirm_offset(
-        confirmed=confirmed, proposed=proposed, min_in_sync=2, acked=acked, epoch_start_end=50,
+        confirmed=confirmed,
+        proposed=proposed,
+        min_in_sync=2,
+        acked=acked,
+        epoch_start_end=50,
         before=10,
-    )  # fmt: skip
+    )
     assert found == expected

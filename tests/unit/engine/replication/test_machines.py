@@ -42,9 +42,14 @@ def view(
     epoch: int = 1, version: int = 1, *, master: int = 0, sss: tuple[int, ...] = (0, 1, 2)
 ) -> GroupView:
     return GroupView(
-        epoch=epoch, version=version, master=run(master), sss=frozenset(map(run, sss)),
-        eligible=frozenset(), min_in_sync=2, addresses=((ReplicaId(0), "host-0:1"),),
-    )  # fmt: skip
+        epoch=epoch,
+        version=version,
+        master=run(master),
+        sss=frozenset(map(run, sss)),
+        eligible=frozenset(),
+        min_in_sync=2,
+        addresses=((ReplicaId(0), "host-0:1"),),
+    )
 
 
 class Log:

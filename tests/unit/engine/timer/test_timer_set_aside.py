@@ -242,9 +242,11 @@ def test_a_message_too_large_for_a_copy_is_kept_whole_and_waits_for_larger_segme
     disk = world.disk.after_kill()
     world = TimerWorld(
         disk,
-        config=replace(RETAINING, segment_bytes=1 << 20), timer=TIMER, now_ms=world.now_ms,
+        config=replace(RETAINING, segment_bytes=1 << 20),
+        timer=TIMER,
+        now_ms=world.now_ms,
         before=world,
-    )  # fmt: skip
+    )
     while len(world.engine.log.segments) < 4:
         world.send("filler", size=8_000, topic="other")
     world.sleep(2 * SECOND_MS)

@@ -46,8 +46,11 @@ def test_a_call_is_headers_a_message_and_the_end() -> None:
     headers, data, end = parse(connection.http.take_output())
     fields = fields_of(headers.payload)
     assert (fields[":path"], fields[":authority"], fields["te"], fields["x-name"]) == (
-        "/test.Service/Method", "host:1", "trailers", "value",
-    )  # fmt: skip
+        "/test.Service/Method",
+        "host:1",
+        "trailers",
+        "value",
+    )
     assert data.payload == grpc_message(b"question")
     assert (end.payload, end.is_last) == (b"", True)
 
@@ -57,9 +60,10 @@ def test_an_answer_is_messages_and_a_status() -> None:
     call = called(connection)
     raw = RESPONSE + peer.data(1, grpc_message(b"a") + grpc_message(b"b")) + OK
     assert connection.receive(raw, 0.0) == [
-        ResponseMessage(call, b"a", 6), ResponseMessage(call, b"b", 6),
+        ResponseMessage(call, b"a", 6),
+        ResponseMessage(call, b"b", 6),
         ResponseEnded(call, RpcCode.OK, ""),
-    ]  # fmt: skip
+    ]
     assert call.is_ended
     assert stream_count(connection.http) == 0
 

@@ -14,13 +14,7 @@ import pytest
 
 from tests.support import http2_peer as peer
 from tests.support.http2_peer import grpc_message, parse
-from tests.unit.transport.grpc.test_room_queue import (
-    BEGUN,
-    LARGE_BYTES,
-    MIB,
-    Client,
-    World,
-)
+from tests.unit.transport.grpc.test_room_queue import BEGUN, LARGE_BYTES, MIB, Client, World
 from tidemill.transport.grpc.memory import AddressShare
 from tidemill.transport.grpc.server_connection import (
     CallEnded,
@@ -255,9 +249,13 @@ def test_a_message_over_its_limit_is_thrown_away_and_its_stream_goes_on() -> Non
     world = World()
     terms = {"/test.Service/Method": Terms(MIB, skipped_bytes_max=4 * MIB)}
     connection = ServerConnection(
-        Limits(), message_bytes_max=16 * MIB, now_s=0.0, hits=world.hits, account=world.account,
+        Limits(),
+        message_bytes_max=16 * MIB,
+        now_s=0.0,
+        hits=world.hits,
+        account=world.account,
         terms=terms,
-    )  # fmt: skip
+    )
     connection.receive(peer.CLIENT_GREETING, 0.0)
     connection.receive(peer.headers(1, peer.GRPC_REQUEST), 0.0)
     call = connection._calls[1]

@@ -36,9 +36,14 @@ class Client:
         self, account: MemoryAccount, address: AddressShare | None, hits: Counter[Limit]
     ) -> None:
         self.connection = ServerConnection(
-            Limits(), message_bytes_max=16 * MIB, now_s=0.0, hits=hits, account=account,
-            address=address, terms={"/test.Service/Method": Terms(16 * MIB, b"large", b"no room")},
-        )  # fmt: skip
+            Limits(),
+            message_bytes_max=16 * MIB,
+            now_s=0.0,
+            hits=hits,
+            account=account,
+            address=address,
+            terms={"/test.Service/Method": Terms(16 * MIB, b"large", b"no room")},
+        )
         self.wakes = 0
         self.connection.on_grant = self._wake
         self.connection.receive(peer.CLIENT_GREETING, 0.0)

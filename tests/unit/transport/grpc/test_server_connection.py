@@ -259,8 +259,11 @@ def test_a_stream_of_responses_is_headers_messages_and_a_status() -> None:
     connection.finish(call, RpcCode.OK)
     found = output(connection)
     assert [one.kind for one in found] == [
-        frames.HEADERS, frames.DATA, frames.HEADERS, frames.RST_STREAM,
-    ]  # fmt: skip
+        frames.HEADERS,
+        frames.DATA,
+        frames.HEADERS,
+        frames.RST_STREAM,
+    ]
     assert found[1].payload == grpc_message(b"one") + grpc_message(b"two")
     assert status_of(found) == ("10", "enough")
 
@@ -393,8 +396,10 @@ def test_inflating_has_one_price_and_all_of_it_is_given_back(
         found = connection.receive(peer.data(1, cut), 0.0)
         received += [event for event in found if isinstance(event, MessageReceived)]
     assert [one.held_bytes for one in received] == [
-        50_000 * INFLATED_COPIES, 9_000 + MESSAGE_BYTES, 5 + MESSAGE_BYTES,
-    ]  # fmt: skip
+        50_000 * INFLATED_COPIES,
+        9_000 + MESSAGE_BYTES,
+        5 + MESSAGE_BYTES,
+    ]
     assert connection.share.bytes == before + sum(one.held_bytes for one in received)
     for one in received:
         connection.release(call, one.held_bytes)
@@ -405,9 +410,13 @@ def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
     terms = {"/test.Service/Method": Terms(1_000, b"too large", b"no room")}
     hits: Counter[Limit] = Counter()
     connection = ServerConnection(
-        Limits(), message_bytes_max=MESSAGE_BYTES_MAX, now_s=0.0, terms=terms, hits=hits,
+        Limits(),
+        message_bytes_max=MESSAGE_BYTES_MAX,
+        now_s=0.0,
+        terms=terms,
+        hits=hits,
         account=MemoryAccount(CALL_BYTES),
-    )  # fmt: skip
+    )
     connection.receive(peer.CLIENT_GREETING + peer.SETTINGS_ACK, 0.0)
     output(connection)
     # At the headers: nothing of the body is read.

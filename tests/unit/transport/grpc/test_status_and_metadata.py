@@ -56,12 +56,15 @@ def test_a_status_message_is_cut_so_that_clients_take_its_trailers(character: st
 def test_trailers_say_ok_without_a_message_and_the_rest_with_one() -> None:
     assert peer.fields_of(status.encode_trailers(RpcCode.OK, "ignored")) == {"grpc-status": "0"}
     assert peer.fields_of(status.encode_trailers(RpcCode.NOT_FOUND, "no é")) == {
-        "grpc-status": "5", "grpc-message": "no %C3%A9",
-    }  # fmt: skip
+        "grpc-status": "5",
+        "grpc-message": "no %C3%A9",
+    }
     assert peer.fields_of(status.encode_trailers_only(RpcCode.INTERNAL, "")) == {
-        ":status": "200", "content-type": "application/grpc", "grpc-status": "13",
+        ":status": "200",
+        "content-type": "application/grpc",
+        "grpc-status": "13",
         "grpc-message": "",
-    }  # fmt: skip
+    }
 
 
 def test_numbers_of_statuses_and_resets_are_understood_or_unknown() -> None:

@@ -29,9 +29,17 @@ def test_an_allowance_is_a_burst_and_then_so_many_a_second() -> None:
 
 
 SMALL = Limits(
-    resets_burst=20, resets_per_s=1, settings_burst=20, settings_per_s=1, pings_burst=20,
-    pings_per_s=1, empty_data_burst=20, empty_data_per_s=1, control_burst=20, control_per_s=1,
-)  # fmt: skip
+    resets_burst=20,
+    resets_per_s=1,
+    settings_burst=20,
+    settings_per_s=1,
+    pings_burst=20,
+    pings_per_s=1,
+    empty_data_burst=20,
+    empty_data_per_s=1,
+    control_burst=20,
+    control_per_s=1,
+)
 # Each attack as the bytes of its turn n, of which 19 are taken after a first request.
 FLOODS: dict[str, tuple[Limit, Callable[[int], bytes]]] = {
     "rapid reset": (Limit.RESETS, lambda n: peer.headers(2 * n + 3) + peer.rst_stream(2 * n + 3)),
@@ -73,10 +81,7 @@ def test_a_flood_ends_its_connection_and_a_trickle_does_not(name: str) -> None:
     assert hits == {limit: 1}
 
 
-LATE: dict[str, bytes] = {
-    "empty data": peer.data(1),
-    "headers": peer.headers(1, (("a", "b"),)),
-}
+LATE: dict[str, bytes] = {"empty data": peer.data(1), "headers": peer.headers(1, (("a", "b"),))}
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -157,9 +162,11 @@ def test_a_header_list_that_is_too_long_ends_its_stream_and_no_other(name: str) 
     connection.receive(peer.CLIENT_GREETING + peer.headers(1), 0.0)
     connection.take_output()
     long = LONG_LISTS[name]
-    raw = in_frames(3, long) if len(long) > 16_384 else (
-        peer.frame(frames.HEADERS, long, stream_id=3, flags=frames.END_HEADERS)
-    )  # fmt: skip
+    raw = (
+        in_frames(3, long)
+        if len(long) > 16_384
+        else (peer.frame(frames.HEADERS, long, stream_id=3, flags=frames.END_HEADERS))
+    )
     assert connection.receive(raw, 0.0) == []
     assert connection.take_output() == peer.rst_stream(3, ErrorCode.ENHANCE_YOUR_CALM)
     assert hits == {Limit.HEADER_BYTES: 1}

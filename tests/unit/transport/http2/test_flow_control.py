@@ -106,8 +106,9 @@ def test_the_end_of_a_stream_needs_no_window() -> None:
     connection.take_output()
     connection.receive(peer.window_update(1, 10), 0.0)
     assert [(one.payload, one.is_last) for one in sent(connection)] == [
-        (b"abcdefghij", False), (b"", True),
-    ]  # fmt: skip
+        (b"abcdefghij", False),
+        (b"", True),
+    ]
 
 
 def test_the_end_of_a_stream_is_sent_though_its_window_is_below_zero() -> None:

@@ -51,7 +51,10 @@ def test_examples_of_the_specification_are_read() -> None:
             "828684be58086e6f2d6361636865",
             "828684be5886a8eb10649cbf",
             [
-                ":method GET", ":scheme http", ":path /", ":authority www.example.com",
+                ":method GET",
+                ":scheme http",
+                ":path /",
+                ":authority www.example.com",
                 "cache-control no-cache",
             ],
         ),
@@ -59,11 +62,14 @@ def test_examples_of_the_specification_are_read() -> None:
             "828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565",
             "828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf",
             [
-                ":method GET", ":scheme https", ":path /index.html",
-                ":authority www.example.com", "custom-key custom-value",
+                ":method GET",
+                ":scheme https",
+                ":path /index.html",
+                ":authority www.example.com",
+                "custom-key custom-value",
             ],
         ),
-    ):  # fmt: skip
+    ):
         for decoder, raw in ((plain, block), (coded, huffman)):
             found = decoder.decode(bytes.fromhex(raw))
             assert [f"{name} {value}" for name, value, _ in found] == expected
@@ -172,10 +178,14 @@ def check(*fields: tuple[str, str]) -> dict[str, str]:
 
 def test_a_request_has_its_pseudo_fields_and_the_rest() -> None:
     assert check(*peer.GRPC_REQUEST, ("x-twice", "1"), ("x-twice", "2")) == {
-        ":method": "POST", ":scheme": "http", ":path": "/test.Service/Method",
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/test.Service/Method",
         ":authority": "localhost",
-        "te": "trailers", "content-type": "application/grpc", "x-twice": "1,2",
-    }  # fmt: skip
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "x-twice": "1,2",
+    }
 
 
 GET = ((":method", "GET"), (":scheme", "http"), (":path", "/"))

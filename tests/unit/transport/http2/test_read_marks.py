@@ -12,9 +12,10 @@ from tidemill.transport.http2.read_marks import PERIOD_S
 
 def pings(connection: Connection) -> list[bytes]:
     return [
-        one.payload for one in peer.of(frames.PING, peer.parse(connection.take_output()))
+        one.payload
+        for one in peer.of(frames.PING, peer.parse(connection.take_output()))
         if not one.flags & frames.ACK
-    ]  # fmt: skip
+    ]
 
 
 def test_a_ping_behind_the_output_asks_for_all_marks_before_it() -> None:

@@ -38,9 +38,14 @@ _unpack_fields = stored_message.FIXED.unpack_from
 _tuple = tuple.__new__
 # What reading a record that is not what it was may raise.
 _UNREADABLE = (
-    BlockFileDamaged, CorruptStore, EntryDamaged, LookupError, record.UnknownRecord,
-    struct.error, ValueError,
-)  # fmt: skip
+    BlockFileDamaged,
+    CorruptStore,
+    EntryDamaged,
+    LookupError,
+    record.UnknownRecord,
+    struct.error,
+    ValueError,
+)
 
 
 class KnownMessage(NamedTuple):
@@ -157,9 +162,14 @@ class Lookup:
     def keep_delivery(self, delivery_id: int, ck: PopCheckpoint) -> KnownDelivery:
         """Return, and keep, what a CK record says."""
         known = self._known(
-            ck.group_id, ck.topic_id, ck.queue_id, ck.offsets, ck.attempts, ck.client_id,
+            ck.group_id,
+            ck.topic_id,
+            ck.queue_id,
+            ck.offsets,
+            ck.attempts,
+            ck.client_id,
             ck.visible_at_ms,
-        )  # fmt: skip
+        )
         if len(self._deliveries) >= DELIVERIES_KEPT:
             self._deliveries.clear()
         self._deliveries[delivery_id] = known
@@ -178,12 +188,17 @@ class Lookup:
         message_at = self.message_at
         messages = [message_at(topic_id, queue_id, offset) for offset in offsets]
         return KnownDelivery(
-            self.group_name(group_id), self.topic_name(topic_id), topic_id, queue_id,
-            offsets, messages,
+            self.group_name(group_id),
+            self.topic_name(topic_id),
+            topic_id,
+            queue_id,
+            offsets,
+            messages,
             # Of what is gone -1 deliveries came before: it is nobody knows which.
             attempts or [known.attempts + 1 for known in messages],
-            client_id, visible_at_ms,
-        )  # fmt: skip
+            client_id,
+            visible_at_ms,
+        )
 
     def _of_row(self, found: DeliveryRows) -> KnownDelivery:
         row = found.rows[0]
@@ -192,10 +207,14 @@ class Lookup:
         offsets = [start + gap for gap in (range(count) if gaps is None else gaps)]
         number = int(found.holder_numbers[0])
         return self._known(
-            GroupId(int(row["group_id"])), TopicId(int(row["topic_id"])),
-            QueueId(int(row["queue_id"])), offsets, None,
-            found.clients[number - 1] if number else "", int(row["visible_at_ms"]),
-        )  # fmt: skip
+            GroupId(int(row["group_id"])),
+            TopicId(int(row["topic_id"])),
+            QueueId(int(row["queue_id"])),
+            offsets,
+            None,
+            found.clients[number - 1] if number else "",
+            int(row["visible_at_ms"]),
+        )
 
     # ------------------------------------------------------------ timers
 

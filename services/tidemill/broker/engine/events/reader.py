@@ -62,9 +62,7 @@ _FIXED_SIZE, _HASH_SIZE = stored_message.FIXED_SIZE, stored_message.KEY_HASH_SIZ
 _STORED, _DELIVERED, _ACKED = EventKind.STORED, EventKind.DELIVERED, EventKind.ACKED
 # What a record whose head is intact may still raise: the walk does not verify its tail.
 _UNREADABLE = (struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError)
-_GIVEN_BACK: Final = {
-    Why.CLIENT_ENDED: "client_ended", Why.CLIENT_SILENT: "client_silent",
-}  # fmt: skip
+_GIVEN_BACK: Final = {Why.CLIENT_ENDED: "client_ended", Why.CLIENT_SILENT: "client_silent"}
 
 
 @final
@@ -289,16 +287,48 @@ class _Maker:
             if not (is_all or self._is_wanted(_STORED, topic, known)):
                 return None
             _check(header, blob)
-            return _tuple(Event, (
-                header.log_offset, 0, _STORED, header.stored_at_ms, topic, queue_id,
-                queue_offset, topic_id, known.message_id, "", 0, 0, "", "", "", 0, 0, 0, 0,
-                fields[12], header.tail_crc, 0, 0,
-            ))  # fmt: skip
+            return _tuple(
+                Event,
+                (
+                    header.log_offset,
+                    0,
+                    _STORED,
+                    header.stored_at_ms,
+                    topic,
+                    queue_id,
+                    queue_offset,
+                    topic_id,
+                    known.message_id,
+                    "",
+                    0,
+                    0,
+                    "",
+                    "",
+                    "",
+                    0,
+                    0,
+                    0,
+                    0,
+                    fields[12],
+                    header.tail_crc,
+                    0,
+                    0,
+                ),
+            )
         event = Event(
-            header.log_offset, 0, EventKind.STORED, header.stored_at_ms, topic, queue_id,
-            queue_offset, topic_id, known.message_id, body_size=fields[12],
-            body_crc32=header.tail_crc, timer_number=known.timer_number,
-        )  # fmt: skip
+            header.log_offset,
+            0,
+            EventKind.STORED,
+            header.stored_at_ms,
+            topic,
+            queue_id,
+            queue_offset,
+            topic_id,
+            known.message_id,
+            body_size=fields[12],
+            body_crc32=header.tail_crc,
+            timer_number=known.timer_number,
+        )
         if flags & FLAG_CAUSE:
             event = self._of_copy(event, body, attempts)
         elif flags & FLAG_TIMER:
@@ -366,11 +396,34 @@ class _Maker:
         for index, offset in enumerate(offsets):
             one = messages[index]
             if is_all or self._is_wanted(_DELIVERED, topic, one):
-                yield _tuple(Event, (
-                    position, index, _DELIVERED, at_ms, topic, queue_id, offset, topic_id,
-                    one[0], group, attempts[index], until, client_id, "", one[2], one[3], one[4],
-                    0, one[5], 0, 0, position, index,
-                ))  # fmt: skip
+                yield _tuple(
+                    Event,
+                    (
+                        position,
+                        index,
+                        _DELIVERED,
+                        at_ms,
+                        topic,
+                        queue_id,
+                        offset,
+                        topic_id,
+                        one[0],
+                        group,
+                        attempts[index],
+                        until,
+                        client_id,
+                        "",
+                        one[2],
+                        one[3],
+                        one[4],
+                        0,
+                        one[5],
+                        0,
+                        0,
+                        position,
+                        index,
+                    ),
+                )
 
     def _of_change(
         self, header: Header, ck: PopCheckpoint, replaced: tuple[int, int, int]
@@ -382,9 +435,15 @@ class _Maker:
         kind = EventKind.NACKED if is_given_back else EventKind.RENEWED
         # It goes on as this delivery, which has its attempt.
         yield from self._told(
-            header, kind, known, [(0, 0)], delivery_id=old_id, delivery_index=old_index,
-            due_at_ms=ck.visible_at_ms, reason="unread" if ck.flags & FLAG_SUSPEND else "",
-        )  # fmt: skip
+            header,
+            kind,
+            known,
+            [(0, 0)],
+            delivery_id=old_id,
+            delivery_index=old_index,
+            due_at_ms=ck.visible_at_ms,
+            reason="unread" if ck.flags & FLAG_SUSPEND else "",
+        )
 
     def _told(
         self,
@@ -406,20 +465,52 @@ class _Maker:
             for index, of_message in numbered:
                 if is_all or self._is_wanted(kind, "", GONE):
                     yield Event(
-                        position, index, kind, at_ms, "", 0, 0, 0, due_at_ms=due_at_ms,
-                        reason=reason, delivery_id=delivery_id, delivery_index=of_message,
-                    )  # fmt: skip
+                        position,
+                        index,
+                        kind,
+                        at_ms,
+                        "",
+                        0,
+                        0,
+                        0,
+                        due_at_ms=due_at_ms,
+                        reason=reason,
+                        delivery_id=delivery_id,
+                        delivery_index=of_message,
+                    )
             return
         group, topic, topic_id, queue_id, offsets, messages, attempts, client_id, *_ = known
         for index, of_message in numbered:
             one = messages[of_message]
             if is_all or self._is_wanted(kind, topic, one):
-                yield _tuple(Event, (
-                    position, index, kind, at_ms, topic, queue_id, offsets[of_message], topic_id,
-                    one[0], group, attempts[of_message], due_at_ms, client_id, reason,
-                    one[2], one[3], one[4], 0, one[5], 0, 0, delivery_id,
-                    of_message if delivery_index is None else delivery_index,
-                ))  # fmt: skip
+                yield _tuple(
+                    Event,
+                    (
+                        position,
+                        index,
+                        kind,
+                        at_ms,
+                        topic,
+                        queue_id,
+                        offsets[of_message],
+                        topic_id,
+                        one[0],
+                        group,
+                        attempts[of_message],
+                        due_at_ms,
+                        client_id,
+                        reason,
+                        one[2],
+                        one[3],
+                        one[4],
+                        0,
+                        one[5],
+                        0,
+                        0,
+                        delivery_id,
+                        of_message if delivery_index is None else delivery_index,
+                    ),
+                )
 
     def _of_acks(self, record: Record) -> Iterable[Event | None]:
         header = record.header
@@ -483,9 +574,14 @@ class _Maker:
             numbered = enumerate(indexes, begin)
             begin += len(indexes)
             yield from self._told(
-                header, kind, known, numbered, delivery_id=delivery_id,
-                due_at_ms=renewed.visible_at_ms, reason=reason,
-            )  # fmt: skip
+                header,
+                kind,
+                known,
+                numbered,
+                delivery_id=delivery_id,
+                due_at_ms=renewed.visible_at_ms,
+                reason=reason,
+            )
             yield None
 
     # ------------------------------------------------------------ timers, resets, retention
@@ -497,17 +593,27 @@ class _Maker:
         found = self._lookup.timer(control.timer_id) if self._wants(kind) else None
         header = record.header
         event = Event(
-            header.log_offset, 0, kind, header.stored_at_ms, "", 0, control.timer_id, 0,
+            header.log_offset,
+            0,
+            kind,
+            header.stored_at_ms,
+            "",
+            0,
+            control.timer_id,
+            0,
             due_at_ms=control.due_at_ms if is_cancel else control.new_due_at_ms,
-            reason="" if is_cancel else "rescheduled", timer_number=control.timer_id + 1,
-        )  # fmt: skip
+            reason="" if is_cancel else "rescheduled",
+            timer_number=control.timer_id + 1,
+        )
         known = GONE
         if found is not None:
             target, known = found
             event = event._replace(
-                topic=target.origin, topic_id=target.topic_id, queue_id=target.queue_id,
+                topic=target.origin,
+                topic_id=target.topic_id,
+                queue_id=target.queue_id,
                 message_id=known.message_id,
-            )  # fmt: skip
+            )
         if self._is_wanted(kind, event.topic, known):
             yield event
 
@@ -518,9 +624,16 @@ class _Maker:
             # Of all topics, too.
             if self._wants(EventKind.BROKER_GROUP_REMOVED) and not self._message_id:
                 yield Event(
-                    header.log_offset, 0, EventKind.BROKER_GROUP_REMOVED, header.stored_at_ms,
-                    "", 0, 0, 0, reason=item["name"],
-                )  # fmt: skip
+                    header.log_offset,
+                    0,
+                    EventKind.BROKER_GROUP_REMOVED,
+                    header.stored_at_ms,
+                    "",
+                    0,
+                    0,
+                    0,
+                    reason=item["name"],
+                )
             return
         if not self._wants(EventKind.RESET):
             return
@@ -528,9 +641,17 @@ class _Maker:
             # Of all topics, whichever are asked for, and of no message.
             if not self._message_id:
                 yield Event(
-                    header.log_offset, 0, EventKind.RESET, header.stored_at_ms, "", 0, 0, 0,
-                    consumer_group=self._lookup.group_name(item["id"]), reason="group_deleted",
-                )  # fmt: skip
+                    header.log_offset,
+                    0,
+                    EventKind.RESET,
+                    header.stored_at_ms,
+                    "",
+                    0,
+                    0,
+                    0,
+                    consumer_group=self._lookup.group_name(item["id"]),
+                    reason="group_deleted",
+                )
             return
         if item["op"] != "reset":
             return
@@ -539,9 +660,16 @@ class _Maker:
             topic = self._lookup.topic_name(topic_id)
             if self._is_wanted(EventKind.RESET, topic, GONE):
                 yield Event(
-                    header.log_offset, index, EventKind.RESET, header.stored_at_ms,
-                    topic, queue_id, offset, topic_id, consumer_group=group,
-                )  # fmt: skip
+                    header.log_offset,
+                    index,
+                    EventKind.RESET,
+                    header.stored_at_ms,
+                    topic,
+                    queue_id,
+                    offset,
+                    topic_id,
+                    consumer_group=group,
+                )
 
     def _of_expiry(self, record: Record) -> Iterator[Event]:
         header = record.header
@@ -549,11 +677,18 @@ class _Maker:
             topic = self._lookup.topic_name(one.topic_id)
             if self._is_wanted(EventKind.EXPIRED, topic, GONE):
                 yield Event(
-                    header.log_offset, index, EventKind.EXPIRED, header.stored_at_ms,
-                    topic, one.queue_id, one.begin, one.topic_id,
+                    header.log_offset,
+                    index,
+                    EventKind.EXPIRED,
+                    header.stored_at_ms,
+                    topic,
+                    one.queue_id,
+                    one.begin,
+                    one.topic_id,
                     consumer_group=self._lookup.group_name(one.group_id),
-                    reason="retention", end_offset=one.end,
-                )  # fmt: skip
+                    reason="retention",
+                    end_offset=one.end,
+                )
 
 
 def _check(header: Header, blob: memoryview | bytes) -> None:

@@ -25,9 +25,20 @@ class EpochStart(NamedTuple):
 
 
 Entry: TypeAlias = (
-    EpochStart | Message | PopCheckpoint | Acks | Renewal | Config | TimerControl | Frontier
-    | Expiry     | StatedConfig | StatedQueues | StatedProgress | StatedDeliveries
-)  # fmt: skip
+    EpochStart
+    | Message
+    | PopCheckpoint
+    | Acks
+    | Renewal
+    | Config
+    | TimerControl
+    | Frontier
+    | Expiry
+    | StatedConfig
+    | StatedQueues
+    | StatedProgress
+    | StatedDeliveries
+)
 
 
 class Recorder(Protocol):

@@ -48,11 +48,19 @@ assert _RECORD.size == SIZE, "the timer log record is part of the disk format"
 
 DTYPE = np.dtype(
     [
-        ("size", ">u4"), ("prev", ">i8"), ("magic", ">u4"), ("enqueued", ">i8"), ("delay", ">i4"),
-        ("offset", ">i8"), ("body_size", ">u4"), ("topic_id", ">u4"), ("timer_id", ">i8"),
-        ("due", ">i8"), ("crc", ">u4"),
+        ("size", ">u4"),
+        ("prev", ">i8"),
+        ("magic", ">u4"),
+        ("enqueued", ">i8"),
+        ("delay", ">i4"),
+        ("offset", ">i8"),
+        ("body_size", ">u4"),
+        ("topic_id", ">u4"),
+        ("timer_id", ">i8"),
+        ("due", ">i8"),
+        ("crc", ">u4"),
     ]
-)  # fmt: skip
+)
 assert DTYPE.itemsize == SIZE, "the array form is the record"
 
 
@@ -90,9 +98,18 @@ def encode(
 ) -> bytes:
     """Encode a record of `kind`, a sum of the bits above; `seal` makes its checksum."""
     return _RECORD.pack(
-        SIZE, previous, VERSION << 24 | kind, enqueued_at_ms, slot_s - enqueued_at_ms // 1000,
-        log_offset, body_size, topic_id, timer_id, due_at_ms, 0,
-    )  # fmt: skip
+        SIZE,
+        previous,
+        VERSION << 24 | kind,
+        enqueued_at_ms,
+        slot_s - enqueued_at_ms // 1000,
+        log_offset,
+        body_size,
+        topic_id,
+        timer_id,
+        due_at_ms,
+        0,
+    )
 
 
 def seal(rows: np.ndarray) -> None:

@@ -28,11 +28,7 @@ from tidemill.broker.engine.metadata.membership import (
     home_item,
 )
 from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PREFIX
-from tidemill.broker.engine.metadata.pull_offsets import (
-    PullOffsets,
-    key_of,
-    pull_offset_item,
-)
+from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
@@ -40,8 +36,10 @@ DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
 BROKER_ITEMS = ("broker", "nextId", "broughtBack", "clockBack", "home")  # there is one of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
-    10_000, 30_000, *(n * MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
-)  # fmt: skip
+    10_000,
+    30_000,
+    *(n * MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
+)
 
 
 class TopicType(IntEnum):

@@ -82,9 +82,13 @@ def home_item(home: Home | None, *, left_cluster_id: str = "") -> dict[str, Any]
     if home is None:
         return {"op": "home", "home": None, "left": left_cluster_id}
     values = {
-        "cluster_id": home.cluster_id, "name": home.name, "address": home.address,
-        "is_draining": home.is_draining, "epoch": home.epoch, "life": home.life,
-    }  # fmt: skip
+        "cluster_id": home.cluster_id,
+        "name": home.name,
+        "address": home.address,
+        "is_draining": home.is_draining,
+        "epoch": home.epoch,
+        "life": home.life,
+    }
     return {"op": "home", "home": values}
 
 

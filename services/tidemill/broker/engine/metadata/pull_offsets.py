@@ -115,6 +115,4 @@ def key_of(item_key: str) -> Key:
 
 def pull_offset_item(key: Key, offset: int) -> dict[str, Any]:
     """Return the configuration item that says how far a group has pulled."""
-    return {
-        "op": "pullOffset", "group": key[0], "topic": key[1], "queue": key[2], "offset": offset,
-    }  # fmt: skip
+    return {"op": "pullOffset", "group": key[0], "topic": key[1], "queue": key[2], "offset": offset}

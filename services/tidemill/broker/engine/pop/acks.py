@@ -70,8 +70,9 @@ class RoundAcks:
             expired, self._expired = self._expired, {}
             self._append(
                 [(slot, table.ids[slot], bits) for slot, bits in expired.items()],
-                now_ms, FLAG_EXPIRED,
-            )  # fmt: skip
+                now_ms,
+                FLAG_EXPIRED,
+            )
             acked = [
                 (slot, delivery_id, bits & ~expired.get(slot, 0))
                 for slot, delivery_id, bits in entries

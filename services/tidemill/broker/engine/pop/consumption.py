@@ -98,14 +98,15 @@ class Consumption:
         )
         self.renewals = Renewals(state, recorder, tally)
         self.revive = Revive(
-            state, catalog, self._redelivery, self._ordered, self.renewals, tally,
-            may_copy=may_copy,
-        )  # fmt: skip
+            state, catalog, self._redelivery, self._ordered, self.renewals, tally, may_copy=may_copy
+        )
         self._readiness = Readiness(
-            state, catalog, tally,
+            state,
+            catalog,
+            tally,
             is_blocked=self._ordered.has_nothing,
             settle_acks=self.acks.record,
-        )  # fmt: skip
+        )
         self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
 
     def pop(

@@ -127,9 +127,13 @@ class DamagedMessages:
             return
         if not is_dead:
             delivery = Delivery(
-                progress.group_id, progress.named_topic_id, slot, delivery_id, index,
+                progress.group_id,
+                progress.named_topic_id,
+                slot,
+                delivery_id,
+                index,
                 self._state.table.visible_at_ms[slot],
-            )  # fmt: skip
+            )
             with suppress(ServiceError):  # Then it comes at its deadline.
                 self._settlement.change_invisible(
                     delivery, invisible_duration_ms=0, suspend=True, now_ms=now_ms

@@ -97,16 +97,43 @@ class Deliveries:
         queue_id = progress.queue.queue_id
         slot = self._state.table.allocate()
         delivery_id = self._recorder.append(
-            _tuple(PopCheckpoint, (
-                slot, progress.group_id, progress.topic_id, queue_id, count, flags,
-                pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
-                start, visible_at_ms, taken.next_offset, gaps, None, attempts, attempt_id,
-                client_id, self.renews,
-            )),
+            _tuple(
+                PopCheckpoint,
+                (
+                    slot,
+                    progress.group_id,
+                    progress.topic_id,
+                    queue_id,
+                    count,
+                    flags,
+                    pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
+                    start,
+                    visible_at_ms,
+                    taken.next_offset,
+                    gaps,
+                    None,
+                    attempts,
+                    attempt_id,
+                    client_id,
+                    self.renews,
+                ),
+            ),
             now_ms,
-        )  # fmt: skip
+        )
         self._state.counts["ck", progress.group_id, progress.named_topic_id] += 1
-        return _tuple(Batch, (
-            slot, delivery_id, now_ms, visible_at_ms, progress.topic_id, queue_id, range(count),
-            offsets, attempts or _FIRST_ATTEMPTS[count], taken.log_offsets, size_bytes,
-        ))  # fmt: skip
+        return _tuple(
+            Batch,
+            (
+                slot,
+                delivery_id,
+                now_ms,
+                visible_at_ms,
+                progress.topic_id,
+                queue_id,
+                range(count),
+                offsets,
+                attempts or _FIRST_ATTEMPTS[count],
+                taken.log_offsets,
+                size_bytes,
+            ),
+        )

@@ -119,9 +119,15 @@ class DeliveryTable:
         for column in (self.starts, self.visible_at_ms, self.popped_at_ms, self.stated_at):
             column.frombytes(zeros)
         for column in (
-            self.owners, self.live, self.superseded, self.previous, self.next, self.holders,
-            self._deadline_previous, self._deadline_next,
-        ):  # fmt: skip
+            self.owners,
+            self.live,
+            self.superseded,
+            self.previous,
+            self.next,
+            self.holders,
+            self._deadline_previous,
+            self._deadline_next,
+        ):
             column.frombytes(zeros[: 4 * count])
         for column in (self.counts, self.flags, self.on_its_way):
             column.frombytes(zeros[:count])
@@ -342,10 +348,14 @@ class DeliveryTable:
 
     def _stored_columns(self) -> tuple[tuple[str, array[int]], ...]:
         return (
-            ("delivery_id", self.ids), ("start_offset", self.starts), ("count", self.counts),
-            ("visible_at_ms", self.visible_at_ms), ("popped_at_ms", self.popped_at_ms),
-            ("live", self.live), ("superseded", self.superseded),
-        )  # fmt: skip
+            ("delivery_id", self.ids),
+            ("start_offset", self.starts),
+            ("count", self.counts),
+            ("visible_at_ms", self.visible_at_ms),
+            ("popped_at_ms", self.popped_at_ms),
+            ("live", self.live),
+            ("superseded", self.superseded),
+        )
 
     def relink(self, *, now_ms: int) -> tuple[np.ndarray, np.ndarray]:
         """Build free list, deadline lists and the lists in pop order; all of them anew.

@@ -217,12 +217,7 @@ class OrderedPop:
         )
 
     def dead_letter_exhausted(
-        self,
-        slots: list[int],
-        progress: Progress,
-        group: Group,
-        allowance: Allowance,
-        now_ms: int,
+        self, slots: list[int], progress: Progress, group: Group, allowance: Allowance, now_ms: int
     ) -> bool:
         """Dead-letter what has run out in `slots` and has no attempt left; False: not all of it."""
         assert progress.ordered is not None

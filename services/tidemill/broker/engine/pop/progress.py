@@ -82,11 +82,16 @@ class Progress:
         """Return all of this that is stored."""
         ordered = self.ordered
         return ProgressRow(
-            self.group_id, self.topic_id, self.queue.queue_id, self.named_topic_id,
-            self.position, self.void_before, self.stated_at,
+            self.group_id,
+            self.topic_id,
+            self.queue.queue_id,
+            self.named_topic_id,
+            self.position,
+            self.void_before,
+            self.stated_at,
             ordered
             and OrderedRow(list(ordered.pending.items()), ordered.attempt_id, ordered.batch_id),
-        )  # fmt: skip
+        )
 
 
 @final

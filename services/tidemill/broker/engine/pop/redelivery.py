@@ -86,12 +86,7 @@ class Redelivery:
         return notices
 
     def within_limit(
-        self,
-        batch: Batch,
-        attempts: Sequence[int],
-        progress: Progress,
-        group: Group,
-        now_ms: int,
+        self, batch: Batch, attempts: Sequence[int], progress: Progress, group: Group, now_ms: int
     ) -> Batch | None:
         """Fill in the attempts, and dead-letter the messages that have none left.
 
@@ -296,14 +291,26 @@ class Redelivery:
             root_place = place.topic_id, place.queue_id, place.queue_offset
             first_popped_at_ms = table.popped_at_ms[slot]
         cause = Cause(
-            progress.group_id, Slot(slot), LogOffset(table.ids[slot]), index, reason,
-            first_popped_at_ms, *root_place, origin,
-        )  # fmt: skip
+            progress.group_id,
+            Slot(slot),
+            LogOffset(table.ids[slot]),
+            index,
+            reason,
+            first_popped_at_ms,
+            *root_place,
+            origin,
+        )
         queue = self._catalog.queue(target.id, QueueId(0))
         self._recorder.append(
             Message(
-                target.id, queue.queue_id, attempts, queue.max_offset,
-                message.FLAG_CAUSE, cause, original.blob, original.blob_crc,
+                target.id,
+                queue.queue_id,
+                attempts,
+                queue.max_offset,
+                message.FLAG_CAUSE,
+                cause,
+                original.blob,
+                original.blob_crc,
             ),
             now_ms,
-        )  # fmt: skip
+        )

@@ -163,13 +163,24 @@ class Settlement:
         slot = table.allocate()
         delivery_id = self._recorder.append(
             PopCheckpoint(
-                slot, progress.group_id, progress.topic_id, queue_id, 1, flags,
+                slot,
+                progress.group_id,
+                progress.topic_id,
+                queue_id,
+                1,
+                flags,
                 pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
-                offset, visible_at_ms, progress.position, None,
-                (old_slot, delivery.delivery_id, old_index), attempts, "", client_id,
+                offset,
+                visible_at_ms,
+                progress.position,
+                None,
+                (old_slot, delivery.delivery_id, old_index),
+                attempts,
+                "",
+                client_id,
             ),
             now_ms,
-        )  # fmt: skip
+        )
         self._state.count("ck", progress, 1)
         return delivery._replace(
             slot=slot, delivery_id=delivery_id, message_index=0, visible_at_ms=visible_at_ms

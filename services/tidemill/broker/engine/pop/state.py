@@ -58,15 +58,28 @@ from tidemill.common.histogram import Histogram
 Key: TypeAlias = tuple[GroupId, TopicId, QueueId]
 # What is counted of each group and topic that consumers name; the last three are results of acks.
 COUNTED = (
-    "ck", "ack", "revived", "dead_lettered", "damaged", "expired", "expired_before_revive",
-    "filtered_retry", "again_expired", "again_nack", "lock_conflict", "extended",
-    "given_back_ended", "given_back_silent", "given_back_unread", "given_back_released",
-    "APPLIED", "ALREADY", "GONE",
-)  # fmt: skip
+    "ck",
+    "ack",
+    "revived",
+    "dead_lettered",
+    "damaged",
+    "expired",
+    "expired_before_revive",
+    "filtered_retry",
+    "again_expired",
+    "again_nack",
+    "lock_conflict",
+    "extended",
+    "given_back_ended",
+    "given_back_silent",
+    "given_back_unread",
+    "given_back_released",
+    "APPLIED",
+    "ALREADY",
+    "GONE",
+)
 # Upper bounds in milliseconds: of what consumers take, and of how long messages wait for them.
-DELIVERY_BUCKETS_MS = (
-    1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000,
-)  # fmt: skip
+DELIVERY_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000)
 DELIVERIES_A_STATE_RECORD = 1024  # 56 KiB, and their gaps
 READERS_LOOK_MAX = 32_768  # queues of a topic's readers, 30 ns each, to name the groups
 # From the pop on: what handles of deliveries that renew say of how long they last, since proxies
@@ -219,9 +232,17 @@ class PopState:
                 return
             self.discard(slot)
         table.place(
-            slot, delivery_id, progress.index, start, count, flags, visible_at_ms, popped_at_ms,
-            gaps, client_id,
-        )  # fmt: skip
+            slot,
+            delivery_id,
+            progress.index,
+            start,
+            count,
+            flags,
+            visible_at_ms,
+            popped_at_ms,
+            gaps,
+            client_id,
+        )
         if self.catch_up is not None:
             return
         # As the newest of its queue.
@@ -650,9 +671,17 @@ class PopState:
         if flags & FLAG_ORDERED and progress.ordered is None:
             progress.ordered = OrderedState()
         table.place(
-            slot, delivery_id, progress.index, start, count, flags & FLAGS_STORED, visible_at_ms,
-            popped_at_ms, gaps, client_id,
-        )  # fmt: skip
+            slot,
+            delivery_id,
+            progress.index,
+            start,
+            count,
+            flags & FLAGS_STORED,
+            visible_at_ms,
+            popped_at_ms,
+            gaps,
+            client_id,
+        )
         table.live[slot] = live
         table.superseded[slot] = superseded
         table.on_its_way[slot] = flags & UNPROVEN

@@ -71,6 +71,4 @@ class Diverging(NamedTuple):
     why: str
 
 
-Action: TypeAlias = (
-    Dial | Send | Close | Propose | Release | Promoted | StepDown | Diverging
-)  # fmt: skip
+Action: TypeAlias = Dial | Send | Close | Propose | Release | Promoted | StepDown | Diverging

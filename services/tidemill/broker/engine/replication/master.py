@@ -46,9 +46,15 @@ class _Follower:
     """One stream of one replica, welcomed."""
 
     __slots__ = (
-        "applied_end", "heard_at_ms", "is_full", "member", "received_end", "sent_at_ms", "sent_end",
+        "applied_end",
+        "heard_at_ms",
+        "is_full",
+        "member",
+        "received_end",
+        "sent_at_ms",
+        "sent_end",
         "told_confirm",
-    )  # fmt: skip
+    )
 
     def __init__(self, member: Member, sent_end: int, now_ms: int, *, is_full: bool) -> None:
         self.member = member
@@ -85,9 +91,13 @@ class Master:
         # First: a start that finds the record finds its epoch, and one that does not drops it.
         log.save_journal(self._journal)
         self.sync_state = SyncState(
-            me, view, config,
-            epoch_start_end=log.begin_epoch(view.epoch), confirm=log.confirm_offset, now_ms=now_ms,
-        )  # fmt: skip
+            me,
+            view,
+            config,
+            epoch_start_end=log.begin_epoch(view.epoch),
+            confirm=log.confirm_offset,
+            now_ms=now_ms,
+        )
         self.transfer: Transfer | None = None
         self.diverged: frozenset[ReplicaId] = frozenset()  # whose log is not this one's
         self._transfer_from_ms = now_ms
@@ -157,8 +167,11 @@ class Master:
     def hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
         """Serve a replica, or refuse to."""
         if hello.group != self._group or hello.member.replica_id == self._me.replica_id:
-            self._refuse(stream, f"this is {self._group}, and {self._me.replica_id} its master",
-                         is_stranger=hello.group != self._group)  # fmt: skip
+            self._refuse(
+                stream,
+                f"this is {self._group}, and {self._me.replica_id} its master",
+                is_stranger=hello.group != self._group,
+            )
             return
         if not may_serve(self.epoch, epoch_seen=hello.epoch_seen):
             if hello.member not in self.sync_state.view.sss | self.sync_state.peers.keys():
@@ -195,11 +208,9 @@ class Master:
         self._replace_streams_of(hello.member, now_ms)
         follower = self._streams[stream] = _Follower(
             hello.member, begin, now_ms, is_full=hello.is_full
-        )  # fmt: skip
+        )
         self.sync_state.connected(hello.member, now_ms, is_full=hello.is_full)
-        self._send(
-            stream, Welcome(self.epoch, self._me, agreement, digest, mine, confirm), now_ms
-        )  # fmt: skip
+        self._send(stream, Welcome(self.epoch, self._me, agreement, digest, mine, confirm), now_ms)
         self._ship(stream, follower, now_ms)
 
     def _refuse(self, stream: Stream, why: str, *, is_stranger: bool = False) -> None:
@@ -305,9 +316,11 @@ class Master:
         candidates = [
             member
             for member in self.sync_state.view.sss
-            if member != self._me and target in (None, member.replica_id)
-            and peers[member].is_connected and acked(member) >= near
-        ]  # fmt: skip
+            if member != self._me
+            and target in (None, member.replica_id)
+            and peers[member].is_connected
+            and acked(member) >= near
+        ]
         if not candidates:
             return False
         best = max(candidates, key=lambda member: (acked(member), -member.replica_id))

@@ -92,9 +92,15 @@ class Replica:
         extent = LogExtent(cut_at(log.journal, log.log_end), log.log_min, log.log_end)
         self._is_full = not log.has_room_for(0)
         hello = Hello(
-            self._group, self._me, self._store_uuid, log.epoch_seen, self.view.version, extent,
-            log.durable_offset, self._is_full,
-        )  # fmt: skip
+            self._group,
+            self._me,
+            self._store_uuid,
+            log.epoch_seen,
+            self.view.version,
+            extent,
+            log.durable_offset,
+            self._is_full,
+        )
         self._actions.append(Send(stream, hello))
 
     def closed(self, now_ms: int) -> None:

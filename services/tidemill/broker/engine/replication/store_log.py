@@ -249,9 +249,14 @@ class StoreLog:
             return None
         data, segment = found
         return Data(
-            epoch=0, offset=offset, data=data, crc=crc32(data), confirm=0,
-            segment_start=segment.start, segment_bytes=segment.size,
-        )  # fmt: skip
+            epoch=0,
+            offset=offset,
+            data=data,
+            crc=crc32(data),
+            confirm=0,
+            segment_start=segment.start,
+            segment_bytes=segment.size,
+        )
 
     def append(self, frame: Data) -> None:
         """Write what a master has sent."""

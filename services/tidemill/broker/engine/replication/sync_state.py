@@ -34,8 +34,13 @@ class Peer:
     """What a master knows of one run of a replica."""
 
     __slots__ = (
-        "courted_at_ms", "gone_since_ms", "is_connected", "is_full", "is_slow", "well_since_ms",
-    )  # fmt: skip
+        "courted_at_ms",
+        "gone_since_ms",
+        "is_connected",
+        "is_full",
+        "is_slow",
+        "well_since_ms",
+    )
 
     def __init__(self, now_ms: int) -> None:
         self.is_connected = False
@@ -166,9 +171,12 @@ class SyncState:
             member
             for member in self.view.sss | self.peers.keys()
             if member == self._me
-            or (self._may_stay(member, now_ms) if member in self.view.sss else
-                self._may_join(member, now_ms))
-        )  # fmt: skip
+            or (
+                self._may_stay(member, now_ms)
+                if member in self.view.sss
+                else self._may_join(member, now_ms)
+            )
+        )
         for member in sorted(found - {self._me}):
             if self.peers[member].is_slow and len(found) > self.view.min_in_sync:
                 found -= {member}

@@ -81,9 +81,13 @@ def write_block_file(
     folder.rename(temporary, name)
     mappings.forget(name)
     new = BlockFile(
-        mappings, name, block_file.Header(from_offset, to_offset, bytes(directory)),
-        magic=magic, damaged=damaged, size_bytes=position,
-    )  # fmt: skip
+        mappings,
+        name,
+        block_file.Header(from_offset, to_offset, bytes(directory)),
+        magic=magic,
+        damaged=damaged,
+        size_bytes=position,
+    )
     placed(new)
     yield [folder.disk.folder(folder.path)]
     return new

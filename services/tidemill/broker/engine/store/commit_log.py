@@ -139,11 +139,19 @@ class CommitLog:
             unsynced = UNSYNCED_MAX
         covered = (
             _pack_covered(
-                size, tail_crc, VERSION, kind, flags, self.epoch, stored_at_ms, offset, unsynced,
+                size,
+                tail_crc,
+                VERSION,
+                kind,
+                flags,
+                self.epoch,
+                stored_at_ms,
+                offset,
+                unsynced,
                 head_size,
             )
             + body
-        )  # fmt: skip
+        )
         head = _pack_prefix(MAGIC, crc32(covered)) + covered
         self._buffers.append(head)
         if tail:
@@ -368,10 +376,7 @@ class CommitLog:
         if not segments or log_offset < segments[0].start:
             raise LookupError(log_offset)
         # Segments are of equal size unless the setting was changed, so the guess is mostly right.
-        index = min(
-            (log_offset - segments[0].start) // self._segment_bytes,
-            len(segments) - 1,
-        )
+        index = min((log_offset - segments[0].start) // self._segment_bytes, len(segments) - 1)
         while log_offset < segments[index].start:
             index -= 1
         while log_offset >= segments[index].end:
@@ -437,8 +442,9 @@ class CommitLog:
             rest = segment.end - at
             view = self._views[segment.name]
             if rest < record.HEADER_SIZE or record.PAD.unpack_from(view, at - segment.start) == (
-                record.PAD_MAGIC, rest,
-            ):  # fmt: skip
+                record.PAD_MAGIC,
+                rest,
+            ):
                 at = segment.end
                 continue
             found = self.record_at(LogOffset(at))

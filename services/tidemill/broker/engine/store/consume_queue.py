@@ -37,9 +37,17 @@ class ConsumeQueue:
     """
 
     __slots__ = (
-        "_blocks", "_files", "_firsts", "base", "max_offset", "min_offset", "queue_id", "stated_at",
-        "tail", "topic_id",
-    )  # fmt: skip
+        "_blocks",
+        "_files",
+        "_firsts",
+        "base",
+        "max_offset",
+        "min_offset",
+        "queue_id",
+        "stated_at",
+        "tail",
+        "topic_id",
+    )
 
     def __init__(self, topic_id: TopicId, queue_id: QueueId) -> None:
         self.topic_id = topic_id

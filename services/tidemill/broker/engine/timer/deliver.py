@@ -334,7 +334,7 @@ class Deliverer:
                 queue.topic_id, queue.queue_id, 0, queue.max_offset, FLAG_TIMER, cause, blob, crc
             ),
             now_ms,
-        )  # fmt: skip
+        )
         self._ready(queue.topic_id)
 
 

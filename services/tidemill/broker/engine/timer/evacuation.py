@@ -38,12 +38,7 @@ from tidemill.broker.engine.store.segment import CorruptStore, Segment
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import (
-    COPY_QUEUE,
-    REMAINS_QUEUE,
-    TIMER_TOPIC,
-    TimerState,
-)
+from tidemill.broker.engine.timer.status import COPY_QUEUE, REMAINS_QUEUE, TIMER_TOPIC, TimerState
 from tidemill.common.errors import MessageBodyTooLarge
 
 RECORDS_A_PAGE = 16  # of the table, 512 entries: looking through one takes as long

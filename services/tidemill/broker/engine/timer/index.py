@@ -383,10 +383,17 @@ class TimerIndex:
         previous = self.wheel.link(slot_s, position, change=change)
         log.append(
             timer_record.encode(
-                previous, kind, now_ms, slot_s, entry.log_offset, entry.size, entry.topic_id,
-                timer_id, entry.due_at_ms,
+                previous,
+                kind,
+                now_ms,
+                slot_s,
+                entry.log_offset,
+                entry.size,
+                entry.topic_id,
+                timer_id,
+                entry.due_at_ms,
             )
-        )  # fmt: skip
+        )
         number = log.file_number(position)
         if slot_s > self.latest_s.get(number, 0):
             self.latest_s[number] = slot_s

@@ -38,11 +38,7 @@ class Janitor:
     """What may go, and what must be corrected."""
 
     def __init__(
-        self,
-        index: TimerIndex,
-        flusher: Flusher,
-        config: TimerConfig,
-        audit: Audit,
+        self, index: TimerIndex, flusher: Flusher, config: TimerConfig, audit: Audit
     ) -> None:
         self._index = index
         self.audit = audit

@@ -35,12 +35,7 @@ class Opening:
     """What a start finds of timers, and what it makes again."""
 
     def __init__(
-        self,
-        index: TimerIndex,
-        loader: Loader,
-        flusher: Flusher,
-        log: CommitLog,
-        catalog: Catalog,
+        self, index: TimerIndex, loader: Loader, flusher: Flusher, log: CommitLog, catalog: Catalog
     ) -> None:
         self._index = index
         self._loader = loader
@@ -98,9 +93,7 @@ class Opening:
         table = self._index.table
         known_ids = checkpoint.queue_offset
         is_whole = table.load(
-            known_ids=known_ids,
-            files_kept=TABLE_FILES_KEPT,
-            live_files=checkpoint.live_files or (),
+            known_ids=known_ids, files_kept=TABLE_FILES_KEPT, live_files=checkpoint.live_files or ()
         )
         if not is_whole:
             return False
@@ -194,11 +187,7 @@ class Opening:
         return self._rebuild(self._index.table.page_batches(), now_ms, firing_ms, hand_s)
 
     def _rebuild(
-        self,
-        batches: Iterable[tuple[int, np.ndarray]],
-        now_ms: int,
-        firing_ms: int,
-        hand_s: int,
+        self, batches: Iterable[tuple[int, np.ndarray]], now_ms: int, firing_ms: int, hand_s: int
     ) -> Iterator[list[File]]:
         index = self._index
         self.is_rebuilding = True

@@ -104,28 +104,46 @@ class Timers:
         self.bodies = Bodies(log, set_aside.originals)
         self.admission = Admission(index, config, volume_bytes=disk.total_bytes())
         self.loader = Loader(
-            index, self.near, self.bodies,
-            horizon_ms=config.load_horizon_ms, chunk=config.load_chunk_records,
-        )  # fmt: skip
+            index,
+            self.near,
+            self.bodies,
+            horizon_ms=config.load_horizon_ms,
+            chunk=config.load_chunk_records,
+        )
         self.deliverer = Deliverer(
-            index, self.near, self.bodies, catalog, recorder, tally,
-            ready=ready, may_append=may_append,
+            index,
+            self.near,
+            self.bodies,
+            catalog,
+            recorder,
+            tally,
+            ready=ready,
+            may_append=may_append,
             quarantined=set_aside.quarantined,
-            rate_max=config.max_rate, expire_after_ms=config.expire_backlog_after_ms,
-        )  # fmt: skip
+            rate_max=config.max_rate,
+            expire_after_ms=config.expire_backlog_after_ms,
+        )
         self.evacuation = Evacuation(
-            index, log, store, catalog, recorder, self.bodies, tally,
+            index,
+            log,
+            store,
+            catalog,
+            recorder,
+            self.bodies,
+            tally,
             quarantined=set_aside.quarantined,
             rate_bytes=config.evacuation_rate_bytes,
             may_copy=may_copy,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
-        )  # fmt: skip
+        )
         self.flusher = Flusher(disk, index, log, config)
         self.opening = Opening(index, self.loader, self.flusher, log, catalog)
         self.janitor = Janitor(
-            index, self.flusher, config,
+            index,
+            self.flusher,
+            config,
             audit=Audit(index, log, tally, quarantined=lambda: self.quarantined),
-        )  # fmt: skip
+        )
         self.census = Census(index, tally)
         self._tally = tally
         self.delays: Histogram[TopicId] = Histogram(DELAY_BUCKETS_S)  # asked for
