@@ -24,9 +24,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.server.slices import in_turns, run_turn
 from tidemill.broker.server.sync_pace import SyncPace
 from tidemill.common.histogram import Histogram
+from tidemill.common.slices import run_in_turns, run_turn
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -208,7 +208,7 @@ class Durability:
             await self._has_rest.wait()
             self._has_rest.clear()
             if self._leaving is not None:
-                await in_turns(self._leaving)
+                await run_in_turns(self._leaving)
                 self._leaving = None
 
     def _leave(self) -> Iterator[None]:

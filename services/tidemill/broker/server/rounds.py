@@ -33,10 +33,10 @@ from tidemill.broker.server.background_work import BackgroundWork
 from tidemill.broker.server.disk_room import DiskRoom
 from tidemill.broker.server.durability import DISK_BUCKETS_US, US_PER_S
 from tidemill.broker.server.round_log import RoundLog
-from tidemill.broker.server.slices import in_turns
 from tidemill.common.errors import Draining, NotMaster, Overloaded, ServiceError
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
+from tidemill.common.slices import run_in_turns
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
@@ -313,7 +313,7 @@ class Rounds:
             if turn.monotonic_ms >= self._refresh_at_ms:
                 self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
                 self._disk_room.look(self._engine, turn.monotonic_ms)
-            await in_turns(group_log.apply_slices())
+            await run_in_turns(group_log.apply_slices())
             if not self._is_following():
                 break
             has_more = self._background.is_due(turn) and self._background.step(turn)
@@ -351,13 +351,13 @@ class Rounds:
         turn.firing_ms = min(firing_ms, turn.now_ms)
         expiry_ms = self._expiry_clock.read(turn.now_ms, turn.monotonic_ms)
         turn.expiry_ms = min(expiry_ms, turn.now_ms)
-        await in_turns(_apply(work, turn))
+        await run_in_turns(_apply(work, turn))
         begin_s = time.monotonic()
-        await in_turns(self._do_due(turn))
+        await run_in_turns(self._do_due(turn))
         self.revive_latencies.observe((), (time.monotonic() - begin_s) * 1000)
         topic_ids, keys = engine.take_ready()
         if topic_ids or keys:
-            await in_turns(polls.wake(topic_ids, keys))
+            await run_in_turns(polls.wake(topic_ids, keys))
         if changes := engine.take_config_changes():
             await self._spread(changes)
         polls.expire(turn.monotonic_ms)
@@ -373,7 +373,7 @@ class Rounds:
     async def _write(self) -> None:
         """Write what the round has appended."""
         began_s = time.monotonic()
-        await in_turns(self._engine.write_slices(self.turn.now_ms))
+        await run_in_turns(self._engine.write_slices(self.turn.now_ms))
         if self._engine.log_end > self._written_offset:
             self._written_offset = self._engine.log_end
             self.append_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
@@ -396,7 +396,7 @@ class Rounds:
             for key in self._polls.keys_of_group(group_id)
         ]
         if changes.deleted_topic_ids or keys:
-            await in_turns(self._polls.wake(changes.deleted_topic_ids, keys))
+            await run_in_turns(self._polls.wake(changes.deleted_topic_ids, keys))
 
     async def _do_background(self) -> bool:
         """Do one slice of background work; True when there is more to do at once."""
