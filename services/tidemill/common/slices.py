@@ -33,7 +33,9 @@ async def run_slices(
 
 async def run_in_turns(slices: Iterator[None]) -> None:
     """Run `slices` to their end, and yield to the event loop every 2 ms."""
-    while not run_turn(slices):
+    while True:
+        if run_turn(slices):
+            return
         await asyncio.sleep(0)
 
 
