@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.support.processes import broker, standalone
-from tidemill.admin.broker_client import broker_client
-from tidemill.admin.brokers import Brokers
+from tidemill.admin.cluster.broker_client import broker_client
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import BrokerUnreachable
 
 TIMEOUT_MS = 5_000

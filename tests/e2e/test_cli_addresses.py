@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from typer.testing import CliRunner
 
 from tests.e2e.conftest import Certificates
-from tidemill.admin.door import Door, TokenFile
+from tidemill.admin.http.door import Door, TokenFile
 from tidemill.admin.process import listening, serving
 from tidemill.cli.app import app
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 
 from tests.support.processes import broker
-from tidemill.admin.broker_client import broker_client
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.controllers import Controllers
+from tidemill.admin.cluster.broker_client import broker_client
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.controllers import Controllers
 from tidemill.admin.routes.broker_groups import get_broker_group
 
 TIMEOUT_MS = 5_000

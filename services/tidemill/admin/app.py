@@ -6,13 +6,13 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.compose import Composer
-from tidemill.admin.controllers import Controllers
-from tidemill.admin.pages import add_pages
-from tidemill.admin.paths import Paths
-from tidemill.admin.problems import RESPONSES, add_problem_handlers
-from tidemill.admin.query import KnownParameters
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.http.pages import add_pages
+from tidemill.admin.http.paths import Paths
+from tidemill.admin.http.problems import RESPONSES, add_problem_handlers
+from tidemill.admin.http.query import KnownParameters
+from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
     broker_groups,
     clients,

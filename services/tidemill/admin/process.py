@@ -16,15 +16,15 @@ import structlog
 import uvicorn
 
 from tidemill.admin.app import create_app
-from tidemill.admin.broker_client import broker_client
-from tidemill.admin.broker_credentials import broker_credentials
-from tidemill.admin.broker_watch import BrokerWatch
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.connections import Connection, Told
-from tidemill.admin.controllers import Controllers
-from tidemill.admin.door import Door, TokenFile
-from tidemill.admin.master_addresses import MasterAddresses
-from tidemill.admin.metrics import AdminMetrics, Measured
+from tidemill.admin.cluster.broker_client import broker_client
+from tidemill.admin.cluster.broker_credentials import broker_credentials
+from tidemill.admin.cluster.broker_watch import BrokerWatch
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.master_addresses import MasterAddresses
+from tidemill.admin.http.connections import Connection, Told
+from tidemill.admin.http.door import Door, TokenFile
+from tidemill.admin.http.metrics import AdminMetrics, Measured
 from tidemill.admin.routes.messages import MESSAGES
 from tidemill.admin.scaling.demands import Demands
 from tidemill.admin.scaling.server import scaler_server, scaler_tls

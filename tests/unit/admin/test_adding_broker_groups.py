@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from tidemill.admin.broker_group_schemas import BrokerGroupChange, NewMember
+from tidemill.admin.json.broker_groups import BrokerGroupChange, NewMember
 from tidemill.admin.routes.broker_groups import add_broker_group, drain_broker_group
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, BrokerTimeout, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from tidemill.admin.app import create_app
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.door import OTHER_BODY_BYTES_MAX, Door
-from tidemill.admin.message_schemas import NewMessage
-from tidemill.admin.problems import REASON_CHARS_MAX, REASONS_MAX
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.http.door import OTHER_BODY_BYTES_MAX, Door
+from tidemill.admin.http.problems import REASON_CHARS_MAX, REASONS_MAX
+from tidemill.admin.json.messages import NewMessage
+from tidemill.admin.json.schemas import FIELDS_MAX, ITEMS_MAX, Customized, Schema
 from tidemill.admin.routes.messages import MESSAGES, TOKENS_MAX, has_many_tokens
 from tidemill.admin.scaling.demands import Demands
-from tidemill.admin.schemas import FIELDS_MAX, ITEMS_MAX, Customized, Schema
 
 MANY = 100_000
 SEND = "/api/v1/topics/orders/messages"

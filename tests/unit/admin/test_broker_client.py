@@ -12,10 +12,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tidemill.admin.broker_client import ERROR_KEY, BrokerClient, broker_client
-from tidemill.admin.broker_watch import BrokerWatch
-from tidemill.admin.controllers import Controllers
-from tidemill.admin.master_addresses import MasterAddresses
+from tidemill.admin.cluster.broker_client import ERROR_KEY, BrokerClient, broker_client
+from tidemill.admin.cluster.broker_watch import BrokerWatch
+from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.common.errors import BrokerUnreachable, UnavailableError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.bodies import body_of
 from tests.support.clocks import ManualClock
-from tidemill.admin.compose import DELAY_LEVELS_MS, Composer
-from tidemill.admin.message_ids import MessageIds
-from tidemill.admin.message_schemas import NewMessage
+from tidemill.admin.json.messages import NewMessage
+from tidemill.admin.messages.compose import DELAY_LEVELS_MS, Composer
+from tidemill.admin.messages.message_ids import MessageIds
 from tidemill.common.errors import BadRequest, IllegalDeliveryTime, IllegalTag, MessageTypeConflict
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from tidemill.admin import connections
-from tidemill.admin.metrics import UNANSWERED, AdminMetrics, Measured
-from tidemill.admin.paths import Paths
+from tidemill.admin.http import connections
+from tidemill.admin.http.metrics import UNANSWERED, AdminMetrics, Measured
+from tidemill.admin.http.paths import Paths
 from tidemill.admin.process import listening, serving
 
 if TYPE_CHECKING:

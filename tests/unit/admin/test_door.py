@@ -11,9 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from tidemill.admin import door
-from tidemill.admin.door import Door, TokenFile
-from tidemill.admin.problems import add_problem_handlers
+from tidemill.admin.http import door
+from tidemill.admin.http.door import Door, TokenFile
+from tidemill.admin.http.problems import add_problem_handlers
 from tidemill.common.lifecycle import StartRefused
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.admin.controllers import Controllers
-from tidemill.admin.master_addresses import OLDER_LOOKS_MAX, MasterAddresses
+from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.master_addresses import OLDER_LOOKS_MAX, MasterAddresses
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.placing import store
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.messages.placing import store
 from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, TopicNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from tidemill.admin.brokers import Answer, Answers, Brokers
-from tidemill.admin.proxies import ClientPage, command_client, find_client, list_clients
+from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
+from tidemill.admin.cluster.proxies import ClientPage, command_client, find_client, list_clients
 from tidemill.common.errors import ClientMute, ClientNotFound, Overloaded, ProxyUnreachable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tidemill.admin.app import create_app
-from tidemill.admin.brokers import Answer, Member
+from tidemill.admin.cluster.brokers import Answer, Member
 from tidemill.admin.routes import brokers_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

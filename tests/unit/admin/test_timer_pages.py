@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.admin.brokers import Answer
-from tidemill.admin.paging import encode_token
-from tidemill.admin.timer_pages import Place, merged, place_of, request_behind
+from tidemill.admin.cluster.brokers import Answer
+from tidemill.admin.http.paging import encode_token
+from tidemill.admin.messages.timer_pages import Place, merged, place_of, request_behind
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

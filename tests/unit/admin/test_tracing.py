@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from tidemill.admin.brokers import Answer, Answers, Brokers
-from tidemill.admin.message_schemas import MessageTrace
-from tidemill.admin.tracing import LOG_BYTES_A_PAGE, LOG_BYTES_MAX, trace
+from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
+from tidemill.admin.json.messages import MessageTrace
+from tidemill.admin.messages.trace import LOG_BYTES_A_PAGE, LOG_BYTES_MAX, trace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 

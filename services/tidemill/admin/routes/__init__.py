@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Header, Query, Request
 from fastapi.responses import JSONResponse
 
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.compose import Composer
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.json.schemas import Schema
+from tidemill.admin.messages.compose import Composer
 from tidemill.admin.scaling.demands import Demands
-from tidemill.admin.schemas import Schema
 from tidemill.common.errors import Forbidden
 
 USER_CHARS_MAX = 128  # of who somebody says to be, in a line of the log

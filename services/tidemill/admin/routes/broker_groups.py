@@ -9,7 +9,9 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from tidemill.admin.broker_group_schemas import (
+from tidemill.admin.cluster.brokers import AWAY, Brokers, Member
+from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.json.broker_groups import (
     BrokerGroup,
     BrokerGroupChange,
     BrokerGroupList,
@@ -18,8 +20,6 @@ from tidemill.admin.broker_group_schemas import (
     NewMember,
     Replica,
 )
-from tidemill.admin.brokers import AWAY, Brokers, Member
-from tidemill.admin.controllers import Controllers
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of, refuse_foreign_pages
 from tidemill.admin.routes.replicas import All
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from tidemill.admin import client_schemas as schemas
-from tidemill.admin.brokers import Brokers
-from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
-from tidemill.admin.proxies import Client, command_client, find_client, list_clients
+from tidemill.admin.cluster.brokers import Brokers
+from tidemill.admin.cluster.proxies import Client, command_client, find_client, list_clients
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
+from tidemill.admin.json import clients as schemas
 from tidemill.admin.routes import Caller, Cluster, refuse_foreign_pages
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

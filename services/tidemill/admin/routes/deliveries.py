@@ -7,11 +7,11 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query
 
-from tidemill.admin import schemas
-from tidemill.admin.brokers import Answers, Member
-from tidemill.admin.delivery_pages import after, merged, place_of
-from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.render import delivery_of
+from tidemill.admin.cluster.brokers import Answers, Member
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.json import schemas
+from tidemill.admin.json.render import delivery_of
+from tidemill.admin.messages.delivery_pages import after, merged, place_of
 from tidemill.admin.routes import Caller, Cluster, DryRun
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

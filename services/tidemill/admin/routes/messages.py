@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
-from tidemill.admin import message_schemas as schemas
-from tidemill.admin.brokers import Answers
-from tidemill.admin.door import OTHER_BODY_BYTES_MAX
-from tidemill.admin.peek import message_of
-from tidemill.admin.placing import store
+from tidemill.admin.cluster.brokers import Answers
+from tidemill.admin.http.door import OTHER_BODY_BYTES_MAX
+from tidemill.admin.json import messages as schemas
+from tidemill.admin.messages.peek import message_of
+from tidemill.admin.messages.placing import store
+from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, trace
 from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
-from tidemill.admin.tracing import CURSOR_CHARS_MAX, trace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import Recall
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 
-from tidemill.admin.controllers import Controllers
-from tidemill.admin.replica_schemas import (
+from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.json.replicas import (
     CutTail,
     DrainWish,
     Election,

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from tidemill.admin.json.scaling import GroupScaling, TopicScaling
 from tidemill.admin.routes import AllDemands
 from tidemill.admin.scaling.demand import replicas_of
 from tidemill.admin.scaling.trigger import HORIZON_S_DEFAULT, HORIZON_S_MAX, MESSAGES_MAX, ask_about
-from tidemill.admin.scaling_schemas import GroupScaling, TopicScaling
 
 router = APIRouter(tags=["groups"])
 

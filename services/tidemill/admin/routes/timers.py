@@ -8,12 +8,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from tidemill.admin import message_schemas, schemas
-from tidemill.admin.brokers import Brokers, Member
-from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.peek import timer_of
+from tidemill.admin.cluster.brokers import Brokers, Member
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
+from tidemill.admin.json import messages as message_schemas
+from tidemill.admin.json import schemas
+from tidemill.admin.messages.peek import timer_of
+from tidemill.admin.messages.timer_pages import merged, place_of, request_behind
 from tidemill.admin.routes import BrokerName, Caller, Cluster, DryRun, refuse_foreign_pages
-from tidemill.admin.timer_pages import merged, place_of, request_behind
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from tidemill.admin import render, schemas
-from tidemill.admin.configuration import read_configuration
-from tidemill.admin.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.cluster.configuration import read_configuration
+from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
+from tidemill.admin.json import render, schemas
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar, final
 
-from tidemill.admin.brokers import UNKNOWN, Answers, Brokers, Member
+from tidemill.admin.cluster.brokers import UNKNOWN, Answers, Brokers, Member
 from tidemill.admin.scaling.demand import Demand, demand_of, topics_begun
 from tidemill.admin.scaling.shared import Shared
 from tidemill.admin.scaling.trigger import Question

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.clocks import ManualClock
-from tidemill.admin.brokers import Answer, Answers, Brokers
+from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
 from tidemill.admin.scaling.demand import Demand, TopicDemand, is_active, replicas_of, value_of
 from tidemill.admin.scaling.demands import QUESTION_IDLE_S, QUESTIONS_MAX, Demands
 from tidemill.admin.scaling.shared import ANSWER_AGE_S_MAX

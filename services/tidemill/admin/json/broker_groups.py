@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tidemill.admin.schemas import Schema, Text
+from tidemill.admin.json.schemas import Schema, Text
 
 
 class LeftItem(Schema):

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.schemas import Problem
+from tidemill.admin.json.schemas import Problem
 from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, codes_of
 
 MEDIA_TYPE = "application/problem+json"

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tidemill.admin.schemas import (
+from tidemill.admin.json.schemas import (
     BROKER,
     EXACT_MAX,
     ITEMS_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from tidemill.admin.brokers import Brokers
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 Item = TypeVar("Item", pb.TopicConfig, pb.GroupConfig)

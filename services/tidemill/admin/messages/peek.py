@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from tidemill.admin.message_schemas import Message, Timer, TimerState
+from tidemill.admin.json.messages import Message, Timer, TimerState
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tidemill.admin import paging
-from tidemill.admin.brokers import Answer
-from tidemill.admin.paging import decode_token
-from tidemill.admin.schemas import EXACT_MAX
+from tidemill.admin.cluster.brokers import Answer
+from tidemill.admin.http import paging
+from tidemill.admin.http.paging import decode_token
+from tidemill.admin.json.schemas import EXACT_MAX
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

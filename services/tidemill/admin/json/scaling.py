@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tidemill.admin.schemas import Schema
+from tidemill.admin.json.schemas import Schema
 
 READY = Field(description="Messages that wait for a consumer.")
 IN_FLIGHT = Field(description="Messages that consumers have and have not acked.")

@@ -14,7 +14,7 @@ from typing import Final, final
 import grpc
 import structlog
 
-from tidemill.admin.broker_client import BrokerClient, raise_own
+from tidemill.admin.cluster.broker_client import BrokerClient, raise_own
 from tidemill.common.readiness import Peer
 
 log = structlog.get_logger()

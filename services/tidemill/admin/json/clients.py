@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tidemill.admin.schemas import Schema, Text
+from tidemill.admin.json.schemas import Schema, Text
 
 CLIENT_TIMEOUT_MS = 5_000  # as long as the reference waits
 CLIENT_TIMEOUT_MS_MAX = 20_000  # a listener may take its time; the command line waits longer

@@ -19,7 +19,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 import grpc
 import structlog
 
-from tidemill.admin.broker_client import BrokerClient
+from tidemill.admin.cluster.broker_client import BrokerClient
 from tidemill.common.errors import (
     BrokerGroupNotFound,
     BrokerGroupUnreachable,

@@ -31,7 +31,7 @@ WAITING_WARN_EVERY_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
 
 if TYPE_CHECKING:
-    from tidemill.admin.master_addresses import MasterAddresses
+    from tidemill.admin.cluster.master_addresses import MasterAddresses
     from tidemill.transport.aio.tls import Reloading
 
 log = structlog.get_logger()

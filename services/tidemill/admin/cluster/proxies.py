@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tidemill.admin.broker_client import BrokerClient
-from tidemill.admin.brokers import Brokers
+from tidemill.admin.cluster.broker_client import BrokerClient
+from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import (
     BrokerTimeout,
     BrokerUnreachable,

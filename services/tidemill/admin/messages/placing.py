@@ -10,7 +10,7 @@ from typing import Final
 
 import grpc
 
-from tidemill.admin.brokers import AWAY, Answer, Brokers, Member
+from tidemill.admin.cluster.brokers import AWAY, Answer, Brokers, Member
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
     DiskFull,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from tidemill.admin.paths import Paths
+    from tidemill.admin.http.paths import Paths
 
 NO_ROUTE: Final = "(none)"  # for pages, and for paths that are none
 # Clients may send any word for a method; series are made for these.

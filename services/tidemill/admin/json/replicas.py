@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tidemill.admin.schemas import Schema
+from tidemill.admin.json.schemas import Schema
 
 
 class ReplicaState(Schema):

@@ -18,7 +18,7 @@ import structlog
 from tidemill.common.errors import ServiceError
 
 if TYPE_CHECKING:
-    from tidemill.admin.controllers import Controllers
+    from tidemill.admin.cluster.controllers import Controllers
     from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 LOOK_PERIOD_S: Final = 0.5  # an operator waits as long, once in a failover

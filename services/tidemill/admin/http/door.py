@@ -19,7 +19,7 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.problems import problem
+from tidemill.admin.http.problems import problem
 from tidemill.common.errors import CODES, Overloaded
 from tidemill.common.file_changes import FileChanges
 from tidemill.common.lifecycle import StartRefused

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidemill.admin.brokers import Answers
-from tidemill.admin.schemas import (
+from tidemill.admin.cluster.brokers import Answers
+from tidemill.admin.json.schemas import (
     Customized,
     DeliveryOrder,
     Exponential,

@@ -64,4 +64,4 @@ def add_pages(app: FastAPI) -> None:
 @functools.cache
 def history_page() -> str:
     """Return the page of masters and failovers."""
-    return resources.files("tidemill.admin").joinpath("history_page.html").read_text("utf-8")
+    return resources.files("tidemill.admin.http").joinpath("history_page.html").read_text("utf-8")

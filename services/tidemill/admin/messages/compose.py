@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tidemill.admin.message_ids import MessageIds
-from tidemill.admin.message_schemas import NewMessage
+from tidemill.admin.json.messages import NewMessage
+from tidemill.admin.messages.message_ids import MessageIds
 from tidemill.common.clock import Clock
 from tidemill.common.errors import BadRequest
 from tidemill.message.encoding import encode_stored

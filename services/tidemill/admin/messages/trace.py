@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from tidemill.admin.brokers import Answer, Brokers, Member
-from tidemill.admin.message_schemas import MessageEvent, MessageTrace
+from tidemill.admin.cluster.brokers import Answer, Brokers, Member
+from tidemill.admin.json.messages import MessageEvent, MessageTrace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 

@@ -1,0 +1,1 @@
+"""Clients of the admin process for brokers, controllers and proxies."""

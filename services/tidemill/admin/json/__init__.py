@@ -1,0 +1,1 @@
+"""The JSON of the REST API: one module of schemas per resource, and rendering."""

@@ -1,0 +1,1 @@
+"""Messages for the REST API: compose and place a send, show, trace and list."""
