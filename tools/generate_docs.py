@@ -24,7 +24,9 @@ from tidemill.common.errors import CODES
 from tidemill.common.settings import ProcessSettings
 from tidemill.controller.settings import ControllerSettings
 from tidemill.message import limits
-from tidemill.proxy import broker_calls, client_metrics, client_points
+from tidemill.proxy.clients import metrics as client_metrics
+from tidemill.proxy.clients import points as client_points
+from tidemill.proxy.cluster import broker_calls
 from tidemill.proxy.server import broker_pages, pull_pages, queues
 from tidemill.proxy.server.otlp import EXPORTS_MAX
 from tidemill.proxy.server.pipeline_source import CALLS_MAX

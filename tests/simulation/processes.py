@@ -25,8 +25,8 @@ from tidemill.broker.server.members import FOLLOW, Members
 from tidemill.broker.server.rounds import Rounds
 from tidemill.broker.sync_process import HasFileno
 from tidemill.proxy.app import cluster_of, telemetry_of, wire
-from tidemill.proxy.broker_calls import BrokerCalls
-from tidemill.proxy.clients import Clients
+from tidemill.proxy.clients.clients import Clients
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary

@@ -21,7 +21,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 
 from tests.support.api import CALL_S, METADATA, Api, api, message
 from tests.support.processes import ADMIN_S, Standalone
-from tidemill.proxy.client_points import HISTOGRAMS
+from tidemill.proxy.clients.points import HISTOGRAMS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 

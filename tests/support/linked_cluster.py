@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.cluster.cluster import Cluster
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.settings import ProxySettings

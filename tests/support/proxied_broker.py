@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server.queues import READER
 from tidemill.transport.aio.call import unary
 from tidemill.transport.aio.channel import connected

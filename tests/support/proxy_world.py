@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from tests.support.memory_broker import MemoryBroker
 from tidemill.common.clock import SystemClock
 from tidemill.proxy.app import cluster_of, telemetry_of, wire
-from tidemill.proxy.broker_calls import BrokerCalls
-from tidemill.proxy.clients import Clients
+from tidemill.proxy.clients.clients import Clients
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.server.call import Boundary, Call

@@ -14,7 +14,7 @@ from tests.support.memory_broker import MemoryBroker
 from tests.support.memory_engine import NOW_MS
 from tests.support.proxy_world import ProxyWorld, eventually, message
 from tidemill.common.metrics import Registry
-from tidemill.proxy.broker_group import BrokerGroup
+from tidemill.proxy.cluster.broker_group import BrokerGroup
 from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.server.producer import _encode
 from tidemill.proxy.settings import ProxySettings

@@ -15,20 +15,21 @@ from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_sig
 from tidemill.common.log import logs_text
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import Readiness
-from tidemill.proxy.broker_calls import BrokerCalls
-from tidemill.proxy.client_metrics import ClientMetrics
-from tidemill.proxy.client_settings import measured_languages
-from tidemill.proxy.clients import Clients
-from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.clients.clients import Clients
+from tidemill.proxy.clients.metrics import ClientMetrics
+from tidemill.proxy.clients.questions import Questions
+from tidemill.proxy.clients.relay import Relays
+from tidemill.proxy.clients.settings import measured_languages
+from tidemill.proxy.clients.settings_news import SettingsNews
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
+from tidemill.proxy.cluster.cluster import Cluster
+from tidemill.proxy.cluster.routing import scheme_of
 from tidemill.proxy.keeper import Kept, give_to_keep, take_over
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
-from tidemill.proxy.questions import Questions
-from tidemill.proxy.relay import Relays
-from tidemill.proxy.routing import scheme_of
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
 from tidemill.proxy.server.consumer import Consumer
@@ -43,7 +44,6 @@ from tidemill.proxy.server.puller import Puller
 from tidemill.proxy.server.route import Routes
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
-from tidemill.proxy.settings_news import SettingsNews
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connect

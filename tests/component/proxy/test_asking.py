@@ -16,10 +16,10 @@ from tests.support.proxy_world import eventually
 from tidemill.broker.server import relay as broker_relay
 from tidemill.broker.server.admin import ERROR_KEY
 from tidemill.broker.server.relay import Relay
-from tidemill.proxy.clients import EXPIRY_MS, Client, Clients
-from tidemill.proxy.questions import CLIENTS_MAX, Questions
-from tidemill.proxy.relay import Relays
-from tidemill.proxy.telemetry_streams import ClientAnswer
+from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
+from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
+from tidemill.proxy.clients.relay import Relays
+from tidemill.proxy.clients.telemetry_streams import ClientAnswer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -435,7 +435,7 @@ def test_a_proxy_that_does_not_read_is_asked_no_more(monkeypatch: pytest.MonkeyP
 
 
 def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.proxy.questions.PAGE_BYTES_MAX", 100)
+    monkeypatch.setattr("tidemill.proxy.clients.questions.PAGE_BYTES_MAX", 100)
 
     async def scenario(world: World) -> None:
         for n in range(3):
@@ -456,7 +456,7 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_broker_that_is_listed_no_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.proxy.relay.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tidemill.proxy.clients.relay.LOOK_EVERY_S", 0.0)
 
     async def scenario(world: World) -> None:
         await world.proxy()

@@ -11,7 +11,7 @@ from tests.support.proxy_world import ProxyWorld, eventually, message, receive_r
 from tidemill.common.deadlines import TICK_S
 from tidemill.common.errors import BrokerTimeout, GroupNotFound, Overloaded
 from tidemill.message.receipt_handle import HandleFields
-from tidemill.proxy.cluster import TIMEOUT_MAX_MS
+from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.link import batching, broker_link, commands, stream
 from tidemill.proxy.link.batching import Batching
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE

@@ -19,7 +19,7 @@ from tests.support.memory_broker import MemoryBroker
 from tests.support.proxy_world import HEADERS, ProxyWorld
 from tidemill.common.metrics import Registry
 from tidemill.message import limits
-from tidemill.proxy.client_metrics import ClientMetrics
+from tidemill.proxy.clients.metrics import ClientMetrics
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.otlp import EXPORT, EXPORTS_MAX, MetricsReceiver

@@ -10,7 +10,7 @@ from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import ProxyWorld, run
 from tidemill.common.errors import BadRequest
 from tidemill.message import limits
-from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server.pipeline_rows import Pages, Queues
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import RpcCall

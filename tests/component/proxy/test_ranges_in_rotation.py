@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import ProxyWorld, run
-from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server import broker_pages
 from tidemill.proxy.server.pipeline_events import Events
 from tidemill.proxy.server.pipeline_rows import Pages as Listings

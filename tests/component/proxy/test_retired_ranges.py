@@ -8,7 +8,7 @@ from tests.support.proxied_broker import calls_of
 from tests.support.proxy_world import HEADERS, Collected, ProxyWorld, run
 from tidemill.common.clock import SystemClock
 from tidemill.message.encoding import encode_stored
-from tidemill.proxy.broker_calls import BrokerCalls
+from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller

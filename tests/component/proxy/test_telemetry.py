@@ -15,15 +15,15 @@ from structlog.testing import capture_logs
 from tests.support.clocks import ManualClock
 from tests.support.proxy_world import HEADERS
 from tidemill.common.errors import GroupNotFound
-from tidemill.proxy import settings_news
-from tidemill.proxy.client_settings import DEFAULT_GROUP
-from tidemill.proxy.clients import Clients
-from tidemill.proxy.cluster import Cluster
+from tidemill.proxy.clients import settings_news
+from tidemill.proxy.clients.clients import Clients
+from tidemill.proxy.clients.settings import DEFAULT_GROUP
+from tidemill.proxy.clients.settings_news import SettingsNews
+from tidemill.proxy.clients.telemetry_streams import ClientAnswer, TelemetryStreams
+from tidemill.proxy.cluster.cluster import Cluster
 from tidemill.proxy.server import telemetry
 from tidemill.proxy.server.call import Call, Responses
 from tidemill.proxy.server.telemetry import COMMANDS_BURST, Telemetry
-from tidemill.proxy.settings_news import SettingsNews
-from tidemill.proxy.telemetry_streams import ClientAnswer, TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2

@@ -12,8 +12,8 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 from tests.support.exports import a_metric, empty_points, nested
 from tidemill.common.metrics import Registry
 from tidemill.message.outline import Nonsense
-from tidemill.proxy import client_metrics
-from tidemill.proxy.client_metrics import (
+from tidemill.proxy.clients import metrics as client_metrics
+from tidemill.proxy.clients.metrics import (
     COUNTED_A_SECOND_MAX,
     GAP_NS,
     PARTS_A_TURN,
@@ -22,7 +22,7 @@ from tidemill.proxy.client_metrics import (
     ClientMetrics,
     Taken,
 )
-from tidemill.proxy.client_points import ATTRIBUTES_MAX, HISTOGRAMS, POINT_BYTES_MAX
+from tidemill.proxy.clients.points import ATTRIBUTES_MAX, HISTOGRAMS, POINT_BYTES_MAX
 
 SEND = "rocketmq_send_cost_time"
 AWAIT = "rocketmq_await_time"

@@ -7,7 +7,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tidemill.common.errors import BadRequest, IllegalGroup, IllegalTopic, RequestError
 from tidemill.message import limits
-from tidemill.proxy.client_settings import (
+from tidemill.proxy.clients.settings import (
     DEFAULT_GROUP,
     check_settings,
     consumer_settings,

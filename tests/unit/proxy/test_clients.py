@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.common.metrics import OVERFLOW
-from tidemill.proxy.clients import (
+from tidemill.proxy.clients.clients import (
     ALL_SETTINGS_BYTES_MAX,
     EXPIRED_A_TURN,
     EXPIRY_MS,

@@ -11,8 +11,8 @@ import pytest
 from tests.support.linked_cluster import SECRETS, LinkedCluster
 from tidemill.common.errors import BrokerUnreachable, GroupDraining, InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
-from tidemill.proxy.broker_group import BrokerGroup
-from tidemill.proxy.cluster import Place
+from tidemill.proxy.cluster.broker_group import BrokerGroup
+from tidemill.proxy.cluster.cluster import Place
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 SEEDS = ["h0:1", "h1:1", "h2:1"]

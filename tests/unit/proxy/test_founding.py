@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.proxy.founding import Alone, Follow, Found, Refuse, Told, Wait, decide
+from tidemill.proxy.cluster.founding import Alone, Follow, Found, Refuse, Told, Wait, decide
 
 
 def alone(name: str, *, has_topics: bool = False) -> Told:

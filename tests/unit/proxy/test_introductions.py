@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
+from tidemill.proxy.cluster.members import Members
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.configuration import Configuration
-from tidemill.proxy.members import Members
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 OLD = {"b-0": "old:10", "b-1": "old:11"}

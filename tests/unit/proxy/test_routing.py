@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill.common.errors import IllegalAccessPoint
-from tidemill.proxy import routing
-from tidemill.proxy.cluster import Readable
+from tidemill.proxy.cluster import routing
+from tidemill.proxy.cluster.cluster import Readable
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2

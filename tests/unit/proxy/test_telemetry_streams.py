@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Hashable
 import pytest
 
 from tidemill.common.errors import ClientCannot, ClientMute, ClientTimeout, Overloaded
-from tidemill.proxy import telemetry_streams
-from tidemill.proxy.telemetry_streams import ASKED_MAX, ClientAnswer, TelemetryStreams
+from tidemill.proxy.clients import telemetry_streams
+from tidemill.proxy.clients.telemetry_streams import ASKED_MAX, ClientAnswer, TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import ClientGone

@@ -22,7 +22,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
     from tidemill.proxy.link import BrokerLink
 
 # Beyond its time, until a broker is given up that does not answer a notification.

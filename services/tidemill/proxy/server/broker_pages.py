@@ -14,8 +14,8 @@ from tidemill.proxy.server.queues import READER
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from tidemill.proxy.broker_calls import BrokerCalls
-    from tidemill.proxy.broker_group import BrokerGroup
+    from tidemill.proxy.cluster.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster.broker_group import BrokerGroup
 
 # Of one broker group, which does a slice of one at a time: the other one is on its way. Those of
 # one that does not answer keep none of the others.

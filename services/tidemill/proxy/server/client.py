@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.message.resource_names import check_group
-from tidemill.proxy.client_settings import check_client_type
-from tidemill.proxy.clients import Client
+from tidemill.proxy.clients.clients import Client
+from tidemill.proxy.clients.settings import check_client_type
 from tidemill.proxy.message_codec import OK_STATUS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.proxy.clients import Clients
-    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.clients.clients import Clients
+    from tidemill.proxy.cluster.cluster import Cluster
     from tidemill.proxy.server.call import Call
 
 

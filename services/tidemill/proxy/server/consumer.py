@@ -19,7 +19,7 @@ from tidemill.common.errors import (
     ServiceError,
 )
 from tidemill.message import limits
-from tidemill.proxy.cluster import TIMEOUT_MAX_MS
+from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.link import Popped
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER, UNKNOWN_ACK
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tidemill.common.clock import Clock
     from tidemill.message.receipt_handle import HandleFields
-    from tidemill.proxy.cluster import BrokerGroup, Cluster, Ids
+    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster, Ids
     from tidemill.proxy.link import BrokerLink
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.settings import ProxySettings

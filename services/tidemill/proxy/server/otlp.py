@@ -14,7 +14,7 @@ from tidemill.proxy.shares import AddressShares
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.proxy.client_metrics import ClientMetrics, Taken
+    from tidemill.proxy.clients.metrics import ClientMetrics, Taken
     from tidemill.proxy.server.call import Call
 
 EXPORT: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"

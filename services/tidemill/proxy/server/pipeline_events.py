@@ -12,8 +12,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.proxy.broker_calls import BrokerCalls
-    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.cluster.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster.cluster import Cluster
 
 LOG_BYTES_MAX: Final = 64 << 20  # of a call
 # For a page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.

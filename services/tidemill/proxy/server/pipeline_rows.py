@@ -16,9 +16,9 @@ from tidemill.proxy.server.ranges import RangeReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.proxy.broker_calls import BrokerCalls
-    from tidemill.proxy.broker_group import BrokerGroup
-    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.cluster.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster.broker_group import BrokerGroup
+    from tidemill.proxy.cluster.cluster import Cluster
     from tidemill.proxy.server.pull_pages import PullPages
 
 # For a page: some thousands of items in slices between the broker's other work.

@@ -20,7 +20,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from tidemill.common.errors import Overloaded, RequestError, ServiceError, codes_of
-from tidemill.proxy.broker_calls import ERROR_KEY
+from tidemill.proxy.cluster.broker_calls import ERROR_KEY
 from tidemill.proxy.shares import AddressShares
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import ClientGone, Method, RpcCall, server_streaming

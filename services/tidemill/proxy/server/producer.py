@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.cluster import BrokerGroup, Cluster, Place
+    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster, Place
     from tidemill.proxy.link.commands import Appended
     from tidemill.proxy.server.call import Call
 

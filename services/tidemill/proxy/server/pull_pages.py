@@ -16,7 +16,7 @@ from tidemill.proxy.server.queues import READER, Queue
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster.broker_calls import BrokerCalls
 
 # Of one broker group, of a megabyte each at most: one is joined while the other is on its way.
 # Those of one that does not answer keep none of the others.

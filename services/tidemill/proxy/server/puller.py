@@ -17,7 +17,7 @@ from tidemill.common.errors import (
 )
 from tidemill.message import limits
 from tidemill.message.encoding import TIMESTAMP_SECONDS_MAX
-from tidemill.proxy.cluster import TIMEOUT_MAX_MS
+from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset, encode_topic
 from tidemill.proxy.server.call import status_of
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.broker_calls import BrokerCalls
-    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster.broker_calls import BrokerCalls
+    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
     from tidemill.proxy.server.call import Call, Responses
     from tidemill.proxy.server.pull_pages import Page, PullPages
     from tidemill.proxy.server.queues import Queue

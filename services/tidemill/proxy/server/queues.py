@@ -8,7 +8,7 @@ from tidemill.common.errors import BadRequest, BrokerGroupNotFound, TopicNotFoun
 from tidemill.message.resource_names import check_topic
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
 
 READER: Final = "/tidemill.broker.v1.BrokerReader/"
 PULL_MAX: Final = 1_024  # messages of one pull, whatever is asked for

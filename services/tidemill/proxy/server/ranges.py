@@ -17,7 +17,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.cluster.cluster import Cluster
     from tidemill.proxy.server.pull_pages import Page, PullPages
 
 PAGE_TIMEOUT_MS: Final = 10_000

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.message import limits
-from tidemill.proxy import routing
+from tidemill.proxy.cluster import routing
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster import Cluster, Readable
+    from tidemill.proxy.cluster.cluster import Cluster, Readable
     from tidemill.proxy.server.call import Call
 
 

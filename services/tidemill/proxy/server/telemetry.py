@@ -18,15 +18,15 @@ from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import RequestError, ServiceError
 from tidemill.message import outline
-from tidemill.proxy.client_settings import (
+from tidemill.proxy.clients.clients import Client
+from tidemill.proxy.clients.settings import (
     DEFAULT_GROUP,
     check_settings,
     consumer_settings,
     producer_settings,
 )
-from tidemill.proxy.clients import Client
-from tidemill.proxy.settings_news import SettingsNews
-from tidemill.proxy.telemetry_streams import ClientAnswer
+from tidemill.proxy.clients.settings_news import SettingsNews
+from tidemill.proxy.clients.telemetry_streams import ClientAnswer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import ClientGone, RequestTooLarge
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tidemill.common.clock import Clock
-    from tidemill.proxy.clients import Clients
-    from tidemill.proxy.cluster import Cluster
+    from tidemill.proxy.clients.clients import Clients
+    from tidemill.proxy.clients.telemetry_streams import Outlet
+    from tidemill.proxy.cluster.cluster import Cluster
     from tidemill.proxy.server.call import Call, Responses
-    from tidemill.proxy.telemetry_streams import Outlet
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 # A Node.js client with several topics loses the first answer: it starts to wait for one only later.

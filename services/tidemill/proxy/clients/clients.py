@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from prometheus_client.core import GaugeMetricFamily
 
 from tidemill.common.metrics import OVERFLOW, Labels
-from tidemill.proxy.telemetry_streams import TelemetryStreams
+from tidemill.proxy.clients.telemetry_streams import TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Labels, histogram_parts
-from tidemill.proxy.client_gauges import ExporterKey, Gauge, GaugeSums
-from tidemill.proxy.client_points import (
+from tidemill.proxy.clients.gauges import ExporterKey, Gauge, GaugeSums
+from tidemill.proxy.clients.points import (
     COLLECTED,
     GAUGES,
     HISTOGRAMS,

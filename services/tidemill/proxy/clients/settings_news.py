@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 if TYPE_CHECKING:
-    from tidemill.proxy.telemetry_streams import Outlet, TelemetryStreams
+    from tidemill.proxy.clients.telemetry_streams import Outlet, TelemetryStreams
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 # From a change until groups are looked at: what an operator, or a script, changes within it is told

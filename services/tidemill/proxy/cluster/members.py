@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 
 from tidemill.common.errors import BrokerTimeout, ServiceError
-from tidemill.proxy.broker_group import BrokerGroup
-from tidemill.proxy.founding import Alone, Follow, Found, Refuse, Told, Wait, decide
+from tidemill.proxy.cluster.broker_group import BrokerGroup
+from tidemill.proxy.cluster.founding import Alone, Follow, Found, Refuse, Told, Wait, decide
 from tidemill.proxy.link.commands import FOUND
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 

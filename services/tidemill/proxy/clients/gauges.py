@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from prometheus_client.core import GaugeMetricFamily
 
 from tidemill.common.metrics import Labels, full_parts
-from tidemill.proxy.client_points import GAUGES, PAIR, Refused
+from tidemill.proxy.clients.points import GAUGES, PAIR, Refused
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

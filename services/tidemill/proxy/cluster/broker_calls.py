@@ -26,7 +26,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.proxy.broker_group import BrokerGroup
+    from tidemill.proxy.cluster.broker_group import BrokerGroup
     from tidemill.transport.aio.connect import Connect, OpenChannel
 
 ERROR_KEY: Final = "tidemill-error"  # trailing metadata that names an error by its class

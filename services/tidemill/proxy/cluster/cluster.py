@@ -32,9 +32,9 @@ from tidemill.message.resource_names import (
     check_group,
     check_topic,
 )
-from tidemill.proxy.broker_group import BrokerGroup, Deliveries, Ids, Issuers, open_recall
+from tidemill.proxy.cluster.broker_group import BrokerGroup, Deliveries, Ids, Issuers, open_recall
+from tidemill.proxy.cluster.members import Members
 from tidemill.proxy.link.commands import ENSURE
-from tidemill.proxy.members import Members
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:

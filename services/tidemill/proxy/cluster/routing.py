@@ -20,7 +20,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.proxy.cluster import Readable
+    from tidemill.proxy.cluster.cluster import Readable
 
 MASTER_ID = 0  # clients send to and receive from nothing else
 ANY_QUEUE = -1  # id in the assignments of a group that is not ordered

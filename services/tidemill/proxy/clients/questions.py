@@ -17,7 +17,7 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.proxy.clients import Clients, Listed
+    from tidemill.proxy.clients.clients import Clients, Listed
 
 log = structlog.get_logger()
 

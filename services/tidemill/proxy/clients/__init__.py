@@ -1,0 +1,1 @@
+"""Connected clients: their settings, metrics, telemetry streams, and operators' questions."""
