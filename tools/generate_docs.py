@@ -18,7 +18,7 @@ from tidemill.admin.app import create_app
 from tidemill.admin.settings import AdminSettings
 from tidemill.broker.engine.metadata.pull_offsets import FEW, PULL_OFFSETS_MAX, RESERVED
 from tidemill.broker.engine.pull import SCAN_ENTRIES_MAX
-from tidemill.broker.server import event_pages
+from tidemill.broker.server.reader import event_pages
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.errors import CODES
 from tidemill.common.settings import ProcessSettings

@@ -43,9 +43,9 @@ from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.firing_clock import FiringClock
 from tidemill.broker.metrics import BrokerMetrics, Lag, MeteredRounds, TopicLag, Traffic
 from tidemill.broker.posix_disk import PosixDisk
-from tidemill.broker.server.commands import SLICE_REQUESTS
-from tidemill.broker.server.lag import PROGRESS_A_ROUND
-from tidemill.broker.server.topic_sizes import QUEUES_A_ROUND
+from tidemill.broker.server.link.commands import SLICE_REQUESTS
+from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
+from tidemill.broker.server.scrape.topic_sizes import QUEUES_A_ROUND
 from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.histogram import Histogram

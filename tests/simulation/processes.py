@@ -17,12 +17,12 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.metrics import Traffic
-from tidemill.broker.server.durability import Durability
-from tidemill.broker.server.home_service import BrokerHomeService
-from tidemill.broker.server.link import BrokerLinkService
-from tidemill.broker.server.long_polling import LongPolling
-from tidemill.broker.server.members import FOLLOW, Members
-from tidemill.broker.server.rounds import Rounds
+from tidemill.broker.server.link.link import BrokerLinkService
+from tidemill.broker.server.members.home_service import BrokerHomeService
+from tidemill.broker.server.members.members import FOLLOW, Members
+from tidemill.broker.server.round.durability import Durability
+from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.round.rounds import Rounds
 from tidemill.broker.sync_process import HasFileno
 from tidemill.proxy.app import cluster_of, telemetry_of, wire
 from tidemill.proxy.clients.clients import Clients

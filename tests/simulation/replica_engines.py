@@ -46,7 +46,7 @@ from tidemill.broker.engine.store.damaged_places import Answer as Found
 from tidemill.broker.engine.store.damaged_places import Question
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.timer.patch import with_due_time
-from tidemill.broker.server.mending import served
+from tidemill.broker.server.replicas.mending import served
 from tidemill.message import stored_message
 
 if TYPE_CHECKING:

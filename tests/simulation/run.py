@@ -19,7 +19,7 @@ from tests.simulation.processes import EPOCH_MS, RESTART_S, Broker, Proxy
 from tests.support.faulty_disk import UNBOUNDED
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.metadata.catalog import TopicType
-from tidemill.broker.server.broker_group_admin import BrokerGroupAdmin
+from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcError

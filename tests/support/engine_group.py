@@ -26,7 +26,7 @@ from tidemill.broker.engine.replication.messages import Ack, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.store.damaged_places import Answer, Question
 from tidemill.broker.engine.store.mending import Foreign, mend
-from tidemill.broker.server.mending import served
+from tidemill.broker.server.replicas.mending import served
 from tidemill.common.replica_group import GroupView, Member, ReplicaId
 
 MARK_MS = 1_000  # how often the product notes how far the log is durable

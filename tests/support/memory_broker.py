@@ -16,11 +16,11 @@ import grpc
 from tests.support.memory_engine import NOW_MS, MemoryEngine
 from tidemill.broker.engine.metadata.catalog import ConfigChanges
 from tidemill.broker.metrics import Traffic
-from tidemill.broker.server.commands import COMMANDS
-from tidemill.broker.server.config_frames import group_config, topic_config
-from tidemill.broker.server.durability import Effect
-from tidemill.broker.server.link import BrokerLinkService, Link
-from tidemill.broker.server.long_polling import LongPolling
+from tidemill.broker.server.link.commands import COMMANDS
+from tidemill.broker.server.link.link import BrokerLinkService, Link
+from tidemill.broker.server.round.durability import Effect
+from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.wire.config_frames import group_config, topic_config
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 

@@ -23,7 +23,7 @@ from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replication.actions import Release
-    from tidemill.broker.server.replicas import Replicas
+    from tidemill.broker.server.replicas.replicas import Replicas
 
 
 def view_of(line: str) -> GroupView:

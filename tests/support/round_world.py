@@ -11,10 +11,10 @@ from zlib import crc32
 from tests.support.clocks import ManualClock
 from tests.support.engine_world import World, blob
 from tidemill.broker.metrics import Traffic
-from tidemill.broker.server.durability import ROUNDS_IN_FLIGHT_MAX, Durability
-from tidemill.broker.server.link import Link
-from tidemill.broker.server.long_polling import LongPolling
-from tidemill.broker.server.rounds import Rounds
+from tidemill.broker.server.link.link import Link
+from tidemill.broker.server.round.durability import ROUNDS_IN_FLIGHT_MAX, Durability
+from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.round.rounds import Rounds
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from tidemill.broker.server import commands as broker
+from tidemill.broker.server.link import commands as broker
 from tidemill.proxy.link import commands as proxy
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -22,7 +22,7 @@ from tidemill.common.replica_group import Member, ReplicaId
 
 if TYPE_CHECKING:
     from tidemill.broker.controller_link.port import SupervisorPort
-    from tidemill.broker.server.replicas import Controllers
+    from tidemill.broker.server.replicas.replicas import Controllers
     from tidemill.transport.aio.connect import Connect
     from tidemill.transport.aio.tls import Reloading
 
@@ -80,7 +80,7 @@ async def serve(
     """
     from tidemill.broker.engine.group_log import MustBeEmptied
     from tidemill.broker.life import Process
-    from tidemill.broker.server.replicas import SteppedDown
+    from tidemill.broker.server.replicas.replicas import SteppedDown
     from tidemill.broker.store import give_up_store
     from tidemill.transport.aio.tls import Certificates
 

@@ -19,16 +19,16 @@ from tidemill.broker.engine.replication.config import ReplicationConfig
 from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
 from tidemill.broker.opening import told_to_be_starting
 from tidemill.broker.replica_metrics import ReplicaMetrics
-from tidemill.broker.server.durability import Durability
 from tidemill.broker.server.grpc_server import broker_server
-from tidemill.broker.server.lag import LagReader
-from tidemill.broker.server.long_polling import LongPolling
-from tidemill.broker.server.members import Members
-from tidemill.broker.server.mending import Mender
-from tidemill.broker.server.mending_start import StartMending
-from tidemill.broker.server.replicas import Replicas
-from tidemill.broker.server.rounds import Rounds
-from tidemill.broker.server.topic_sizes import SizeReader
+from tidemill.broker.server.members.members import Members
+from tidemill.broker.server.replicas.mending import Mender
+from tidemill.broker.server.replicas.mending_start import StartMending
+from tidemill.broker.server.replicas.replicas import Replicas
+from tidemill.broker.server.round.durability import Durability
+from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.round.rounds import Rounds
+from tidemill.broker.server.scrape.lag import LagReader
+from tidemill.broker.server.scrape.topic_sizes import SizeReader
 from tidemill.broker.store import LogRefused, open_engine, open_replica
 from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.timer_metrics import TimerMetrics
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.group_log import GroupLog
-    from tidemill.broker.server.replicas import Controllers
+    from tidemill.broker.server.replicas.replicas import Controllers
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess
     from tidemill.common.replica_group import Member

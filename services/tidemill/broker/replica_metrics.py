@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.group_log import GroupLog
-    from tidemill.broker.server.replicas import Replicas
+    from tidemill.broker.server.replicas.replicas import Replicas
     from tidemill.common.metrics import Registry
 
 LABELS = ("broker_group",)

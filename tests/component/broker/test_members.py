@@ -12,9 +12,9 @@ from tests.support.engine_world import GROUP, TOPIC
 from tests.support.proxy_world import eventually
 from tests.support.round_world import RoundWorld, idle
 from tidemill.broker.engine.metadata.membership import BrokerGroup
-from tidemill.broker.server import members as members_module
-from tidemill.broker.server.home_service import BrokerHomeService
-from tidemill.broker.server.members import Members
+from tidemill.broker.server.members import members as members_module
+from tidemill.broker.server.members.home_service import BrokerHomeService
+from tidemill.broker.server.members.members import Members
 from tidemill.common.errors import BrokerUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError

@@ -17,9 +17,9 @@ from tests.support.proxy_world import eventually
 from tests.support.round_world import RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.offline.copy import copy
-from tidemill.broker.server import members as members_module
-from tidemill.broker.server.members import Members
-from tidemill.broker.server.rounds import Turn
+from tidemill.broker.server.members import members as members_module
+from tidemill.broker.server.members.members import Members
+from tidemill.broker.server.round.rounds import Turn
 
 
 class Restored:

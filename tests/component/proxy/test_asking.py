@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from tests.support.clocks import ManualClock
 from tests.support.engine_world import blob
 from tests.support.proxy_world import eventually
-from tidemill.broker.server import relay as broker_relay
-from tidemill.broker.server.admin import ERROR_KEY
-from tidemill.broker.server.relay import Relay
+from tidemill.broker.server.admin import relay as broker_relay
+from tidemill.broker.server.admin.relay import Relay
+from tidemill.broker.server.admin.service import ERROR_KEY
 from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
 from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
 from tidemill.proxy.clients.relay import Relays

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from tests.support.engine_world import World
 from tests.support.round_world import GatedSyncs, idle
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.server.durability import Durability
+from tidemill.broker.server.round.durability import Durability
 
 
 class Noted:

@@ -11,9 +11,9 @@ from tests.support.counted_work import Meter
 from tests.support.round_world import RoundWorld, idle
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
-from tidemill.broker.server import lag as lag_module
-from tidemill.broker.server.admin import BrokerAdminService
-from tidemill.broker.server.lag import PROGRESS_A_ROUND, LagReader
+from tidemill.broker.server.admin.service import BrokerAdminService
+from tidemill.broker.server.scrape import lag as lag_module
+from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND, LagReader
 from tidemill.common.errors import Overloaded
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

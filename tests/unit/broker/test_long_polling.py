@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.broker.server.long_polling import PARKED_PER_KEY_MAX, LongPolling, Notification, Pop
+from tidemill.broker.server.round.long_polling import (
+    PARKED_PER_KEY_MAX,
+    LongPolling,
+    Notification,
+    Pop,
+)
 from tidemill.common.errors import BadRequest, Overloaded
 
 GROUP, TOPIC = 1, 2

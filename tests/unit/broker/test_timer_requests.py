@@ -11,10 +11,10 @@ import pytest
 from tests.support.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.timer.search import PAGE_SIZE_MAX
 from tidemill.broker.metrics import Traffic
-from tidemill.broker.server.admin import ERROR_KEY
-from tidemill.broker.server.config_frames import complete_config
-from tidemill.broker.server.message_admin import MessageAdmin
-from tidemill.broker.server.timer_admin import TimerAdmin
+from tidemill.broker.server.admin.messages import MessageAdmin
+from tidemill.broker.server.admin.service import ERROR_KEY
+from tidemill.broker.server.admin.timers import TimerAdmin
+from tidemill.broker.server.wire.config_frames import complete_config
 from tidemill.message.encoding import encode_stored
 from tidemill.message.queue_choice import queue_of_group
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

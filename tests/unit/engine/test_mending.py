@@ -19,7 +19,7 @@ from tidemill.broker.engine.pull import ENDLESS
 from tidemill.broker.engine.store.damaged_places import GIVE_UP_MS, Answer
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.segment import Record
-from tidemill.broker.server.mending import served
+from tidemill.broker.server.replicas.mending import served
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 

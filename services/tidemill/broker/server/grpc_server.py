@@ -7,19 +7,19 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.server.admin import BrokerAdminService
-from tidemill.broker.server.broker_group_admin import BrokerGroupAdmin
-from tidemill.broker.server.delivery_admin import DeliveryAdmin
-from tidemill.broker.server.home_service import BrokerHomeService
-from tidemill.broker.server.link import BrokerLinkService
-from tidemill.broker.server.mending import FETCH_RANGE
-from tidemill.broker.server.message_admin import MessageAdmin
-from tidemill.broker.server.probes import PROBE
-from tidemill.broker.server.pulls import PullReader
-from tidemill.broker.server.reader import BrokerReader
-from tidemill.broker.server.relay import Relay
-from tidemill.broker.server.replica_streams import STREAM
-from tidemill.broker.server.timer_admin import TimerAdmin
+from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
+from tidemill.broker.server.admin.deliveries import DeliveryAdmin
+from tidemill.broker.server.admin.messages import MessageAdmin
+from tidemill.broker.server.admin.relay import Relay
+from tidemill.broker.server.admin.service import BrokerAdminService
+from tidemill.broker.server.admin.timers import TimerAdmin
+from tidemill.broker.server.link.link import BrokerLinkService
+from tidemill.broker.server.members.home_service import BrokerHomeService
+from tidemill.broker.server.reader.pulls import PullReader
+from tidemill.broker.server.reader.service import BrokerReader
+from tidemill.broker.server.replicas.mending import FETCH_RANGE
+from tidemill.broker.server.replicas.probes import PROBE
+from tidemill.broker.server.replicas.streams import STREAM
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.call import Method, bidirectional
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.members import Members
-    from tidemill.broker.server.replicas import Replicas
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.server.members.members import Members
+    from tidemill.broker.server.replicas.replicas import Replicas
+    from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
 
 REQUEST_BYTES_MAX: Final = 64 << 20  # a frame may carry many messages of 4 MiB

@@ -5,7 +5,7 @@ are a message that names its request id, and are asked with `BrokerLink.ask`. Th
 message needs travel as columns, many requests a message, and have functions of their own.
 
 A new command is a field in either frame (broker.proto), a row here, and a row at the broker
-(`broker/server/commands.py`).
+(`broker/server/link/commands.py`).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 from tidemill.broker.engine.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server import config_frames, config_log
-from tidemill.broker.server.lag import PROGRESS_A_ROUND
+from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
+from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import (
     BadRequest,
     Conflict,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.engine.pop.state import Key
     from tidemill.broker.engine.time_search import TimeSearch
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, Tim
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.pull import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
-from tidemill.broker.server.admin import in_round, refusal
-from tidemill.broker.server.log_id import log_id_of
-from tidemill.broker.server.long_polling import Notification, Pop
+from tidemill.broker.server.admin.service import in_round, refusal
+from tidemill.broker.server.reader.log_id import log_id_of
+from tidemill.broker.server.round.long_polling import Notification, Pop
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pull import PulledMessage, QueuePull
     from tidemill.broker.engine.store.consume_queue import ConsumeQueue
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
 
 PULL_MAX: Final = 1_024  # messages of one pull, whatever is asked for
 PULL_BYTES_MAX: Final = 1 << 20  # and bytes of the log; one message is given however large it is

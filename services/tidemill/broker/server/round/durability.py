@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.server.sync_pace import SyncPace
+from tidemill.broker.server.replicas.sync_pace import SyncPace
 from tidemill.common.histogram import Histogram
 from tidemill.common.slices import run_in_turns, run_turn
 

@@ -34,17 +34,17 @@ from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
 from tidemill.broker.engine.replication.messages import Ack, Data, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.replication.store_log import save_addresses
-from tidemill.broker.server.mending import serve_range
-from tidemill.broker.server.probes import Probes, serve_probes
-from tidemill.broker.server.replica_frames import Floor, encode_to_master, encode_to_replica
-from tidemill.broker.server.replica_streams import ReplicaStreams
+from tidemill.broker.server.replicas.frames import Floor, encode_to_master, encode_to_replica
+from tidemill.broker.server.replicas.mending import serve_range
+from tidemill.broker.server.replicas.probes import Probes, serve_probes
+from tidemill.broker.server.replicas.streams import ReplicaStreams
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.group_log import GroupLog
     from tidemill.broker.engine.replication.actions import Action
     from tidemill.broker.engine.replication.config import ReplicationConfig
     from tidemill.broker.engine.replication.messages import ToReplica
-    from tidemill.broker.server.durability import Durability
+    from tidemill.broker.server.round.durability import Durability
     from tidemill.common.clock import Clock
     from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
     from tidemill.transport.aio.call import RpcCall

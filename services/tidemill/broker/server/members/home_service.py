@@ -10,14 +10,14 @@ from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.left import Left, LeftItem
 from tidemill.broker.engine.metadata.membership import Home
-from tidemill.broker.server import config_frames, config_log
+from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BadRequest, Conflict, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
     from tidemill.transport.aio.call import RpcCall
 
 

@@ -27,8 +27,8 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.group_log import GroupLog
-    from tidemill.broker.server.durability import Syncs
-    from tidemill.broker.server.replicas import Replicas
+    from tidemill.broker.server.replicas.replicas import Replicas
+    from tidemill.broker.server.round.durability import Syncs
     from tidemill.common.clock import Clock
     from tidemill.transport.aio.call import RpcCall
     from tidemill.transport.aio.connect import Connect

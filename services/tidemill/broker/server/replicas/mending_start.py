@@ -19,7 +19,7 @@ from tidemill.broker.engine.replication.store_log import find_addresses
 from tidemill.broker.engine.store.mending import Foreign, mend, proved
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.posix_disk import PosixDisk
-from tidemill.broker.server.mending import FETCH_BYTES_MAX, NothingThere, fetch_range
+from tidemill.broker.server.replicas.mending import FETCH_BYTES_MAX, NothingThere, fetch_range
 from tidemill.broker.store import config_of
 from tidemill.common.replica_group import name_in_cluster
 from tidemill.transport.grpc.status import RpcError

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server import config_frames, config_log
-from tidemill.broker.server.admin import find_topic, in_round
+from tidemill.broker.server.admin.service import find_topic, in_round
+from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BadRequest, Forbidden, IllegalOffset, MessageCorrupted
 from tidemill.message import stored_message
 from tidemill.message.queue_choice import RoundRobin, queue_of_group
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.inspection import QueueRead
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
 
 READ_MAX: Final = 256  # messages of one call, whatever is asked for
 READ_BYTES_MAX: Final = 4 << 20  # and bytes: one message more than that at most

@@ -21,15 +21,15 @@ from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, Slot, Time
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
-from tidemill.broker.server import config_log
-from tidemill.broker.server.long_polling import Notification, Pop
+from tidemill.broker.server.round.long_polling import Notification, Pop
+from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.pop.consumption import AckResult, Batch
-    from tidemill.broker.server.link import Link
-    from tidemill.broker.server.rounds import Turn
+    from tidemill.broker.server.link.link import Link
+    from tidemill.broker.server.round.rounds import Turn
     from tidemill.common.histogram import Histogram
     from tidemill.common.metrics import Labels
 

@@ -18,7 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.replication.messages import Hello
-from tidemill.broker.server.replica_frames import (
+from tidemill.broker.server.replicas.frames import (
     SenselessFrame,
     decode_to_master,
     decode_to_replica,
@@ -28,7 +28,7 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replication.messages import Ack, ToReplica
-    from tidemill.broker.server.replica_frames import Floor
+    from tidemill.broker.server.replicas.frames import Floor
     from tidemill.common.replica_group import Member
     from tidemill.transport.aio.call import RpcCall
     from tidemill.transport.aio.connect import Connect, OpenStream

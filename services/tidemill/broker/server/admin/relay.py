@@ -12,7 +12,7 @@ from typing import Final, Protocol, final
 
 from google.protobuf.message import DecodeError
 
-from tidemill.broker.server.admin import refusal
+from tidemill.broker.server.admin.service import refusal
 from tidemill.common.errors import Overloaded, ProxyNotFound, ProxyUnreachable, ServiceError
 from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX, QUESTIONS_MAX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

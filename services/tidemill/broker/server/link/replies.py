@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidemill.broker.server.commands import COMMANDS
+from tidemill.broker.server.link.commands import COMMANDS
 from tidemill.common.errors import ServiceError, codes_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.broker.server.commands import Command, Result
-    from tidemill.broker.server.link import Link
+    from tidemill.broker.server.link.commands import Command, Result
+    from tidemill.broker.server.link.link import Link
     from tidemill.common.histogram import Histogram
     from tidemill.common.metrics import Labels
 

@@ -9,14 +9,14 @@ import structlog
 
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
-from tidemill.broker.server.admin import find_topic, in_round
+from tidemill.broker.server.admin.service import find_topic, in_round
 from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.timer.due_count import DueCount
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
 
 log = structlog.get_logger()
 

@@ -19,12 +19,12 @@ from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.pop.readiness import NOTHING_READY
-from tidemill.broker.server import commands
-from tidemill.broker.server.commands import COMMANDS, NOTIFICATION, POP
-from tidemill.broker.server.config_frames import changed_config, complete_config
-from tidemill.broker.server.long_polling import Notification, Pop
-from tidemill.broker.server.replies import Replies
-from tidemill.broker.server.round_log import tell_frame
+from tidemill.broker.server.link import commands
+from tidemill.broker.server.link.commands import COMMANDS, NOTIFICATION, POP
+from tidemill.broker.server.link.replies import Replies
+from tidemill.broker.server.round.long_polling import Notification, Pop
+from tidemill.broker.server.round.round_log import tell_frame
+from tidemill.broker.server.wire.config_frames import changed_config, complete_config
 from tidemill.common.errors import Overloaded, ServiceError
 from tidemill.common.log import is_debug
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.commands import Result
-    from tidemill.broker.server.long_polling import Key
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.link.commands import Result
+    from tidemill.broker.server.round.long_polling import Key
+    from tidemill.broker.server.round.rounds import Rounds, Turn
     from tidemill.common.replica_group import GroupView
     from tidemill.transport.aio.call import RpcCall
 

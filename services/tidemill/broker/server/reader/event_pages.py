@@ -6,15 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
-from tidemill.broker.server.admin import refusal
-from tidemill.broker.server.log_id import log_id_of
+from tidemill.broker.server.admin.service import refusal
+from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.common.errors import BadRequest, LogChanged, NotMaster, ServiceError
 from tidemill.message import limits
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.server.rounds import Rounds
+    from tidemill.broker.server.round.rounds import Rounds
 
 EVENTS_A_PAGE: Final = 4_096
 PAGE_BYTES: Final = 1 << 20  # and a slice more: a client takes four by default

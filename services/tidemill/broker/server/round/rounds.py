@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 import structlog
 
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
-from tidemill.broker.server.background_work import BackgroundWork
-from tidemill.broker.server.disk_room import DiskRoom
-from tidemill.broker.server.durability import DISK_BUCKETS_US, US_PER_S
-from tidemill.broker.server.round_log import RoundLog
+from tidemill.broker.server.round.background_work import BackgroundWork
+from tidemill.broker.server.round.disk_room import DiskRoom
+from tidemill.broker.server.round.durability import DISK_BUCKETS_US, US_PER_S
+from tidemill.broker.server.round.round_log import RoundLog
 from tidemill.common.errors import Draining, NotMaster, Overloaded, ServiceError
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.group_log import GroupLog
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
-    from tidemill.broker.server.durability import Durability, Effect, Syncs
-    from tidemill.broker.server.long_polling import LongPolling
+    from tidemill.broker.server.round.durability import Durability, Effect, Syncs
+    from tidemill.broker.server.round.long_polling import LongPolling
     from tidemill.common.clock import Clock
 
 log = structlog.get_logger()

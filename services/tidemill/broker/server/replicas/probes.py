@@ -20,7 +20,7 @@ from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import to_member
 
 if TYPE_CHECKING:
-    from tidemill.broker.server.replicas import Replicas
+    from tidemill.broker.server.replicas.replicas import Replicas
     from tidemill.common.clock import Clock
     from tidemill.common.replica_group import ReplicaId
     from tidemill.transport.aio.call import RpcCall

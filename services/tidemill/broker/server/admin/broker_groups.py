@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.server import config_frames, config_log
-from tidemill.broker.server.admin import in_round, refusal
+from tidemill.broker.server.admin.service import in_round, refusal
+from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import Conflict, ServiceError
 from tidemill.message.broker_names import check_name
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -15,8 +15,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.membership import BrokerGroup
-    from tidemill.broker.server.members import Follower, Members
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.members.members import Follower, Members
+    from tidemill.broker.server.round.rounds import Rounds, Turn
 
 COUNT_TIMEOUT_S: Final = 2.0  # of a member that is asked what is left; the list comes without it
 LEAVE_TIMEOUT_S: Final = 10.0  # whoever asks for a removal asks again

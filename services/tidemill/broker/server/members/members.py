@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidemill.broker.server import config_frames, config_log
+from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BrokerUnreachable, ServiceError, from_wire
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.engine.metadata.membership import BrokerGroup
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
     from tidemill.transport.aio.connect import Connect, OpenStream
 
 log = structlog.get_logger()

@@ -16,10 +16,10 @@ from tidemill.broker.engine.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.timer.pending import PendingQuery
-from tidemill.broker.server.admin import in_round, refusal
-from tidemill.broker.server.event_pages import EventPages
-from tidemill.broker.server.log_id import log_id_of
-from tidemill.broker.server.progress_pages import ProgressPage
+from tidemill.broker.server.admin.service import in_round, refusal
+from tidemill.broker.server.reader.event_pages import EventPages
+from tidemill.broker.server.reader.log_id import log_id_of
+from tidemill.broker.server.reader.progress_pages import ProgressPage
 from tidemill.common.errors import BadRequest, GroupNotFound, ServiceError, TopicNotFound
 from tidemill.message import limits
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, HIDDEN_TOPIC_PREFIX
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import GroupId, TopicId
     from tidemill.broker.engine.metadata.catalog import Catalog, Topic
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
-    from tidemill.broker.server.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds, Turn
 
 T = TypeVar("T")
 Id = TypeVar("Id", "GroupId", "TopicId")

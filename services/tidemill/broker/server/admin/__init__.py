@@ -1,0 +1,1 @@
+"""BrokerAdmin: one module per subject, and the relay of questions to proxies."""

@@ -1,0 +1,1 @@
+"""The stream to a proxy: its commands, parked pops and replies."""

@@ -1,0 +1,1 @@
+"""Streams to the members of the cluster, and the home service."""

@@ -1,0 +1,1 @@
+"""BrokerReader: pulls, and pages of lifecycle events and progress."""

@@ -1,0 +1,1 @@
+"""The replicas of the broker group: streams, frames, probes and mending."""

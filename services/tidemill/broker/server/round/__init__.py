@@ -1,0 +1,1 @@
+"""The round loop: rounds, the release point, parked polls and background work."""

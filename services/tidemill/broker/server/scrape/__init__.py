@@ -1,0 +1,1 @@
+"""Values that the broker reads in a round for its metrics."""

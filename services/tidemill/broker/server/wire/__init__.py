@@ -1,0 +1,1 @@
+"""Configuration as protobuf messages and as log lines."""
