@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from tidemill.admin.app import create_app
 from tidemill.admin.settings import AdminSettings
 from tidemill.broker.engine.metadata.pull_offsets import FEW, PULL_OFFSETS_MAX, RESERVED
-from tidemill.broker.engine.pull import SCAN_ENTRIES_MAX
+from tidemill.broker.engine.queries.pull import SCAN_ENTRIES_MAX
 from tidemill.broker.server.reader import event_pages
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.errors import CODES

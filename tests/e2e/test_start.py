@@ -17,9 +17,9 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.processes import STOP_S, broker, command, environment
-from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
+from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 
 
 def events(log: Path) -> list[dict[str, object]]:

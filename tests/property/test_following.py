@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.timer_world import DAY_MS, TimerWorld
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 
 
 def test_a_follower_has_the_same_state_after_every_round() -> None:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tests.support.log_checker import judge
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
 from tidemill.broker.engine.pop.delivery_table import UNPROVEN

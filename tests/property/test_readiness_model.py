@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, Popped, World
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
 from tidemill.common.errors import InvalidReceiptHandle

@@ -14,8 +14,8 @@ import pytest
 from tests.support.engine_world import ENTROPY, SMALL, Popped, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
-from tidemill.broker.engine.group_log import Identity, open_group_log
 from tidemill.broker.engine.pop.consumption import AckResult
+from tidemill.broker.engine.replica.group_log import Identity, open_group_log
 from tidemill.broker.engine.replication.actions import (
     Close,
     Dial,

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.support.engine_world import SMALL, World, blob
 from tests.support.observation import lows_of, observe
 from tests.support.quiet import has_pending
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import Group, Topic, TopicType

@@ -36,11 +36,11 @@ from tests.support.engine_world import ENTROPY, SMALL, blob
 from tests.support.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.log_checker import BrokenPromise, check_log
 from tests.support.timer_world import TIMERS
-from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
+from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.store.damaged_places import Answer as Found
 from tidemill.broker.engine.store.damaged_places import Question

@@ -10,9 +10,9 @@ from tests.support.engine_world import ENTROPY, SMALL, blob
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.group_log import Identity, MustBeEmptied, open_group_log
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.replica.group_log import Identity, MustBeEmptied, open_group_log
 from tidemill.broker.engine.replication.actions import (
     Close,
     Dial,

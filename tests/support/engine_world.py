@@ -14,10 +14,10 @@ from tests.support.following import Follower
 from tests.support.quiet import has_pending
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
-from tidemill.broker.engine.inspection import FoundMessage
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import Topic, TopicType
+from tidemill.broker.engine.queries.inspection import FoundMessage
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.message import stored_message

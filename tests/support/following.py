@@ -20,13 +20,13 @@ import numpy as np
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.layout import record, timer_entry
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, UNPROVEN, DeliveryTable
 from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.replication.known_end import KnownEnd
 from tidemill.broker.engine.replication.messages import Data
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.group_log import GroupLog
+    from tidemill.broker.engine.replica.group_log import GroupLog
     from tidemill.broker.server.replicas.replicas import Controllers
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess

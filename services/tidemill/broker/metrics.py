@@ -21,8 +21,8 @@ from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.inspection import QueueProgress
     from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.queries.inspection import QueueProgress
     from tidemill.broker.engine.timer.firing_clock import FiringClock
 
 KIB = 1024

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.group_log import GroupLog
+    from tidemill.broker.engine.replica.group_log import GroupLog
     from tidemill.broker.server.replicas.replicas import Replicas
     from tidemill.common.metrics import Registry
 

@@ -16,9 +16,9 @@ from tidemill.broker.data_dir import boot_id, emptied, wants_to_be_emptied
 from tidemill.broker.engine import recovery
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.group_log import GroupLog, Identity, doubt, open_group_log
 from tidemill.broker.engine.layout.store_identity import UUID_SIZE
 from tidemill.broker.engine.recovery import RecoveryReport
+from tidemill.broker.engine.replica.group_log import GroupLog, Identity, doubt, open_group_log
 from tidemill.broker.engine.replication.store_log import FOLDER, find_epoch_seen
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged

@@ -13,7 +13,7 @@ from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import judge
 from tests.support.observation import observe
 from tests.support.round_world import RoundWorld
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult, Delivery
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.common.errors import InvalidReceiptHandle

@@ -9,8 +9,8 @@ import pytest
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.quiet import has_pending
-from tidemill.broker.engine.administration import ResetTarget
-from tidemill.broker.engine.inspection import QueueProgress
+from tidemill.broker.engine.configuration.administration import ResetTarget
+from tidemill.broker.engine.queries.inspection import QueueProgress
 
 
 def progress_of(world: World, group: str = GROUP) -> QueueProgress:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.round_world import RoundWorld
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult, Engine
 from tidemill.broker.engine.pop.revive import (
     REVIVE_MESSAGES_A_TURN,

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.engine_world import TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.archive_gate import QUEUES_A_LOOK
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.upkeep.archive_gate import QUEUES_A_LOOK
 
 DAY_MS = 86_400_000
 SEGMENT = 16_384

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.engine.left import ITEMS_MAX, Left, Readers
 from tidemill.broker.engine.metadata.catalog import Group, TopicType
 from tidemill.broker.engine.metadata.membership import Home, without
+from tidemill.broker.engine.queries.removal_check import ITEMS_MAX, Left, Readers
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
 from tidemill.message.broker_names import natural_order
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.engine_group import Group, Node
 from tests.support.engine_world import ENTROPY, SMALL
-from tidemill.broker.engine.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
+from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.store.mending import proved
 from tidemill.broker.engine.store.segment import LogDamaged
 

@@ -12,7 +12,7 @@ from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
-from tidemill.broker.engine.retention import SETTLE_MS
+from tidemill.broker.engine.upkeep.retention import SETTLE_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
 HOUR_MS = 3600 * 1000

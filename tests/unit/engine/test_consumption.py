@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, World, blob
-from tidemill.broker.engine.administration import ResetTarget
-from tidemill.broker.engine.inspection import QueueProgress
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, PLACE_SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.pop import queue_reader
+from tidemill.broker.engine.queries.inspection import QueueProgress
 from tidemill.common.errors import MessageBodyTooLarge, Overloaded
 
 DAY_MS = 86_400_000

@@ -12,7 +12,7 @@ from tests.support.engine_world import GROUP, TOPIC, Popped, World, blob
 from tests.support.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.log_checker import check_log
 from tests.support.offline_world import finish
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.pop.redelivery import DamagedNotice

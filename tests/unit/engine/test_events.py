@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_world import GROUP, TOPIC, World
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.following import Follower
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.events.reader import RECORDS_A_STEP
 from tidemill.broker.engine.layout.ack import ENTRIES_MAX

@@ -8,7 +8,7 @@ from random import Random
 from tests.support.engine_group import Group, Node
 from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.group_log import FRAMES_LEFT_BYTES
+from tidemill.broker.engine.replica.group_log import FRAMES_LEFT_BYTES
 from tidemill.broker.engine.replication.replica import State
 from tidemill.broker.engine.store.cutting import erase
 

@@ -21,7 +21,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.log_checker import check_log
 from tests.support.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.timer_world import TIMERS, TimerWorld
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import (
     message,

@@ -11,10 +11,10 @@ from tests.support.engine_group import Group, Node
 from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk
 from tidemill.broker.engine.config import EngineConfig
-from tidemill.broker.engine.group_log import Identity, open_group_log
 from tidemill.broker.engine.layout import truncate_intent
 from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.recovery import open_engine
+from tidemill.broker.engine.replica.group_log import Identity, open_group_log
 from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import CorruptStore, segment_name
 from tidemill.broker.engine.time_search import TimeSearch

@@ -11,19 +11,19 @@ import pytest
 
 from tests.support.engine_world import SMALL
 from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tidemill.broker.engine.group_log import (
-    IDENTITY,
-    GroupLog,
-    Identity,
-    MustBeEmptied,
-    open_group_log,
-)
 from tidemill.broker.engine.layout import durable_mark, replica_state, truncate_intent
 from tidemill.broker.engine.layout.durable_mark import DurableMark
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.replica_state import ReplicaState
 from tidemill.broker.engine.layout.truncate_intent import Cut
+from tidemill.broker.engine.replica.group_log import (
+    IDENTITY,
+    GroupLog,
+    Identity,
+    MustBeEmptied,
+    open_group_log,
+)
 from tidemill.broker.engine.replication.epoch_journal import EpochEntry
 from tidemill.broker.engine.replication.messages import Data
 from tidemill.broker.engine.replication.store_log import COPIES, INTENT, StoreLog, find_cut

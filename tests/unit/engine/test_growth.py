@@ -12,13 +12,13 @@ from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
-from tidemill.broker.engine.merge import RUNS_A_SLICE
 from tidemill.broker.engine.store import message_index
 from tidemill.broker.engine.store.block_file import BlockFile
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
+from tidemill.broker.engine.upkeep.merge import RUNS_A_SLICE
 
 TOPICS = ("orders", "returns", "letters")
 FOLDERS = ("queues", "index")

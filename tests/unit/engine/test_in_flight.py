@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, Popped, World
-from tidemill.broker.engine import all_in_flight, in_flight
-from tidemill.broker.engine.administration import ResetTarget
-from tidemill.broker.engine.all_in_flight import PlaceInQueues
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
-from tidemill.broker.engine.in_flight import InFlight, Place, Wanted
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.queries import all_in_flight, in_flight
+from tidemill.broker.engine.queries.all_in_flight import PlaceInQueues
+from tidemill.broker.engine.queries.in_flight import InFlight, Place, Wanted
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded
 
 HIDDEN_MS = 3_600_000

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.engine_group import Group, Node
 from tests.support.engine_world import SMALL
-from tidemill.broker.engine import group_log
+from tidemill.broker.engine.replica import group_log
 from tidemill.broker.engine.replication.replica import State
 
 SEGMENT_BYTES = 128 << 10

@@ -6,7 +6,7 @@ from random import Random
 
 from tests.support.engine_world import World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Topic
 from tidemill.broker.engine.time_search import QUEUES_A_STEP

@@ -15,7 +15,7 @@ from tests.support.faulty_disk import FaultyDisk, PowerCut
 from tests.support.log_checker import check_log
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
-from tidemill.broker.engine.pull import ENDLESS
+from tidemill.broker.engine.queries.pull import ENDLESS
 from tidemill.broker.engine.store.damaged_places import GIVE_UP_MS, Answer
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.segment import Record

@@ -11,12 +11,12 @@ import pytest
 
 from tests.support.engine_world import GROUP, World
 from tests.support.faulty_disk import FaultyDisk
-from tidemill.broker.engine import checkpoint
 from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC, BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import open_block_file
 from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.upkeep import checkpoint
 from tidemill.common.errors import Repairing
 
 SEEDS = 20

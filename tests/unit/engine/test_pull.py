@@ -19,7 +19,7 @@ from tidemill.broker.engine.metadata.pull_offsets import (
     RESERVED,
     pull_offset_item,
 )
-from tidemill.broker.engine.pull import (
+from tidemill.broker.engine.queries.pull import (
     ENDLESS,
     ENTRIES_A_STEP,
     MESSAGES_A_STEP,

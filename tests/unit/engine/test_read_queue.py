@@ -7,8 +7,8 @@ from zlib import crc32
 from tests.support.bodies import body_of
 from tests.support.counted_work import Meter
 from tests.support.engine_world import World, blob
-from tidemill.broker.engine.inspection import READ_A_STEP, FoundMessage, QueueRead
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.queries.inspection import READ_A_STEP, FoundMessage, QueueRead
 from tidemill.broker.engine.tally import SLICE_BYTES
 
 SIZE = 2 << 20  # of a large message

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.engine import AckResult
-from tidemill.broker.engine.inspection import QueueLock
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.queries.inspection import QueueLock
 from tidemill.common.errors import Conflict, InvalidReceiptHandle
 
 HIDDEN_MS = 3_600_000

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine_world import GROUP, TOPIC, Popped, World
 from tests.support.log_checker import judge
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import delivery_rows, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId

@@ -23,8 +23,6 @@ from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
 from tests.support.engine_world import GROUP, TOPIC, World, blob
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.quiet import has_pending
-from tidemill.broker.engine.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
-from tidemill.broker.engine.inspection import CANDIDATES_A_STEP, FOUND_BYTES_MAX
 from tidemill.broker.engine.layout import ack, timer_record
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
@@ -38,7 +36,7 @@ from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_MS, SILENT_MS
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
-from tidemill.broker.engine.retention import QUEUES_CUT_A_SLICE
+from tidemill.broker.engine.queries.inspection import CANDIDATES_A_STEP, FOUND_BYTES_MAX
 from tidemill.broker.engine.store.commit_log import SLICE_BUFFERS, _pieces
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
@@ -52,6 +50,8 @@ from tidemill.broker.engine.timer.load import SLOTS_A_SCAN
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
 from tidemill.broker.engine.timer.timer_log import TAIL_PIECE_BYTES, TimerLog
 from tidemill.broker.engine.timer.wheel import Wheel
+from tidemill.broker.engine.upkeep.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
+from tidemill.broker.engine.upkeep.retention import QUEUES_CUT_A_SLICE
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.message.stored_message import TYPE_DELAY
 

@@ -25,19 +25,15 @@ from zlib import crc32
 # The first `np.unique` would import it, and keep everybody waiting for 50 ms.
 import numpy.ma  # noqa: F401  # nobody names it here
 
-from tidemill.broker.engine.administration import Administration
-from tidemill.broker.engine.archive_gate import ArchiveGate
-from tidemill.broker.engine.background import Background, Quiet
-from tidemill.broker.engine.broker_groups import BrokerGroups
-from tidemill.broker.engine.checkpoint import Checkpoints
 from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.configuration.administration import Administration
+from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
+from tidemill.broker.engine.configuration.following import Following
 from tidemill.broker.engine.events.event import EventQuery
 from tidemill.broker.engine.events.lookup import Lookup
 from tidemill.broker.engine.events.places import PlaceLook, Places
 from tidemill.broker.engine.events.reader import EventRead
 from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.following import Following
-from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.entry import EpochStart
@@ -45,7 +41,6 @@ from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, Message
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
-from tidemill.broker.engine.merge import Merges
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.metadata.quota import Quota
@@ -54,9 +49,8 @@ from tidemill.broker.engine.pop.delivery_table import ON_ITS_WAY
 from tidemill.broker.engine.pop.readiness import Ready
 from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.pull import QueuePull
-from tidemill.broker.engine.repair import Repairs
-from tidemill.broker.engine.retention import Retention
+from tidemill.broker.engine.queries.inspection import Inspection
+from tidemill.broker.engine.queries.pull import QueuePull
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.disk import Disk, File
@@ -67,6 +61,12 @@ from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.timers import Timers
+from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
+from tidemill.broker.engine.upkeep.background import Background, Quiet
+from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
+from tidemill.broker.engine.upkeep.merge import Merges
+from tidemill.broker.engine.upkeep.rebuild import Repairs
+from tidemill.broker.engine.upkeep.retention import Retention
 from tidemill.common.errors import (
     BadRequest,
     DiskFull,

@@ -19,13 +19,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tidemill.broker.engine.checkpoint import (
-    CHECKPOINT_FILE,
-    INDEX_FOLDER,
-    QUEUES_FOLDER,
-    SNAPSHOTS_FOLDER,
-    add_runs,
-)
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import (
@@ -47,6 +40,13 @@ from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
+from tidemill.broker.engine.upkeep.checkpoint import (
+    CHECKPOINT_FILE,
+    INDEX_FOLDER,
+    QUEUES_FOLDER,
+    SNAPSHOTS_FOLDER,
+    add_runs,
+)
 
 SECRET_SIZE = 32  # bytes
 NEVER = 1 << 62  # a log offset that no record has

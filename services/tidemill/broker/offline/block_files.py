@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from zlib import crc32
 
-from tidemill.broker.engine.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, SNAPSHOTS_FOLDER
 from tidemill.broker.engine.layout import block_file, queue_entry
 from tidemill.broker.engine.layout.block_file import HEADER, HEADER_SIZE, ROW_SIZE, Row
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
+from tidemill.broker.engine.upkeep.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, SNAPSHOTS_FOLDER
 from tidemill.broker.offline.findings import Damage
 from tidemill.broker.offline.source import Source, SourceFile
 

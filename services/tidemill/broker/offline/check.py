@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TypeVar, final
 
-from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.engine.layout import block_file, record, snapshot, store_checkpoint
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind
@@ -19,6 +18,7 @@ from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.segment import SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files, check_timers
 from tidemill.broker.offline.block_files import BlockDamage, Range
 from tidemill.broker.offline.concerns import Concerns

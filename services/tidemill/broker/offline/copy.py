@@ -24,13 +24,13 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TypeVar, final
 
-from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
+from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files
 from tidemill.broker.offline.block_files import BlockDamage, Range
 from tidemill.broker.offline.check import NoStore

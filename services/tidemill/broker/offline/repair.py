@@ -23,7 +23,6 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, final
 
-from tidemill.broker.engine.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE
 from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC, Kind
@@ -32,6 +31,7 @@ from tidemill.broker.engine.store.mappings import PAGE_BYTES
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.segment import HELD, PREPARED, SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files
 from tidemill.broker.offline.check import NoStore, Report, check
 from tidemill.broker.offline.findings import OF_THE_LOG, Concern, Damage, Finding, Progress

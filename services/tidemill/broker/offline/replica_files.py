@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.group_log import IDENTITY
 from tidemill.broker.engine.layout import (
     durable_mark,
     replica_state,
     store_identity,
     truncate_intent,
 )
+from tidemill.broker.engine.replica.group_log import IDENTITY
 from tidemill.broker.engine.replication import known_end
 from tidemill.broker.engine.replication.store_log import COPIES, FOLDER, INTENT
 from tidemill.broker.offline.findings import Damage, Finding

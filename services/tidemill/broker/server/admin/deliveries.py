@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.engine.in_flight import Place, Wanted
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.queries.in_flight import Place, Wanted
 from tidemill.broker.server.admin.service import find_group, find_topic, in_round
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, Overloaded
@@ -14,7 +14,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.in_flight import InFlight, InFlightLook
+    from tidemill.broker.engine.queries.in_flight import InFlight, InFlightLook
     from tidemill.broker.server.round.rounds import Rounds, Turn
 
 PAGE_MAX: Final = 1_000  # messages of one call, whatever is asked for

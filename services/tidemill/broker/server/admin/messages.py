@@ -18,8 +18,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.inspection import QueueRead
     from tidemill.broker.engine.metadata.catalog import Topic
+    from tidemill.broker.engine.queries.inspection import QueueRead
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.round.rounds import Rounds, Turn
 

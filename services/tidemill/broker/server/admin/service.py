@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
@@ -23,9 +23,9 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.inspection import MessageSearch
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.queries.inspection import MessageSearch
     from tidemill.broker.engine.time_search import TimeSearch
     from tidemill.broker.server.round.rounds import Rounds, Turn
 

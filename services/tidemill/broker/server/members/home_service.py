@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack, final
 
 from google.protobuf.message import DecodeError
 
-from tidemill.broker.engine.left import Left, LeftItem
 from tidemill.broker.engine.metadata.membership import Home
+from tidemill.broker.engine.queries.removal_check import Left, LeftItem
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BY_NAME, BadRequest, Conflict, ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, TimerReason
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.engine.pull import ENDLESS, reason_of
+from tidemill.broker.engine.queries.pull import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.server.admin.service import in_round, refusal
 from tidemill.broker.server.reader.log_id import log_id_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.pull import PulledMessage, QueuePull
+    from tidemill.broker.engine.queries.pull import PulledMessage, QueuePull
     from tidemill.broker.engine.store.consume_queue import ConsumeQueue
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.round.rounds import Rounds, Turn

@@ -12,8 +12,8 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tidemill.broker.engine.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.queries.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.timer.pending import PendingQuery
 from tidemill.broker.server.admin.service import in_round, refusal
@@ -28,11 +28,11 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from tidemill.broker.engine.all_in_flight import InFlightWalk
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.in_flight import InFlight
     from tidemill.broker.engine.layout.numbers import GroupId, TopicId
     from tidemill.broker.engine.metadata.catalog import Catalog, Topic
+    from tidemill.broker.engine.queries.all_in_flight import InFlightWalk
+    from tidemill.broker.engine.queries.in_flight import InFlight
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
     from tidemill.broker.server.round.rounds import Rounds, Turn
 

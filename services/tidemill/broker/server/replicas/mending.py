@@ -26,7 +26,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.group_log import GroupLog
+    from tidemill.broker.engine.replica.group_log import GroupLog
     from tidemill.broker.server.replicas.replicas import Replicas
     from tidemill.broker.server.round.durability import Syncs
     from tidemill.common.clock import Clock

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, final
 
 import structlog
 
-from tidemill.broker.engine.group_log import open_damaged_log
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord
+from tidemill.broker.engine.replica.group_log import open_damaged_log
 from tidemill.broker.engine.replication.store_log import find_addresses
 from tidemill.broker.engine.store.mending import Foreign, mend, proved
 from tidemill.broker.engine.store.segment import CorruptStore

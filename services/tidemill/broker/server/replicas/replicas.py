@@ -40,7 +40,7 @@ from tidemill.broker.server.replicas.probes import Probes, serve_probes
 from tidemill.broker.server.replicas.streams import ReplicaStreams
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.group_log import GroupLog
+    from tidemill.broker.engine.replica.group_log import GroupLog
     from tidemill.broker.engine.replication.actions import Action
     from tidemill.broker.engine.replication.config import ReplicationConfig
     from tidemill.broker.engine.replication.messages import ToReplica

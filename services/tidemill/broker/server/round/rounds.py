@@ -40,8 +40,8 @@ from tidemill.common.slices import run_in_turns
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.group_log import GroupLog
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
+    from tidemill.broker.engine.replica.group_log import GroupLog
     from tidemill.broker.server.round.durability import Durability, Effect, Syncs
     from tidemill.broker.server.round.long_polling import LongPolling
     from tidemill.common.clock import Clock

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypedDict
 
-from tidemill.broker.engine.administration import ResetTarget
+from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.inspection import FoundMessage, QueueLock, QueueProgress, QueueStatus
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.left import Left, Readers
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
     ConfigChanges,
@@ -19,6 +17,13 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
+from tidemill.broker.engine.queries.inspection import (
+    FoundMessage,
+    QueueLock,
+    QueueProgress,
+    QueueStatus,
+)
+from tidemill.broker.engine.queries.removal_check import Left, Readers
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

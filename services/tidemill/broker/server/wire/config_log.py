@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.inspection import QueueLock, TopicUse
     from tidemill.broker.engine.metadata.catalog import Group, Topic
     from tidemill.broker.engine.metadata.membership import BrokerGroup, Home, Membership
+    from tidemill.broker.engine.queries.inspection import QueueLock, TopicUse
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 log = structlog.get_logger()

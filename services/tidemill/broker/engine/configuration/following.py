@@ -11,10 +11,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import final
 
-from tidemill.broker.engine.administration import Administration
-from tidemill.broker.engine.inspection import Inspection
+from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.left import Left, LeftCount, Readers
 from tidemill.broker.engine.metadata.beginnings import BEGUN_TOPICS_MAX, homes_id, merged
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
@@ -25,6 +23,8 @@ from tidemill.broker.engine.metadata.catalog import (
     topic_item,
 )
 from tidemill.broker.engine.metadata.membership import Home, home_item
+from tidemill.broker.engine.queries.inspection import Inspection
+from tidemill.broker.engine.queries.removal_check import Left, LeftCount, Readers
 from tidemill.common.errors import Conflict, Forbidden
 
 CHANGES_A_SLICE = 16  # a deletion takes as long as any

@@ -16,7 +16,6 @@ from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Checkpoints, Steps
 from tidemill.broker.engine.layout import block_file, message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
@@ -30,6 +29,7 @@ from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.store.segment import Hole, Record
 from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.upkeep.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Checkpoints, Steps
 from tidemill.message import stored_message
 
 RECORDS_A_SLICE = 256  # under a millisecond: heads are summed, bodies are not

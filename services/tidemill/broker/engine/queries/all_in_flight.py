@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import numpy as np
 
-from tidemill.broker.engine.in_flight import EVER, InFlight, InFlightLook, Wanted
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_RELEASED
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE
+from tidemill.broker.engine.queries.in_flight import EVER, InFlight, InFlightLook, Wanted
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import GroupId

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.inspection import Inspection, QueueStatus
 from tidemill.broker.engine.layout.config import Config
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
@@ -32,6 +31,7 @@ from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.consumption import Consumption
 from tidemill.broker.engine.pop.state import Key
+from tidemill.broker.engine.queries.inspection import Inspection, QueueStatus
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.common.errors import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import final
 
-from tidemill.broker.engine.administration import Administration
+from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.metadata.catalog import Catalog, topic_item
 from tidemill.broker.engine.metadata.membership import (
     BROKER_GROUPS_MAX,

@@ -10,8 +10,6 @@ from typing import final
 
 import numpy as np
 
-from tidemill.broker.engine.archive_gate import ArchiveGate
-from tidemill.broker.engine.checkpoint import PROGRESS_A_SECTION, Checkpoints, Quiet, Steps
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import expiry
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -33,6 +31,8 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
+from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
+from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpoints, Quiet, Steps
 
 LONG_AGO_MS = -(1 << 62)
 SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds

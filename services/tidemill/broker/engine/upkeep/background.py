@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from tidemill.broker.engine.checkpoint import Checkpoints, Steps
-from tidemill.broker.engine.merge import Merges
 from tidemill.broker.engine.pop.acks import RoundAcks
-from tidemill.broker.engine.repair import Repairs
-from tidemill.broker.engine.retention import Retention
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.timers import Timers
+from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, Steps
+from tidemill.broker.engine.upkeep.merge import Merges
+from tidemill.broker.engine.upkeep.rebuild import Repairs
+from tidemill.broker.engine.upkeep.retention import Retention
 
 PREPARE_SLICE_BYTES = 1 << 20
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether the disk has room for what jobs write

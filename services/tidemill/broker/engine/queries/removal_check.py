@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.inspection import Inspection
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.metadata.beginnings import begun_before_ms
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.common.errors import Repairing
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.all_in_flight import InFlightWalk, PlaceInQueues
-from tidemill.broker.engine.in_flight import InFlightLook, Place, Wanted
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
@@ -19,6 +17,8 @@ from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import Progress
 from tidemill.broker.engine.pop.state import Key, PopState
+from tidemill.broker.engine.queries.all_in_flight import InFlightWalk, PlaceInQueues
+from tidemill.broker.engine.queries.in_flight import InFlightLook, Place, Wanted
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.tally import Allowance, Tally

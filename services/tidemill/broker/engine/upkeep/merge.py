@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Checkpoints, Steps
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.message_store import MessageStore
@@ -21,6 +20,7 @@ from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.tally import Allowance, Tally
+from tidemill.broker.engine.upkeep.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Checkpoints, Steps
 
 QUEUES_A_SLICE = 128  # looked at, or given a run
 RUNS_A_SLICE = 96  # each is summed, and copied

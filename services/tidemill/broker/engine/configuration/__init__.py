@@ -1,0 +1,1 @@
+"""Changes of topics, groups, offsets and broker groups, at the home and at followers."""

@@ -1,0 +1,1 @@
+"""Questions about the engine's state. Nothing here changes state."""

@@ -1,0 +1,1 @@
+"""The engine's log as a replica of a broker group."""

@@ -1,0 +1,1 @@
+"""Background work of the engine: checkpoints, retention, merges and rebuilds."""
