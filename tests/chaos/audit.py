@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.figures import DISTURBED
-from tests.support import second_opinion
-from tests.support.client_process import Fact
-from tests.support.looping_clients import (
+from tests.support.clients import second_opinion
+from tests.support.clients.client_process import Fact
+from tests.support.clients.looping_clients import (
     EFFECT_US,
     TOPICS,
     US_PER_MS,
@@ -31,7 +31,14 @@ from tests.support.looping_clients import (
     histories_of,
     judge,
 )
-from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare, witness_of
+from tests.support.clients.second_opinion import (
+    Compared,
+    Delivery,
+    Failed,
+    Witness,
+    compare,
+    witness_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tests.support.client_process import Fact
-from tests.support.looping_clients import US_PER_S, Disturbance, judge
+from tests.support.clients.client_process import Fact
+from tests.support.clients.looping_clients import US_PER_S, Disturbance, judge
 
 DISTURBED = "disturbed"  # the kind of the lines that say what was done, beside those of clients
 SHOWN_MAX = 5  # sentences of each kind that a row keeps

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.cluster import LOOK_EVERY_S, RELEASE, Cluster
-from tests.support.client_process import Fact
+from tests.support.clients.client_process import Fact
+from tests.support.clients.looping_clients import ROLES, TOPICS, US_PER_S, Told, unsettled
 from tests.support.eventually import eventually
-from tests.support.looping_clients import ROLES, TOPICS, US_PER_S, Told, unsettled
 
 POD = "load"
 ENDPOINT = f"{RELEASE}-proxy:8081"

@@ -25,8 +25,8 @@ from tests.chaos.cluster import VALUES, Cluster, NotHere
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.figures import DISTURBED, figures
 from tests.chaos.load import ENDPOINT, LANGUAGES, Clients, load
-from tests.support.client_process import Fact
-from tests.support.looping_clients import Disturbance
+from tests.support.clients.client_process import Fact
+from tests.support.clients.looping_clients import Disturbance
 
 FACTS = ledger.ROOT / "build" / "chaos"
 

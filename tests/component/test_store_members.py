@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine_world import SMALL, World
+from tests.support.worlds.engine_world import SMALL, World
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.cli.app import run
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone, standalone
 
 Client = httpx.Client
 ROOT = Path(__file__).resolve().parents[2]

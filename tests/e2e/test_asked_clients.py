@@ -15,8 +15,8 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import METADATA, api
-from tests.support.client_process import (
+from tests.support.clients.api import METADATA, api
+from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
     JAVA_LIBRARIES,
@@ -25,9 +25,16 @@ from tests.support.client_process import (
     needs,
     staying_client,
 )
+from tests.support.clients.grpcio_client import read
 from tests.support.eventually import eventually
-from tests.support.grpcio_client import read
-from tests.support.processes import ADMIN_S, START_S, Standalone, command, environment, standalone
+from tests.support.processes.processes import (
+    ADMIN_S,
+    START_S,
+    Standalone,
+    command,
+    environment,
+    standalone,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 

@@ -24,7 +24,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.api import (
+from tests.support.clients.api import (
     METADATA,
     Api,
     ack_request,
@@ -34,8 +34,8 @@ from tests.support.api import (
     milliseconds,
     receive_request,
 )
-from tests.support.mutation import mutated, mutated_handle, random_bytes
-from tests.support.processes import Standalone, is_running, standalone
+from tests.support.clients.mutation import mutated, mutated_handle, random_bytes
+from tests.support.processes.processes import Standalone, is_running, standalone
 from tidemill.message import limits
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service

@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.engine_world import blob
+from tests.support.clients.grpcio_client import is_serving, read, reflected_services
 from tests.support.eventually import eventually
-from tests.support.grpcio_client import is_serving, read, reflected_services
-from tests.support.processes import broker, descendants, is_running
+from tests.support.processes.processes import broker, descendants, is_running
+from tests.support.worlds.engine_world import blob
 from tidemill.common.errors import Overloaded
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.commands import ENSURE

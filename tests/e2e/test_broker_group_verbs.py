@@ -17,10 +17,10 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import api, message
+from tests.support.clients.api import api, message
+from tests.support.clients.pulling import PullClient
 from tests.support.eventually import eventually
-from tests.support.processes import Standalone, broker, command, environment, standalone
-from tests.support.pulling import PullClient
+from tests.support.processes.processes import Standalone, broker, command, environment, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NAMES = ["broker-0", "broker-1", "broker-2"]

@@ -12,10 +12,10 @@ from urllib.request import urlopen
 import grpc
 from grpc_health.v1 import health_pb2
 
+from tests.support.clients.steady_load import GROUP, TOPIC, SteadyLoad
 from tests.support.eventually import eventually
-from tests.support.killing import child_pid, kill, until
-from tests.support.processes import Standalone, standalone
-from tests.support.steady_load import GROUP, TOPIC, SteadyLoad
+from tests.support.processes.killing import child_pid, kill, until
+from tests.support.processes.processes import Standalone, standalone
 
 PROCESSES = ("proxy-0", "admin")  # which need the broker
 KILLS = 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import broker, standalone
+from tests.support.processes.processes import broker, standalone
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import BrokerUnreachable

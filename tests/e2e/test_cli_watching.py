@@ -13,7 +13,7 @@ from typing import IO, Any
 import httpx
 import pytest
 
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment, standalone
 
 END_S = 30.0  # for a command to end, on a busy machine
 

@@ -9,15 +9,15 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.support.api import CALL_S
-from tests.support.controlled_group import (
+from tests.support.clients.api import CALL_S
+from tests.support.clients.history import Outcome
+from tests.support.clients.load import Load
+from tests.support.processes.controlled_group import (
     ControlledGroup,
     controlled_group,
     proxy_of,
     reasons_since,
 )
-from tests.support.history import Outcome
-from tests.support.load import Load
 
 LIMIT_S = 180.0
 PATIENT_S = 30.0  # of a client that waits for as long as the machine takes

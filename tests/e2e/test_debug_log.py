@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.api import Api, api, message
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.api import Api, api, message
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"

@@ -13,9 +13,9 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import METADATA, Api, api, message, receive_request
-from tests.support.killing import kill, until
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.clients.api import METADATA, Api, api, message, receive_request
+from tests.support.processes.killing import kill, until
+from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 TOPIC, GROUP = "orders", "billing"

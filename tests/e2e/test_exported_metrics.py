@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.e2e.conftest import Certificates
-from tests.support.controlled_group import controlled_group
-from tests.support.everything import MESSAGES, measuring, quick_start, touch_everything
-from tests.support.exposed import exposed, parse, table
-from tests.support.pipeline_metrics import exercised
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.everything import MESSAGES, measuring, quick_start, touch_everything
+from tests.support.processes.controlled_group import controlled_group
+from tests.support.processes.exposed import exposed, parse, table
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.worlds.pipeline_metrics import exercised
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.stubs.externalscaler import externalscaler_pb2_grpc
 

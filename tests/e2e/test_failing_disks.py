@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, play, sends
-from tests.support.controlled_group import ControlledGroup, reasons_since
-from tests.support.failing_calls import SYNC, WRITE, fail_once, is_possible
-from tests.support.load import Load
-from tests.support.processes import descendants, is_running
+from tests.support.clients.load import Load
+from tests.support.disk.failing_calls import SYNC, WRITE, fail_once, is_possible
+from tests.support.processes.controlled_group import ControlledGroup, reasons_since
+from tests.support.processes.processes import descendants, is_running
 
 pytestmark = pytest.mark.heavy
 FAILED = "[Errno 5]", "Input/output error"

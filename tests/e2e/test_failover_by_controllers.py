@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.controlled_group import ControlledGroup, controlled_group, reasons_since
+from tests.support.processes.controlled_group import (
+    ControlledGroup,
+    controlled_group,
+    reasons_since,
+)
 
 
 @pytest.fixture

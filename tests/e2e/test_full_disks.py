@@ -15,9 +15,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.api import Api, api, message
-from tests.support.controlled_group import WITHIN_MS, ControlledGroup, controlled_group, proxy_of
-from tests.support.processes import descendants
+from tests.support.clients.api import Api, api, message
+from tests.support.processes.controlled_group import (
+    WITHIN_MS,
+    ControlledGroup,
+    controlled_group,
+    proxy_of,
+)
+from tests.support.processes.processes import descendants
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 MIB = 1 << 20

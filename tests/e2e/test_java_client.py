@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_process import JAVA_CLASSES, JAVA_LIBRARIES, needs, run_java_client
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.client_process import (
+    JAVA_CLASSES,
+    JAVA_LIBRARIES,
+    needs,
+    run_java_client,
+)
+from tests.support.processes.processes import Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
 

@@ -18,16 +18,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, sends
-from tests.support.controlled_group import (
+from tests.support.clients.load import Load
+from tests.support.eventually import eventually
+from tests.support.processes.controlled_group import (
     WITHIN_MS,
     Announced,
     ControlledGroup,
     controlled_group,
     proxy_of,
 )
-from tests.support.eventually import eventually
-from tests.support.load import Load
-from tests.support.wrong_clocks import WrongClocks
+from tests.support.processes.wrong_clocks import WrongClocks
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 
 pytestmark = pytest.mark.heavy

@@ -19,9 +19,16 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import METADATA
+from tests.support.clients.api import METADATA
 from tests.support.eventually import eventually
-from tests.support.processes import START_S, STOP_S, broker, command, descendants, environment
+from tests.support.processes.processes import (
+    START_S,
+    STOP_S,
+    broker,
+    command,
+    descendants,
+    environment,
+)
 from tidemill.proxy.keeper import LIVES_MAX
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service

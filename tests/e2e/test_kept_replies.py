@@ -6,9 +6,8 @@ from pathlib import Path
 
 import grpc
 
-from tests.support import http2_peer as peer
-from tests.support.processes import Standalone, standalone
-from tests.support.strangers import (
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.strangers import (
     CLOSED,
     GROUP,
     Stranger,
@@ -18,6 +17,7 @@ from tests.support.strangers import (
     poll,
     send_of,
 )
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 

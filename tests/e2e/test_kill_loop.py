@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.api import api
-from tests.support.killing import RECOVERY_S, Stuck, kill_and_note, until
-from tests.support.load import Load
-from tests.support.processes import Standalone, standalone
-from tests.support.second_opinion import Failed
+from tests.support.clients.api import api
+from tests.support.clients.load import Load
+from tests.support.clients.second_opinion import Failed
+from tests.support.processes.killing import RECOVERY_S, Stuck, kill_and_note, until
+from tests.support.processes.processes import Standalone, standalone
 
 pytestmark = pytest.mark.heavy
 
@@ -70,7 +70,7 @@ def audit(
 ) -> Sequence[str]:
     """Return where an audit of the log differs from what clients saw."""
     # Of Spark, which only a soak has to have.
-    from tests.support.audited_loads import second_opinion
+    from tests.support.clients.audited_loads import second_opinion
     from tidemill.pipeline.jobs.running import session
 
     with session("audit", "local[2]") as spark:

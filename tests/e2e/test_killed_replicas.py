@@ -1,6 +1,6 @@
 """Two replicas of three, and all of them, killed under load; one that stands still.
 
-Rows 5, 6 and 11 of the fault matrix (`tests/support/fault_rows.py`).
+Rows 5, 6 and 11 of the fault matrix (`tests/support/worlds/fault_rows.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 
 from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, sends
 from tests.e2e.test_partitions import all_in_sync, epoch_of, play
-from tests.support.controlled_group import ControlledGroup
-from tests.support.load import Load
+from tests.support.clients.load import Load
+from tests.support.processes.controlled_group import ControlledGroup
 
 pytestmark = pytest.mark.heavy
 QUIET_S = 2.0  # in which a group that may confirm nothing answers nothing

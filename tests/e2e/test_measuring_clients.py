@@ -9,14 +9,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.client_process import (
+from tests.support.clients.client_process import (
     JAVA_CLASSES,
     JAVA_LIBRARIES,
     needs,
     run_java_client,
     run_python_client,
 )
-from tests.support.processes import ADMIN_S, Standalone, standalone
+from tests.support.processes.processes import ADMIN_S, Standalone, standalone
 
 
 @pytest.fixture(scope="module")

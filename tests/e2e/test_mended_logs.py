@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.test_replicas import Client, Exchange, messages_of, run
 from tests.support.eventually import eventually
-from tests.support.replica_group import ReplicaGroup, replica_group
+from tests.support.processes.replica_group import ReplicaGroup, replica_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 MESSAGES = 40

@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Certificates, make_certificate
-from tests.support.client_process import run_python_client
+from tests.support.clients.client_process import run_python_client
 from tests.support.eventually import eventually
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 

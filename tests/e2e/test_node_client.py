@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_process import NODE_PACKAGES, needs, run_node_client
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.client_process import NODE_PACKAGES, needs, run_node_client
+from tests.support.processes.processes import Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
 MESSAGE_NOT_FOUND = 40401

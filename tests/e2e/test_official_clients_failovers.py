@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.disturbed_clients import CALLS, DisturbedClients, disturbed_clients
-from tests.support.looping_clients import judge
-from tests.support.processes import standalone
-from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.clients.disturbed_clients import CALLS, DisturbedClients, disturbed_clients
+from tests.support.clients.looping_clients import judge
+from tests.support.processes.processes import standalone
+from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
 
 pytestmark = pytest.mark.large
 

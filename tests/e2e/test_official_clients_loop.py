@@ -24,11 +24,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.client_process import GO_PROGRAM, JAVA_CLASSES, NODE_PACKAGES, needs
-from tests.support.disturbed_clients import CALLS, DRAIN_S, DisturbedClients, disturbed_clients
-from tests.support.killing import child_pid
-from tests.support.looping_clients import ROLES, judge
-from tests.support.processes import Standalone, broker, command, environment, standalone
+from tests.support.clients.client_process import GO_PROGRAM, JAVA_CLASSES, NODE_PACKAGES, needs
+from tests.support.clients.disturbed_clients import (
+    CALLS,
+    DRAIN_S,
+    DisturbedClients,
+    disturbed_clients,
+)
+from tests.support.clients.looping_clients import ROLES, judge
+from tests.support.processes.killing import child_pid
+from tests.support.processes.processes import Standalone, broker, command, environment, standalone
 
 pytestmark = [
     pytest.mark.large,

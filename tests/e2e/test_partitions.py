@@ -1,6 +1,6 @@
 """Replicas, controllers and clients between which nothing passes, or slowly, under load.
 
-Rows 12 to 19 of the fault matrix (`tests/support/fault_rows.py`). The history is judged: nothing
+Rows 12 to 19 of the fault matrix (`tests/support/worlds/fault_rows.py`). The history is judged: nothing
 acknowledged is lost, or taken back, whoever could not hear whom.
 """
 
@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_clients_through_failovers import SENDS_BETWEEN, failed_over, sends
-from tests.support.controlled_group import (
+from tests.support.clients.load import Load
+from tests.support.eventually import eventually
+from tests.support.processes.controlled_group import (
     WITHIN_MS,
     Announced,
     ControlledGroup,
@@ -26,9 +28,7 @@ from tests.support.controlled_group import (
     proxy_of,
     reasons_since,
 )
-from tests.support.eventually import eventually
-from tests.support.load import Load
-from tests.support.tcp_links import BACK, FORTH, tcp_links
+from tests.support.processes.tcp_links import BACK, FORTH, tcp_links
 
 pytestmark = pytest.mark.heavy
 LIMIT_S = 120.0

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.api import Api, api, message
+from tests.support.clients.api import Api, api, message
 from tests.support.eventually import eventually
-from tests.support.processes import Standalone, command, environment, standalone
-from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.processes import Standalone, command, environment, standalone
+from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc

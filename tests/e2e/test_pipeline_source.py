@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.grpcio_client import is_serving, reflected_services
-from tests.support.processes import Standalone, command, environment, standalone
-from tests.support.pulling import PullClient, message_of
+from tests.support.clients.grpcio_client import is_serving, reflected_services
+from tests.support.clients.pulling import PullClient, message_of
+from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from tests.support.processes import Standalone, standalone
-from tests.support.pulling import PullClient, Pulled, message_of
-from tests.support.strangers import CLOSED, Stranger, memory_mib
+from tests.support.clients.pulling import PullClient, Pulled, message_of
+from tests.support.clients.strangers import CLOSED, Stranger, memory_mib
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.proxy.server.puller import WAITS_MAX
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -364,7 +364,7 @@ def test_a_range_is_read_of_the_topic_that_was_told_and_of_no_other(running: Sta
 def test_the_official_client_sends_in_the_process_of_a_pipeline(running: Standalone) -> None:
     running.put("topics/both", queues=1)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.both_clients", running.grpc],
+        [sys.executable, "-m", "tests.support.clients.both_clients", running.grpc],
         cwd=Path(__file__).parents[2],
         check=False,
         capture_output=True,

@@ -16,11 +16,11 @@ import grpc
 import httpx
 import pytest
 
+from tests.support.clients.pulling import PullClient, Pulled
 from tests.support.eventually import eventually
-from tests.support.killing import child_pid
-from tests.support.processes import Standalone, standalone
-from tests.support.pulling import PullClient, Pulled
-from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.processes.killing import child_pid
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.children import two_proxies
-from tests.support.client_process import Facts, run_python_client
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.client_process import Facts, run_python_client
+from tests.support.processes.children import two_proxies
+from tests.support.processes.processes import Standalone, standalone
 
 INVALID_RECEIPT_HANDLE = 40013
 BAD_REQUEST = 40000

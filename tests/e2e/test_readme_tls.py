@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import environment
+from tests.support.processes.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 60.0  # standalone on the slowest machine

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment, standalone
 
 COMMAND_S = 60.0
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.controlled_group import ControlledGroup, controlled_group
 from tests.support.eventually import eventually
-from tests.support.processes import descendants
+from tests.support.processes.controlled_group import ControlledGroup, controlled_group
+from tests.support.processes.processes import descendants
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire

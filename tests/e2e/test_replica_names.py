@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.processes import broker
+from tests.support.processes.processes import broker
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.controllers import Controllers

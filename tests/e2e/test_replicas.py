@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from tests.support.bodies import body_of
-from tests.support.engine_world import blob
+from tests.support.clients.grpcio_client import read
 from tests.support.eventually import eventually
-from tests.support.grpcio_client import read
-from tests.support.replica_group import ReplicaGroup, replica_group
+from tests.support.processes.replica_group import ReplicaGroup, replica_group
+from tests.support.worlds.engine_world import blob
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 

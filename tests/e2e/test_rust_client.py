@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_process import RUST_PROGRAM, needs, run_rust_client
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.client_process import RUST_PROGRAM, needs, run_rust_client
+from tests.support.processes.processes import Standalone, standalone
 
 LATE_MS_MAX = 10_000  # of a delayed message: it comes with the poll under way or the next one
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.conftest import Certificates
 from tests.support.eventually import eventually
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.stubs.externalscaler import externalscaler_pb2_grpc
 

@@ -11,8 +11,8 @@ from zlib import crc32
 import pytest
 
 from tests.e2e.test_replicas import Client, Exchange, run
-from tests.support.engine_world import blob
-from tests.support.replica_group import ReplicaGroup, replica_group
+from tests.support.processes.replica_group import ReplicaGroup, replica_group
+from tests.support.worlds.engine_world import blob
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 SEGMENT = 1 << 20

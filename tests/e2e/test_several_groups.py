@@ -15,10 +15,10 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import POLL_MS_MIN, Api, api, message
-from tests.support.killing import RECOVERY_S, Stuck, kill, until
-from tests.support.load import Load
-from tests.support.processes import ADMIN_S, Standalone, standalone
+from tests.support.clients.api import POLL_MS_MIN, Api, api, message
+from tests.support.clients.load import Load
+from tests.support.processes.killing import RECOVERY_S, Stuck, kill, until
+from tests.support.processes.processes import ADMIN_S, Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.processes import (
+from tests.support.processes.processes import (
     command,
     descendants,
     environment,

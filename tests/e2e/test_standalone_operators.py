@@ -15,10 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.api import api, message
-from tests.support.controlled_group import parent_of
+from tests.support.clients.api import api, message
 from tests.support.eventually import eventually
-from tests.support.processes import ADMIN_S, STOP_S, Standalone, command, environment, standalone
+from tests.support.processes.controlled_group import parent_of
+from tests.support.processes.processes import (
+    ADMIN_S,
+    STOP_S,
+    Standalone,
+    command,
+    environment,
+    standalone,
+)
 
 WITHIN_MS = 120_000  # for what must come, beside other tests
 COMMAND_S = 120.0  # of a command that starts, and waits, or reads whole segments

@@ -15,11 +15,11 @@ import grpc
 import httpx
 import pytest
 
-from tests.support.api import POLL_MS_MIN, Api, api, message
-from tests.support.killing import RECOVERY_S, Stuck, until
-from tests.support.load import Load
-from tests.support.processes import ADMIN_S, Standalone, standalone
-from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.clients.api import POLL_MS_MIN, Api, api, message
+from tests.support.clients.load import Load
+from tests.support.processes.killing import RECOVERY_S, Stuck, until
+from tests.support.processes.processes import ADMIN_S, Standalone, standalone
+from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SENDS_BETWEEN = 50  # of each load, which are stored after a fault before the next

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.processes import STOP_S, broker, command, environment
+from tests.support.processes.processes import STOP_S, broker, command, environment
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE

@@ -20,7 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.api import (
+from tests.support.clients.api import (
     METADATA,
     Api,
     ack_request,
@@ -29,8 +29,8 @@ from tests.support.api import (
     message,
     receive_request,
 )
-from tests.support.children import child
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.children import child
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 

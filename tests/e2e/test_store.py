@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.history import History, Outcome
-from tests.support.load import Load
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.clients.history import History, Outcome
+from tests.support.clients.load import Load
+from tests.support.processes.processes import Standalone, command, environment, standalone
 
 TOPIC = "orders"
 GROUP = "billing"

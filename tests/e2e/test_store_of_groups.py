@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.processes import ADMIN_S, Standalone, command, environment, standalone
+from tests.support.processes.processes import ADMIN_S, Standalone, command, environment, standalone
 
 TOPIC = "orders"
 SENT = 12  # messages, each of a message group of its own: all broker groups have some

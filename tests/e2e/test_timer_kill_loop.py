@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.history import Outcome
-from tests.support.killing import RECOVERY_S, Stuck, kill, until
-from tests.support.log_checker import LogChecker, records_of
-from tests.support.processes import Standalone, standalone
-from tests.support.timed_load import TimedLoad
-from tests.support.timer_log_fold import CANCELLED, DELIVERED
+from tests.support.clients.history import Outcome
+from tests.support.clients.timed_load import TimedLoad
+from tests.support.disk.log_checker import LogChecker, records_of
+from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
+from tests.support.processes.killing import RECOVERY_S, Stuck, kill, until
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.broker.posix_disk import PosixDisk
 
 KILLS = 6
@@ -97,7 +97,7 @@ async def progress(load: TimedLoad, messages: int) -> None:
 def second_opinion(running: Standalone, load: TimedLoad, folder: Path) -> set[tuple[str, str]]:
     """Return what an audit of the log finds: kinds, and the messages."""
     # Of Spark, which only a soak has to have.
-    from tests.support.audited_loads import audit as audit_by_events
+    from tests.support.clients.audited_loads import audit as audit_by_events
     from tidemill.pipeline.jobs.running import session
 
     sends = [key for key, timed in load.messages.items() if timed.sent is Outcome.OK]

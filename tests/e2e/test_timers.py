@@ -17,9 +17,15 @@ import httpx
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.api import Api, api, message
+from tests.support.clients.api import Api, api, message
 from tests.support.eventually import LOOK_EVERY_S, eventually
-from tests.support.processes import Standalone, command, environment, is_running, standalone
+from tests.support.processes.processes import (
+    Standalone,
+    command,
+    environment,
+    is_running,
+    standalone,
+)
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Certificates
-from tests.support.client_process import (
+from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
     JAVA_LIBRARIES,
@@ -18,7 +18,7 @@ from tests.support.client_process import (
     run_java_client,
     run_python_client,
 )
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone, standalone
 
 
 @pytest.fixture(scope="module")

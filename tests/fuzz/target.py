@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support import http2_peer as peer
-from tests.support.transport_trial import End, run_trial
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.transport_trial import End, run_trial
 
 HEAD_SIZE = 2
 

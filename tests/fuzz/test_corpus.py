@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.target import try_input
-from tests.support.transport_trial import End
+from tests.support.clients.transport_trial import End
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 

@@ -22,8 +22,8 @@ import yaml
 from tests.chaos.cluster import LOOK_EVERY_S, Cluster
 from tests.chaos.figures import figures
 from tests.chaos.load import LANGUAGES, Clients, load
+from tests.support.clients.looping_clients import Disturbance
 from tests.support.eventually import eventually
-from tests.support.looping_clients import Disturbance
 
 # A metrics-server tells of the last quarter of a minute, and an autoscaler looks as often.
 SCALED_S = 180.0

@@ -26,9 +26,9 @@ import httpx
 import yaml
 
 from tests.monitoring.test_real_prometheus import DATA_MS, has_data
+from tests.support.clients.everything import touch_everything
 from tests.support.eventually import eventually
-from tests.support.everything import touch_everything
-from tests.support.prometheus import SCRAPE_PERIOD, Prometheus
+from tests.support.processes.prometheus import SCRAPE_PERIOD, Prometheus
 
 LABEL = "__meta_kubernetes_pod_label_"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.client_process import needs
+from tests.support.clients.client_process import needs
 from tools.generate_dashboards import RULES
 from tools.watching import alerts
 

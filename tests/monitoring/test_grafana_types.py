@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.support.client_process import needs
+from tests.support.clients.client_process import needs
 from tools.generate_dashboards import DASHBOARDS
 
 GRAFANA = Path(__file__).parent / "grafana"

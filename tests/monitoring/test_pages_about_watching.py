@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.monitoring.test_alert_rules import judged, promtool
-from tests.support.exposed import parse
+from tests.support.processes.exposed import parse
 from tidemill.standalone.settings import StandaloneSettings
 from tools.watching import alerts
 from tools.watching.pages import PAGES

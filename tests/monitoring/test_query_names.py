@@ -13,7 +13,7 @@ import promql_parser as promql
 import pytest
 
 from tests.support import queries
-from tests.support.exposed import COMMON, Exposed, parse
+from tests.support.processes.exposed import COMMON, Exposed, parse
 from tools.watching import alerts
 from tools.watching.pages import PAGES
 

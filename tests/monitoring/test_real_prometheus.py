@@ -23,13 +23,13 @@ import pytest
 
 from tests.e2e.conftest import Certificates
 from tests.support import queries
-from tests.support.api import api, message
-from tests.support.client_process import needs
+from tests.support.clients.api import api, message
+from tests.support.clients.client_process import needs
+from tests.support.clients.everything import measuring, quick_start, touch_everything
 from tests.support.eventually import eventually
-from tests.support.everything import measuring, quick_start, touch_everything
-from tests.support.processes import ADMIN_S, Standalone, standalone
-from tests.support.prometheus import PROMETHEUS, Prometheus, prometheus
-from tests.support.replicated_standalone import FLAGS, REPLICAS, Replicated
+from tests.support.processes.processes import ADMIN_S, Standalone, standalone
+from tests.support.processes.prometheus import PROMETHEUS, Prometheus, prometheus
+from tests.support.processes.replicated_standalone import FLAGS, REPLICAS, Replicated
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tools.generate_dashboards import RULES
 

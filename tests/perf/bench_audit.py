@@ -27,9 +27,9 @@ from typing import Any, TextIO
 import grpc
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-from tests.support.api import POLL_MS_MIN, api, message
-from tests.support.killing import kill
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.api import POLL_MS_MIN, api, message
+from tests.support.processes.killing import kill
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge
 from tidemill.pipeline.jobs.events import read_events

@@ -31,8 +31,8 @@ from zlib import crc32
 
 import grpc
 
-from tests.support.engine_world import blob
-from tests.support.processes import command, environment
+from tests.support.processes.processes import command, environment
+from tests.support.worlds.engine_world import blob
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 

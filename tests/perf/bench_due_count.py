@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.timer_world import DAY_MS, MINUTE_MS, TimerWorld
+from tests.support.worlds.timer_world import DAY_MS, MINUTE_MS, TimerWorld
 from tidemill.broker.engine.layout import timer_entry
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.status import TimerState

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import Standalone, descendants, standalone
+from tests.support.processes.processes import Standalone, descendants, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2, service_pb2
 
 BODY_BYTES = 1024

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from tests.support.engine_world import ENTROPY, blob
+from tests.support.worlds.engine_world import ENTROPY, blob
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Delivery, Engine
 from tidemill.broker.engine.layout.numbers import QueueId

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import grpc
 
-from tests.support.api import Api, api, message
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.api import Api, api, message
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 TOPIC, GROUP = "orders", "billing"

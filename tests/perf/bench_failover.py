@@ -33,9 +33,9 @@ from typing import Any, Final
 import grpc
 
 from tests.perf.bench_end_to_end import cpu_seconds, h2load, send_request
-from tests.support.api import Api, api, message
-from tests.support.processes import Standalone, standalone
-from tests.support.replicated_standalone import FLAGS, Replicated, send_signal
+from tests.support.clients.api import Api, api, message
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.replicated_standalone import FLAGS, Replicated, send_signal
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 SEND: Final = "/apache.rocketmq.v2.MessagingService/SendMessage"

@@ -28,7 +28,7 @@ from typing import Any
 
 from tests.perf import bench_polling
 from tests.perf.bench_end_to_end import Meter, build_load, h2load, run_load, send_request
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone, standalone
 
 SEND = "/apache.rocketmq.v2.MessagingService/SendMessage"
 GROUPS = 3

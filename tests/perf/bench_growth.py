@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from zlib import crc32
 
-from tests.support.engine_world import blob
-from tests.support.quiet import has_pending
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType

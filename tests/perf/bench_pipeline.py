@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.pipeline.conftest import SETTINGS
-from tests.support.pipeline_load import send_some
-from tests.support.processes import Standalone, standalone
+from tests.support.clients.pipeline_load import send_some
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs.archive import ArchiveJob

@@ -33,10 +33,10 @@ from typing import Any
 
 from tests.perf.bench_pipeline import BODY_SIZE, QUEUES, archive
 from tests.pipeline.conftest import SETTINGS
-from tests.support.api import POLL_MS_MIN, Api, api, message
+from tests.support.clients.api import POLL_MS_MIN, Api, api, message
+from tests.support.clients.pipeline_load import send_some
 from tests.support.eventually import eventually
-from tests.support.pipeline_load import send_some
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.replay import send
 from tidemill.pipeline.jobs.replay_plan import ReplaySettings

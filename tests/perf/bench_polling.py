@@ -25,7 +25,7 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.perf.bench_end_to_end import cpu_seconds, pss_mib
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2.service_pb2_grpc import MessagingServiceStub

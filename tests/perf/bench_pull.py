@@ -22,8 +22,8 @@ from typing import Any
 import grpc
 
 from tests.perf.bench_end_to_end import cpu_seconds
-from tests.support.processes import Standalone, standalone
-from tests.support.pulling import PullClient, message_of
+from tests.support.clients.pulling import PullClient, message_of
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc

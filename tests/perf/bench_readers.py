@@ -28,16 +28,16 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.client_process import (
+from tests.support.clients.client_process import (
     GO_PROGRAM,
     JAVA_CLASSES,
     JAVA_LIBRARIES,
     NODE_PACKAGES,
     SCRIPTS,
 )
-from tests.support.processes import Standalone, standalone
-from tests.support.slow_relay import relaying
-from tests.support.strangers import message, path_of, send_of
+from tests.support.clients.strangers import message, path_of, send_of
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.slow_relay import relaying
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 

@@ -29,10 +29,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.support.api import METADATA, Api, ack_request, api, message, receive_request
-from tests.support.children import two_proxies
-from tests.support.killing import kill
-from tests.support.processes import standalone
+from tests.support.clients.api import METADATA, Api, ack_request, api, message, receive_request
+from tests.support.processes.children import two_proxies
+from tests.support.processes.killing import kill
+from tests.support.processes.processes import standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 

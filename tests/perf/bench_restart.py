@@ -20,9 +20,9 @@ from pathlib import Path
 
 import grpc
 
-from tests.support.killing import kill, until
-from tests.support.processes import Standalone, standalone
-from tests.support.steady_load import GROUP, TOPIC, SteadyLoad
+from tests.support.clients.steady_load import GROUP, TOPIC, SteadyLoad
+from tests.support.processes.killing import kill, until
+from tests.support.processes.processes import Standalone, standalone
 
 PRODUCERS = CONSUMERS = 32
 DEADLINE_S = 3.0

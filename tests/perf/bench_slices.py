@@ -31,7 +31,7 @@ from zlib import crc32
 
 from prometheus_client import exposition
 
-from tests.support.engine_world import blob
+from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import grpc
 
-from tests.support.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2, service_pb2_grpc
 

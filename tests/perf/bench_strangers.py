@@ -25,9 +25,8 @@ from typing import Any
 import grpc
 
 from tests.perf.bench_end_to_end import cpu_seconds
-from tests.support import http2_peer as peer
-from tests.support.processes import Standalone, standalone
-from tests.support.strangers import (
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.strangers import (
     CLOSED,
     GROUP,
     TOPIC,
@@ -41,6 +40,7 @@ from tests.support.strangers import (
     poll,
     send_of,
 )
+from tests.support.processes.processes import Standalone, standalone
 from tidemill.message.wire import bytes_field
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service

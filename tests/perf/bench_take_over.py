@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
-from tests.support.engine_world import blob
+from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId

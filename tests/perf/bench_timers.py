@@ -32,8 +32,8 @@ from typing import Any
 from zlib import crc32
 
 from tests.perf.bench_end_to_end import build_load, h2load, run_load, send_request
-from tests.support.engine_world import blob
-from tests.support.processes import broker, standalone
+from tests.support.processes.processes import broker, standalone
+from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.jobs.running import LITTLE_MEMORY
 
 # `make setup-pipeline` installs Spark; without it there is nothing here to collect.
@@ -20,7 +20,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.archiving import Archived
+    from tests.support.worlds.archiving import Archived
 
 # Two tasks at a time, as CI has cores; small plans.
 SETTINGS = {
@@ -90,7 +90,7 @@ def cluster() -> Iterator[FakeCluster]:
 @pytest.fixture
 def archive(cluster: FakeCluster, tmp_path: Path) -> Archived:
     """An archive of that cluster, without anything in it yet."""
-    from tests.support.archiving import Archived
+    from tests.support.worlds.archiving import Archived
 
     return Archived(cluster, tmp_path / "archive")
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tests.support.micro_batches import Stream, read_batch
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import DataLoss, Gone
 from tidemill.pipeline.offsets import Offsets
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.pipeline_load import send_some
-from tests.support.processes import standalone
+from tests.support.clients.pipeline_load import send_some
+from tests.support.processes.processes import standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs.archive import ArchiveJob

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.archive.manifest import Entry
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore

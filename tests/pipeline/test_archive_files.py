@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.archiving import NOW_MS, Archived
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tests.support.micro_batches import Stream, read_batch
+from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.cli.pipeline import app
 from tidemill.cli.times import utc
 from tidemill.pipeline.archive import writing

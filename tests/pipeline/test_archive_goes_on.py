@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.errors import ArchiveError
 from tidemill.pipeline.jobs.archive_commands import told_at_end
 

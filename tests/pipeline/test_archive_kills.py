@@ -12,8 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pipeline_load import send_some
-from tests.support.processes import Standalone, command, descendants, environment, start_standalone
+from tests.support.clients.pipeline_load import send_some
+from tests.support.processes.processes import (
+    Standalone,
+    command,
+    descendants,
+    environment,
+    start_standalone,
+)
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import ArchiveStore
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import Stream, read_batch
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.pipeline.client import NAMES_MAX, LeftOut, connect
 from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.errors import BadOption, Gone, Unreachable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs.audit import AuditSettings, judge, rules_of
 from tidemill.pipeline.jobs.delay_accuracy import worse_than

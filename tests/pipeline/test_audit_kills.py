@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.audited_loads import second_opinion
-from tests.support.history import Outcome
-from tests.support.killing import kill_and_note, until
-from tests.support.load import Load
-from tests.support.processes import Standalone, standalone
-from tests.support.second_opinion import Failed
+from tests.support.clients.audited_loads import second_opinion
+from tests.support.clients.history import Outcome
+from tests.support.clients.load import Load
+from tests.support.clients.second_opinion import Failed
+from tests.support.processes.killing import kill_and_note, until
+from tests.support.processes.processes import Standalone, standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.api import Api, api, message
-from tests.support.processes import standalone
+from tests.support.clients.api import Api, api, message
+from tests.support.processes.processes import standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge
 from tidemill.pipeline.jobs.events import read_events

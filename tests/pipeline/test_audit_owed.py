@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.pipeline.test_audit import START_MS, Story, _at
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.pipeline.jobs.verdict import Verdict, headlines
 from tidemill.pipeline.transforms.audit import BROKEN, KINDS, Audit, Rules, audit

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.archiving import archive_job
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import Stream, read_batch
+from tests.support.worlds.archiving import archive_job
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import BadOption, Unreachable
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.conftest import streaming
-from tests.support.fake_cluster import FakeCluster
-from tests.support.streaming_queries import run_to_end
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.pipeline.errors import PipelineError
 from tidemill.pipeline.options import parse_sink
 from tidemill.pipeline.sink.bad_rows import TaskAttempt, drop, keep

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import EVENT_COLUMNS, Stream
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import EVENT_COLUMNS, Stream
 from tidemill.pipeline.options import parse_source
 from tidemill.pipeline.source.events import EventReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb

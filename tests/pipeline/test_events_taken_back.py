@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_cluster import EVENT_BYTES, FakeCluster
-from tests.support.micro_batches import EVENT_COLUMNS, Stream
+from tests.support.worlds.fake_cluster import EVENT_BYTES, FakeCluster
+from tests.support.worlds.micro_batches import EVENT_COLUMNS, Stream
 from tidemill.pipeline.errors import DataLoss
 from tidemill.pipeline.pulling import SHORT_S
 from tidemill.pipeline.schema import arrow_schema

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.archive.reading import read_footer
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import ArchiveError

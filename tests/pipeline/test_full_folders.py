@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tests.support.micro_batches import read_batch
-from tests.support.processes import command, environment
+from tests.support.processes.processes import command, environment
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.worlds.micro_batches import read_batch
 from tidemill.cli.rest import EXIT_REFUSED
 from tidemill.pipeline.archive import writing
 from tidemill.pipeline.archive.manifest import Entry

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.clients.pipeline_load import send_some
 from tests.support.eventually import eventually
-from tests.support.pipeline_load import send_some
-from tests.support.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.tasks import Task, run_task
 from tidemill.pipeline.errors import Refused

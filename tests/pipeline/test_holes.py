@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, PAGE_ROWS, FakeCluster
-from tests.support.micro_batches import Stream, read_batch
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, PAGE_ROWS, FakeCluster
+from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.pipeline.errors import DataLoss
 from tidemill.pipeline.jobs.archive_upkeep import expire
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import COLUMNS, Stream, read_batch
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
 from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
 from tidemill.pipeline.jobs.archive import Done
 from tidemill.pipeline.jobs.archive_upkeep import expire

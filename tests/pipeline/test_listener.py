@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.listener import ProgressPublisher, QueryWatch
 from tidemill.pipeline.metrics import PipelineMetrics
 from tidemill.pipeline.offsets import Incarnation, Offsets, Queue, with_report

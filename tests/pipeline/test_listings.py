@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StringType, StructField, StructType
 
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.errors import BadOption
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb

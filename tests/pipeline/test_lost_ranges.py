@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import Stream
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import Stream
 from tidemill.pipeline.errors import DataLoss
 from tidemill.pipeline.offsets import QueueRange
 from tidemill.pipeline.options import parse_source

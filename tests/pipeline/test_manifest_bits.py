@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.archiving import NOW_MS, Archived
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill.pipeline.errors import ArchiveError
 from tidemill.pipeline.jobs.archive_upkeep import vacuum

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tests.support.archiving import NOW_MS, archive_job
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import read_batch
+from tests.support.worlds.archiving import NOW_MS, archive_job
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import read_batch
 from tidemill.pipeline.archive.manifest import Entry
 from tidemill.pipeline.archive.store import ArchiveStore
 from tidemill.pipeline.errors import AnotherWriter, ArchiveError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import Stream
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import Stream
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.offsets import QueueRange
 from tidemill.pipeline.options import Topics, parse_source

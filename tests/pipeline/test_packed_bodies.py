@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.message.encoding import encode_stored
 from tidemill.pipeline import bodies
 from tidemill.pipeline.data_source import RocketMQDataSource

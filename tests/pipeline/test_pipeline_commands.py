@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.archiving import Archived
 from tests.support.eventually import eventually
-from tests.support.fake_cluster import FakeCluster
-from tests.support.processes import command, descendants, environment, is_running
+from tests.support.processes.processes import command, descendants, environment, is_running
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.cli.pipeline import (
     EXIT_DAMAGED,
     EXIT_FOUND,

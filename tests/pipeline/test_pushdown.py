@@ -15,7 +15,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.support.fake_cluster import FakeCluster
+    from tests.support.worlds.fake_cluster import FakeCluster
 
 TOPIC = StructType([StructField("topic", StringType())])
 # Two predicates of each dataset, with how many of the ten rows each has.

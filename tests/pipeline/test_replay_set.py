@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.archiving import NOW_MS, Archived
-from tests.support.fake_cluster import FakeCluster
-from tests.support.replaying import FIRST_MS, breaks_off, replaying, stored
+from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
 from tidemill.cli.pipeline import app
 from tidemill.cli.rest import EXIT_USAGE
 from tidemill.pipeline.errors import BadOption

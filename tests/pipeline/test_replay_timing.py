@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.archiving import NOW_MS, Archived
 from tests.support.eventually import eventually
-from tests.support.fake_cluster import FakeCluster
-from tests.support.processes import Standalone, standalone
-from tests.support.replaying import FIRST_MS, breaks_off, replaying, stored
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.client import Client

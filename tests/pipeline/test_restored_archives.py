@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill.pipeline.jobs.archive_verify import verify
 
 GATE = "archive"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.pipeline.jobs.events import read_events
 from tidemill.pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events

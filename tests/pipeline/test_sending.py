@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.fake_cluster import FakeCluster
-from tests.support.processes import standalone
+from tests.support.processes.processes import standalone
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.client import Client
 from tidemill.pipeline.errors import Refused
 from tidemill.pipeline.options import Topics, parse_sink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.client import connect
 from tidemill.pipeline.errors import DataLoss
 from tidemill.pipeline.offsets import QueueRange

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.pipeline_load import send_some
-from tests.support.processes import standalone
-from tests.support.streaming_queries import run_to_end
+from tests.support.clients.pipeline_load import send_some
+from tests.support.processes.processes import standalone
+from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.archive.spark_tasks import SparkRunner
 from tidemill.pipeline.jobs import replay, replay_plan
@@ -23,7 +23,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.support.fake_cluster import FakeCluster
+    from tests.support.worlds.fake_cluster import FakeCluster
 
 
 def write(frame: DataFrame, cluster: FakeCluster, **options: object) -> None:

@@ -8,14 +8,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.pipeline.conftest import reading
-from tests.support.fake_cluster import FIRST_STORED_AT_MS
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS
 from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.errors import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.fake_cluster import FakeCluster
+    from tests.support.worlds.fake_cluster import FakeCluster
 
 ID, TAG = StructField("message_id", StringType()), StructField("tag", StringType())
 

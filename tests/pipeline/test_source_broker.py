@@ -13,13 +13,13 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from tests.support.api import change_request
-from tests.support.pipeline_life import ACKED, DELAYED, GROUP, SENT, TOPIC, live
-from tests.support.pipeline_load import send_some
-from tests.support.processes import Standalone, standalone
-from tests.support.pulling import METADATA, PullClient, message_of
-from tests.support.streaming_queries import run_to_end
-from tests.support.tcp_links import BACK, tcp_links
+from tests.support.clients.api import change_request
+from tests.support.clients.pipeline_life import ACKED, DELAYED, GROUP, SENT, TOPIC, live
+from tests.support.clients.pipeline_load import send_some
+from tests.support.clients.pulling import METADATA, PullClient, message_of
+from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.tcp_links import BACK, tcp_links
+from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.pipeline.jobs.audit import AuditSettings, judge

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pipeline.conftest import streaming
 from tests.support.eventually import eventually
-from tests.support.streaming_queries import run_to_end
+from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.listener import ProgressPublisher, watch
 from tidemill.pipeline.metrics import PipelineMetrics
@@ -20,7 +20,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.fake_cluster import FakeCluster
+    from tests.support.worlds.fake_cluster import FakeCluster
 
 Places = set[tuple[str, int, int]]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import COLUMNS, Stream
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import COLUMNS, Stream
 from tidemill.pipeline.errors import BadOption
 from tidemill.pipeline.jobs import replay, replay_plan
 from tidemill.pipeline.offsets import Offsets

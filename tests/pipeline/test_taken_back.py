@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from tests.support.archiving import archive_job
-from tests.support.fake_cluster import FakeCluster
-from tests.support.micro_batches import COLUMNS, Stream, read_batch
+from tests.support.worlds.archiving import archive_job
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
 from tidemill.pipeline.errors import ArchiveError, DataLoss, Gone
 from tidemill.pipeline.jobs.archive_upkeep import expire
 from tidemill.pipeline.jobs.archive_verify import verify

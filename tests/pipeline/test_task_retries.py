@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.conftest import streaming
-from tests.support.archiving import Archived
 from tests.support.eventually import eventually
-from tests.support.fake_cluster import PAGE_ROWS, FakeCluster
-from tests.support.processes import command, descendants, environment
-from tests.support.retried_tasks import BAD_ROWS, ROWS, TASKS
-from tests.support.streaming_queries import run_to_end
+from tests.support.processes.processes import command, descendants, environment
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import PAGE_ROWS, FakeCluster
+from tests.support.worlds.retried_tasks import BAD_ROWS, ROWS, TASKS
+from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.pipeline.pulling import BATCH_ROWS
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def test_a_task_that_is_done_again_loses_and_doubles_nothing(
     cluster.breaks_after = BATCH_ROWS // PAGE_ROWS + 1
     cluster.passing, cluster.failing = {"SendMessage": SENDS_BEFORE}, {"SendMessage": 1}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.retried_tasks", cluster.endpoint, tmp_path],
+        [sys.executable, "-m", "tests.support.worlds.retried_tasks", cluster.endpoint, tmp_path],
         env=environment(),
         capture_output=True,
         text=True,

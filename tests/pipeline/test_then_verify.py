@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FakeCluster
-from tests.support.processes import command, environment
+from tests.support.processes.processes import command, environment
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.cli.pipeline import EXIT_DAMAGED
 from tidemill.pipeline.errors import BadOption, Unreachable
 from tidemill.pipeline.jobs.archive import ArchiveJob, Done

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.archiving import archive_job
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.worlds.archiving import archive_job
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill.pipeline.jobs.archive import ArchiveJob
 from tidemill.pipeline.jobs.archive_upkeep import expire
 from tidemill.pipeline.jobs.archive_verify import verify

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.archiving import Archived
-from tests.support.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tests.support.micro_batches import Stream
+from tests.support.worlds.archiving import Archived
+from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
+from tests.support.worlds.micro_batches import Stream
 from tidemill.pipeline.jobs.archive_upkeep import expire
 from tidemill.pipeline.offsets import Offsets
 from tidemill.pipeline.source.places import BESIDE_BODY_BYTES

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.fake_cluster import EVENT_BYTES, FakeCluster
-from tests.support.micro_batches import EVENT_COLUMNS, Stream
+from tests.support.worlds.fake_cluster import EVENT_BYTES, FakeCluster
+from tests.support.worlds.micro_batches import EVENT_COLUMNS, Stream
 from tidemill.pipeline.errors import BadOption, DataLoss
 from tidemill.pipeline.jobs.audit import AuditSettings, judge
 from tidemill.pipeline.jobs.events import check_any, read_events, unreadable_in

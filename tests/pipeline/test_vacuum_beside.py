@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.archiving import NOW_MS, Archived
-from tests.support.fake_cluster import FakeCluster
+from tests.support.worlds.archiving import NOW_MS, Archived
+from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.pipeline.archive.manifest import DataFile, Entry
 from tidemill.pipeline.archive.reading import read_range
 from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore

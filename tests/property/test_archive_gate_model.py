@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.engine_world import World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.layout.numbers import QueueId
 
 DAY_MS = 86_400_000

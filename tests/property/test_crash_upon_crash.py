@@ -21,9 +21,9 @@ import pytest
 from tests.property import test_power_cut as store
 from tests.property import test_timer_power_cut as timers
 from tests.support.chunks import chunks
-from tests.support.engine_world import SMALL, World
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.timer_world import SECOND_MS, START_MS, TimerWorld
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.worlds.engine_world import SMALL, World
+from tests.support.worlds.timer_world import SECOND_MS, START_MS, TimerWorld
 from tidemill.broker.engine.store.disk import DiskFailed
 
 LIVES_MAX = 5

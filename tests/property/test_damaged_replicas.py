@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_group import MARK_MS, Group, Node
+from tests.support.worlds.engine_group import MARK_MS, Group, Node
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.decide import Write, decide

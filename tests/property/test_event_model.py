@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.support.engine_world import GROUP, TOPIC, Popped
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.timer_world import TimerWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped
+from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId

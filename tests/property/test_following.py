@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.timer_world import DAY_MS, TimerWorld
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.timer_world import DAY_MS, TimerWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 
 

@@ -14,9 +14,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, Popped
-from tests.support.faulty_disk import UNBOUNDED, FaultyDisk
-from tests.support.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped
+from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.engine import COPY_RESERVE_PART, AckResult
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.metadata.catalog import Topic

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.offline_world import SEGMENT, BusySource, Life, finish
-from tests.support.timer_world import DAY_MS, MINUTE_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.offline_world import SEGMENT, BusySource, Life, finish
+from tests.support.worlds.timer_world import DAY_MS, MINUTE_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.support.engine_world import SMALL, TOPIC, Popped, World
-from tests.support.log_checker import judge
+from tests.support.disk.log_checker import judge
+from tests.support.worlds.engine_world import SMALL, TOPIC, Popped, World
 from tidemill.broker.engine.engine import AckResult
 from tidemill.common.errors import Conflict, InvalidReceiptHandle
 

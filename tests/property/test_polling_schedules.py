@@ -1,6 +1,6 @@
 """Polls of a proxy under every order of replies, hints, deadlines, cancels and failures.
 
-A seed chooses the order; the oracle is in `tests/support/polling_world.py`: no false empty, nothing
+A seed chooses the order; the oracle is in `tests/support/worlds/polling_world.py`: no false empty, nothing
 held longer than a poll, each poll answered once, one pop under way at most, and what is popped is
 answered or goes back.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.polling_world import World
+from tests.support.worlds.polling_world import World
 
 SEEDS = int(os.environ.get("TIDEMILL_POLLING_SEEDS", "120"))
 EVENTS = 60

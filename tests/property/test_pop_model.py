@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.support.engine_world import GROUP, SMALL, TOPIC, Popped, World
-from tests.support.log_checker import judge
+from tests.support.disk.log_checker import judge
+from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS

@@ -20,10 +20,10 @@ from typing import TypeAlias
 import pytest
 
 from tests.support.chunks import chunks
-from tests.support.engine_world import GROUP, SMALL, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.log_checker import judge
-from tests.support.overlapping import OverlappingWorld
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.log_checker import judge
+from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World
+from tests.support.worlds.overlapping import OverlappingWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 
 CHUNKS = 8  # the runs are split into this many tests

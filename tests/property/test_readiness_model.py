@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready

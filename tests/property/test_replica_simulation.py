@@ -15,7 +15,7 @@ from tests.simulation.replica_group import run_seed
 from tests.simulation.replica_process import Answer, ReplicaProcess
 from tests.simulation.situations import OPERATED, SITUATIONS
 from tests.support.chunks import chunks
-from tests.support.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
+from tests.support.worlds.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.metadata.catalog import Group

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import ENTROPY, SMALL, Popped, World
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.following import Follower
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import ENTROPY, SMALL, Popped, World
+from tests.support.worlds.following import Follower
 from tidemill.broker.engine.pop.consumption import AckResult
 from tidemill.broker.engine.replica.group_log import Identity, open_group_log
 from tidemill.broker.engine.replication.actions import (

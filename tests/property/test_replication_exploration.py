@@ -1,6 +1,6 @@
 """The decisions of replication, in every order of steps of a small scope, and in long walks.
 
-`tests/support/replica_world.py` is what is explored. The exploration itself is tested, too: each
+`tests/support/worlds/replica_world.py` is what is explored. The exploration itself is tested, too: each
 rule of `replica_mutants.py` is relaxed in turn, and must then be found to be needed.
 """
 
@@ -10,9 +10,9 @@ import os
 
 import pytest
 
-from tests.support.exploration import explore, walk
-from tests.support.replica_mutants import MUTANTS, mutated
-from tests.support.replica_world import Scope, beginning
+from tests.support.worlds.exploration import explore, walk
+from tests.support.worlds.replica_mutants import MUTANTS, mutated
+from tests.support.worlds.replica_world import Scope, beginning
 
 WALKS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "40"))
 STEPS = 300

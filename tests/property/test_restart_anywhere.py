@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.support.engine_world import SMALL, World, blob
-from tests.support.observation import lows_of, observe
-from tests.support.quiet import has_pending
+from tests.support.disk.observation import lows_of, observe
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import SMALL, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import QueueId

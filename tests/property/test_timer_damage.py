@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.timer_log_fold import DELIVERED
-from tests.support.timer_world import (
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.timer_log_fold import DELIVERED
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.timer_world import (
     HOUR_MS,
     SECOND_MS,
     TIMERS,

@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL
-from tests.support.timer_world import DAY_MS, HOUR_MS, TIMERS, TimerWorld
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, TIMERS, TimerWorld
 
 pytestmark = pytest.mark.heavy
 

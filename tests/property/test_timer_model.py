@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.timer_log_fold import CANCELLED, DELIVERED, DROPPED, PENDING
-from tests.support.timer_world import (
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED, DROPPED, PENDING
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.timer_world import (
     DAY_MS,
     HOUR_MS,
     SECOND_MS,

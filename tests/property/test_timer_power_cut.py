@@ -35,11 +35,11 @@ from typing import TypeAlias
 import pytest
 
 from tests.support.chunks import chunks
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.overlapping import OverlappingTimerWorld
-from tests.support.timer_log_fold import CANCELLED, DELIVERED
-from tests.support.timer_world import (
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.overlapping import OverlappingTimerWorld
+from tests.support.worlds.timer_world import (
     HOUR_MS,
     SECOND_MS,
     START_MS,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import http2_peer as peer
-from tests.support.streams import half_close, stream_count
-from tests.support.transport_trial import LIMITS, End, random_frames, run_trial
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.streams import half_close, stream_count
+from tests.support.clients.transport_trial import LIMITS, End, random_frames, run_trial
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from tests.simulation.processes import Proxy
-from tests.support.history import History, Outcome
-from tests.support.proxy_world import ack_request, message, milliseconds, receive_request
+from tests.support.clients.history import History, Outcome
+from tests.support.worlds.proxy_world import ack_request, message, milliseconds, receive_request
 from tidemill.proxy.server.call import Call
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service

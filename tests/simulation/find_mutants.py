@@ -2,7 +2,7 @@
 
     python -m tests.simulation.find_mutants --seeds 2000 --first 0 [NAME ...]
 
-One line a rule of `tests/support/replica_mutants.py`: the first seed whose history is judged to be
+One line a rule of `tests/support/worlds/replica_mutants.py`: the first seed whose history is judged to be
 broken, in which situation, and how. The exploration finds all of them; what is found here is for
 the checkers, which are blind where no relaxed rule is ever seen. For each rule a situation and its
 seed stand in `tests/property/test_replica_simulation.py`.
@@ -14,7 +14,7 @@ import argparse
 import sys
 
 from tests.simulation.replica_group import run_seed
-from tests.support.replica_mutants import MUTANTS, NEVER_ASKED, mutated
+from tests.support.worlds.replica_mutants import MUTANTS, NEVER_ASKED, mutated
 
 TROUBLE_S = 10.0
 

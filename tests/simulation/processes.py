@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from tests.simulation.loop import BEGIN_S
 from tests.simulation.network import Network, ServerEnd
-from tests.support.engine_world import ENTROPY
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.timer_world import TIMERS
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.worlds.engine_world import ENTROPY
+from tests.support.worlds.timer_world import TIMERS
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed

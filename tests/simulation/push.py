@@ -21,7 +21,7 @@ from tests.simulation.loop import simulate
 from tests.simulation.network import Network
 from tests.simulation.processes import Broker, Proxy
 from tests.simulation.run import Run
-from tests.support.proxy_world import receive_request
+from tests.support.worlds.proxy_world import receive_request
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service

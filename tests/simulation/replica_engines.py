@@ -14,7 +14,7 @@ What was noted must hold for ever (failover.md Part VI):
     C8  nothing that waits for its time comes before it, and all of it comes
     C9  topics that were made are there
 
-The log of each replica is folded at the end, too (`tests/support/log_checker.py`). Where a bit
+The log of each replica is folded at the end, too (`tests/support/disk/log_checker.py`). Where a bit
 flips in what is confirmed, it is asked for elsewhere, and nobody is served what it has become.
 """
 
@@ -32,10 +32,10 @@ from zlib import crc32
 from tests.simulation.replica_group import World, main
 from tests.simulation.situations import OPERATED, SITUATIONS, Situation, Stage
 from tests.support.bodies import body_of
-from tests.support.engine_world import ENTROPY, SMALL, blob
-from tests.support.faulty_disk import UNBOUNDED, FaultyDisk
-from tests.support.log_checker import BrokenPromise, check_log
-from tests.support.timer_world import TIMERS
+from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
+from tests.support.disk.log_checker import BrokenPromise, check_log
+from tests.support.worlds.engine_world import ENTROPY, SMALL, blob
+from tests.support.worlds.timer_world import TIMERS
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import TopicType

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from tests.simulation.replica_process import Answer, ReplicaProcess
 from tests.simulation.situations import OPERATED, SITUATIONS, Situation
-from tests.support.claims import LastRun, after_registration, claims_clean
+from tests.support.disk.claims import LastRun, after_registration, claims_clean
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.replication.epoch_journal import Journal
 from tidemill.broker.engine.replication.messages import Data, Digest

@@ -16,7 +16,7 @@ from tests.simulation.clients import INVISIBLE_MS, Client, Subscription, consume
 from tests.simulation.loop import simulate
 from tests.simulation.network import Network
 from tests.simulation.processes import EPOCH_MS, RESTART_S, Broker, Proxy
-from tests.support.faulty_disk import UNBOUNDED
+from tests.support.disk.faulty_disk import UNBOUNDED
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin

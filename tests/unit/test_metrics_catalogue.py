@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.exposed import Exposed, parse
+from tests.support.processes.exposed import Exposed, parse
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 CATALOGUE = Path(__file__).with_name("metrics_catalogue.tsv")

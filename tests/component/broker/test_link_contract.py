@@ -16,10 +16,10 @@ from zlib import crc32
 import pytest
 
 from tests.support.bodies import body_of
-from tests.support.engine_world import blob
-from tests.support.memory_broker import MemoryBroker
-from tests.support.memory_engine import NOW_MS
-from tests.support.round_world import RoundWorld
+from tests.support.worlds.engine_world import blob
+from tests.support.worlds.memory_broker import MemoryBroker
+from tests.support.worlds.memory_engine import NOW_MS
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.message import stored_message

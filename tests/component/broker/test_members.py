@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC
-from tests.support.proxy_world import eventually
-from tests.support.round_world import RoundWorld, idle
+from tests.support.worlds.engine_world import GROUP, TOPIC
+from tests.support.worlds.proxy_world import eventually
+from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.metadata.membership import BrokerGroup
 from tidemill.broker.server.members import members as members_module
 from tidemill.broker.server.members.home_service import BrokerHomeService

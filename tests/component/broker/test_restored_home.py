@@ -11,10 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.component.broker.test_members import ADDRESSES, Cluster
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.offline_world import finish
-from tests.support.proxy_world import eventually
-from tests.support.round_world import RoundWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.offline_world import finish
+from tests.support.worlds.proxy_world import eventually
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.server.members import members as members_module

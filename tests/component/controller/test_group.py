@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 from tests.support.clocks import ManualClock
-from tests.support.memory_meta_store import Contents, Fault, MemoryStore
-from tests.support.replica_records import member_of, record_of_three
+from tests.support.worlds.memory_meta_store import Contents, Fault, MemoryStore
+from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
 from tidemill.controller.election.decide import live_of, release
 from tidemill.controller.election.membership import Refused, change_sync_state_set

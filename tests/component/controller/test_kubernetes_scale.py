@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tests.support.clocks import ManualClock
-from tests.support.memory_kubernetes import MemoryKubernetes
-from tests.support.replica_records import member_of, record_of_three
+from tests.support.worlds.memory_kubernetes import MemoryKubernetes
+from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.sessions import Health, Heartbeat, Timing

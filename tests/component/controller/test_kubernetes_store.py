@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.memory_kubernetes import MemoryKubernetes
-from tests.support.meta_store_suite import GROUP, MetaStoreSuite, done, leased
-from tests.support.replica_records import record_of_three
+from tests.support.worlds.memory_kubernetes import MemoryKubernetes
+from tests.support.worlds.meta_store_suite import GROUP, MetaStoreSuite, done, leased
+from tests.support.worlds.replica_records import record_of_three
 from tidemill.controller.election.swap import Resolution, bump, resolve
 from tidemill.controller.kubernetes_api import Access, KubernetesApi
 from tidemill.controller.kubernetes_store import KubernetesStore

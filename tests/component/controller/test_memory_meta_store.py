@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from tests.support.memory_meta_store import Contents, MemoryStore
-from tests.support.meta_store_suite import MetaStoreSuite
+from tests.support.worlds.memory_meta_store import Contents, MemoryStore
+from tests.support.worlds.meta_store_suite import MetaStoreSuite
 from tidemill.controller.meta_store import MetaStore
 
 

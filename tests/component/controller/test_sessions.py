@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from tests.support.clocks import ManualClock
-from tests.support.memory_meta_store import Contents, MemoryStore
-from tests.support.proxy_world import eventually
+from tests.support.worlds.memory_meta_store import Contents, MemoryStore
+from tests.support.worlds.proxy_world import eventually
 from tidemill.admin.cluster.controllers import Controllers
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId

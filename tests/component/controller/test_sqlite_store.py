@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.meta_store_suite import GROUP, MetaStoreSuite, done
-from tests.support.replica_records import record_of_three
+from tests.support.worlds.meta_store_suite import GROUP, MetaStoreSuite, done
+from tests.support.worlds.replica_records import record_of_three
 from tidemill.controller import sqlite_store
 from tidemill.controller.election.swap import bump
 from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.clocks import ManualClock
-from tests.support.engine_world import blob
-from tests.support.proxy_world import eventually
+from tests.support.worlds.engine_world import blob
+from tests.support.worlds.proxy_world import eventually
 from tidemill.broker.server.admin import relay as broker_relay
 from tidemill.broker.server.admin.relay import Relay
 from tidemill.broker.server.admin.service import ERROR_KEY

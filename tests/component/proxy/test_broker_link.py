@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.support.engine_world import blob
-from tests.support.proxy_world import ProxyWorld, eventually, message, receive_request, run
+from tests.support.worlds.engine_world import blob
+from tests.support.worlds.proxy_world import ProxyWorld, eventually, message, receive_request, run
 from tidemill.common.deadlines import TICK_S
 from tidemill.common.errors import BrokerTimeout, GroupNotFound, Overloaded
 from tidemill.message.receipt_handle import HandleFields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.proxy_world import (
+from tests.support.worlds.proxy_world import (
     HEADERS,
     Collected,
     ProxyWorld,

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.support.memory_engine import NOW_MS
-from tests.support.proxy_world import (
+from tests.support.worlds.memory_engine import NOW_MS
+from tests.support.worlds.proxy_world import (
     HEADERS,
     Collected,
     ProxyWorld,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tests.support.memory_engine import NOW_MS, SECRET
-from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, message, run
+from tests.support.worlds.memory_engine import NOW_MS, SECRET
+from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, eventually, message, run
 from tidemill.message import stored_message
 from tidemill.message.recall_handle import Recall, RecallSigner
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

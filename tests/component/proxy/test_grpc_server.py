@@ -9,9 +9,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import pytest
 
-from tests.support.grpcio_client import is_serving, read, reflected_services
-from tests.support.memory_broker import MemoryBroker
-from tests.support.proxy_world import ACCESS_POINT, HEADERS, ProxyWorld, message, receive_request
+from tests.support.clients.grpcio_client import is_serving, read, reflected_services
+from tests.support.worlds.memory_broker import MemoryBroker
+from tests.support.worlds.proxy_world import (
+    ACCESS_POINT,
+    HEADERS,
+    ProxyWorld,
+    message,
+    receive_request,
+)
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import SERVICE
 from tidemill.proxy.settings import ProxySettings

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.support.proxy_world import (
+from tests.support.worlds.proxy_world import (
     ProxyWorld,
     ack_request,
     eventually,

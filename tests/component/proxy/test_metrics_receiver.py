@@ -14,9 +14,9 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as coll
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 
-from tests.support.exports import empty_points
-from tests.support.memory_broker import MemoryBroker
-from tests.support.proxy_world import HEADERS, ProxyWorld
+from tests.support.clients.exports import empty_points
+from tests.support.worlds.memory_broker import MemoryBroker
+from tests.support.worlds.proxy_world import HEADERS, ProxyWorld
 from tidemill.common.metrics import Registry
 from tidemill.message import limits
 from tidemill.proxy.clients.metrics import ClientMetrics

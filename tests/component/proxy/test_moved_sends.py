@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from tests.support.memory_broker import MemoryBroker
-from tests.support.proxy_world import ProxyWorld, eventually, message
+from tests.support.worlds.memory_broker import MemoryBroker
+from tests.support.worlds.proxy_world import ProxyWorld, eventually, message
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Home
 from tidemill.proxy.link.commands import APPEND
 from tidemill.proxy.settings import ProxySettings

@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from tests.support.proxied_broker import calls_of
-from tests.support.proxy_world import ProxyWorld, run
+from tests.support.worlds.proxied_broker import calls_of
+from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.common.errors import BadRequest
 from tidemill.message import limits
 from tidemill.proxy.cluster.broker_calls import BrokerCalls

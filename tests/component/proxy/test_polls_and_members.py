@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 import pytest
 
-from tests.support.proxy_world import eventually, receive_request
-from tests.support.several_brokers import SeveralBrokers, run
+from tests.support.worlds.proxy_world import eventually, receive_request
+from tests.support.worlds.several_brokers import SeveralBrokers, run
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 POLL_MS = 15_000  # as long as a scenario may take; a test waits for the end of the shortest only

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tests.support.bodies import body_of
-from tests.support.memory_broker import MemoryBroker
-from tests.support.proxy_world import HEADERS, ProxyWorld, eventually, message, run
+from tests.support.worlds.memory_broker import MemoryBroker
+from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, eventually, message, run
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
-from tests.support.proxied_broker import calls_of
-from tests.support.proxy_world import ProxyWorld, run
+from tests.support.worlds.proxied_broker import calls_of
+from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server import broker_pages
 from tidemill.proxy.server.pipeline_events import Events

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.proxy_world import (
+from tests.support.worlds.proxy_world import (
     ACCESS_POINT,
     HEADERS,
     ProxyWorld,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from tests.support.proxied_broker import calls_of
-from tests.support.proxy_world import HEADERS, Collected, ProxyWorld, run
+from tests.support.worlds.proxied_broker import calls_of
+from tests.support.worlds.proxy_world import HEADERS, Collected, ProxyWorld, run
 from tidemill.common.clock import SystemClock
 from tidemill.message.encoding import encode_stored
 from tidemill.proxy.cluster.broker_calls import BrokerCalls

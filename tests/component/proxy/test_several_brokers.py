@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from tests.support.proxy_world import (
+from tests.support.worlds.proxy_world import (
     HEADERS,
     Collected,
     ProxyWorld,
@@ -15,7 +15,7 @@ from tests.support.proxy_world import (
     message,
     receive_request,
 )
-from tests.support.several_brokers import SeveralBrokers, run
+from tests.support.worlds.several_brokers import SeveralBrokers, run
 from tidemill.proxy.polling.shell import Receive
 from tidemill.proxy.server.call import Call
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
 from tests.simulation.loop import simulate
-from tests.support.replica_records import record_of_three
+from tests.support.worlds.replica_records import record_of_three
 from tidemill.controller.election.record import view_of
 from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.link.masters import CutOff

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from structlog.testing import capture_logs
 
 from tests.support.clocks import ManualClock
-from tests.support.proxy_world import HEADERS
+from tests.support.worlds.proxy_world import HEADERS
 from tidemill.common.errors import GroupNotFound
 from tidemill.proxy.clients import settings_news
 from tidemill.proxy.clients.clients import Clients

@@ -9,10 +9,10 @@ from ipaddress import ip_network
 import pytest
 
 from tests.e2e.conftest import Certificates
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import grpc_message
+from tests.support.clients.rpc_server import GREETING, RawClient, Running, rpc_server
 from tests.support.eventually import eventually
-from tests.support.http2_peer import grpc_message
-from tests.support.rpc_server import GREETING, RawClient, Running, rpc_server
 from tidemill.transport.aio.proxy_protocol import HEAD, SIGNATURE
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit

@@ -15,9 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.e2e.conftest import Certificates, make_certificate
+from tests.support.clients.http2_peer import grpc_message
+from tests.support.clients.rpc_server import RawClient, rpc_server
 from tests.support.eventually import eventually
-from tests.support.http2_peer import grpc_message
-from tests.support.rpc_server import RawClient, rpc_server
 from tidemill.common.lifecycle import StartRefused
 from tidemill.transport.aio.tls import Certificates as All
 from tidemill.transport.aio.tls import (

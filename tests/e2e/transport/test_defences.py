@@ -16,9 +16,9 @@ from typing import Any, Self
 import pytest
 
 from tests.e2e.conftest import Certificates
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.rpc_server import WAIT_S, RawClient, Running, request_to, rpc_server
 from tests.support.eventually import eventually
-from tests.support.rpc_server import WAIT_S, RawClient, Running, request_to, rpc_server
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limit, Limits

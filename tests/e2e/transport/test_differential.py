@@ -14,11 +14,11 @@ from random import Random
 
 import pytest
 
-from tests.support import http2_peer as peer
-from tests.support.binary_fields import encode_binary
-from tests.support.grpcio_server import grpcio_server
-from tests.support.http2_peer import grpc_message
-from tests.support.rpc_server import SERVICE, RawClient, request_to, rpc_server
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.binary_fields import encode_binary
+from tests.support.clients.grpcio_server import grpcio_server
+from tests.support.clients.http2_peer import grpc_message
+from tests.support.clients.rpc_server import SERVICE, RawClient, request_to, rpc_server
 from tidemill.transport.grpc.messages import PREFIX_SIZE
 from tidemill.transport.http2 import frames
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
 from tests.support.eventually import eventually
-from tests.support.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
 from tidemill.transport.aio import server
 from tidemill.transport.aio.call import RpcCall, unary
 from tidemill.transport.aio.writer import BUFFER_BYTES

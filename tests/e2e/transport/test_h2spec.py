@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.support.client_process import needs
-from tests.support.rpc_server import SERVICE, WAIT_S, rpc_server
+from tests.support.clients.client_process import needs
+from tests.support.clients.rpc_server import SERVICE, WAIT_S, rpc_server
 from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
 from tidemill.transport.aio.health import Health

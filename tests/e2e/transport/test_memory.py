@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.perf.echo_server import SERVICE
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import Frame
-from tests.support.rpc_server import RawClient
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import Frame
+from tests.support.clients.rpc_server import RawClient
 from tidemill.transport.http2 import frames
 
 pytestmark = pytest.mark.heavy

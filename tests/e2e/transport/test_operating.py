@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.e2e.conftest import Certificates, Served
+from tests.support.clients.rpc_server import rpc_server
 from tests.support.eventually import eventually
-from tests.support.rpc_server import rpc_server
 from tidemill.common.lifecycle import StartRefused, raise_file_limit
 from tidemill.transport.aio.listener import FILES_RESERVED, ListenSettings, tls_context
 from tidemill.transport.aio.notices import Notices

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
 from tests.support.eventually import eventually
-from tests.support.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
 from tidemill.transport.aio import read_answers, server
 from tidemill.transport.aio.call import RpcCall, server_streaming
 from tidemill.transport.http2 import frames

@@ -18,10 +18,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from tests.e2e.conftest import Certificates
-from tests.support import http2_peer as peer
-from tests.support.eventually import eventually
-from tests.support.http2_peer import grpc_message
-from tests.support.rpc_server import (
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import grpc_message
+from tests.support.clients.rpc_server import (
     BATCH_SIZE,
     GREETING,
     SERVICE,
@@ -31,6 +30,7 @@ from tests.support.rpc_server import (
     request_to,
     rpc_server,
 )
+from tests.support.eventually import eventually
 from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
 from tidemill.transport.aio.call import RpcCall, server_streaming, unary

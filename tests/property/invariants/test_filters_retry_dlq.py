@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.engine_world import GROUP, TOPIC, World, blob
+from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.common.errors import IllegalGroup, IllegalTopic
 from tidemill.message import stored_message

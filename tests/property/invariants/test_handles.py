@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from zlib import crc32
 
-from tests.support.engine_world import GROUP, blob
-from tests.support.round_world import Proxy, RoundWorld
+from tests.support.worlds.engine_world import GROUP, blob
+from tests.support.worlds.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.layout.message import Message
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

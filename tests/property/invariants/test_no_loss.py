@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.log_checker import judge
-from tests.support.observation import observe
-from tests.support.round_world import RoundWorld
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.log_checker import judge
+from tests.support.disk.observation import observe
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.engine import AckResult, Delivery
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
 from tidemill.broker.engine.store.disk import DiskFailed

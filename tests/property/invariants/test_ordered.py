@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import World
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.log_checker import judge
-from tests.support.round_world import RoundWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.log_checker import judge
+from tests.support.worlds.engine_world import World
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 FIFO = "fifo"

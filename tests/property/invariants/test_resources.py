@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.round_world import RoundWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult, Engine
 from tidemill.broker.engine.pop.revive import (

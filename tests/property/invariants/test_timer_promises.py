@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import TOPIC
-from tests.support.timer_log_fold import CANCELLED, DELIVERED
-from tests.support.timer_world import (
+from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
+from tests.support.worlds.engine_world import TOPIC
+from tests.support.worlds.timer_world import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,

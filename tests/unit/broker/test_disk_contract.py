@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
 from tidemill.broker.engine.store.disk import DROPPED, Disk, DiskFailed, File, drop_file
 from tidemill.broker.posix_disk import IOV_MAX, PosixDisk, PosixFile
 

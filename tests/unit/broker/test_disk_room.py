@@ -6,7 +6,7 @@ import math
 
 from structlog.testing import capture_logs
 
-from tests.support.engine_world import World
+from tests.support.worlds.engine_world import World
 from tidemill.broker.server.round.disk_room import SAMPLE_PERIOD_MS, DiskRoom
 
 RESERVE_BYTES = 1 << 20

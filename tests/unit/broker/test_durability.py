@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-from tests.support.engine_world import World
-from tests.support.round_world import GatedSyncs, idle
+from tests.support.worlds.engine_world import World
+from tests.support.worlds.round_world import GatedSyncs, idle
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.server.round.durability import Durability
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.counted_work import Meter
-from tests.support.round_world import RoundWorld, idle
+from tests.support.disk.counted_work import Meter
+from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
 from tidemill.broker.server.admin.service import BrokerAdminService

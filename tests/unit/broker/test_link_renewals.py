@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.round_world import Proxy, RoundWorld, idle
+from tests.support.worlds.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
 from tidemill.broker.engine.pop.renewals import SILENT_GRACE_MS, SILENT_MS
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.round_world import RoundWorld
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.server.reader.service import NAMES_A_SLICE, BrokerReader
 from tidemill.message import limits

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.round_world import RoundWorld
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.server.reader.progress_pages import (
     QUEUES_A_PAGE,

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.support.bodies import body_of
-from tests.support.engine_world import blob
-from tests.support.round_world import RoundWorld
+from tests.support.worlds.engine_world import blob
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.admin.messages import READ_BYTES_MAX, READ_MAX, MessageAdmin
 from tidemill.broker.server.admin.service import ERROR_KEY

@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.bodies import body_of
-from tests.support.quiet import has_pending
-from tests.support.round_world import Proxy, RoundWorld, idle
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.round_world import Proxy, RoundWorld, idle
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.timer.audit import NO_TOPIC

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.round_world import Proxy, RoundWorld
+from tests.support.worlds.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.timer.search import PAGE_SIZE_MAX
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.admin.messages import MessageAdmin

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.support.counted_work import Meter
-from tests.support.engine_world import World
-from tests.support.round_world import RoundWorld
+from tests.support.disk.counted_work import Meter
+from tests.support.worlds.engine_world import World
+from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.queries.inspection import ENTRIES_A_STRETCH, STRETCHES
 from tidemill.broker.server.scrape.topic_sizes import QUEUES_A_ROUND, SIZES_AGE_MS_MAX, SizeReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.chaos.figures import figures, longest_gap_s, percentile
-from tests.support.looping_clients import Disturbance
+from tests.support.clients.looping_clients import Disturbance
 
 S = 1_000_000
 

@@ -13,7 +13,7 @@ from tests.chaos.faults import ALL, FAULTS, Fault
 from tests.chaos.figures import Figures
 from tests.chaos.load import own
 from tests.chaos.run import chosen_of, missing
-from tests.support.looping_clients import TOPICS
+from tests.support.clients.looping_clients import TOPICS
 
 CLEAN = Figures(
     stored=100,

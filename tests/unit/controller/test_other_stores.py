@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.replica_records import member_of, record_of_three
+from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.decide import Intent, Unavailable, Write, decide
 from tidemill.controller.election.elect import with_survivor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.replica_records import member_of
+from tests.support.worlds.replica_records import member_of
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import with_master
 from tidemill.controller.election.membership import Refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.replica_records import member_of, record_of_three
+from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.decide import AskForTransfer, Rest, decide
 from tidemill.controller.election.reports import (

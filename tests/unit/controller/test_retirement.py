@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.replica_records import member_of
+from tests.support.worlds.replica_records import member_of
 from tidemill.common.replica_group import Member, ReplicaId
 from tidemill.controller.election.decide import AskForTransfer, Intent, Rest, Write, decide
 from tidemill.controller.election.elect import with_master

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import TOPIC, World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import TOPIC, World
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.upkeep.archive_gate import QUEUES_A_LOOK
 

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.quiet import has_pending
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import LogOffset

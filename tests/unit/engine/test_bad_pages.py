@@ -12,10 +12,10 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import GROUP, World, blob
-from tests.support.faulty_disk import BLOCK, FaultyDisk
-from tests.support.own_process import in_own_process
-from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import BLOCK, FaultyDisk
+from tests.support.processes.own_process import in_own_process
+from tests.support.worlds.engine_world import GROUP, World, blob
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.store.mappings import PAGE_BYTES, Mappings
 

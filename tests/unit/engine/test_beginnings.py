@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from tests.support.engine_world import World, blob
-from tests.support.log_checker import records_of
+from tests.support.disk.log_checker import records_of
+from tests.support.worlds.engine_world import World, blob
 from tests.unit.engine.test_broker_groups import following, founded, note_begun, tell
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import Group, TopicType
 from tidemill.broker.engine.metadata.membership import Home, without

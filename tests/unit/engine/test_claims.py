@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_group import Group, Node
-from tests.support.engine_world import ENTROPY, SMALL
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import ENTROPY, SMALL
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.store.mending import proved

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL, World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import SMALL, World
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import Kind

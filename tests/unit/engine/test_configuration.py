@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_world import GROUP, World
+from tests.support.worlds.engine_world import GROUP, World
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.common.errors import Conflict, GroupNotFound, TopicNotFound
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World, blob
+from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, PLACE_SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_group import Group, Node
+from tests.support.worlds.engine_group import Group, Node
 from tidemill.broker.engine.replica import group_log
 from tidemill.broker.engine.replication.replica import State
 from tidemill.broker.engine.store import commit_log

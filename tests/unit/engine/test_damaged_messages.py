@@ -8,10 +8,10 @@ from zlib import crc32
 import pytest
 
 from tests.support.bodies import body_of
-from tests.support.engine_world import GROUP, TOPIC, Popped, World, blob
-from tests.support.faulty_disk import FaultyDisk, FaultyFile
-from tests.support.log_checker import check_log
-from tests.support.offline_world import finish
+from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
+from tests.support.disk.log_checker import check_log
+from tests.support.disk.offline_world import finish
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import HEADER_SIZE

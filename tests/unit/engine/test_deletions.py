@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.counted_work import Meter, each_turn
-from tests.support.engine_world import GROUP, TOPIC, World
+from tests.support.disk.counted_work import Meter, each_turn
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.engine import AckResult, Delivery, Engine
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX

@@ -6,7 +6,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import World, blob
+from tests.support.worlds.engine_world import World, blob
 from tests.unit.engine.test_events import read, small
 from tidemill.broker.engine.events import places
 from tidemill.broker.engine.layout import message, record

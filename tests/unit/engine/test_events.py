@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.following import Follower
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.following import Follower
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.events.reader import RECORDS_A_STEP

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.offline_world import finish
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.offline_world import finish
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue

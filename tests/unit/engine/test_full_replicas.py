@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from tests.support.engine_group import Group, Node
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.replica.group_log import FRAMES_LEFT_BYTES
 from tidemill.broker.engine.replication.replica import State
 from tidemill.broker.engine.store.cutting import erase

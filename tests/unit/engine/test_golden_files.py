@@ -16,11 +16,11 @@ from zlib import crc32
 import pytest
 
 from tests.support.bodies import body_of
-from tests.support.engine_world import GROUP, SMALL, TOPIC, World, blob
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.log_checker import check_log
-from tests.support.timer_log_fold import CANCELLED, DROPPED, PENDING
-from tests.support.timer_world import TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.log_checker import check_log
+from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
+from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
+from tests.support.worlds.timer_world import TIMERS, TimerWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import (

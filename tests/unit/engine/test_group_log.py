@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_group import Group, Node
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout import truncate_intent
 from tidemill.broker.engine.layout.truncate_intent import Cut

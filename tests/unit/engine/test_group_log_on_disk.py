@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.layout import durable_mark, replica_state, truncate_intent
 from tidemill.broker.engine.layout.durable_mark import DurableMark
 from tidemill.broker.engine.layout.numbers import LogOffset

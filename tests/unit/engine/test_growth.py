@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.support.counted_work import Meter
-from tests.support.engine_world import World
-from tests.support.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.counted_work import Meter
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.store import message_index

@@ -8,8 +8,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World, blob
-from tests.support.quiet import has_pending
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId

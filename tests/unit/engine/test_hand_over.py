@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.engine_group import Group
+from tests.support.worlds.engine_group import Group
 from tidemill.broker.engine.replication.config import ReplicationConfig
 
 CONFIG = ReplicationConfig()

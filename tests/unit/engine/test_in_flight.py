@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, Popped, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId

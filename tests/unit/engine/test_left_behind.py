@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.engine_group import Group, Node
-from tests.support.engine_world import SMALL
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.replica import group_log
 from tidemill.broker.engine.replication.replica import State
 

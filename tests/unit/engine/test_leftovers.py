@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.engine_world import World
+from tests.support.worlds.engine_world import World
 
 BEFORE_COUNT = 8  # bytes of a block file's header: what it is, and its version
 

@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from tests.support.faulty_disk import BLOCK, SECTOR, FaultyDisk
-from tests.support.own_process import in_own_process
-from tests.support.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import BLOCK, SECTOR, FaultyDisk
+from tests.support.processes.own_process import in_own_process
+from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.segment import CorruptStore
 

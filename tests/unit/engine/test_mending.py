@@ -9,10 +9,10 @@ from zlib import crc32
 import pytest
 
 from tests.support.bodies import body_of, text_of
-from tests.support.engine_group import Group, Node
-from tests.support.engine_world import SMALL, blob
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.log_checker import check_log
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.log_checker import check_log
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import SMALL, blob
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.queries.pull import ENDLESS

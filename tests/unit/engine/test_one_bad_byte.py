@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import GROUP, World
 from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC, BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_world import GROUP, World
+from tests.support.worlds.engine_world import GROUP, World
 from tidemill.broker.engine.pop import budget
 from tidemill.broker.engine.pop.budget import PopBudget
 

@@ -8,9 +8,9 @@ from zlib import crc32
 import pytest
 
 from tests.support.bodies import text_of
-from tests.support.counted_work import Meter
-from tests.support.engine_world import GROUP, TOPIC, World, blob
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.counted_work import Meter
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.layout.message import Cause
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.pull_offsets import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_world import World
+from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.metadata.quota import AUTO_CREATE_BURST
 from tidemill.common.errors import Conflict, Overloaded
 

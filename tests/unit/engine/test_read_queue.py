@@ -5,8 +5,8 @@ from __future__ import annotations
 from zlib import crc32
 
 from tests.support.bodies import body_of
-from tests.support.counted_work import Meter
-from tests.support.engine_world import World, blob
+from tests.support.disk.counted_work import Meter
+from tests.support.worlds.engine_world import World, blob
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.inspection import READ_A_STEP, FoundMessage, QueueRead
 from tidemill.broker.engine.tally import SLICE_BYTES

@@ -7,8 +7,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import GROUP, World
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import GROUP, World
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.record import Kind

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, Popped, World
-from tests.support.log_checker import judge
+from tests.support.disk.log_checker import judge
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import delivery_rows, pop_checkpoint, renewal

@@ -19,10 +19,10 @@ from zlib import crc32
 import pytest
 
 from tests.support.bodies import body_of, text_of
-from tests.support.counted_work import Meter, Spent, WalkedDict, each_turn
-from tests.support.engine_world import GROUP, TOPIC, World, blob
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.quiet import has_pending
+from tests.support.disk.counted_work import Meter, Spent, WalkedDict, each_turn
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.layout import ack, timer_record
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX

@@ -7,8 +7,8 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import TOPIC, World, blob
-from tests.support.quiet import has_pending
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.engine_world import TOPIC, World, blob
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue

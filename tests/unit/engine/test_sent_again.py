@@ -6,7 +6,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.engine_world import World, blob
+from tests.support.worlds.engine_world import World, blob
 from tidemill.broker.engine import message_store
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.message_store import RECENT_MS, RECENT_STEP_MS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_group import Group, Node
+from tests.support.worlds.engine_group import Group, Node
 from tidemill.broker.engine.replication.actions import Send
 from tidemill.broker.engine.replication.epoch_journal import LogExtent
 from tidemill.broker.engine.replication.messages import Hello, Refusal

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import GROUP, TOPIC, World
-from tests.support.faulty_disk import BLOCK, FaultyDisk
-from tests.support.offline_world import BusyFile, BusySource, Life, finish
-from tests.support.timer_world import DAY_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import BLOCK, FaultyDisk
+from tests.support.disk.offline_world import BusyFile, BusySource, Life, finish
+from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import block_file, store_checkpoint, timer_entry
 from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.store.disk import ReadFailed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.support.engine_world import TOPIC, World
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.offline_world import BusySource, finish
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.offline_world import BusySource, finish
+from tests.support.worlds.engine_world import TOPIC, World
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline.copy import copy

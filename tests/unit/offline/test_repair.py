@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL, TOPIC, World
-from tests.support.faulty_disk import BLOCK, FaultyDisk, PowerCut
-from tests.support.offline_world import finish
-from tests.support.timer_world import DAY_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import BLOCK, FaultyDisk, PowerCut
+from tests.support.disk.offline_world import finish
+from tests.support.worlds.engine_world import SMALL, TOPIC, World
+from tests.support.worlds.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.offline.check import NoStore, check

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import TOPIC, World
-from tests.support.faulty_disk import BLOCK, FaultyDisk, PowerCut
-from tests.support.offline_world import finish
+from tests.support.disk.faulty_disk import BLOCK, FaultyDisk, PowerCut
+from tests.support.disk.offline_world import finish
+from tests.support.worlds.engine_world import TOPIC, World
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy

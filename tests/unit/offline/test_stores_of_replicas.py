@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.engine_group import Group, Node
-from tests.support.engine_world import ENTROPY, SMALL
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_group import Group, Node
+from tests.support.worlds.engine_world import ENTROPY, SMALL
 from tidemill.broker.engine.layout import truncate_intent
 from tidemill.broker.engine.layout.truncate_intent import Cut
 from tidemill.broker.engine.recovery import open_engine

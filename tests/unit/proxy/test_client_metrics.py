@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 
-from tests.support.exports import a_metric, empty_points, nested
+from tests.support.clients.exports import a_metric, empty_points, nested
 from tidemill.common.metrics import Registry
 from tidemill.message.outline import Nonsense
 from tidemill.proxy.clients import metrics as client_metrics

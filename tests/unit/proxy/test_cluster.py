@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.support.linked_cluster import SECRETS, LinkedCluster
+from tests.support.worlds.linked_cluster import SECRETS, LinkedCluster
 from tidemill.common.errors import BrokerUnreachable, GroupDraining, InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
 from tidemill.proxy.cluster.broker_group import BrokerGroup

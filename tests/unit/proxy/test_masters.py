@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.replica_records import record_of_three
+from tests.support.worlds.replica_records import record_of_three
 from tidemill.common.replica_group import GroupView, ReplicaId
 from tidemill.controller.election.record import view_of
 from tidemill.proxy.link.masters import LATE_MAX, CutOff, Masters

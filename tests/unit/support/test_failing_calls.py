@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_calls import SYNC, WRITE, fail_once, is_possible
+from tests.support.disk.failing_calls import SYNC, WRITE, fail_once, is_possible
 
 CHILD = """
 import os, sys

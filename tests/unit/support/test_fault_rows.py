@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.faults import FAULTS
 from tests.e2e.test_standalone_replicas import FAULTS as REPLICA_FAULTS
-from tests.support.fault_rows import MISSING, ROWS, Row
+from tests.support.worlds.fault_rows import MISSING, ROWS, Row
 
 ROOT = Path(__file__).parents[3]
 WANTED = {*range(1, 30), *range(32, 46)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.history import History, Outcome, Verdict
+from tests.support.clients.history import History, Outcome, Verdict
 
 
 def sent(history: History, *keys: str, message_group: str = "") -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.engine_world import World
-from tests.support.log_checker import BrokenPromise, check_log, judge
+from tests.support.disk.log_checker import BrokenPromise, check_log, judge
+from tests.support.worlds.engine_world import World
 from tidemill.broker.engine.layout import ack, message, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.message import Cause, Reason

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.client_process import Fact
-from tests.support.looping_clients import ACKED_US, EFFECT_US, LATE_ANSWER_US, Disturbance, judge
+from tests.support.clients.client_process import Fact
+from tests.support.clients.looping_clients import (
+    ACKED_US,
+    EFFECT_US,
+    LATE_ANSWER_US,
+    Disturbance,
+    judge,
+)
 
 KILL = Disturbance("kill", 1_000, 2_000, frozenset({"normal", "receive", "ack"}))
 STOP = Disturbance("stop", 1_000, 2_000, frozenset())

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from tests.support.faulty_disk import BLOCK, FaultyDisk
-from tests.support.own_process import in_own_process
+from tests.support.disk.faulty_disk import BLOCK, FaultyDisk
+from tests.support.processes.own_process import in_own_process
 from tidemill.broker.engine.store.disk import ReadFailed
 
 NAME = "log/file"

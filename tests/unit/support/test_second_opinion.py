@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.history import History, Outcome
-from tests.support.second_opinion import Compared, Delivery, Failed, Witness, compare, witness_of
+from tests.support.clients.history import History, Outcome
+from tests.support.clients.second_opinion import (
+    Compared,
+    Delivery,
+    Failed,
+    Witness,
+    compare,
+    witness_of,
+)
 
 SLACK_MS = 100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
 from tidemill.transport.aio.writer import BUFFER_BYTES, TIGHT_BUFFER_BYTES, Writer
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.limits import Limits

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from tests.support.counted_work import Meter
-from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
+from tests.support.disk.counted_work import Meter
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.layout import timer_slot
 from tidemill.broker.engine.timer.audit import RECORDS_A_SLICE, Audit
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import TOPIC
-from tests.support.timer_world import (
+from tests.support.worlds.engine_world import TOPIC
+from tests.support.worlds.timer_world import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,

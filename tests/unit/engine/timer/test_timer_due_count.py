@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.timer_world import DAY_MS, MINUTE_MS, SECOND_MS, TimerWorld
+from tests.support.worlds.timer_world import DAY_MS, MINUTE_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.timer.due_count import WITHIN_MAX
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import BadRequest

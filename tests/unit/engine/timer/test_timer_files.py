@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.engine_world import TOPIC
-from tests.support.timer_world import (
+from tests.support.worlds.engine_world import TOPIC
+from tests.support.worlds.timer_world import (
     SECOND_MS,
     TIMERS,
     TimerWorld,

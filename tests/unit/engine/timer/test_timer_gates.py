@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.timer import evacuation
 
 RETAINING = replace(SMALL, segment_bytes=32 << 10, retention_ms=HOUR_MS, checkpoint_log_bytes=8_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 
 CHUNK = replace(TIMERS, load_chunk_records=5_000)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from tests.support.bodies import body_of
-from tests.support.counted_work import Meter
-from tests.support.timer_world import TimerWorld
+from tests.support.disk.counted_work import Meter
+from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.layout import timer_entry
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.tally import SLICE_BYTES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.faulty_disk import FaultyDisk
-from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TIMER_TOPIC, TimerState
 from tidemill.common.errors import Conflict

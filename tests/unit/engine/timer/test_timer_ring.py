@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from tests.support.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
+from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout.timer_control import Frontier
 
 SLOTS = TIMERS.wheel_slots

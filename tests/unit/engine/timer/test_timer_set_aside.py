@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from tests.support.engine_world import SMALL
-from tests.support.faulty_disk import FaultyDisk, PowerCut
-from tests.support.offline_world import finish
-from tests.support.timer_world import (
+from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.disk.offline_world import finish
+from tests.support.worlds.engine_world import SMALL
+from tests.support.worlds.timer_world import (
     DAY_MS,
     HOUR_MS,
     SECOND_MS,

@@ -6,9 +6,9 @@ import gzip
 
 import pytest
 
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import fields_of, grpc_message, parse
-from tests.support.streams import half_close, stream_count
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import fields_of, grpc_message, parse
+from tests.support.clients.streams import half_close, stream_count
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,

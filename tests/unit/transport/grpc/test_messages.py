@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.support.http2_peer import grpc_message, pieces
+from tests.support.clients.http2_peer import grpc_message, pieces
 from tidemill.transport.grpc import messages
 from tidemill.transport.grpc.messages import MessageReader, Whole
 from tidemill.transport.grpc.status import RpcCode, RpcError

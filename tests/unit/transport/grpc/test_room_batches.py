@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import grpc_message, parse
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import grpc_message, parse
 from tests.unit.transport.grpc.test_room_queue import BEGUN, LARGE_BYTES, MIB, Client, World
 from tidemill.transport.grpc.memory import AddressShare
 from tidemill.transport.grpc.server_connection import (

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import fields_of, grpc_message, parse
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import fields_of, grpc_message, parse
 from tidemill.transport.grpc import room_queue
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
 from tidemill.transport.grpc.server_connection import (

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import Frame, fields_of, grpc_message, parse
-from tests.support.streams import stream_count
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import Frame, fields_of, grpc_message, parse
+from tests.support.clients.streams import stream_count
 from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.server_connection import (
     CALL_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
 from tidemill.transport.grpc import metadata, status
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.frames import ErrorCode

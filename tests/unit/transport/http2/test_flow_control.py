@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import Frame, check_accounts, greeted_client, greeted_server
-from tests.support.streams import stream_count
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import Frame, check_accounts, greeted_client, greeted_server
+from tests.support.clients.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection
 from tidemill.transport.http2.events import Failed, RequestReceived, StreamReset, StreamWritable

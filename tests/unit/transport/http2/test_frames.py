@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jh2._hazmat import Encoder
 
-from tests.support import http2_peer as peer
+from tests.support.clients import http2_peer as peer
 from tidemill.transport.http2 import header_block
 from tidemill.transport.http2.frames import ConnectionFailure, ErrorCode
 from tidemill.transport.http2.header_block import HeaderDecoder, Malformed

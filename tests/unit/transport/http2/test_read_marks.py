@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support import http2_peer as peer
-from tests.support.http2_peer import greeted_server
+from tests.support.clients import http2_peer as peer
+from tests.support.clients.http2_peer import greeted_server
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection
 from tidemill.transport.http2.events import PeerHasRead

@@ -1,0 +1,189 @@
+"""Official clients in processes of their own: run a script, read the facts that it prints.
+
+A client brings its own stubs of the public contract, which cannot be loaded beside ours. A script
+prints facts as JSON lines on standard output; what they should be is the test's to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "e2e"
+NODE_PACKAGES = SCRIPTS / "node" / "node_modules"
+GO_PROGRAM = SCRIPTS / "go" / "build" / "scenarios"
+JAVA_CLASSES = SCRIPTS / "java" / "target" / "classes"
+RUST_PROGRAM = SCRIPTS / "rust" / "target" / "debug" / "scenarios"
+JAVA_LIBRARIES = SCRIPTS / "java" / "target" / "lib"
+RUN_S = 60.0  # no script takes half of it, on the slowest machine
+
+Fact = dict[str, Any]
+
+
+class Facts(list[Fact]):
+    """What a script said, in its order."""
+
+    def of(self, fact: str) -> list[Fact]:
+        """Return the facts of one kind."""
+        return [entry for entry in self if entry["fact"] == fact]
+
+    def the(self, fact: str) -> Fact:
+        """Return the only fact of its kind."""
+        [entry] = self.of(fact)
+        return entry
+
+
+def needs(tool: str, *made: Path) -> pytest.MarkDecorator:
+    """Skip tests where a client is not there: its tool, or what `make test` makes with it.
+
+    A laptop may do without; where CI is set its absence is a failure.
+    """
+    is_there = bool(shutil.which(tool)) and all(path.exists() for path in made)
+    return pytest.mark.skipif(
+        not is_there and not os.environ.get("CI"),
+        reason=f"{tool} or what is made with it is missing; `make test` makes it",
+    )
+
+
+class StayingClient:
+    """A client that stays until its block ends, and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._facts = Facts()
+        self._changed = threading.Condition()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                with self._changed:
+                    self._facts.append(json.loads(line))
+                    self._changed.notify_all()
+
+    def wait_for(self, fact: str, count: int = 1, **values: object) -> list[Fact]:
+        """Return the facts of one kind and with these values, once there are as many."""
+
+        def matching() -> list[Fact]:
+            return [f for f in self._facts.of(fact) if values.items() <= f.items()]
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(matching()) >= count, timeout=RUN_S):
+                raise AssertionError(f"only {self._facts}")
+            return matching()
+
+    def tell(self, line: str) -> None:
+        """Give it a line on its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+
+@contextlib.contextmanager
+def staying_client(
+    language: str, home: Path, endpoint: str, **names: object
+) -> Iterator[StayingClient]:
+    """Run the scenario `stay` of a client for the block, from when it is ready."""
+    commands = {
+        "python": [sys.executable, str(SCRIPTS / "python" / "scenarios.py")],
+        "node": ["node", str(SCRIPTS / "node" / "scenarios.mjs")],
+        "go": [str(GO_PROGRAM)],
+        "java": _java(home),
+    }
+    arguments = json.dumps({"endpoints": [endpoint], **names})
+    process = subprocess.Popen(
+        [*commands[language], "stay", arguments],
+        env={**os.environ, "HOME": str(home)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        client = StayingClient(process)
+        client.wait_for("ready")
+        yield client
+    finally:
+        # Not waited for to leave in order: a push consumer's shutdown may wait for a long poll.
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+
+
+def run_python_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/python/scenarios.py."""
+    script = SCRIPTS / "python" / "scenarios.py"
+    return _run([sys.executable, str(script)], home, scenario, endpoints, names)
+
+
+def run_node_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/node/scenarios.mjs."""
+    script = SCRIPTS / "node" / "scenarios.mjs"
+    return _run(["node", str(script)], home, scenario, endpoints, names)
+
+
+def run_go_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/go/main.go; `tls=True` lets it use TLS."""
+    return _run([str(GO_PROGRAM)], home, scenario, endpoints, names)
+
+
+def run_java_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/java/src/Scenarios.java; `tls=True` lets it use TLS."""
+    return _run(_java(home), home, scenario, endpoints, names)
+
+
+def _java(home: Path) -> list[str]:
+    # Java takes the home folder from the system's user database unless it is told.
+    return ["java", f"-Duser.home={home}", "-cp", f"{JAVA_CLASSES}:{JAVA_LIBRARIES}/*", "Scenarios"]
+
+
+def run_rust_client(home: Path, scenario: str, *endpoints: str, **names: object) -> Facts:
+    """Run a scenario of tests/e2e/rust/src/main.rs."""
+    return _run([str(RUST_PROGRAM)], home, scenario, endpoints, names)
+
+
+def _run(
+    command: Sequence[str],
+    home: Path,
+    scenario: str,
+    endpoints: Sequence[str],
+    names: dict[str, object],
+) -> Facts:
+    arguments = json.dumps({"endpoints": endpoints, **names})
+    # The clients log below the home folder.
+    environment = {**os.environ, "HOME": str(home)}
+    try:
+        ended = subprocess.run(
+            [*command, scenario, arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(
+            f"{scenario} did not end:\n{_text(late.stdout)}\n{_text(late.stderr)}"
+        ) from None
+    assert ended.returncode == 0, f"{scenario} failed:\n{ended.stdout}\n{ended.stderr}"
+    return Facts(json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{"))
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

@@ -1,0 +1,214 @@
+"""A load that touches everything once, so that every metric has something to say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import httpx
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
+
+from tests.support.clients.api import CALL_S, METADATA, Api, api, message
+from tests.support.processes.processes import ADMIN_S, Standalone
+from tidemill.proxy.clients.points import HISTOGRAMS
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "first_message.py"
+EXAMPLE_S = 60.0
+EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+POLL_MS = 10_000  # more than anything waited for takes
+SHORT_MS = 1_000  # the shortest invisible duration
+LONG_MS = 60_000
+DELAY_MS = 1_500
+MESSAGES = 16
+EXPORT_NS = 60_000_000_000  # between two exports of a client
+
+
+def measuring(folder: Path) -> Path:
+    """Return a file of settings with which proxies take what clients measure."""
+    path = folder / "tidemill.yaml"
+    path.write_text("client_metrics: true\n", "utf-8")
+    return path
+
+
+def quick_start(running: Standalone, home: Path) -> None:
+    """Do what the README begins with; the official client logs below `home`."""
+    running.put("topics/orders", messageType="NORMAL", queues=4)
+    running.put("groups/billing")
+    subprocess.run(
+        [sys.executable, str(EXAMPLE), running.grpc],
+        env={**os.environ, "HOME": str(home)},
+        check=True,
+        capture_output=True,
+        timeout=EXAMPLE_S,
+    )
+
+
+class Served(Protocol):
+    """What serves: a standalone, or a release."""
+
+    @property
+    def grpc(self) -> str:
+        """Where clients connect: host:port."""
+        ...
+
+    @property
+    def admin(self) -> str:
+        """Where the REST API is."""
+        ...
+
+    def put(self, path: str, **body: object) -> None:
+        """Set something through it."""
+        ...
+
+
+async def touch_everything(running: Served) -> None:
+    """Send, receive, ack, expire, give back, dead-letter, order, delay, recall, wait and ask."""
+    running.put("topics/parcels", messageType="NORMAL", queues=4)
+    running.put("topics/steps", messageType="FIFO", queues=1)
+    running.put("topics/reminders", messageType="DELAY", queues=2)
+    running.put("topics/news", messageType="NORMAL", queues=4)
+    running.put("groups/depot")
+    running.put("groups/strict", maxAttempts=1)
+    running.put("groups/orderly", deliveryOrder="FIFO")
+    running.put("groups/patient")
+    async with api(running.grpc) as client:
+        await _live(client)
+        await _deliver(client)
+        await asyncio.gather(
+            _come_back(client), _die(client), _keep_order(client), _delay(client), _wait(client)
+        )
+        await _measure(client)
+    await asyncio.to_thread(_administer, running)
+
+
+async def _live(client: Api) -> None:
+    """Be a producer and a consumer that live, for the next two minutes."""
+    for kind in (v2.PRODUCER, v2.SIMPLE_CONSUMER):
+        request = service.HeartbeatRequest(client_type=kind, group=v2.Resource(name="depot"))
+        metadata = (("x-mq-client-id", f"client-{kind}"), *METADATA[1:])
+        await client.stub.Heartbeat(request, metadata=metadata, timeout=CALL_S)
+
+
+async def _deliver(client: Api) -> None:
+    for n in range(MESSAGES):
+        await client.send(message("parcels", b"parcel %d" % n))
+    received: list[v2.Message] = []
+    while len(received) < MESSAGES:
+        received += await client.receive("parcels", "depot", poll_ms=POLL_MS)
+    await client.ack("parcels", "depot", [_handle(each) for each in received])
+
+
+async def _come_back(client: Api) -> None:
+    """Let one delivery run out, and give the next one back."""
+    await client.send(message("parcels", b"forgotten"))
+    await client.receive("parcels", "depot", poll_ms=POLL_MS, invisible_ms=SHORT_MS)
+    [again] = await client.receive("parcels", "depot", poll_ms=POLL_MS, invisible_ms=LONG_MS)
+    await client.change_invisible("parcels", "depot", _handle(again), SHORT_MS)
+    [third] = await client.receive("parcels", "depot", poll_ms=POLL_MS, invisible_ms=LONG_MS)
+    await client.ack("parcels", "depot", [_handle(third)])
+
+
+async def _die(client: Api) -> None:
+    """Let a message become a dead letter of a group that tries once, and wait for it there."""
+    dead = asyncio.create_task(client.receive("%DLQ%strict", "undertaker", poll_ms=POLL_MS))
+    while not await client.receive("parcels", "strict", poll_ms=POLL_MS, invisible_ms=SHORT_MS):
+        pass
+    while not await dead:
+        dead = asyncio.create_task(client.receive("%DLQ%strict", "undertaker", poll_ms=POLL_MS))
+
+
+async def _keep_order(client: Api) -> None:
+    """Have two ordered batches, and somebody who meets the lock of the first."""
+    for body in (b"one", b"two"):
+        await client.send(message("steps", body, message_group="steps"))
+    [held] = await client.receive("steps", "orderly", poll_ms=POLL_MS, batch_size=1)
+    assert not await client.receive("steps", "orderly", batch_size=1)
+    await client.ack("steps", "orderly", [_handle(held)])
+    [held] = await client.receive("steps", "orderly", poll_ms=POLL_MS, batch_size=1)
+    await client.ack("steps", "orderly", [_handle(held)])
+
+
+async def _delay(client: Api) -> None:
+    """Delay two messages, recall one, and receive the other."""
+    due_at_ms = int(time.time() * 1000) + DELAY_MS
+    await client.send(message("reminders", b"call back", due_at_ms=due_at_ms))
+    sent = await client.send(message("reminders", b"never", due_at_ms=due_at_ms + LONG_MS))
+    await client.recall("reminders", sent.entries[0].recall_handle)
+    [received] = await client.receive("reminders", "patient", poll_ms=POLL_MS)
+    await client.ack("reminders", "patient", [_handle(received)])
+
+
+async def _wait(client: Api) -> None:
+    """Wait for a message that comes, and look for one that does not."""
+    assert not await client.receive("news", "patient")
+    waiting = asyncio.create_task(client.receive("news", "patient", poll_ms=POLL_MS))
+    await client.send(message("news", b"one more"))
+    [received] = await waiting
+    await client.ack("news", "patient", [_handle(received)])
+
+
+async def _measure(client: Api) -> None:
+    """Send what an official client measures itself, where it is told to."""
+    known = {"topic": "parcels", "consumer_group": "depot", "invocation_status": "success"}
+    attributes = [KeyValue(key=k, value=AnyValue(string_value=v)) for k, v in known.items()]
+    metrics = []
+    now_ns = time.time_ns()
+    for name, histogram in HISTOGRAMS.items():
+        counts = [1, *[0] * len(histogram.bounds)]
+        point = otlp.HistogramDataPoint(
+            attributes=attributes,
+            bucket_counts=counts,
+            count=1,
+            sum=0.5,
+            explicit_bounds=histogram.bounds,
+            start_time_unix_nano=now_ns - EXPORT_NS,
+            time_unix_nano=now_ns,
+        )
+        data = otlp.Histogram(
+            data_points=[point], aggregation_temporality=otlp.AGGREGATION_TEMPORALITY_CUMULATIVE
+        )
+        metrics.append(otlp.Metric(name=name, histogram=data))
+    for name in ("messages", "bytes"):
+        value = otlp.NumberDataPoint(attributes=attributes, as_int=1)
+        cached = otlp.Gauge(data_points=[value])
+        metrics.append(otlp.Metric(name=f"rocketmq_consumer_cached_{name}", gauge=cached))
+    scope = otlp.ScopeMetrics(metrics=metrics)
+    request = ExportMetricsServiceRequest(
+        resource_metrics=[otlp.ResourceMetrics(scope_metrics=[scope])]
+    )
+    export = client.channel.unary_unary(
+        EXPORT,
+        request_serializer=ExportMetricsServiceRequest.SerializeToString,
+        response_deserializer=ExportMetricsServiceResponse.FromString,
+    )
+    try:
+        answer = await export(request, metadata=METADATA, timeout=CALL_S)
+    except grpc.aio.AioRpcError as refusal:
+        if refusal.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        return  # The proxies are not told to take it.
+    assert not answer.partial_success.rejected_data_points, answer
+
+
+def _administer(running: Served) -> None:
+    with httpx.Client(base_url=f"{running.admin}/api/v1", trust_env=False, timeout=ADMIN_S) as rest:
+        for path in ("/topics", "/groups", "/groups/depot/progress", "/broker-groups", "/timers"):
+            rest.get(path).raise_for_status()
+        assert rest.get("/topics/nowhere").status_code == httpx.codes.NOT_FOUND
+
+
+def _handle(received: v2.Message) -> str:
+    return received.system_properties.receipt_handle

@@ -1,0 +1,322 @@
+"""Official clients that go on in every role, whatever happens, and the verdict on what they saw.
+
+`Looping` is one of them in a process of its own, which tells every call as a line of JSON with the
+microseconds at which it began and ended (`tests/e2e/python/loop.py` describes the lines). All share
+the machine's clock, so the lines of all together are one history for each topic and consumer group,
+once they are in the order of their times.
+
+`judge` compares that with what is promised. A `Disturbance` is what the test did to the server, and
+when. What a disturbance explains is counted apart: an error of a call that overlaps it, and a
+message that comes twice because an answer was lost to its sender or to its receiver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from tests.support.clients.client_process import Fact
+from tests.support.clients.history import History, Outcome
+
+US_PER_MS = 1000
+US_PER_S = 1_000_000
+# How long after a disturbance its effects may still be met: a call's time-out of three seconds,
+# and the back-off of a connection.
+EFFECT_US = 5 * US_PER_S
+# Whoever is answered so late was perhaps told that it took too long: calls end after 3 s, and a
+# proxy answers up to half a second sooner than that.
+LATE_ANSWER_US = 2_500_000
+# How long a push consumer may try to ack what its listener took.
+ACKED_US = 5 * US_PER_S
+TOPICS = ("normal", "delayed", "ordered")
+ROLES = {
+    "simple": ("normal", "delayed"),
+    "push": ("normal", "delayed"),
+    "ordered-simple": ("ordered",),
+    "ordered-push": ("ordered",),
+}
+END_S = 20.0  # for a client to end that was told to
+SHOWN_MAX = 10  # findings of each kind in the text of a verdict
+
+Subscription = tuple[str, str]  # consumer group, which is named as its role, and topic
+
+
+class Told:
+    """What looping clients have told so far, and what follows from it."""
+
+    def __init__(self) -> None:
+        self.facts: list[Fact] = []
+        self.said: Counter[str] = Counter()  # lines of each kind
+        self.received: Counter[str] = Counter()  # messages by role
+        self.stored: dict[str, set[str]] = {topic: set() for topic in TOPICS}
+        self.settled: dict[str, set[str]] = {role: set() for role in ROLES}
+        self.last_received_at = 0
+
+    def note(self, fact: Fact) -> None:
+        """Take one more line."""
+        self.facts.append(fact)
+        if fact["fact"] == "received":
+            self.received[fact["role"]] += len(fact["keys"])
+            self.last_received_at = max(self.last_received_at, fact["at"])
+        elif fact["fact"] == "send" and not fact["error"]:
+            self.stored[fact["topic"]].add(fact["key"])
+        elif fact["fact"] == "ack":
+            # One whose answer is lost may be done all the same, and then nothing comes again.
+            self.settled[fact["role"]].add(fact["key"])
+        self.said[fact["fact"]] += 1
+
+    def __str__(self) -> str:
+        stored = {topic: len(keys) for topic, keys in self.stored.items()}
+        return f"stored {stored}, received {dict(self.received)}"
+
+
+class Looping:
+    """An official client in a process of its own; its lines are gathered as they come."""
+
+    def __init__(self, name: str, command: Sequence[str], endpoint: str, home: Path) -> None:
+        self.name = name
+        home.mkdir()
+        self.stderr = home / "stderr"
+        self.told = Told()
+        with self.stderr.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*command, json.dumps({"endpoint": endpoint, "name": name})],
+                # The clients log below the home folder.
+                env={**os.environ, "HOME": str(home)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin = self.process.stdin
+        self._reader = threading.Thread(
+            target=self._read, args=(self.process.stdout,), name=f"lines of {name}", daemon=True
+        )
+        self._reader.start()
+
+    def _read(self, lines: IO[str]) -> None:
+        for line in lines:
+            if line.startswith("{"):  # Some clients greet.
+                self.told.note(json.loads(line))
+
+    @property
+    def has_died(self) -> bool:
+        return self.process.poll() is not None
+
+    def stop_sending(self) -> None:
+        """Let it send no more; it says `stopped` when the last send has ended."""
+        self._stdin.write("stop\n")
+        self._stdin.flush()
+
+    def end(self) -> int:
+        """Let it exit and return its status, once all that it said is read."""
+        self._stdin.close()
+        try:
+            status = self.process.wait(END_S)
+        finally:
+            self.kill()
+        return status
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def status(self) -> str:
+        """How far it has come."""
+        return f"{self.name}: {self.told}"
+
+
+class Disturbance(NamedTuple):
+    """What was done to the server, and from when to when it was under its effect."""
+
+    what: str
+    begun: int
+    ended: int
+    # Of which calls an error is within what is promised; none where everything should go on.
+    fails: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Judged:
+    """What is wrong with what the clients saw, and what a disturbance explains."""
+
+    broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    explained: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.broken
+
+    def __str__(self) -> str:
+        lines = [f"explained: {dict(self.explained)}"]
+        for name, findings in self.broken.items():
+            lines.append(f"{name}: {len(findings)}")
+            lines += [f"  {finding}" for finding in findings[:SHOWN_MAX]]
+        return "\n".join(lines)
+
+
+class _Event(NamedTuple):
+    """One thing that happened; of one microsecond the lower rank is first, which is lenient."""
+
+    at: int
+    rank: int
+    fact: Fact
+
+
+def events_of(facts: Iterable[Fact]) -> Iterator[_Event]:
+    """Yield the begin and the end of each call, in the order in which they happened."""
+    ranks = {"send": (0, 3), "ack": (1, 4)}
+    events = []
+    for fact in facts:
+        if fact["fact"] == "received":
+            events.append(_Event(fact["at"], 2, fact))
+        elif fact["fact"] in ranks:
+            begin, end = ranks[fact["fact"]]
+            events += [_Event(fact["begun"], begin, fact), _Event(fact["ended"], end, fact)]
+    yield from sorted(events, key=lambda event: event[:2])
+
+
+def histories_of(facts: Iterable[Fact]) -> dict[Subscription, History]:
+    """Return what each consumer group saw of each of its topics."""
+    found = {(role, topic): History() for role, topics in ROLES.items() for topic in topics}
+    under_way: dict[int, list[object]] = {}
+    for _, rank, fact in events_of(facts):
+        match rank:
+            case 0:
+                under_way[id(fact)] = [
+                    history.send(fact["key"], message_group=fact["group"])
+                    for (_, topic), history in found.items()
+                    if topic == fact["topic"]
+                ]
+            case 1:
+                history = found[fact["role"], fact["topic"]]
+                under_way[id(fact)] = [history.ack(fact["key"], fact["attempt"])]
+            case 2:
+                found[fact["role"], fact["topic"]].received(fact["keys"], fact["attempts"])
+            case _:
+                outcome = Outcome.UNKNOWN if fact["error"] else Outcome.OK
+                for one in under_way.pop(id(fact)):
+                    one.ended(outcome)  # type: ignore[attr-defined]  # a send or an ack
+    return found
+
+
+def unsettled(told: Sequence[Told]) -> dict[Subscription, set[str]]:
+    """Return what was stored and nobody has tried to ack, without what has nothing."""
+    left = {}
+    for role, topics in ROLES.items():
+        for topic in topics:
+            # Each in one step: the lines are read by other threads.
+            stored = set[str]().union(*[each.stored[topic] for each in told])
+            stored.difference_update(*[each.settled[role] for each in told])
+            if stored:
+                left[role, topic] = stored
+    return left
+
+
+def judge(facts: Sequence[Fact], disturbances: Sequence[Disturbance]) -> Judged:
+    """Compare what the clients saw with what is promised."""
+    judged = Judged()
+    for (role, topic), history in histories_of(facts).items():
+        verdict = history.judge()
+        for kind in ("lost", "unexpected", "out_of_order"):
+            if findings := getattr(verdict, kind):
+                judged.broken[kind] += [f"{role}, {topic}: {finding}" for finding in findings]
+    _judge_duplicates(facts, disturbances, judged)
+    _judge_times(facts, judged)
+    _judge_errors(facts, disturbances, judged)
+    return judged
+
+
+def _judge_times(facts: Sequence[Fact], judged: Judged) -> None:
+    due = {fact["key"]: fact["due"] for fact in facts if fact["fact"] == "send" and fact["due"]}
+    for fact in facts:
+        if fact["fact"] == "received":
+            for key in fact["keys"]:
+                early_us = due.get(key, 0) * US_PER_MS - fact["at"]
+                if early_us > 0:
+                    judged.broken["early"].append(f"{key} came {early_us} us before its time")
+
+
+def _judge_duplicates(
+    facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: Judged
+) -> None:
+    """Find what came again behind its ack.
+
+    The sender of a message whose answer is lost sends it again, so that it may be stored twice. The
+    ack that a push consumer makes of a success may be lost, and it gives up when the delivery is
+    void: so a disturbance between the receive and a little after the success explains it as well.
+    So it is with an ack of which a client does not tell its application how it ended (`untold`);
+    where its answer took as long as a call may, nothing need have disturbed it.
+    """
+    sends = {fact["key"]: fact for fact in facts if fact["fact"] == "send"}
+    first_received: dict[tuple[str, str], int] = {}
+    acked: dict[tuple[str, str], Fact] = {}
+    for at, rank, fact in events_of(facts):
+        if rank == 4 and not fact["error"]:
+            acked.setdefault((fact["role"], fact["key"]), fact)
+        elif rank == 2:
+            for key, attempt in zip(fact["keys"], fact["attempts"], strict=True):
+                first_received.setdefault((fact["role"], key), at)
+                ack = acked.get((fact["role"], key))
+                if ack is None or attempt < ack["attempt"]:
+                    continue
+                send = sends[key]
+                if _disturbed(disturbances, send["begun"], send["ended"]):
+                    judged.explained["stored twice"] += 1
+                elif (fact["role"].endswith("push") or ack.get("untold")) and _disturbed(
+                    disturbances, first_received[fact["role"], key], ack["ended"] + ACKED_US
+                ):
+                    judged.explained["an ack was lost"] += 1
+                elif ack.get("untold") and ack["ended"] - ack["begun"] >= LATE_ANSWER_US:
+                    judged.explained["an ack took too long"] += 1
+                else:
+                    late_ms = (at - ack["ended"]) // US_PER_MS
+                    judged.broken["duplicated"].append(
+                        f"{fact['role']}: {key} came again, as attempt {attempt}, {late_ms} ms "
+                        f"after its ack in attempt {ack['attempt']} at {ack['ended']}"
+                    )
+
+
+def _judge_errors(
+    facts: Sequence[Fact], disturbances: Sequence[Disturbance], judged: Judged
+) -> None:
+    """Find errors that reached an application and that no disturbance explains."""
+    received_at: dict[tuple[str, str], int] = {}
+    for fact in facts:
+        if fact["fact"] == "received":
+            received_at |= {(fact["role"], key): fact["at"] for key in fact["keys"]}
+        if not fact.get("error"):
+            continue
+        call = fact.get("topic", "") if fact["fact"] == "send" else fact.get("during", "ack")
+        begun = fact["begun"]
+        if fact["fact"] == "ack":
+            # Its delivery may have ended before the ack was begun, when the others took their time.
+            begun = received_at[fact["role"], fact["key"]]
+        if _disturbed(disturbances, begun, fact["ended"], call):
+            judged.explained[f"error of {call}"] += 1
+        else:
+            judged.broken["errors"].append(json.dumps(fact))
+
+
+def _disturbed(
+    disturbances: Sequence[Disturbance], begun: int, ended: int, call: str = ""
+) -> list[str]:
+    return [
+        one.what
+        for one in disturbances
+        if one.begun <= ended and begun <= one.ended + EFFECT_US and (not call or call in one.fails)
+    ]

@@ -1,0 +1,258 @@
+"""What clients noted against what an audit of the broker's own events found.
+
+Both judge the same run, by other witnesses: the history by what clients were told, the audit by
+what stands in the log. `compare` says where they differ, for each consumer group. A delivery of
+which only the log knows is one whose answer was lost, and those are listed; each must have been
+made when answers were lost, because a receive failed or a process was killed, or it is a difference
+as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.support.clients.history import History
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KINDS = ("missing", "duplicate", "early")  # what both name
+_REPEATS = ("duplicate", "redelivered")
+
+
+class Delivery(NamedTuple):
+    """One delivery, as the log tells it."""
+
+    group: str
+    key: str
+    attempt: int
+    at_ms: int
+    # Where its message first stood: a send that was repeated may be stored twice.
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.key}, attempt {self.attempt}, at {self.at_ms}"
+
+
+class Failed(NamedTuple):
+    """When answers were lost: a receive that failed, or a kill. By the machine's wall clock."""
+
+    begun_ms: int
+    ended_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """One subscription as its clients saw it."""
+
+    topic: str
+    group: str
+    received: Sequence[tuple[str, int]]  # key and attempt of each delivery
+    found: Mapping[str, frozenset[str]]  # keys by kind, as the audit names it
+    failed: Sequence[Failed]
+    # A push consumer in order gives its listener a message again by itself, as another attempt.
+    repeats_itself: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Where two opinions differ, and what only one can know, as sentences."""
+
+    differences: Sequence[str]
+    lost_answers: Sequence[str]
+
+
+def witness_of(
+    history: History,
+    *,
+    topic: str,
+    group: str,
+    early: Iterable[str],
+    failed: Sequence[Failed],
+    duplicate: Iterable[str] | None = None,
+    repeats_itself: bool = False,
+) -> Witness:
+    """Return what a history says.
+
+    `duplicate`: what came again after its ack where a history alone cannot judge that.
+    """
+    verdict = history.judge()
+    received = [(one.key, one.attempt) for one in history.receives]
+    if duplicate is None:
+        duplicate = map(_key, verdict.duplicated)
+    found = {
+        # What came and was never acked is under way to an audit.
+        "missing": frozenset(map(_key, verdict.lost)) - {key for key, _ in received},
+        "duplicate": frozenset(duplicate),
+        "early": frozenset(early),
+    }
+    return Witness(
+        topic=topic,
+        group=group,
+        received=received,
+        found=found,
+        failed=failed,
+        repeats_itself=repeats_itself,
+    )
+
+
+def audited(
+    spark: SparkSession, events: DataFrame, to: str, key_of: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], list[Delivery]]:
+    """Return the findings of an audit that has written to `to`, and what its events deliver.
+
+    Messages are named by their keys: `key_of` has those whose id is another one.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+    from tidemill.pipeline.jobs.audit import FOLDER
+    from tidemill.pipeline.transforms.places import at_first_place
+
+    table = spark.read.parquet(f"{to}/{FOLDER}/findings")
+    findings = [row.asDict() for row in table.collect()]
+    for finding in findings:
+        finding["message_id"] = key_of.get(finding["message_id"], finding["message_id"])
+    place = F.concat_ws("/", "broker", "topic", "topic_id", "queue_id", "queue_offset")
+    told = (
+        at_first_place(events)
+        .where("event = 'delivered'")
+        .select("consumer_group", "message_id", "attempt", F.unix_millis("event_ts"), place)
+    )
+    deliveries = [
+        Delivery(group, key_of.get(message_id, message_id), attempt, at_ms, where)
+        for group, message_id, attempt, at_ms, where in told.collect()
+    ]
+    return findings, deliveries
+
+
+def compare(
+    witnesses: Sequence[Witness],
+    findings: Iterable[Mapping[str, Any]],
+    deliveries: Iterable[Delivery],
+    *,
+    slack_ms: int,
+) -> Compared:
+    """Compare what subscriptions saw with an audit's findings of their topics and groups.
+
+    A delivery may be made up to `slack_ms` after its receive has failed: a broker goes on with what
+    it was asked for a while, though nobody waits for it any more.
+    """
+    findings = list(findings)
+    told: dict[str, list[Delivery]] = defaultdict(list)
+    for one in sorted(deliveries):
+        told[one.group].append(one)
+    differences = _found_by_one(witnesses, findings)
+    lost_answers: list[str] = []
+    for group in sorted({seen.group for seen in witnesses}):
+        own = [seen for seen in witnesses if seen.group == group]
+        received = Counter(each for seen in own for each in seen.received)
+        differences += _unheard_of(own, told[group])
+        failed = [each for seen in own for each in seen.failed]
+        lost, unexplained = _untold(told[group], received, failed, slack_ms)
+        lost_answers += map(str, lost)
+        differences += [
+            f"redelivered: {one} came to nobody, and no answer was lost then" for one in unexplained
+        ]
+        differences += _counted(group, told[group], findings)
+    return Compared(differences=differences, lost_answers=lost_answers)
+
+
+def times_of(finding: Mapping[str, Any]) -> int:
+    """Return how many deliveries a finding is about: `delivered 2 times ...`; of others one."""
+    return int(finding["detail"].split()[1]) if finding["kind"] in _REPEATS else 1
+
+
+def _found_by_one(witnesses: Sequence[Witness], findings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say what one of the two found alone."""
+    noted = {
+        kind: {(seen.group, key) for seen in witnesses for key in seen.found[kind]}
+        for kind in KINDS
+    }
+    subscriptions = {(seen.topic, seen.group) for seen in witnesses}
+    topics = {topic for topic, _ in subscriptions}
+    found: dict[str, set[tuple[str, str]]] = {kind: set() for kind in KINDS}
+    for finding in findings:
+        kind, group, key = finding["kind"], finding["consumer_group"], finding["message_id"]
+        if kind not in found:
+            continue
+        if group is None and finding["topic"] in topics:
+            # What was never stored, or fired early, groups notice each by itself.
+            found[kind] |= {one for one in noted[kind] if one[1] == key} or {("", key)}
+        elif (finding["topic"], group) in subscriptions:
+            found[kind].add((group, key))
+    return [
+        f"{kind}: {key}{f' of {group}' if group else ''} is found by"
+        f" {'the history' if (group, key) in noted[kind] else 'the audit'} alone"
+        for kind in KINDS
+        for group, key in sorted(noted[kind] ^ found[kind])
+    ]
+
+
+def _unheard_of(own: Sequence[Witness], told: Sequence[Delivery]) -> list[str]:
+    """Say which deliveries of a group came and are told by no event."""
+    keys = {one.key for one in told}
+    received = Counter(
+        (key, attempt)
+        for seen in own
+        for key, attempt in seen.received
+        if not (seen.repeats_itself and key in keys)
+    )
+    return [
+        f"redelivered: {key} of {own[0].group} came in attempt {attempt}, and no event tells it"
+        for key, attempt in sorted(received - Counter(map(_which, told)))
+    ]
+
+
+def _untold(
+    told: Sequence[Delivery],
+    received: Counter[tuple[str, int]],
+    failed: Sequence[Failed],
+    slack_ms: int,
+) -> tuple[list[Delivery], list[Delivery]]:
+    """Return the deliveries that no client has told: lost answers, and what nothing explains."""
+    lost: list[Delivery] = []
+    unexplained: list[Delivery] = []
+    alike: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+    for one in told:
+        alike[_which(one)].append(one)
+    for which, made in alike.items():
+        count = max(0, len(made) - received[which])
+        explained = [
+            one
+            for one in made
+            if any(each.begun_ms <= one.at_ms <= each.ended_ms + slack_ms for each in failed)
+        ]
+        lost += explained[:count]
+        others = [one for one in made if one not in explained]
+        unexplained += others[: max(0, count - len(explained))]
+    return lost, unexplained
+
+
+def _counted(
+    group: str, told: Iterable[Delivery], findings: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Find where the audit's repeats are not those that the log has."""
+    made: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in told:
+        made[one.key][one.place] += 1
+    repeats: Counter[str] = Counter()
+    for finding in findings:
+        if finding["consumer_group"] == group and finding["kind"] in _REPEATS:
+            repeats[finding["message_id"]] += times_of(finding)
+    return [
+        f"redelivered: {key} of {group} was delivered {made[key].total()} times at"
+        f" {len(made[key])} places, and the audit has {repeats[key]} repeats"
+        for key in sorted(made.keys() | repeats.keys())
+        if made[key].total() - len(made[key]) != repeats[key]
+    ]
+
+
+def _which(one: Delivery) -> tuple[str, int]:
+    return one.key, one.attempt
+
+
+def _key(sentence: str) -> str:
+    return sentence.partition(" ")[0]

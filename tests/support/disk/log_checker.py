@@ -1,0 +1,362 @@
+"""Judge a whole log offline: fold its records into dictionaries, and look for broken promises.
+
+Written beside the engine and not with it: it shares the record layouts and nothing else, keeps one
+entry a message, and trusts no slot, list or snapshot. It needs the log from its first byte, so it
+judges stores from which no segment has been retired.
+
+Promises are named as in `spec/pop.md` section 10:
+
+    2   what lies below a consumer offset is settled, out in a live delivery, pending, or reset
+    12  a settled message is not delivered again, by no delivery and by no copy
+    13  while a message is out under one delivery it is not under another; nothing is taken twice;
+        renewed is only what is live, and for who holds it
+    14  one retry copy a delivery and message; 15  one dead letter a group and message
+    16  change-invisible replaces exactly one live delivery of the same message
+    21  positions go forward, but for a reset
+    26  no two deliveries share an identity, and none names a slot that is in use
+    30  one live batch an ordered queue, and none before the last is acked or has expired
+    31  first deliveries of an ordered queue come in order; redelivery begins at the lowest left
+
+What the log says of timers is judged by `timer_log_fold`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.disk.timer_log_fold import TimerFold
+from tests.support.worlds.engine_world import World
+from tidemill.broker.engine.layout import (
+    ack,
+    delivery_rows,
+    expiry,
+    message,
+    pop_checkpoint,
+    record,
+    renewal,
+)
+from tidemill.broker.engine.layout.config import decode_item
+from tidemill.broker.engine.layout.expiry import Expiry
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_ORDERED,
+    FLAG_RELEASED,
+    FLAG_SUPERSEDES,
+    PopCheckpoint,
+)
+from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
+from tidemill.broker.engine.layout.renewal import Renewal, Why
+from tidemill.broker.engine.layout.state import What
+from tidemill.broker.engine.store.disk import Disk
+
+Queue = tuple[int, int, int]  # group id, topic id, queue id
+
+
+class BrokenPromise(AssertionError):
+    """The log says something that it must never say. The message begins with the number."""
+
+
+@dataclass
+class OneDelivery:
+    """One CK record and what became of its messages."""
+
+    id: int
+    slot: int
+    queue: Queue
+    offsets: list[int]
+    visible_at_ms: int
+    is_ordered: bool
+    live: set[int] = field(default_factory=set)  # offsets
+    is_released: bool = False  # an operator has let go of it
+    client_id: str = ""
+    popped_at_ms: int = 0
+    renews: bool = False
+    is_unproven: bool = False  # it did before a start
+
+
+@dataclass
+class OneQueue:
+    """What the log says of a group in a queue."""
+
+    pop_offset: int = 0
+    settled: set[int] = field(default_factory=set)
+    live: dict[int, OneDelivery] = field(default_factory=dict)  # offset -> delivery
+    first_delivered: int = -1
+    batch: set[int] = field(default_factory=set)  # ids of the deliveries of the current batch
+    begins_at: int = 0  # where the last reset, or the start of the group, has put it
+    is_ordered: bool = False
+    void_before: int = 0
+
+
+class LogChecker:
+    """The fold of one log."""
+
+    def __init__(self) -> None:
+        self.deliveries: dict[int, OneDelivery] = {}
+        self.queues: dict[Queue, OneQueue] = defaultdict(OneQueue)
+        self.slots: dict[int, OneDelivery] = {}
+        self.ends: dict[tuple[int, int], int] = {}
+        self.copies: set[tuple[int, int]] = set()
+        self.dead: set[tuple[int, ...]] = set()
+        self.epochs: dict[tuple[int, int], int] = {}  # (group id, topic id) -> last reset
+        self.kinds: dict[int, int] = defaultdict(int)
+        self.timers = TimerFold()
+
+    def fold(self, header: Header, body: bytes, tail: bytes) -> None:
+        """Take one record in. Raises BrokenPromise."""
+        self.kinds[header.kind] += 1
+        at, now_ms = header.log_offset, header.stored_at_ms
+        self.timers.fold(header, body, tail)
+        if header.kind == Kind.MESSAGE:
+            self._message(header, body, now_ms)
+        elif header.kind == Kind.CK:
+            self._delivery(pop_checkpoint.decode(body), at, now_ms)
+        elif header.kind == Kind.ACK:
+            for slot, delivery_id, bits in ack.ENTRY.iter_unpack(body):
+                self._settle(slot, delivery_id, bits, "12: an ack")
+        elif header.kind == Kind.RENEW:
+            self._renewal(renewal.decode(body), now_ms)
+        elif header.kind == Kind.EXPIRE:
+            self._expiry(expiry.decode(body))
+        elif header.kind == Kind.CONFIG:
+            self._config(decode_item(body), at)
+        elif header.kind == Kind.STATE:
+            self._state(body[0], tail)
+
+    # ------------------------------------------------------------ records
+
+    def _message(self, header: Header, body: bytes, now_ms: int) -> None:
+        place = message.Place._make(message.PLACE.unpack_from(body))
+        end = self.ends.get((place.topic_id, place.queue_id), 0)
+        _check(place.queue_offset == end, 21, f"message at {place.queue_offset}, not at {end}")
+        self.ends[place.topic_id, place.queue_id] = end + 1
+        if not header.flags & message.FLAG_CAUSE:
+            return
+        cause = message.decode_cause(body)
+        copy = cause.delivery_id, cause.message_index
+        _check(copy not in self.copies, 14, f"a second copy of {copy}")
+        self.copies.add(copy)
+        if cause.reason != message.Reason.INVISIBLE_DURATION_ENDED:
+            epoch = self.epochs.get((cause.group_id, cause.root_topic_id), 0)
+            root = cause.root_topic_id, cause.root_queue_id, cause.root_offset
+            dead = cause.group_id, *root, epoch
+            _check(dead not in self.dead, 15, f"a second dead letter of {dead}")
+            self.dead.add(dead)
+        else:
+            owner = self.deliveries.get(cause.delivery_id)
+            is_due = owner is None or owner.visible_at_ms <= now_ms
+            _check(is_due, 13, f"{copy} revived before its deadline")
+        self._settle(cause.slot, cause.delivery_id, 1 << cause.message_index, "14: a copy")
+
+    def _delivery(self, ck: PopCheckpoint, at: int, now_ms: int) -> None:
+        key = ck.group_id, ck.topic_id, ck.queue_id
+        queue = self.queues[key]
+        offsets = list(ck.offsets)
+        _check(at not in self.deliveries, 26, f"two deliveries are {at}")
+        _check(offsets == sorted(set(offsets)) and 0 < len(offsets) <= 32, 28, f"offsets {offsets}")
+        _check(
+            offsets[-1] < self.ends.get(key[1:], 0), 4, f"{offsets} delivered before they were sent"
+        )
+        is_ordered = bool(ck.flags & FLAG_ORDERED)
+        one = OneDelivery(at, ck.slot, key, offsets, ck.visible_at_ms, is_ordered, set(offsets))
+        one.client_id, one.renews, one.popped_at_ms = ck.client_id, ck.renews, now_ms
+        queue.is_ordered |= is_ordered
+        if ck.flags & FLAG_SUPERSEDES:
+            self._replace(ck, one, queue)
+        else:
+            self._pop(ck, one, queue, now_ms)
+        used = self.slots.get(ck.slot)
+        is_free = used is None or not used.live or used.id < self.queues[used.queue].void_before
+        _check(is_free, 26, f"slot {ck.slot} is given out though {used} uses it")
+        for offset in offsets:
+            _check(offset not in queue.live, 13, f"{offset} is out twice in {key}")
+            _check(offset not in queue.settled, 12, f"{offset} of {key} comes back")
+            queue.live[offset] = one
+        self.deliveries[at] = self.slots[ck.slot] = one
+
+    def _replace(self, ck: PopCheckpoint, one: OneDelivery, queue: OneQueue) -> None:
+        assert ck.superseded is not None
+        _, delivery_id, index = ck.superseded
+        old = self.deliveries.get(delivery_id)
+        _check(old is not None, 16, f"{one.id} replaces a delivery that never was")
+        assert old is not None
+        offset = old.offsets[index]
+        _check(one.offsets == [offset] and old.queue == one.queue, 16, "another message")
+        _check(queue.live.get(offset) is old, 16, f"{one.id} replaces what is not live")
+        old.live.discard(offset)
+        del queue.live[offset]
+        queue.batch.add(one.id)
+
+    def _pop(self, ck: PopCheckpoint, one: OneDelivery, queue: OneQueue, now_ms: int) -> None:
+        _check(ck.next_offset >= queue.pop_offset, 21, f"pop offset back to {ck.next_offset}")
+        if not one.is_ordered:
+            _check(one.offsets[0] >= queue.pop_offset, 13, f"{one.offsets} were taken already")
+            queue.pop_offset = ck.next_offset
+            return
+        for offset, out in list(queue.live.items()):
+            is_over = out.is_released or out.visible_at_ms <= now_ms
+            _check(is_over, 30, f"a batch is out until {out.visible_at_ms}")
+            out.live.discard(offset)
+            del queue.live[offset]
+        again = [offset for offset in one.offsets if offset <= queue.first_delivered]
+        left = [
+            offset
+            for offset in range(queue.begins_at, queue.first_delivered + 1)
+            if offset not in queue.settled
+        ]
+        # Holes are what a filter has passed over; none of these scenarios filters ordered queues.
+        _check(again == left[: len(again)], 31, f"redelivered {again} of {left}")
+        _check(len(again) == len(one.offsets) or again == left, 31, f"{left} were left behind")
+        queue.first_delivered = max(queue.first_delivered, one.offsets[-1])
+        queue.pop_offset, queue.batch = ck.next_offset, {one.id}
+
+    def _settle(self, slot: int, delivery_id: int, bits: int, what: str) -> None:
+        one = self.deliveries.get(delivery_id)
+        if one is None:
+            raise BrokenPromise(f"{what} names delivery {delivery_id}, which never was")
+        queue = self.queues[one.queue]
+        if delivery_id < queue.void_before:
+            return
+        if one.slot != slot:
+            raise BrokenPromise(f"{what} names slot {slot}, not {one.slot}")
+        for index in range(32):
+            if not bits >> index & 1:
+                continue
+            offset = one.offsets[index]
+            if queue.live.get(offset) is not one:
+                raise BrokenPromise(f"{what} settles {offset} of {one.queue}, which is not live")
+            one.live.discard(offset)
+            del queue.live[offset]
+            queue.settled.add(offset)
+
+    def _renewal(self, found: Renewal, now_ms: int) -> None:
+        for slot, delivery_id in found.entries:
+            one = self.deliveries.get(delivery_id)
+            if one is None or not one.live or one.slot != slot:
+                raise BrokenPromise(f"13: {delivery_id} is renewed, and is not live")
+            is_void = delivery_id < self.queues[one.queue].void_before
+            _check(not is_void, 13, f"{delivery_id} is renewed, and is void")
+            is_told = found.why is Why.HANDED_OVER
+            has_ended = found.why in (Why.CLIENT_ENDED, Why.CLIENT_SILENT)
+            may_move = one.renews or is_told or (one.is_unproven and has_ended)
+            _check(may_move, 13, f"{delivery_id} does not renew")
+            one.is_unproven = found.why is Why.NOT_HANDED_OVER
+            _check(
+                one.client_id == found.client_id, 13, f"{delivery_id} is not {found.client_id}'s"
+            )
+            _check(found.visible_at_ms >= now_ms, 13, f"{delivery_id} ended in the past")
+            one.visible_at_ms, one.renews = (
+                found.visible_at_ms,
+                is_told or found.why is Why.EXTENDED,
+            )
+
+    def _expiry(self, found: Expiry) -> None:
+        for group_id, topic_id, queue_id, begin, end in found.ranges:
+            queue = self.queues[group_id, topic_id, queue_id]
+            offsets = set(range(begin, end))
+            _check(bool(offsets), 2, "an empty range expires")
+            _check(not offsets & queue.live.keys(), 13, f"{begin} to {end} expires, and is out")
+            _check(not offsets & queue.settled, 12, f"{begin} to {end} expires, and was settled")
+            queue.settled |= offsets
+            queue.pop_offset = max(queue.pop_offset, end)
+
+    def _config(self, config: dict[str, Any], at: int) -> None:
+        self.timers.fold_config(config)
+        if config["op"] == "reset":
+            for topic_id, queue_id, offset in config["offsets"]:
+                self.epochs[config["group_id"], topic_id] = at
+                old = self.queues[config["group_id"], topic_id, queue_id]
+                self.queues[config["group_id"], topic_id, queue_id] = OneQueue(
+                    pop_offset=offset,
+                    begins_at=offset,
+                    first_delivered=offset - 1,
+                    is_ordered=old.is_ordered,
+                    void_before=at,
+                )
+        elif config["op"] in ("deleteTopic", "deleteGroup"):
+            place = 1 if config["op"] == "deleteTopic" else 0
+            for key in [key for key in self.queues if key[place] == config["id"]]:
+                self.queues[key] = OneQueue(void_before=1 << 62)
+
+    def _state(self, what: int, tail: bytes) -> None:
+        if what == What.DELIVERIES:
+            rows = delivery_rows.decode(tail).rows
+            for row in rows[rows["flags"] & FLAG_RELEASED > 0]:
+                self.deliveries[int(row["delivery_id"])].is_released = True
+        # Of what is stated again else only the start of a group at the latest message is news.
+        if what != 3:
+            return
+        for fields in json.loads(tail):
+            queue = self.queues[fields["group"], fields["topic"], fields["queue"]]
+            if queue.pop_offset == 0 and not queue.live and not queue.settled:
+                queue.pop_offset = queue.begins_at = fields["pop"]
+                queue.first_delivered = fields["pop"] - 1
+
+    # ------------------------------------------------------------ verdicts about a store
+
+    def check_positions(self, engine_offsets: dict[Queue, tuple[int, int]]) -> None:
+        """Compare (consumer offset, pop offset) of each queue, as the engine tells them."""
+        for key, (consumer_offset, pop_offset) in engine_offsets.items():
+            queue = self.queues[key]
+            _check(consumer_offset <= pop_offset, 3, f"{key}: {consumer_offset} > {pop_offset}")
+            _check(pop_offset >= queue.pop_offset, 3, f"{key}: pop offset {pop_offset}")
+            for offset in range(queue.begins_at, min(consumer_offset, queue.pop_offset)):
+                known = offset in queue.settled or offset in queue.live
+                _check(known, 2, f"{offset} of {key} is below {consumer_offset}, and nowhere")
+
+
+def _check(holds: bool, number: int, what: str) -> None:
+    if not holds:
+        raise BrokenPromise(f"{number}: {what}")
+
+
+def check_log(disk: Disk) -> LogChecker:
+    """Fold the log on `disk` from its first byte, and return the checker. Raises BrokenPromise."""
+    checker = LogChecker()
+    for header, body, tail in records_of(disk):
+        checker.fold(header, body, tail)
+    return checker
+
+
+def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[Header, bytes, bytes]]:
+    """Yield the intact records on `disk` from `log_offset` on: header, body and tail."""
+    expected = -1
+    for name in disk.names("log"):
+        stem = name.removeprefix("log/").removesuffix(".log")
+        if not stem.isdigit():
+            continue
+        start = int(stem)
+        file = disk.open(name)
+        data = file.view()
+        file.close()
+        if start + len(data) <= log_offset:
+            continue
+        assert start == expected or (expected < 0 and start <= log_offset), "a hole in the log"
+        expected = start + len(data)
+        at = max(log_offset - start, 0)
+        while at + HEADER_SIZE <= len(data):
+            if record.PAD.unpack_from(data, at) == (record.PAD_MAGIC, len(data) - at):
+                break
+            if record.find_damage(data, at, log_offset=LogOffset(start + at)):
+                return
+            header = Header._make(HEADER.unpack_from(data, at))
+            head_end, end = at + header.head_size, at + header.size
+            yield header, bytes(data[at + HEADER_SIZE : head_end]), bytes(data[head_end:end])
+            at = end
+
+
+def judge(world: World) -> LogChecker:
+    """Judge the log of a world in which nothing is pending, and the positions of its engine."""
+    checker = check_log(world.disk)
+    state = world.engine.state
+    checker.check_positions(
+        {
+            key: (state.consumer_offset(progress), progress.pop_offset)
+            for key, progress in state.progress.items()
+        }
+    )
+    return checker

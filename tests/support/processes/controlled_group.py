@@ -1,0 +1,330 @@
+"""Three replicas of a broker group and a controller, all of them real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.eventually import eventually
+from tests.support.processes.processes import START_S, STOP_S, command, descendants, environment
+from tests.support.processes.tcp_links import Link, Links
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
+from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
+
+GROUP = "broker-0"
+WITHIN_MS = 120_000  # for what must come on the slowest machine, and when controllers look again
+CALL_S = 30.0
+Variables = Callable[[str], Mapping[str, str]]
+
+
+def no_more(_name: str) -> Mapping[str, str]:
+    """Leave the environment of a process as it is."""
+    return {}
+
+
+class Announced:
+    """A process that has said where it serves."""
+
+    def __init__(
+        self, name: str, arguments: list[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it, with some more `variables` in its environment."""
+        self.name = name
+        ours, theirs = socket.socketpair()
+        with ours, log.open("a") as stderr:
+            with theirs:
+                self.process = subprocess.Popen(
+                    command(*arguments, f"--supervisor-fd={theirs.fileno()}"),
+                    env={**environment(), **(variables or {})},
+                    stderr=stderr,
+                    pass_fds=[theirs.fileno()],
+                )
+            ours.settimeout(START_S)
+            line = ours.recv(4096)
+            self._fd = ours.detach()  # Its end would be taken for the supervisor's.
+        assert line, f"{name} did not start:\n{log.read_text()}"
+        ready = json.loads(line)
+        self.grpc: str = ready["grpc"]
+        self.metrics: str = ready["metrics"]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return what it says of a metric on `/metrics`; 0 where it does not name it."""
+        with httpx.Client(trust_env=False, timeout=CALL_S) as client:
+            text = client.get(self.metrics).raise_for_status().text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    @property
+    def broker_pid(self) -> int:
+        """Return the process that a supervisor has started."""
+        [child] = [pid for pid in descendants(self.pid)[1:] if parent_of(pid) == self.pid]
+        return child
+
+    def stop(self) -> int:
+        """Stop it in order; return its exit status."""
+        self.process.terminate()
+        return self.process.wait(STOP_S)
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        for pid in descendants(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(STOP_S)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0: it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def reasons_since(before: wire.Group, after: wire.Group) -> list[str]:
+    """Return why masters were elected between two looks at a group."""
+    return [one.reason for one in after.history if one.epoch > before.view.epoch]
+
+
+class ControlledGroup:
+    """The processes, and what their controller says of them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        links: Links | None = None,
+        *,
+        controllers: int = 1,
+        flags: Sequence[str] = (),
+        controller_flags: Sequence[str] = (),
+        variables: Variables = no_more,
+    ) -> None:
+        """Start all of them; with `links` what they say to each other goes through these.
+
+        `flags` are the replicas', `variables` are of the environment of each, by its name.
+        """
+        self.folder = folder
+        self.flags = flags
+        self.controller_flags = controller_flags
+        self.variables = variables
+        self.links = links
+        self.controllers = [self.start_controller() for _ in range(controllers)]
+        self.to_controllers: dict[int, list[Link]] = {}  # of each replica
+        self.to_replica: dict[int, Link] = {}  # of the others, and of proxies
+        self.replicas: dict[int, Announced] = {}
+        for replica in range(3):
+            self.start_replica(replica)
+
+    @property
+    def controller(self) -> Announced:
+        """Return the controller that is asked."""
+        return self.controllers[0]
+
+    @controller.setter
+    def controller(self, controller: Announced) -> None:
+        self.controllers[0] = controller
+
+    def start_controller(self, port: str = "0") -> Announced:
+        arguments = [
+            "controller",
+            f"--grpc-port={port}",
+            "--metrics-port=0",
+            f"--group-store={self.folder / 'groups.sqlite'}",
+            "--min-in-sync=2",
+            *self.controller_flags,
+        ]
+        log, variables = self.folder / "controller.log", self.variables("controller")
+        return Announced("controller", arguments, log, variables)
+
+    def start_replica(self, replica: int) -> None:
+        controllers = [one.grpc for one in self.controllers]
+        arguments = [
+            "broker",
+            f"--name={GROUP}",
+            f"--replica-id={replica}",
+            f"--data-dir={self.folder / str(replica)}",
+            "--auto-create",
+            "--grpc-port=0",
+            "--metrics-port=0",
+            *self.flags,
+        ]
+        if self.links is not None and replica not in self.to_replica:
+            self.to_replica[replica] = self.links.make()
+            self.to_controllers[replica] = [self.links.make(one) for one in controllers]
+        if self.links is not None:
+            controllers = [one.address for one in self.to_controllers[replica]]
+            arguments.append(f"--replica-address={self.to_replica[replica].address}")
+        arguments.append(f"--controllers={','.join(controllers)}")
+        log = self.folder / f"replica-{replica}.log"
+        name = f"replica {replica}"
+        started = Announced(name, arguments, log, self.variables(name))
+        self.replicas[replica] = started
+        if self.links is not None:
+            self.to_replica[replica].target = started.grpc
+
+    def address_of(self, replica: int) -> str:
+        """Return where others reach a replica: a proxy that is given another one knows no route."""
+        link = self.to_replica.get(replica)
+        return self.replicas[replica].grpc if link is None else link.address
+
+    def group(self) -> wire.Group:
+        """Return what the controller says."""
+        with grpc.insecure_channel(self.controller.grpc) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            found: wire.GroupList = stub.GetGroups(
+                wire.GetGroupsRequest(group=GROUP), timeout=CALL_S, wait_for_ready=True
+            )
+        return found.groups[0]
+
+    @property
+    def master(self) -> int:
+        """Return the number of the master: nobody says that it is the first one's for long."""
+        return self.await_group(lambda found: found.view.HasField("master")).view.master.replica_id
+
+    def move_master(self, target: int) -> wire.Group:
+        """Have a replica made master, however often that must be asked for, and wait for it.
+
+        It is refused of a replica that is not in sync, or was not heard for a second, and given up
+        of one that is late: on a machine that is busy enough, any of them.
+        """
+
+        def is_there() -> bool:
+            found = self.group()
+            if found.view.master.replica_id == target:
+                return True
+            if not found.HasField("transfer"):
+                with contextlib.suppress(grpc.RpcError):
+                    self.transfer(target)
+            return False
+
+        eventually(is_there, within_ms=WITHIN_MS)
+        return self.group()
+
+    def led_by_another(self, before: wire.Group) -> wire.Group:
+        """Wait until another run than that of `before` is master, and return what is said then."""
+        return self.await_group(
+            lambda found: (
+                found.view.epoch > before.view.epoch and found.view.master != before.view.master
+            )
+        )
+
+    def transfer(self, target: int) -> None:
+        with grpc.insecure_channel(self.controller.grpc) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            stub.TransferMaster(wire.TransferRequest(group=GROUP, target=target), timeout=CALL_S)
+
+    def force(self, target: int) -> None:
+        with grpc.insecure_channel(self.controller.grpc) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            stub.ForceMaster(wire.ForceRequest(group=GROUP, target=target), timeout=CALL_S)
+
+    def await_group(self, is_so: Callable[[wire.Group], bool]) -> wire.Group:
+        """Wait until what the controller says is so."""
+        found: list[wire.Group] = []
+
+        def look() -> bool:
+            try:
+                found[:] = [self.group()]
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                return False  # A controller that has just begun knows no group yet.
+            return is_so(found[0])
+
+        eventually(look, within_ms=WITHIN_MS)
+        return found[0]
+
+    def lead(self, target: int) -> None:
+        """Force a replica to be master, as soon as it is heard: nobody else is made so."""
+
+        def is_forced() -> bool:
+            try:
+                self.force(target)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    raise
+                return False
+            return True
+
+        eventually(is_forced, within_ms=WITHIN_MS)
+
+    def await_in_sync(self, count: int = 3) -> wire.Group:
+        return self.await_group(lambda group: len(group.view.sss) == count)
+
+    def end(self) -> None:
+        for each in (*self.replicas.values(), *self.controllers):
+            each.end()
+
+
+@contextlib.contextmanager
+def controlled_group(
+    folder: Path,
+    links: Links | None = None,
+    *,
+    controllers: int = 1,
+    flags: Sequence[str] = (),
+    controller_flags: Sequence[str] = (),
+    variables: Variables = no_more,
+) -> Iterator[ControlledGroup]:
+    """Run the group for the block; afterwards none of its processes is left."""
+    running: list[ControlledGroup] = []
+    try:
+        running.append(
+            ControlledGroup(
+                folder,
+                links,
+                controllers=controllers,
+                flags=flags,
+                controller_flags=controller_flags,
+                variables=variables,
+            )
+        )
+        yield running[0]
+    finally:
+        for each in running:
+            each.end()
+
+
+@contextlib.contextmanager
+def proxy_of(group: ControlledGroup, *flags: str, name: str = "proxy-0") -> Iterator[Announced]:
+    """Run a proxy of the group for the block."""
+    arguments = [
+        "proxy",
+        f"--name={name}",
+        f"--brokers={group.address_of(0)}",
+        f"--controllers={','.join(one.grpc for one in group.controllers)}",
+        f"--routes-file={group.folder / f'routes-of-{name}.json'}",
+        "--grpc-port=0",
+        "--metrics-port=0",
+        "--drain-delay-ms=0",
+        *flags,
+    ]
+    started: list[Announced] = []
+    try:
+        started.append(Announced(name, arguments, group.folder / f"{name}.log"))
+        yield started[0]
+    finally:
+        for each in started:
+            each.end()

@@ -1,0 +1,194 @@
+"""Broker processes that are replicas of one group, and a controller as simple as one can be.
+
+The record is in this process: a proposal is taken when its version is the record's, and an election
+takes a live member of the sync state set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.eventually import LOOK_EVERY_S
+from tests.support.processes.processes import environment
+from tidemill.common.replica_group import GroupView, Member, ReplicaId
+
+START_S = 120.0  # far more than a start takes, beside other tests
+
+
+class ReplicaProcess:
+    """One process, and what it says."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
+        self.number = number
+        self.process = process
+        self.member: Member
+        self.address = self.metrics = ""
+
+    def tell(self, view: GroupView) -> None:
+        """Hand it a view."""
+        line = {
+            "epoch": view.epoch,
+            "version": view.version,
+            "master": view.master,
+            "sss": sorted(view.sss),
+            "min_in_sync": view.min_in_sync,
+            "addresses": view.addresses,
+        }
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(line).encode() + b"\n")
+
+
+class ReplicaGroup:
+    """The processes, and the record."""
+
+    def __init__(self, folder: Path, *flags: str, count: int = 3, min_in_sync: int = 2) -> None:
+        self.folder = folder
+        self.flags = flags
+        self.count = count
+        self.view = GroupView(0, 0, None, frozenset(), frozenset(), min_in_sync)
+        self.up: dict[int, ReplicaProcess] = {}
+        self.all: list[ReplicaProcess] = []
+        self.changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def master(self) -> ReplicaProcess:
+        """Who the record says is the master. Raises ConnectionError while that one is down."""
+        assert self.view.master is not None
+        replica = self.up.get(self.view.master.replica_id)
+        if replica is None:
+            raise ConnectionError("the master is down")
+        return replica
+
+    async def start(self, number: int) -> ReplicaProcess:
+        """Start a replica, and tell it what is known."""
+        log = self.folder / f"replica-{number}.log"
+        log.touch()
+        begin = log.stat().st_size  # Before it stands what earlier runs have said.
+        with log.open("a") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.support.processes.replica_process",
+                "--name=broker-0",
+                f"--replica-id={number}",
+                f"--data-dir={self.folder / str(number)}",
+                "--grpc-port=0",
+                "--metrics-port=0",
+                "--auto-create",
+                *self.flags,
+                env=environment(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+            )
+        replica = ReplicaProcess(number, process)
+        self.all.append(replica)
+        async with asyncio.timeout(START_S):
+            said = await self._line(replica)
+            assert said is not None, log.read_text()
+            replica.member = Member(ReplicaId(number), said["incarnation"])
+            while not replica.address:
+                for line in log.read_bytes()[begin:].decode().splitlines(keepends=True):
+                    fields = json.loads(line) if line.endswith("\n") else {}
+                    if fields.get("event") == "broker serves":
+                        replica.address, replica.metrics = fields["grpc"], fields["metrics"]
+                await asyncio.sleep(LOOK_EVERY_S)
+        self.up[number] = replica
+        addresses = dict(self.view.addresses) | {ReplicaId(number): replica.address}
+        await self._write(addresses=tuple(sorted(addresses.items())))
+        task = asyncio.create_task(self._listen(replica))
+        self._tasks.add(task)
+        return replica
+
+    async def _line(self, replica: ReplicaProcess) -> dict[str, Any] | None:
+        assert replica.process.stdout is not None
+        line = await replica.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    async def _listen(self, replica: ReplicaProcess) -> None:
+        while said := await self._line(replica):
+            if "incarnation" in said:
+                replica.member = Member(replica.member.replica_id, said["incarnation"])
+            if said.get("version") == self.view.version and replica.member == self.view.master:
+                sss = frozenset(Member(*one) for one in said["sss"])
+                if all(self._lives(one) for one in sss - self.view.sss):
+                    await self._write(sss=sss)
+
+    def _lives(self, member: Member) -> bool:
+        replica = self.up.get(member.replica_id)
+        return replica is not None and replica.member == member
+
+    async def _write(self, **changes: object) -> None:
+        self.view = self.view._replace(version=self.view.version + 1, **changes)  # type: ignore[arg-type]  # Fields of a view.
+        for replica in self.up.values():
+            replica.tell(self.view)
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def elect(
+        self, number: int | None = None, *, members: Sequence[int] = (), without: Sequence[int] = ()
+    ) -> ReplicaProcess:
+        """Begin an epoch, of a live member or the one that is named.
+
+        Where `members` are named they are the set: new runs of those that were in it.
+        """
+        live = [self.up[one].member for one in members] or [
+            one for one in sorted(self.view.sss) if self._lives(one)
+        ]
+        members_left = [one for one in live if one.replica_id not in without]
+        master = self.up[number].member if number is not None else members_left[0]
+        await self._write(
+            epoch=self.view.epoch + 1, master=master, sss=frozenset({master, *members_left})
+        )
+        return self.up[master.replica_id]
+
+    async def kill(self, number: int) -> None:
+        """Kill a replica with -9; nobody is told."""
+        replica = self.up.pop(number)
+        replica.process.send_signal(signal.SIGKILL)
+        await replica.process.wait()
+
+    async def in_sync(self, count: int) -> None:
+        """Wait until the sync state set has so many members."""
+        async with asyncio.timeout(START_S), self.changed:
+            await self.changed.wait_for(lambda: len(self.view.sss) >= count)
+
+    async def stop(self, number: int) -> int:
+        """Stop a replica with SIGTERM; return its status."""
+        replica = self.up.pop(number)
+        replica.process.terminate()
+        return await replica.process.wait()
+
+    async def close(self) -> None:
+        """End what is left."""
+        for replica in self.up.values():
+            with contextlib.suppress(ProcessLookupError):
+                replica.process.kill()
+        # They end with their process.
+        await asyncio.gather(*self._tasks)
+        for replica in self.all:
+            assert replica.process.stdin is not None
+            replica.process.stdin.close()
+            await replica.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def replica_group(folder: Path, *flags: str, count: int = 3) -> AsyncIterator[ReplicaGroup]:
+    """Run a group for the block: replica 0 leads, and all are in the sync state set."""
+    group = ReplicaGroup(folder, *flags, count=count)
+    try:
+        for number in range(count):
+            await group.start(number)
+        await group.elect(0)
+        await group.in_sync(count)
+        yield group
+    finally:
+        await group.close()

@@ -1,0 +1,92 @@
+"""A standalone with several replicas of a broker group: who is master, and faults of its parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from tests.support.eventually import LOOK_EVERY_S, eventually
+from tests.support.processes.killing import RECOVERY_S, Stuck, child_pid
+from tests.support.processes.processes import ADMIN_S, Standalone, descendants
+
+GROUP = "broker-0"
+REPLICAS = 3
+FLAGS = (f"--replicas={REPLICAS}",)
+
+
+class Replicated:
+    """A running standalone, and what its controller says of one broker group."""
+
+    def __init__(self, running: Standalone, group: str = GROUP) -> None:
+        self.running = running
+        self.group = group
+
+    def status(self) -> dict[str, Any]:
+        """Return what the REST API says of the replicas; nothing while nobody answers."""
+        url = f"{self.running.admin}/api/v1/replicas/{self.group}"
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            try:
+                answer = client.get(url)
+            except httpx.TransportError:
+                return {}
+        found: dict[str, Any] = answer.json() if answer.is_success else {}
+        return found
+
+    def led(self) -> dict[str, Any]:
+        """Return the same as soon as somebody answers, and there is a master."""
+
+        def look() -> dict[str, Any]:
+            found = self.status()
+            return found if "master" in found else {}
+
+        return eventually(look, within_ms=round(RECOVERY_S * 1000))
+
+    def master(self) -> str:
+        """Return the name of the process that is the master."""
+        return f"{self.group}-{self.led()['master']}"
+
+    def follower(self) -> str:
+        """Return the name of one that is not."""
+        return f"{self.group}-{(self.led()['master'] + 1) % REPLICAS}"
+
+    def transfer(self) -> None:
+        """Have another replica made master."""
+        url = f"{self.running.admin}/api/v1/replicas/{self.group}:transfer"
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            client.post(url, json={}).raise_for_status()
+
+    def drain(self, replica: int, *, undo: bool = False) -> None:
+        """Have a replica emptied of its duties, or let it count again."""
+        url = f"{self.running.admin}/api/v1/replicas/{self.group}:drain"
+        with httpx.Client(trust_env=False, timeout=ADMIN_S) as client:
+            client.post(url, json={"replica": replica, "undo": undo}).raise_for_status()
+
+    def pids(self, name: str) -> list[int]:
+        """Return the processes of a child: of a replica its supervisor, broker and helpers."""
+        return descendants(child_pid(self.running, name))
+
+    async def in_sync(self, *, after_epoch: int = 0) -> None:
+        """Wait until there is a master, of a later epoch than this, and all are in sync."""
+
+        def look() -> bool:
+            found = self.status()
+            return found.get("epoch", 0) > after_epoch and found.get("inSync") == REPLICAS
+
+        deadline = asyncio.get_running_loop().time() + RECOVERY_S
+        while not await asyncio.to_thread(look):
+            if asyncio.get_running_loop().time() > deadline:
+                raise Stuck
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+def send_signal(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to processes, of which some may be gone by now."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

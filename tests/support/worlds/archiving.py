@@ -1,0 +1,138 @@
+"""The archive's job over a cluster in memory, its tasks run here one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.worlds.fake_cluster import FakeCluster
+from tests.support.worlds.micro_batches import read_batch
+from tidemill.pipeline.archive.manifest import Archive
+from tidemill.pipeline.archive.reading import read_range
+from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill.pipeline.archive.tasks import Task, run_task
+from tidemill.pipeline.jobs.archive import ArchiveJob, Done
+from tidemill.pipeline.jobs.archive_upkeep import compact
+from tidemill.pipeline.jobs.archive_verify import Verified, verify
+from tidemill.pipeline.options import SourceOptions, parse_source
+
+NOW_MS = 1_800_000_000_000
+
+
+def archive_job(
+    cluster: FakeCluster,
+    path: str,
+    *,
+    store: ArchiveStore | None = None,
+    batch_rows: int = 50,
+    task_rows: int = 20,
+    now_ms: int = NOW_MS,
+    gate_group: str = "",
+    store_is_gone: bool = False,
+    **options: str,
+) -> ArchiveJob:
+    """Return a job over everything that is there."""
+    parsed = parse_source(
+        {
+            "endpoints": cluster.endpoint,
+            "topicPattern": ".*",
+            "archivePath": path,
+            "readMode": "broker",
+            "pullBatchSize": "7",
+            "maxRetries": "2",
+            "retryBackoffMs": "5",
+            **options,
+        },
+        is_stream=False,
+    )
+    own = store or ArchiveStore(path)
+
+    def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        return [run_task(options, task, own) for task in tasks]
+
+    return ArchiveJob(
+        parsed,
+        run_here,
+        now_ms=itertools.count(now_ms).__next__,
+        store=own,
+        batch_rows=batch_rows,
+        cores=1,
+        task_rows=task_rows,
+        gate_group=gate_group,
+        store_is_gone=store_is_gone,
+    )
+
+
+class Archived:
+    """An archive of a cluster in memory, as its jobs and its readers have it."""
+
+    def __init__(self, cluster: FakeCluster, path: Path) -> None:
+        self.cluster = cluster
+        self.path = str(path)
+
+    def job(self, **options: Any) -> ArchiveJob:
+        """Return a job, with options as `archive_job` takes them."""
+        return archive_job(self.cluster, self.path, **options)
+
+    def append(self) -> Done:
+        """Archive what is new."""
+        return self.job().append()
+
+    def verify(self) -> Verified:
+        """Compare what is not sealed, and seal what agrees."""
+        return verify(self.job())
+
+    def compact(self) -> tuple[int, int]:
+        """Make larger files of small ones."""
+        return compact(self.job())
+
+    def manifest(self) -> Archive:
+        """Return what the manifest says now."""
+        return ArchiveStore(self.path).archive()
+
+    def make_older(self) -> None:
+        """Leave out of the manifest what earlier versions did not write, and know files anew."""
+        for path in sorted(Path(self.path).glob("manifest/*.json")):
+            entry = json.loads(path.read_text("utf-8")) | {"v": 2}
+            del entry["crc"]
+            for file in entry["files"]:
+                del file["footer_crc"]
+                file["bytes"] = (Path(self.path) / file["path"]).stat().st_size
+            path.write_text(json.dumps(entry), "utf-8")
+
+    def files(self) -> list[Path]:
+        """Return the files that count."""
+        return [Path(self.path) / path for path in self.manifest().files]
+
+    def read(self, **options: str) -> list[dict[str, Any]]:
+        """Return the rows of the topic `orders` that are archived."""
+        given = {"topic": "orders", "readMode": "archive", **options}
+        return read_batch(self.cluster, archivePath=self.path, **given)
+
+    def bodies(self) -> list[list[bytes]]:
+        """Return what a reader of the archive sees of each queue, in the order of the manifest."""
+        store = ArchiveStore(self.path)
+        archive = store.archive()
+        return [
+            [
+                body
+                for batch in read_range(
+                    store,
+                    archive.holding(key, queue.start, queue.end),
+                    key,
+                    start=queue.start,
+                    end=queue.end,
+                    columns=["body"],
+                )
+                for body in batch["body"].to_pylist()
+            ]
+            for key, queue in archive.queues.items()
+        ]
+
+    def sealed(self) -> list[tuple[str, int, int]]:
+        """Return of each queue its topic, how far it is sealed, and where it ends."""
+        queues = self.manifest().queues
+        return [(key.topic, queue.sealed, queue.end) for key, queue in queues.items()]

@@ -1,0 +1,280 @@
+"""Replicas of a group: engines on `FaultyDisk`s, with streams that carry everything at once."""
+
+from __future__ import annotations
+
+from random import Random
+from zlib import crc32
+
+from tests.support.bodies import text_of
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.worlds.engine_world import ENTROPY, SMALL, blob
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.replica.group_log import Identity, MustBeEmptied, open_group_log
+from tidemill.broker.engine.replication.actions import (
+    Close,
+    Dial,
+    Diverging,
+    Promoted,
+    Send,
+    StepDown,
+)
+from tidemill.broker.engine.replication.config import ReplicationConfig
+from tidemill.broker.engine.replication.messages import Ack, Hello, Welcome
+from tidemill.broker.engine.replication.replication import Replication
+from tidemill.broker.engine.store.damaged_places import Answer, Question
+from tidemill.broker.engine.store.mending import Foreign, mend
+from tidemill.broker.server.replicas.mending import served
+from tidemill.common.replica_group import GroupView, Member, ReplicaId
+
+MARK_MS = 1_000  # how often the product notes how far the log is durable
+
+
+class Node:
+    """One replica: its disk outlives its process."""
+
+    def __init__(self, number: int, config: EngineConfig) -> None:
+        self.number = number
+        self.config = config
+        self.disk = FaultyDisk(Random(number))
+        self.runs = 0
+        self.boots = 1  # of its machine
+        self.is_up = False
+        self.diverged = ""
+        self.start()
+
+    def start(self) -> None:
+        self.runs += 1
+        self.is_up = True
+        self.me = Member(ReplicaId(self.number), f"{self.number}-{self.runs}")
+        identity = Identity(bytes([self.number]) * 16, ENTROPY)
+        self.log, self.report = open_group_log(
+            self.disk,
+            self.config,
+            now_ms=1_000_000,
+            fresh=identity,
+            boot_id=self.boots.to_bytes(16),
+        )
+        self.engine.log.damage.has_others = True
+        self.replication = Replication(
+            self.me, group="g", store_uuid="s", log=self.log, config=ReplicationConfig()
+        )
+
+    @property
+    def engine(self) -> Engine:
+        return self.log.engine
+
+    def kill(self, *, power_cut: bool = False) -> None:
+        self.is_up = False
+        self.boots += power_cut
+        self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
+
+    def sync(self) -> None:
+        """Sync what is written, and say so."""
+        offset, files = self.engine.begin_sync()
+        for file in [*files, *self.log.files_beside()]:
+            file.sync()
+        self.engine.synced(offset)
+
+    def apply(self) -> None:
+        for _ in self.log.apply_slices():
+            pass
+
+    def bodies(self) -> list[str]:
+        """What the queue of the topic has, as far as it is applied."""
+        topic = self.engine.catalog.find_topic("orders")
+        if topic is None:
+            return []
+        queue = self.engine.catalog.queue(topic.id, QueueId(0))
+        offsets = [queue.entry(n)[0] for n in range(queue.min_offset, queue.max_offset)]
+        return [text_of(self.engine.store.record(offset).tail) for offset in offsets]
+
+
+class Group:
+    """All replicas, and what a controller would tell them."""
+
+    def __init__(self, count: int = 3, config: EngineConfig = SMALL) -> None:
+        self.nodes = [Node(n, config) for n in range(count)]
+        self.now_ms = 1_000_000
+        self.view = GroupView(0, 0, None, frozenset(), frozenset(), 2)
+        self._streams: dict[int, tuple[Node, Node]] = {}
+        self._next_stream = 1
+        self.cut_off: set[int] = set()  # whom nobody reaches
+
+    def elect(self, number: int, *members: int) -> None:
+        """Tell everybody who is up of a new epoch."""
+        master = self.nodes[number]
+        members = members or (number,)
+        self.view = GroupView(
+            self.view.epoch + 1,
+            self.view.version + 1,
+            master.me,
+            frozenset(self.nodes[n].me for n in members),
+            frozenset(),
+            2,
+            addresses=tuple((ReplicaId(n.number), f"h{n.number}:1") for n in self.nodes),
+        )
+        self.tell()
+        self.settle()
+
+    def set_members(self, *members: int) -> None:
+        self.view = self.view._replace(
+            version=self.view.version + 1, sss=frozenset(self.nodes[n].me for n in members)
+        )
+        self.tell()
+        self.settle()
+
+    def tell(self) -> None:
+        for node in self.nodes:
+            if node.is_up and node.number not in self.cut_off:
+                node.replication.learn(self.view, self.now_ms)
+                if node.me in self.view.sss:
+                    node.log.known_end.trust()
+                self._carry(node)
+
+    def send(self, *texts: str, size: int = 0) -> None:
+        """Let the master append messages, each of a round; nothing is synced yet."""
+        assert self.view.master is not None
+        node = self.nodes[self.view.master.replica_id]
+        topic = node.engine.catalog.find_topic("orders") or node.engine.administration.put_topic(
+            "orders", type_=TopicType.NORMAL, queues=1, now_ms=self.now_ms
+        )
+        for text in texts:
+            data = blob(text, size=size)
+            node.engine.send(
+                topic.id, QueueId(0), data, crc32(data), now_ms=self.now_ms, firing_ms=self.now_ms
+            )
+            node.engine.write(self.now_ms)
+            node.replication.moved(self.now_ms)
+            self._carry(node)
+
+    def settle(self, duration_ms: int = 400) -> None:
+        """Let time pass, and everything be synced, sent, confirmed and applied."""
+        for _ in range(duration_ms // 50):
+            self.now_ms += 50
+            for node in self.nodes:
+                if not node.is_up:
+                    continue
+                node.log.now_ms = self.now_ms
+                if self.now_ms % MARK_MS == 0:
+                    node.log.note_durable()
+                node.sync()
+                node.replication.moved(self.now_ms)
+                self._carry(node)
+                node.replication.tick(self.now_ms)
+                self._carry(node)
+                node.apply()
+
+    def mend(self, number: int) -> list[Answer]:
+        """Let a replica ask the others that are up for what was noted; return what came of it.
+
+        Whoever cannot be reached is asked once, and no time passes.
+        """
+        node, answers = self.nodes[number], []
+        log, damage = node.engine.log, node.engine.log.damage
+        others = [one.number for one in self.nodes if one is not node]
+        while question := damage.next_question(others, self.now_ms):
+            answer = self._ask(node, question)
+            answers.append(answer)
+            damage.answered(question, answer, self.now_ms)
+        damage.forget_before(log.min_offset)
+        return answers
+
+    def _ask(self, node: Node, question: Question) -> Answer:
+        asked = self.nodes[question.replica_id]
+        if not asked.is_up or asked.number in self.cut_off:
+            return Answer.SILENT
+        found = served(asked.log, question.begin, question.end)
+        if not found:
+            return Answer.NOTHING
+        is_written = False
+        try:
+            for files in mend(node.engine.log, node.disk, question.begin, found):
+                for file in files:
+                    file.sync()
+                    is_written = True
+        except Foreign:
+            return Answer.NOTHING
+        return Answer.MENDED if is_written else Answer.SOUND
+
+    def kill(self, number: int, *, power_cut: bool = False) -> None:
+        node = self.nodes[number]
+        node.kill(power_cut=power_cut)
+        self.lose_streams(node)
+
+    def restart(self, number: int) -> None:
+        self.nodes[number].start()
+        self.nodes[number].replication.learn(self.view, self.now_ms)
+        self._carry(self.nodes[number])
+
+    def lose_streams(self, node: Node) -> None:
+        for stream, ends in list(self._streams.items()):
+            if node in ends:
+                del self._streams[stream]
+                for end in ends:
+                    if end.is_up:
+                        end.replication.closed(stream, self.now_ms)
+                        self._carry(end)
+
+    def _carry(self, node: Node) -> None:
+        for action in node.replication.take_actions():
+            if isinstance(action, Dial):
+                self._dial(node, action)
+            elif isinstance(action, Send):
+                self._deliver(node, action)
+            elif isinstance(action, Close):
+                self._close(action.stream)
+            elif isinstance(action, StepDown):
+                self.lose_streams(node)
+                node.disk = node.disk.after_kill()
+                node.start()
+                node.replication.learn(self.view, self.now_ms)
+                self._carry(node)
+                return
+            elif isinstance(action, Diverging):
+                node.diverged = action.why
+            elif isinstance(action, Promoted):
+                pass
+
+    def _dial(self, node: Node, action: Dial) -> None:
+        master = self.nodes[action.master.replica_id]
+        if not master.is_up or {master.number, node.number} & self.cut_off:
+            node.replication.closed(None, self.now_ms)
+        else:
+            stream, self._next_stream = self._next_stream, self._next_stream + 1
+            self._streams[stream] = (node, master)
+            node.replication.dialled(stream, self.now_ms)
+        self._carry(node)
+
+    def _deliver(self, node: Node, action: Send) -> None:
+        ends = self._streams.get(action.stream)
+        if ends is None:
+            return
+        replica, master = ends
+        message = action.message
+        if isinstance(message, Hello):
+            master.replication.hello(action.stream, message, self.now_ms)
+            self._carry(master)
+        elif isinstance(message, Ack):
+            master.replication.ack(action.stream, message, self.now_ms)
+            self._carry(master)
+        else:
+            if isinstance(message, Welcome) and replica.engine.state.catch_up is not None:
+                replica.log.catch_up_to = message.extent.log_end
+            try:
+                replica.replication.receive(action.stream, message, self.now_ms)
+            except MustBeEmptied as must:
+                self.lose_streams(replica)
+                replica.disk = FaultyDisk(Random(replica.number))
+                replica.start()
+                replica.log.start_at(must.log_min)
+                replica.replication.learn(self.view, self.now_ms)
+            self._carry(replica)
+
+    def _close(self, stream: int) -> None:
+        for end in self._streams.pop(stream, ()):
+            if end.is_up:
+                end.replication.closed(stream, self.now_ms)
+                self._carry(end)

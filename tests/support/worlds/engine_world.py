@@ -1,0 +1,374 @@
+"""An engine on a `FaultyDisk`, driven the way the round loop drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, TypedDict, Unpack
+from zlib import crc32
+
+from tests.support.bodies import filled, text_of
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.quiet import has_pending
+from tests.support.worlds.following import Follower
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.message_store import MessageDamaged
+from tidemill.broker.engine.metadata.catalog import Topic, TopicType
+from tidemill.broker.engine.queries.inspection import FoundMessage
+from tidemill.broker.engine.recovery import RecoveryReport, open_engine
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.message import stored_message
+
+ENTROPY = bytes(range(32))
+SMALL = EngineConfig(
+    segment_bytes=1 << 20,
+    checkpoint_log_bytes=256 << 10,
+    files_merged=3,
+    disk_reserve_bytes=0,
+    auto_create=True,
+    default_queues=1,
+    # A wheel of 14 days is 38 MB, which each start would clear.
+    timer=TimerConfig(wheel_slots=4_096),
+)
+TOPIC = "orders"
+GROUP = "billing"
+
+
+def blob(
+    text: str,
+    *,
+    message_id: str = "",
+    tag: str = "",
+    keys: tuple[str, ...] = (),
+    size: int = 0,
+    kind: int = 1,
+) -> bytes:
+    """Build a stored message whose body is `text`, as short as the format allows."""
+    id_bytes, tag_bytes = (message_id or f"id-{text}").encode(), tag.encode()
+    system = id_bytes + tag_bytes + b"".join(key.encode() for key in keys)
+    body = filled(text, size)
+    hashes = [stored_message.key_hash("id", id_bytes.decode())]
+    hashes += [stored_message.key_hash("key", key) for key in keys]
+    fixed = stored_message.FIXED.pack(
+        stored_message.VERSION,
+        kind,
+        1,
+        len(hashes),
+        0,
+        len(id_bytes),
+        len(id_bytes),
+        len(tag_bytes),
+        0,
+        0,
+        len(system),
+        0,
+        len(body),
+        stored_message.tag_hash(tag) if tag else 0,
+        0,
+        0,
+    )
+    return fixed + b"".join(h.to_bytes(8, "big") for h in hashes) + system + body
+
+
+class PopOptions(TypedDict, total=False):
+    """What a pop may say beside how many it wants."""
+
+    group: str
+    topic: str
+    invisible_ms: int
+    tags: tuple[str, ...]
+    attempt_id: str
+    client_id: str
+    renews: bool
+
+
+class World:
+    """One engine, its disk, and the time."""
+
+    monotonic_ms: int | None = None  # of a world whose wall clock can be wrong
+
+    def __init__(
+        self,
+        disk: FaultyDisk | None = None,
+        *,
+        config: EngineConfig = SMALL,
+        now_ms: int = 1_000_000,
+        is_followed: bool = False,
+        **changes: object,
+    ) -> None:
+        """Open an engine; one that is followed has a second one beside it from its first byte."""
+        self.config = replace(config, **changes)  # type: ignore[arg-type]  # checked by replace
+        self.disk = disk or FaultyDisk(Random(0))
+        self.now_ms = now_ms
+        self._latest_ms = now_ms
+        self.engine: Engine
+        self.report: RecoveryReport
+        self.follower = Follower(self.config) if is_followed else None
+        self.open()
+        self._has_restarted = False
+
+    def open(self) -> None:
+        """Start on the disk as it is."""
+        self._has_restarted = True
+        self.engine, self.report = open_engine(
+            self.disk, self.config, now_ms=self.now_ms, entropy=ENTROPY
+        )
+
+    def restart(self, *, power_cut: bool = False) -> None:
+        """Kill the process, or the machine, and start again."""
+        self.disk = self.disk.after_power_cut() if power_cut else self.disk.after_kill()
+        self.open()
+
+    def fail_over(self) -> None:
+        """Go on with the second engine; another one follows it from the first byte on."""
+        assert self.follower is not None, "somebody follows"
+        self.follow()
+        self.follower.compare_deeply(self.engine)
+        self.disk = self.follower.disk
+        self.engine = self.follower.take_over(self.now_ms)
+        self.follower = Follower(self.config)
+        self._has_restarted = False
+        self.follow()
+
+    def follow(self) -> None:
+        """Let the second engine see what was committed, and compare both."""
+        if self.follower is not None:
+            self.follower.feed(self.engine, self.now_ms)
+            self._note_time()
+            self.follower.compare(self.engine, self._latest_ms, has_restarted=self._has_restarted)
+
+    def _note_time(self) -> None:
+        # What has left a table at its deadline stays away where the clock goes back.
+        self._latest_ms = max(self._latest_ms, self.now_ms)
+
+    def commit(self) -> None:
+        """End the round: write and sync, and let the second engine see it, where there is one.
+
+        A round without a record is compared with the next one that has some.
+        """
+        before = self.engine.committed_offset
+        self.engine.commit(self.now_ms)
+        if self.engine.committed_offset != before:
+            self.follow()
+
+    def tell(self, what: Callable[..., object], *arguments: Any) -> None:
+        """Do what the answer of the last round lets a client do."""
+        what(*arguments)
+
+    def settle(self) -> None:
+        """Let all rounds be committed."""
+
+    # ------------------------------------------------------------ commands, each a round
+
+    def topic(self, name: str = TOPIC, *, queues: int = 1) -> TopicId:
+        topic = self.engine.catalog.find_topic(name) or self.engine.administration.put_topic(
+            name, type_=TopicType.NORMAL, queues=queues, now_ms=self.now_ms
+        )
+        self.commit()
+        return topic.id
+
+    def group(self, name: str = GROUP, **options: object) -> GroupId:
+        group = self.engine.catalog.find_group(name) or self.engine.administration.put_group(
+            name,
+            now_ms=self.now_ms,
+            **options,  # type: ignore[arg-type]  # the caller's business
+        )
+        self.commit()
+        return group.id
+
+    def send(
+        self, *texts: str, topic: str = TOPIC, queue_id: int = 0, tag: str = "", size: int = 0
+    ) -> None:
+        topic_id = self.topic(topic)
+        for text in texts:
+            data = blob(text, tag=tag, size=size)
+            self.engine.send(
+                TopicId(topic_id),
+                QueueId(queue_id),
+                data,
+                crc32(data),
+                now_ms=self.now_ms,
+                firing_ms=self.now_ms,
+            )
+        self.commit()
+
+    def pop(
+        self,
+        want: int = 32,
+        *,
+        group: str = GROUP,
+        topic: str = TOPIC,
+        invisible_ms: int = 30_000,
+        tags: tuple[str, ...] = (),
+        attempt_id: str = "",
+        client_id: str = "",
+        renews: bool = False,
+    ) -> list[Popped]:
+        """Pop, and return the messages with their deliveries, due revives done first."""
+        self.run_due()
+        ids = self.group(group), self.topic(topic)
+        batches = self.engine.pop(
+            *ids,
+            max_messages=want,
+            invisible_duration_ms=invisible_ms,
+            tags=frozenset(tags),
+            attempt_id=attempt_id,
+            client_id=client_id,
+            renews=renews,
+            now_ms=self.now_ms,
+        )
+        popped = [one for batch in batches for one in self._popped(batch, *ids)]
+        self.commit()
+        return popped
+
+    def _popped(self, batch: Batch, group_id: int, topic_id: int) -> list[Popped]:
+        try:
+            records = self.engine.read_batch(batch)
+        except (LookupError, MessageDamaged):
+            batch = self.engine.left_of(batch)
+            records = self.engine.read_batch(batch)
+        return [
+            Popped(
+                text_of(record.blob),
+                Delivery(
+                    GroupId(group_id),
+                    TopicId(topic_id),
+                    batch.slot,
+                    batch.delivery_id,
+                    index,
+                    batch.visible_at_ms,
+                ),
+                attempt,
+                offset,
+                record.origin_topic,
+            )
+            for record, index, attempt, offset in zip(
+                records, batch.indexes, batch.delivery_attempts, batch.queue_offsets, strict=True
+            )
+        ]
+
+    def bodies(self, want: int = 32, **options: Unpack[PopOptions]) -> list[str]:
+        return [one.body for one in self.pop(want, **options)]
+
+    def drain(self, **options: Unpack[PopOptions]) -> list[str]:
+        """Pop until nothing is left, and return the bodies; nothing is acked."""
+        bodies: list[str] = []
+        while more := self.bodies(**options):
+            bodies += more
+        return bodies
+
+    def ack(self, *popped: Popped) -> list[AckResult]:
+        results = [self.engine.ack(one.delivery, self.now_ms) for one in popped]
+        self.commit()
+        return results
+
+    def change(self, popped: Popped, invisible_ms: int, *, suspend: bool = False) -> Popped:
+        delivery = self.engine.change_invisible(
+            popped.delivery, invisible_duration_ms=invisible_ms, suspend=suspend, now_ms=self.now_ms
+        )
+        self.commit()
+        return Popped(popped.body, delivery, popped.attempt, popped.offset, "")
+
+    def give_back(self, *popped: Popped) -> None:
+        """Give back what has not left a proxy."""
+        for one in popped:
+            self.engine.give_back(one.delivery, invisible_duration_ms=0, now_ms=self.now_ms)
+        self.commit()
+
+    def alive(self, *client_ids: str) -> None:
+        """Report signs of life."""
+        now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
+        self.engine.clients_alive(client_ids, monotonic_ms=now_ms)
+
+    def end(self, *client_ids: str) -> None:
+        """Report that clients have ended, and let what follows happen."""
+        self.engine.clients_ended(client_ids)
+        self.run_due()
+
+    def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
+        """Take what locks an ordered queue from who holds it. Raises Conflict."""
+        key = self.group(group), self.topic(topic), QueueId(queue_id)
+        self.engine.administration.release_lock(key, self.now_ms)
+        self.commit()
+
+    def run_due(self) -> None:
+        """Revive all that is due."""
+        self._note_time()
+        for _ in range(100_000):
+            is_more = self.engine.run_due(
+                self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
+            )
+            self.commit()
+            if not is_more:
+                return
+        raise AssertionError("revive does not come to an end")
+
+    def advance(self, duration_ms: int) -> None:
+        """Let time pass, and what becomes due happen."""
+        self.now_ms += duration_ms
+        self.run_due()
+
+    def leave_room(self, free_bytes: int) -> None:
+        """Make the disk so large that this much is free."""
+        self.disk.capacity_bytes += free_bytes - self.disk.free_bytes()
+        self.engine.refresh()
+
+    def find(self, topic: Topic, *, message_id: str = "", key: str = "") -> list[FoundMessage]:
+        """Look messages up by id or key."""
+        search = self.engine.inspection.search(topic, message_id=message_id, key=key)
+        found: list[FoundMessage] = []
+        has_more = True
+        while has_more:
+            has_more = search.step()
+            found += search.take()
+        return found
+
+    def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint, with rounds between its slices save where it waits for quiet."""
+        for files in self.engine.checkpoints.write():
+            for file in files:
+                file.sync()
+            if self.engine.background.wants_quiet:
+                self.settle()
+            else:
+                between()
+
+    def retire(self) -> None:
+        for files in self.engine.retention.retire_oldest(self.now_ms):
+            for file in files:
+                file.sync()
+            if has_pending(self.engine):
+                self.commit()
+
+    def background(self, steps: int = 10_000) -> None:
+        """Run background work until nothing is left to do."""
+        for _ in range(steps):
+            files = self.engine.background.step(
+                self.now_ms, firing_ms=self.now_ms, monotonic_ms=self.monotonic_ms
+            )
+            if files is None:
+                return
+            for file in files:
+                file.sync()
+            if has_pending(self.engine):
+                self.commit()
+        raise AssertionError("background work does not come to an end")
+
+
+class Popped:
+    """One message as a consumer got it."""
+
+    def __init__(
+        self, body: str, delivery: Delivery, attempt: int, offset: int, origin: str
+    ) -> None:
+        self.body = body
+        self.delivery = delivery
+        self.attempt = attempt
+        self.offset = offset
+        self.origin = origin
+
+    def __repr__(self) -> str:
+        return f"{self.body}@{self.offset}#{self.attempt}"

@@ -1,0 +1,291 @@
+"""A second engine beside the first, which sees only the bytes of the log that are committed.
+
+It has a disk of its own, applies each record once and for ever, and must have the same state as the
+first one after every round. Not compared is what passes by an engine's own clock or its own
+retention: slots that are only kept until their deadline, how far a filter has looked, what was
+deleted and is not forgotten yet, queues below the first engine's minimum. After a restart the first
+engine may know of older statements than the second, which makes it state things once more than it
+must.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.support.disk.faulty_disk import FaultyDisk
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout import record, timer_entry
+from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, UNPROVEN, DeliveryTable
+from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
+from tidemill.broker.engine.replication.known_end import KnownEnd
+from tidemill.broker.engine.replication.messages import Data
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.store.message_index import PAIR_SIZE
+from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.table import PAGE_ENTRIES
+
+FRAME_BYTES = 1_000
+DEEP_EVERY = 16  # comparisons: then what costs a walk over everything is compared too
+
+
+def _ends_segment(frame: Data) -> bool:
+    """Whether a pad is in it, which is written with the round behind it."""
+    return frame.end == frame.segment_start + frame.segment_bytes
+
+
+class Follower:
+    """The second engine, and how far it has seen the log."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.disk = FaultyDisk(Random(0))
+        # Its secret is of no use: the first engine has founded the store.
+        fresh = Identity(store_uuid=bytes(16), secret=b"")
+        self._log, _ = open_group_log(self.disk, config, now_ms=0, fresh=fresh)
+        self.engine = self._log.engine
+        self._comparisons = 0
+
+    @property
+    def _seen_to(self) -> int:
+        return self.engine.log.log_end
+
+    def _log_of(self, master: Engine, now_ms: int) -> GroupLog:
+        return GroupLog(master, bytes(16), b"", now_ms, KnownEnd(self.disk, NO_BOOT_ID))
+
+    def feed(self, master: Engine, now_ms: int) -> None:
+        """Take over what has been committed since the last time."""
+        source, target = self._log_of(master, now_ms), self._log
+        while target.log_end < master.committed_offset:
+            frame = source.frame_at(target.log_end, FRAME_BYTES)
+            assert frame is not None, "what is committed is written"
+            if frame.end > master.committed_offset and not _ends_segment(frame):
+                frame = source.frame_at(target.log_end, 1)
+                assert frame is not None, "as before"
+            target.append(frame)
+        log_offset, files = self.engine.begin_sync()
+        for file in files:
+            file.sync()
+        self.engine.synced(log_offset)
+        target.now_ms = now_ms
+        target.confirm(target.log_end)
+        for _ in target.apply_slices():
+            pass
+
+    def take_over(self, now_ms: int) -> Engine:
+        """Let the second engine decide from now on, without replicas."""
+        self._log.now_ms = now_ms
+        self._log.begin_epoch(self.engine.log.epoch + 1)
+        self.engine.log.has_replicas = False
+        self.engine.synced(self.engine.log.durable_offset)
+        return self.engine
+
+    def compare(self, master: Engine, latest_ms: int, *, has_restarted: bool) -> None:
+        """Compare all state of both engines; `latest_ms` is the latest time that one has seen."""
+        self._comparisons += 1
+        follower = self.engine
+        seen_to, committed = follower.log.log_end, master.committed_offset
+        # Of a segment whose rest has no room for a pad, all has been seen.
+        assert 0 <= seen_to - committed < record.PAD.size, f"{seen_to}, committed {committed}"
+        assert _catalog(follower) == _catalog(master)
+        _compare_queues(master, follower)
+        _compare_pops(master, follower, latest_ms, has_restarted=has_restarted)
+        _compare_timers(master, follower)
+        if not has_restarted:
+            frontiers = [one.timers.index.frontier_ms for one in (follower, master)]
+            assert frontiers[0] == frontiers[1]
+        if self._comparisons % DEEP_EVERY == 0:
+            self.compare_deeply(master)
+
+    def _has_seen_all(self, committed_offset: int) -> bool:
+        """Return whether the second engine is at the end; what holds no pad is passed over."""
+        rest = self._seen_to - committed_offset
+        is_behind_a_segment = any(one.end == self._seen_to for one in self.engine.log.segments)
+        return rest == 0 or (is_behind_a_segment and 0 < rest < record.PAD.size)
+
+    def compare_deeply(self, master: Engine) -> None:
+        """Compare what costs a walk over everything, and walk the follower's own chains."""
+        low = master.log.min_offset
+        found, known = _pairs(self.engine, low), _pairs(master, low)
+        assert not known - found, "index entries that no record makes"
+        # The oldest segment may be half retired: its entries go before it does.
+        oldest_end = master.log.segments[0].end
+        assert all(log_offset < oldest_end for _, log_offset in found - known)
+        _check_links(self.engine)
+
+
+def _catalog(engine: Engine) -> dict[str, Any]:
+    # What died with its group or topic, each engine forgets in slices of its own.
+    catalog, is_alive = engine.catalog, engine.catalog.is_alive
+    return {
+        "topics": {id_: topic for id_, topic in catalog.topics.items() if is_alive(id_)},
+        "groups": catalog.groups,
+        "names": {name: id_ for name, id_ in catalog.topic_ids.items() if is_alive(id_)},
+        "group names": catalog.group_ids,
+        "retry": {of: id_ for of, id_ in catalog.retry_topic_ids.items() if is_alive(id_)},
+        "open": set(catalog.open_queues),
+        "name": (catalog.broker_name, catalog.handle_secret),
+        "next": catalog.next_id,
+        "pulled": {
+            key: offset for key, offset in catalog.pull_offsets.all.items() if is_alive(key[1])
+        },
+    }
+
+
+def _compare_queues(master: Engine, follower: Engine) -> None:
+    known, found = _queues(master.catalog), _queues(follower.catalog)
+    assert found.keys() == known.keys()
+    for key, queue in known.items():
+        other = found[key]
+        assert other.max_offset == queue.max_offset, f"the end of queue {key}"
+        assert other.stated_at >= queue.stated_at, f"queue {key} is stated"
+        if queue.min_offset < queue.max_offset:
+            begin = max(queue.min_offset, queue.max_offset - 64)
+            count = queue.max_offset - begin
+            assert other.entries(begin, count) == queue.entries(begin, count), f"queue {key}"
+
+
+def _queues(catalog: Catalog) -> dict[tuple[TopicId, QueueId], ConsumeQueue]:
+    return {key: queue for key, queue in catalog.queues.items() if catalog.is_alive(key[0])}
+
+
+def _compare_pops(master: Engine, follower: Engine, latest_ms: int, *, has_restarted: bool) -> None:
+    known, found = dict(_progress(master, master)), dict(_progress(follower, master))
+    ahead = {
+        key: (known[key][0], *found[key][1:])
+        for key in known.keys() & found.keys()
+        # A snapshot says how far a filter has looked, which no record says.
+        if has_restarted and known[key][0] > found[key][0]
+    }
+    if has_restarted:
+        found = {**found, **ahead}
+        known = {key: value for key, value in known.items() if key in found or value[1:6] != EMPTY}
+    assert found == known
+    assert _deliveries(follower, latest_ms) == _deliveries(master, latest_ms)
+    _compare_statements(master.state.table, follower.state.table)
+
+
+def _compare_statements(known: DeliveryTable, found: DeliveryTable) -> None:
+    """Compare which record states a slot, where both have the same delivery in it."""
+    for slot in known.in_use(0, min(len(known.ids), len(found.ids))).tolist():
+        if found.ids[slot] == known.ids[slot]:
+            assert found.stated_at[slot] >= known.stated_at[slot], f"slot {slot} is stated"
+
+
+EMPTY: tuple[object, ...] = (0, 0, [], NIL, None)
+
+
+def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    for key, one in engine.state.progress.items():
+        if engine.state.is_gone(one):
+            continue  # Each engine forgets it in slices of its own.
+        slots = engine.state.deliveries_of(one)
+        assert one.in_flight == sum(engine.state.table.live[s].bit_count() for s in slots)
+        state = (
+            one.pop_offset,
+            one.void_before,
+            one.in_flight,
+            slots,
+            one.oldest,
+            _ordered(one, master.catalog.queues[one.topic_id, key[2]].min_offset),
+        )
+        if state != (0, *EMPTY):
+            yield key, (*state, one.named_topic_id)
+
+
+def _ordered(progress: Progress, low: int) -> tuple[object, ...] | None:
+    ordered = progress.ordered
+    if ordered is None:
+        return None
+    pending = {offset: count for offset, count in ordered.pending.items() if offset >= low}
+    is_new = not pending and not ordered.attempt_id and ordered.batch_id < 0
+    return None if is_new else (pending, ordered.attempt_id, ordered.batch_id)
+
+
+def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
+    """Return what is in each slot, save for what leaves the table by the clock alone."""
+    table, found = engine.state.table, {}
+    for slot in table.in_use(0, len(table.ids)).tolist():
+        owner = engine.state.owners[table.owners[slot]]
+        is_kept = table.superseded[slot] and table.visible_at_ms[slot] > latest_ms
+        if not engine.state.is_void(owner, table.ids[slot]) and (table.live[slot] or is_kept):
+            found[slot] = (
+                table.ids[slot],
+                owner.group_id,
+                owner.topic_id,
+                owner.queue.queue_id,
+                table.starts[slot],
+                table.counts[slot],
+                table.flags[slot] & FLAGS_STORED | table.on_its_way[slot] & UNPROVEN,
+                table.visible_at_ms[slot],
+                table.popped_at_ms[slot],
+                table.live[slot],
+                table.superseded[slot],
+                table.gaps.get(slot),
+                table.client_id_of(slot),
+            )
+    return found
+
+
+def _compare_timers(master: Engine, follower: Engine) -> None:
+    index, other = master.timers.index, follower.timers.index
+    assert other.next_id == index.next_id
+    assert other.pending_count == index.pending_count
+    assert other.pinned_bytes == index.pinned_bytes
+    if index.gathered_due_ms is not None:
+        return  # What the first one has gathered of some rounds is in its table soon.
+    known, found = dict(index.table.page_batches()), dict(other.table.page_batches())
+    for first_id in known.keys() | found.keys():
+        _compare_entries(first_id, known.get(first_id, NO_TIMERS), found.get(first_id, NO_TIMERS))
+    for name in ("pending", "pins", "file_live"):
+        assert +getattr(other.counts, name) == +getattr(index.counts, name), name
+
+
+NO_TIMERS = np.zeros(PAGE_ENTRIES, timer_entry.DTYPE)
+
+
+def _compare_entries(first_id: int, known: np.ndarray, found: np.ndarray) -> None:
+    """Compare a page of each table, in columns: there are many pages, and many comparisons."""
+    state, other = known["state"], found["state"]
+    differs = state != other
+    # What has come to its end is not moved any more, and its place may be gone.
+    for place in ("due", "log_offset", "size"):
+        differs |= (state == TimerState.PENDING) & (known[place] != found[place])
+    if not differs.any():
+        return
+    # What the first engine has forgotten the second may still know; but whatever waits is kept.
+    is_allowed = (state == TimerState.FORGOTTEN) & (other != 0)
+    is_allowed |= (state == 0) & (other != TimerState.PENDING)
+    wrong = np.flatnonzero(differs & ~is_allowed)
+    assert not len(wrong), f"timers {(first_id + wrong).tolist()}: {known[wrong]} {found[wrong]}"
+
+
+def _pairs(engine: Engine, low: int) -> Counter[tuple[int, int]]:
+    index = engine.store.index
+    pairs = Counter(zip(index.hashes, index.offsets, strict=True))
+    for file in index.files:
+        for number, row in enumerate(file.rows()):
+            data = file.block(number, row.items * PAIR_SIZE)
+            hashes = np.frombuffer(data, ">u8", row.items).tolist()
+            offsets = np.frombuffer(data, ">i8", row.items, row.items * 8).tolist()
+            pairs.update(zip(hashes, offsets, strict=True))
+    return Counter({pair: count for pair, count in pairs.items() if pair[1] >= low})
+
+
+def _check_links(engine: Engine) -> None:
+    """Find every pending timer in the chain of a slot behind the hand."""
+    index = engine.timers.index
+    linked: set[tuple[int, int]] = set()
+    for slot_s in index.wheel.filled(index.hand_s + 1, index.hand_s + index.wheel.slot_count):
+        linked.update((found.timer_id, found.due_at_ms) for found in index.chain(slot_s))
+    for first_id, rows in index.table.page_batches():
+        for at in np.flatnonzero(rows["state"] == TimerState.PENDING).tolist():
+            assert (first_id + at, int(rows[at]["due"])) in linked, f"timer {first_id + at}"

@@ -1,0 +1,276 @@
+"""A broker in memory: a real BrokerLink server for tests of the proxy, without a store.
+
+Links and commands are those of the broker; below them is a `MemoryEngine`, and a round is what a
+frame brings, committed at once. What a test wants to go wrong it says by the name of a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from tests.support.worlds.memory_engine import NOW_MS, MemoryEngine
+from tidemill.broker.engine.metadata.catalog import ConfigChanges
+from tidemill.broker.metrics import Traffic
+from tidemill.broker.server.link.commands import COMMANDS
+from tidemill.broker.server.link.link import BrokerLinkService, Link
+from tidemill.broker.server.round.durability import Effect
+from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.wire.config_frames import group_config, topic_config
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+class MemoryTurn:
+    """What a round hands to its work."""
+
+    is_draining = False
+    now_ms = firing_ms = NOW_MS
+    monotonic_ms = 0
+
+    def __init__(self, engine: MemoryEngine, polls: LongPolling) -> None:
+        self.engine = engine
+        self.polls = polls
+        self.effects: dict[object, Effect] = {}
+
+
+class MemoryWork(Protocol):
+    """What is submitted to a round."""
+
+    def apply(self, turn: MemoryTurn) -> Iterator[None]:
+        """Do it, in slices."""
+
+
+class MemoryRounds:
+    """A round for each piece of work, at once."""
+
+    is_master = True
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self.engine = engine
+        self.links: list[Link] = []
+        self._polls = LongPolling()
+        self.turn = MemoryTurn(engine, self._polls)
+
+    def do(self, apply: Callable[[MemoryTurn], Iterator[None]] = lambda _turn: iter(())) -> None:
+        """Apply work, tell of changes, serve who waits, and answer."""
+        turn = self.turn = MemoryTurn(self.engine, self._polls)
+        _exhaust(apply(turn))
+        if changes := self.engine.take_config_changes():
+            self._spread(changes)
+        _exhaust(self._polls.wake([topic.id for topic in self.engine.catalog.topics.values()], ()))
+        for effect in turn.effects.values():
+            _exhaust(effect.leave())
+
+    def _spread(self, changes: ConfigChanges) -> None:
+        for link in self.links:
+            link.config_changed(changes)
+
+    async def submit(self, work: MemoryWork) -> None:
+        self.do(work.apply)
+
+    def put(self, work: MemoryWork) -> None:
+        self.do(work.apply)
+
+    async def settle(self) -> None:
+        pass
+
+    def attach(self, link: Link) -> None:
+        self.links.append(link)
+
+    def detach(self, link: Link) -> None:
+        if link in self.links:
+            self.links.remove(link)
+
+    def wake(self) -> None:
+        pass
+
+
+class Stream:
+    """One proxy's stream, as the broker's link sees it."""
+
+    unsent_bytes = 0
+
+    def __init__(self, broker: MemoryBroker, requests: AsyncIterator[bytes]) -> None:
+        self.replies: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._broker = broker
+        self._requests = requests
+
+    def write(self, message: bytes) -> None:
+        if not self._broker.is_mute:
+            self.replies.put_nowait(message)
+
+    async def drained(self) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        broker = self._broker
+        async for request in self._requests:
+            await broker.is_reading.wait()
+            frame = pb.RequestFrame.FromString(request)
+            yield self._with_faults(frame).SerializeToString()
+            async with broker.arrived:
+                broker.frames.append(frame)
+                broker.arrived.notify_all()
+
+    def _with_faults(self, frame: pb.RequestFrame) -> pb.RequestFrame:
+        """Return what the broker serves of a frame; what it is to refuse is refused."""
+        left = pb.RequestFrame()
+        left.CopyFrom(frame)
+        refused = pb.ReplyFrame()
+        for command in COMMANDS:
+            failure = self._broker.failures.get(command.name)
+            if failure is not None:
+                for request_id in request_ids(getattr(frame, command.request_field)):
+                    refused.failures.add(
+                        request_id=request_id, error=failure.error, message=failure.message
+                    )
+            if failure is not None or command.name in self._broker.holds:
+                left.ClearField(command.request_field)  # type: ignore[arg-type]  # one of its names
+        if refused.failures:
+            self.write(refused.SerializeToString())
+        return left
+
+
+class MemoryProxy:
+    """The other end of a link, which reads all that it is sent at once."""
+
+    def __init__(self) -> None:
+        self.config = pb.ConfigUpdate()  # the first one
+        self.replies: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._requests: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def send(self, frame: pb.RequestFrame) -> None:
+        await self._requests.put(frame.SerializeToString())
+
+    async def reply(self) -> pb.ReplyFrame:
+        async with asyncio.timeout(5):
+            return pb.ReplyFrame.FromString(await self.replies.get() or b"")
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        while True:
+            yield await self._requests.get()
+
+
+class MemoryBroker:
+    """The state, and its service."""
+
+    def __init__(self, *, auto_create: bool = True) -> None:
+        self.engine = MemoryEngine()
+        self.frames: list[pb.RequestFrame] = []
+        self.failures: dict[str, pb.Failure] = {}  # name of a command -> its answer
+        self.holds: set[str] = set()  # names of commands that are never answered
+        self.is_reading = asyncio.Event()  # clear: frames stay unanswered
+        self.is_reading.set()
+        self.is_mute = False  # what it answers is lost
+        self.is_there = asyncio.Event()  # clear: who connects waits for a configuration
+        self.is_there.set()
+        self.arrived = asyncio.Condition()
+        self.address = ""
+        self._rounds = MemoryRounds(self.engine)
+        self._service = BrokerLinkService(self._rounds, Traffic(), auto_create=auto_create)  # type: ignore[arg-type]  # a stand-in
+        self._streams: list[Stream] = []
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[MemoryBroker]:
+        server = grpc.aio.server()
+        exchange: grpc.RpcMethodHandler[bytes, bytes]
+        exchange = grpc.stream_stream_rpc_method_handler(self._exchange)
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    "tidemill.broker.v1.BrokerLink", {"Exchange": exchange}
+                ),
+            )
+        )
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            yield self
+        finally:
+            self.drop_links()
+            await server.stop(0)
+
+    async def _exchange(
+        self, requests: AsyncIterator[bytes], _context: object
+    ) -> AsyncIterator[bytes]:
+        await self.is_there.wait()
+        stream = Stream(self, requests)
+        self._streams.append(stream)
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._service.exchange(stream))  # type: ignore[arg-type]  # a stand-in
+            while (reply := await stream.replies.get()) is not None:
+                yield reply
+            serving.cancel()
+        self._streams.remove(stream)
+
+    @contextlib.asynccontextmanager
+    async def proxy(self) -> AsyncIterator[MemoryProxy]:
+        """Connect a proxy without a network; the configuration is taken off."""
+        proxy = MemoryProxy()
+        stream = Stream(self, proxy.frames())
+        proxy.replies = stream.replies
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._service.exchange(stream))  # type: ignore[arg-type]  # a stand-in
+            proxy.config = (await proxy.reply()).config
+            yield proxy
+            serving.cancel()
+
+    def put_topic(self, name: str, **fields: int) -> pb.TopicConfig:
+        topic = self.engine.put_topic(name, **fields)
+        self._rounds.do()
+        return topic_config(topic)
+
+    def put_group(self, name: str, **fields: bool) -> pb.GroupConfig:
+        group = self.engine.put_group(name, **fields)
+        self._rounds.do()
+        return group_config(group)
+
+    def deliver_timer(self, timer_id: int) -> None:
+        """Store a delayed message as if it were due."""
+        self.engine.deliver_timer(timer_id)
+        self._rounds.do()
+
+    def go(self) -> None:
+        """Break every stream, and take no other until `is_there` is set."""
+        self.is_there.clear()
+        self.drop_links()
+
+    def drop_links(self) -> None:
+        """Break every stream."""
+        for stream in self._streams:
+            stream.replies.put_nowait(None)
+
+    def answer_late(self, pop: pb.PopRequest) -> None:
+        """Answer a pop that was held back."""
+        for link in self._rounds.links:
+            frame = pb.RequestFrame(pops=[pop])
+            self._rounds.do(lambda turn, link=link, frame=frame: link.apply(frame, 0.0, turn))  # type: ignore[misc]  # a stand-in
+
+    def count_of(self, field_name: str) -> int:
+        """Return how many requests of one kind have come."""
+        return sum(len(request_ids(getattr(frame, field_name))) for frame in self.frames)
+
+    async def wait_for_frame(self, field_name: str) -> pb.RequestFrame:
+        """Return the first frame that carries something in `field_name`."""
+        async with asyncio.timeout(5), self.arrived:
+            while True:
+                for frame in self.frames:
+                    if field_name in {descriptor.name for descriptor, _ in frame.ListFields()}:
+                        return frame
+                await self.arrived.wait()
+
+
+def request_ids(requests: Any) -> list[int]:
+    """Return the ids of what a field of a request frame holds: columns, or messages."""
+    if hasattr(requests, "request_ids"):
+        return list(requests.request_ids)
+    return [request.request_id for request in requests]
+
+
+def _exhaust(slices: Iterator[None]) -> None:
+    for _ in slices:
+        pass

@@ -1,0 +1,165 @@
+"""What every store of group records keeps to (F-29): a subclass says how one is opened.
+
+Two stores of one fixture stand for two controllers: they share what is stored and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from tests.support.worlds.replica_records import record_of_three
+from tidemill.controller.election.leadership import LeaseSeen
+from tidemill.controller.election.swap import Resolution, Stored, attempt, bump, resolve
+from tidemill.controller.meta_store import Changed, MetaStore, NotStored
+
+GROUP = "broker-0"
+WAIT_S = 20.0  # for what must come; a hang fails here
+Scenario = Callable[[MetaStore, MetaStore], Awaitable[None]]
+
+
+class MetaStoreSuite:
+    """The suite: each test gets two stores over the same contents."""
+
+    def stores(self) -> contextlib.AbstractAsyncContextManager[tuple[MetaStore, MetaStore]]:
+        """Open two stores over the same contents, which are empty."""
+        raise NotImplementedError
+
+    def play(self, scenario: Scenario) -> None:
+        async def run() -> None:
+            async with asyncio.timeout(WAIT_S), self.stores() as (one, other):
+                await scenario(one, other)
+
+        asyncio.run(run())
+
+    def test_what_is_created_is_read_by_others_as_it_is(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            assert await other.get(GROUP) is None
+            stored = done(await one.create(GROUP, record_of_three()))
+            assert await other.get(GROUP) == stored
+            assert stored.record == record_of_three()
+            assert await other.groups() == [GROUP]
+
+        self.play(scenario)
+
+    def test_a_group_is_created_once(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            stored = done(await one.create(GROUP, record_of_three()))
+            later = record_of_three()._replace(version=9)
+            assert await other.create(GROUP, later) is NotStored.CONFLICT
+            assert await one.get(GROUP) == stored
+
+        self.play(scenario)
+
+    def test_of_two_swaps_from_one_version_one_is_done(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            base = done(await one.create(GROUP, record_of_three()))
+            results = await asyncio.gather(
+                one.swap(GROUP, bump(base, "one")), other.swap(GROUP, bump(base, "other"))
+            )
+            assert sorted(isinstance(each, Stored) for each in results) == [False, True]
+            assert NotStored.CONFLICT in results
+            winner = "one" if isinstance(results[0], Stored) else "other"
+            found = await read(one)
+            assert (found.record.write_id, found.record.version) == (
+                winner,
+                base.record.version + 1,
+            )
+
+        self.play(scenario)
+
+    def test_a_swap_from_an_old_version_is_refused_also_when_it_says_the_same(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            base = done(await one.create(GROUP, record_of_three()))
+            done(await one.swap(GROUP, bump(base, "first")))
+            assert await other.swap(GROUP, bump(base, "first")) is NotStored.CONFLICT
+
+        self.play(scenario)
+
+    def test_a_write_whose_answer_is_lost_is_found_by_its_id_or_ended(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            base = done(await one.create(GROUP, record_of_three()))
+            made = attempt(
+                base, base.record._replace(version=base.record.version + 1), "a lost answer"
+            )
+            call = asyncio.ensure_future(one.swap(GROUP, made))
+            await asyncio.sleep(0)
+            call.cancel()  # As a time-out does: the write may be under way.
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            found = await read(one)
+            while resolve(made, found) is Resolution.PENDING:
+                # Nobody knows whether it comes. What changes nothing ends it.
+                await one.swap(GROUP, bump(found, "an end"))
+                found = await read(one)
+            seen = resolve(made, found)
+            assert seen in (Resolution.APPLIED, Resolution.OVERTAKEN)
+            # From here on it does not come any more.
+            assert await other.swap(GROUP, made) is NotStored.CONFLICT
+
+        self.play(scenario)
+
+    def test_a_read_that_begins_after_a_write_sees_it(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            stored = done(await one.create(GROUP, record_of_three()))
+            for n in range(20):
+                writer, reader = (one, other) if n % 2 else (other, one)
+                stored = done(await writer.swap(GROUP, bump(stored, f"write {n}")))
+                assert await reader.get(GROUP) == stored
+
+        self.play(scenario)
+
+    def test_a_watch_tells_what_is_there_and_the_last_of_what_comes(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            stored = done(await one.create(GROUP, record_of_three()))
+            async with contextlib.aclosing(other.watch()) as changes:
+                assert await anext(changes) == Changed(GROUP, stored)
+                for n in range(5):
+                    stored = done(await one.swap(GROUP, bump(stored, f"write {n}")))
+                # There may be gaps, and the last is always told.
+                async for change in changes:
+                    if change == Changed(GROUP, stored):
+                        break
+                await one.create("broker-1", record_of_three())
+                async for change in changes:
+                    if change.group == "broker-1":
+                        break
+
+        self.play(scenario)
+
+    def test_a_lease_is_one_holders_until_another_takes_what_it_has_seen(self) -> None:
+        async def scenario(one: MetaStore, other: MetaStore) -> None:
+            assert await one.read_lease("leader") is None
+            held = leased(await one.write_lease("leader", None, "one"))
+            assert await other.write_lease("leader", None, "other") is NotStored.CONFLICT
+            seen = await other.read_lease("leader")
+            assert seen == held
+            assert held.holder == "one"
+            renewed = leased(await one.write_lease("leader", held, "one"))
+            assert renewed.renewals > held.renewals
+            # It was renewed since: what was seen is not what is there.
+            assert await other.write_lease("leader", seen, "other") is NotStored.CONFLICT
+            released = leased(await one.write_lease("leader", renewed, ""))
+            taken = leased(await other.write_lease("leader", released, "other"))
+            assert (await one.read_lease("leader")) == taken
+            assert taken.holder == "other"
+
+        self.play(scenario)
+
+
+def done(result: Stored | NotStored) -> Stored:
+    """Return what was stored; fail if it was not."""
+    assert isinstance(result, Stored)
+    return result
+
+
+def leased(result: LeaseSeen | NotStored) -> LeaseSeen:
+    assert isinstance(result, LeaseSeen)
+    return result
+
+
+async def read(store: MetaStore) -> Stored:
+    found = await store.get(GROUP)
+    assert found is not None
+    return found

@@ -1,0 +1,171 @@
+"""The broker's shell without gRPC: links and rounds over an engine on a `FaultyDisk`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+from zlib import crc32
+
+from tests.support.clocks import ManualClock
+from tests.support.worlds.engine_world import World, blob
+from tidemill.broker.metrics import Traffic
+from tidemill.broker.server.link.link import Link
+from tidemill.broker.server.round.durability import ROUNDS_IN_FLIGHT_MAX, Durability
+from tidemill.broker.server.round.long_polling import LongPolling
+from tidemill.broker.server.round.rounds import Rounds
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+
+
+async def idle() -> None:
+    """Let everything run that can run without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+class GatedSyncs:
+    """Syncs files of a FaultyDisk; while the gate is shut they wait before they do."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.count = 0
+        self.failure: Exception | None = None
+        self.turns = 0  # of the event loop that a sync takes
+
+    def let_one_pass(self) -> None:
+        """Let the sync under way end, and shut the gate behind it."""
+        self.gate.set()
+        self.gate.clear()
+
+    async def sync(self, files: Iterable[object]) -> None:
+        await self.gate.wait()
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        for file in files:
+            file.sync()  # type: ignore[attr-defined]  # A file of a FaultyDisk.
+        self.count += 1
+
+
+class Proxy:
+    """The other end of a link, which reads all that it is sent at once."""
+
+    def __init__(self, rounds: Rounds, newest: dict[bytes, Link]) -> None:
+        self.unsent_bytes = 0
+        self.is_read = asyncio.Event()  # clear: `drained` waits
+        self.is_read.set()
+        self.config = pb.ConfigUpdate()  # the first one
+        self.link = Link(rounds, Traffic(), self, auto_create=True, newest=newest)
+        self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
+        self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()
+
+    def write(self, message: bytes) -> None:
+        self.replies.put_nowait(pb.ReplyFrame.FromString(message))
+
+    async def drained(self) -> None:
+        await self.is_read.wait()
+
+    async def send(self, frame: pb.RequestFrame) -> None:
+        await self.requests.put(frame)
+
+    async def reply(self) -> pb.ReplyFrame:
+        async with asyncio.timeout(5):
+            return await self.replies.get()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        while frame := await self.requests.get():
+            yield frame.SerializeToString()
+
+
+class RoundWorld:
+    """A broker in memory; `changes` are of the engine's configuration."""
+
+    def __init__(
+        self,
+        *,
+        parked_max: int = 100,
+        pending_bytes_max: int = 1 << 20,
+        rounds_max: int = ROUNDS_IN_FLIGHT_MAX,
+        **changes: Any,
+    ) -> None:
+        self.world = World(**changes)
+        self.clock = ManualClock(self.world.now_ms)
+        self.topic_id = self.world.topic()
+        self.group_id = self.world.group()
+        self.syncs = GatedSyncs()
+        self.polls = LongPolling(parked_max=parked_max)
+        self.durability = Durability(self.world.engine, self.syncs, rounds_max=rounds_max)
+        self.rounds = Rounds(
+            self.world.engine,
+            durability=self.durability,
+            background_syncs=GatedSyncs(),
+            clock=self.clock,
+            polls=self.polls,
+            pending_bytes_max=pending_bytes_max,
+        )
+        self.world.engine.take_config_changes()
+        self._newest: dict[bytes, Link] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.rounds.run())
+            yield
+            self.syncs.gate.set()
+            self.rounds.stop()
+
+    @contextlib.asynccontextmanager
+    async def proxy(self) -> AsyncIterator[Proxy]:
+        """Connect a proxy; its first frame, the configuration, is taken off."""
+        proxy = Proxy(self.rounds, self._newest)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(proxy.link.read(proxy.frames()))
+            offering = tasks.create_task(proxy.link.offer_room())
+            proxy.config = (await proxy.reply()).config
+            assert proxy.config.is_complete
+            yield proxy
+            reading.cancel()
+            offering.cancel()
+            proxy.link.close()
+
+    def advance(self, by_ms: int) -> None:
+        """Let time pass, and the loop see it."""
+        self.clock.advance(by_ms)
+        self.rounds.wake()
+
+    def append_frame(self, *texts: str, first_id: int = 1, tag: str = "") -> pb.RequestFrame:
+        frame = pb.RequestFrame()
+        for n, text in enumerate(texts):
+            data = blob(text, tag=tag)
+            frame.appends.request_ids.append(first_id + n)
+            frame.appends.topic_ids.append(self.topic_id)
+            frame.appends.queue_ids.append(0)
+            frame.appends.crcs.append(crc32(data))
+            frame.appends.blobs.append(data)
+        return frame
+
+    def pop_frame(
+        self,
+        request_id: int,
+        *,
+        poll_ms: int = 0,
+        tags: tuple[str, ...] = (),
+        want: int = 32,
+        topic_id: int = 0,
+        renews_for: str = "",
+    ) -> pb.RequestFrame:
+        pop = pb.PopRequest(
+            request_id=request_id,
+            group_id=self.group_id,
+            topic_id=topic_id or self.topic_id,
+            max_messages=want,
+            invisible_duration_ms=30_000,
+            poll_duration_ms=poll_ms,
+            tags=tags,
+            client_id=renews_for,
+            renews=bool(renews_for),
+        )
+        return pb.RequestFrame(pops=[pop])

@@ -1,0 +1,296 @@
+"""An engine with small timer files, its clock, and the fold of its log beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from tests.support.bodies import text_of
+from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.disk.log_checker import LogChecker, records_of
+from tests.support.disk.quiet import has_pending
+from tests.support.disk.timer_log_fold import TimerFold
+from tests.support.worlds.engine_world import SMALL, TOPIC, World, blob
+from tidemill.broker.engine.config import EngineConfig
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerReason
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
+from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.search import TimerSearch
+from tidemill.broker.engine.timer.status import Scheduled, TimerQuery, TimerState, TimerStatus
+from tidemill.message import stored_message
+
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+START_MS = 1_700_000_000_123
+TIMERS = TimerConfig(
+    wheel_slots=4_096,
+    timer_log_file_bytes=64 * 200,
+    table_file_entries=512,
+    table_pages_max=8,
+    load_chunk_records=64,
+    flush_log_bytes=20_000,
+)
+SPINS_MAX = 3_000  # of the clock standing still: the owner would burn a core
+STRIDE_MS = 900 * SECOND_MS  # well under a revolution of the small wheel
+
+
+class Delivered(NamedTuple):
+    """A message that a timer put on a topic."""
+
+    text: str
+    timer_id: int
+    due_at_ms: int
+    stored_at_ms: int
+    reason: TimerReason
+    topic: str
+    queue_id: int
+
+
+class TimerWorld(World):
+    """A world whose log is judged, record by record, as it grows."""
+
+    def __init__(
+        self,
+        disk: FaultyDisk | None = None,
+        *,
+        config: EngineConfig = SMALL,
+        timer: TimerConfig = TIMERS,
+        now_ms: int = START_MS,
+        before: TimerWorld | None = None,
+        is_followed: bool = False,
+        **changes: object,
+    ) -> None:
+        """Open an engine; `before` is the life before, whose log is judged on."""
+        self.fold: LogChecker = before.fold if before else LogChecker()
+        self.delivered: list[Delivered] = before.delivered if before else []
+        self._judged_to: int = before._judged_to if before else 0
+        super().__init__(
+            disk, config=config, now_ms=now_ms, is_followed=is_followed, timer=timer, **changes
+        )
+
+    @property
+    def timers(self) -> TimerFold:
+        """What the log says of timers."""
+        self.judge()
+        return self.fold.timers
+
+    # ------------------------------------------------------------ commands, each a round
+
+    def schedule(
+        self,
+        text: str,
+        *,
+        due_at_ms: int | None = None,
+        delay_ms: int | None = None,
+        topic: str = TOPIC,
+        queue_id: int = 0,
+        size: int = 0,
+        keys: tuple[str, ...] = (),
+        commit: bool = True,
+    ) -> Scheduled:
+        """Send a message that says itself when it is due, or let it wait for `delay_ms`."""
+        plain = blob(text, size=size, keys=keys, kind=stored_message.TYPE_DELAY)
+        data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
+        topic_id = self.topic(topic)
+        scheduled = self.engine.send(
+            TopicId(topic_id),
+            QueueId(queue_id),
+            bytes(data),
+            crc,
+            now_ms=self.now_ms,
+            firing_ms=self.now_ms,
+            delay_ms=delay_ms,
+        )
+        if commit:
+            self.commit()
+        return Scheduled._make(scheduled)
+
+    def cancel(self, timer_id: int) -> TimerStatus:
+        self.engine.timers.cancel(TimerId(timer_id), now_ms=self.now_ms)
+        self.commit()
+        return self.engine.timers.status(TimerId(timer_id))
+
+    def reschedule(self, timer_id: int, due_at_ms: int, **options: int) -> TimerStatus:
+        self.engine.timers.reschedule(
+            TimerId(timer_id),
+            due_at_ms=due_at_ms,
+            now_ms=self.now_ms,
+            firing_ms=self.now_ms,
+            **options,
+        )
+        self.commit()
+        return self.engine.timers.status(TimerId(timer_id))
+
+    def fire(self, timer_id: int) -> TimerStatus:
+        self.engine.timers.fire(TimerId(timer_id), now_ms=self.now_ms, firing_ms=self.now_ms)
+        self.commit()
+        return self.engine.timers.status(TimerId(timer_id))
+
+    def state(self, timer_id: int) -> TimerState:
+        return self.engine.timers.status(TimerId(timer_id)).state
+
+    def search(self, query: TimerQuery) -> list[TimerStatus]:
+        """Return one page of pending timers."""
+        search: TimerSearch = self.engine.timers.search(query)
+        while search.step():
+            pass
+        return search.found
+
+    # ------------------------------------------------------------ time
+
+    def advance(self, duration_ms: int) -> None:
+        """Let time pass in coarse strides, each with all that is due then."""
+        end_ms = self.now_ms + duration_ms
+        while self.now_ms < end_ms:
+            self.now_ms = min(self.now_ms + STRIDE_MS, end_ms)
+            self.run_due()
+
+    def sleep(self, duration_ms: int) -> None:
+        """Let time pass as for the shell: the engine says when it wants to be called again."""
+        end_ms = self.now_ms + duration_ms
+        spins = 0
+        while True:
+            self.run_due()
+            self.engine.take_ready()
+            if self.engine.background.is_wanted(self.now_ms):
+                self.background()
+            due_ms = self.engine.next_due_ms(self.now_ms, firing_ms=self.now_ms)
+            if self.now_ms >= end_ms:
+                return
+            spins = spins + 1 if due_ms is not None and due_ms <= self.now_ms else 0
+            assert spins < SPINS_MAX, "the engine asks to be called again and again, for nothing"
+            self.now_ms = min(max(due_ms or end_ms, self.now_ms + 1), end_ms)
+
+    # ------------------------------------------------------------ verdicts
+
+    def judge(self) -> None:
+        """Fold what the log says since the last time, and take the deliveries from it."""
+        committed = self.engine.committed_offset
+        if committed == self._judged_to:
+            return
+        for header, body, tail in records_of(self.disk, self._judged_to):
+            if header.log_offset >= committed:
+                break
+            self._judged_to = header.log_offset + header.size
+            self.fold.fold(header, body, tail)
+            if header.kind == Kind.MESSAGE and header.flags & FLAG_TIMER:
+                self._take(header.stored_at_ms, body, tail)
+
+    def _take(self, stored_at_ms: int, body: bytes, tail: bytes) -> None:
+        cause = message.decode_timer_cause(body)
+        place = message.Place._make(message.PLACE.unpack_from(body))
+        topic = self.fold.timers.topics[place.topic_id]
+        text = text_of(tail)
+        self.delivered.append(
+            Delivered(
+                text,
+                cause.timer_id,
+                cause.due_at_ms,
+                stored_at_ms,
+                TimerReason(cause.reason),
+                topic,
+                place.queue_id,
+            )
+        )
+
+    def texts(self, topic: str = TOPIC) -> list[str]:
+        """Return what timers have put on a topic, in its order."""
+        self.judge()
+        return [one.text for one in self.delivered if one.topic == topic]
+
+    def check(self) -> None:
+        """Hold the engine's open timers, counts and pins against the log."""
+        self.engine.timers.index.link_gathered()
+        check_engine(self.engine, self.timers)
+
+    def run_due(self) -> None:
+        super().run_due()
+        self.judge()
+
+    def background(self, steps: int = 100_000) -> None:
+        """Go on with background work until nothing is left, or for some steps."""
+        self.judge()  # Before retention takes what was not read yet.
+        for _ in range(steps):
+            files = self.engine.background.step(self.now_ms, firing_ms=self.now_ms)
+            if files is None:
+                break
+            for file in files:
+                file.sync()
+            if has_pending(self.engine):
+                self.commit()
+        else:
+            assert steps < 100_000, "background work does not come to an end"
+        self.judge()
+
+
+def open_timers(engine: Engine) -> Iterator[tuple[int, int, int]]:
+    """Yield (id, due time, log offset) of each pending timer, by id: what T-7 is about."""
+    table = engine.timers.index.table
+    for number in table.page_numbers():
+        rows = table.rows(number)
+        for at in (rows["state"] == TimerState.PENDING).nonzero()[0].tolist():
+            row = rows[at]
+            yield number * len(rows) + at, int(row["due"]), int(row["log_offset"])
+
+
+def check_engine(engine: Engine, fold: TimerFold) -> None:
+    """Compare table, counts and pins with the fold of the log (T-7, T-9, T-10, T-20)."""
+    index, log = engine.timers.index, engine.log
+    if index.gathered_due_ms is not None:
+        # The table has them when a slice of background work comes; the rest is looked at then.
+        assert index.pending_count == len(fold.open), "T-20"
+        assert index.pinned_bytes == sum(one.size for one in fold.open.values())
+        return
+    known = {n: (one.due_at_ms, one.log_offset) for n, one in fold.open.items()}
+    found = {timer_id: (due, offset) for timer_id, due, offset in open_timers(engine)}
+    assert found == known, _difference(found, known)
+    by_topic = Counter(one.topic_id for one in fold.open.values())
+    assert +index.counts.pending == by_topic, "T-20"
+    assert min(index.counts.pending.values(), default=0) >= 0, "T-20: a negative count"
+    assert index.pending_count == len(known), "T-20"
+    assert index.counts.pinned_bytes == sum(one.size for one in fold.open.values())
+    pins = Counter(log.segment_start(LogOffset(one.log_offset)) for one in fold.open.values())
+    assert +index.counts.pins == pins, "T-10: what pins a segment"
+    for timer_id, (_, offset) in known.items():
+        assert log.min_offset <= offset < log.log_end, f"T-9, T-10: the body of {timer_id}"
+    flusher = engine.timers.flusher
+    if index.next_id:
+        assert log.min_offset <= flusher.replay_from or log.min_offset == 0, "T-10"
+    assert flusher.replay_from <= log.log_end, "T-9"
+    assert engine.timers.deliverer.early_count == 0, "T-1"
+    assert not +engine.timers.janitor.audit.drift, "an audit had to correct something"
+
+
+def _difference(found: dict[Any, Any], known: dict[Any, Any]) -> str:
+    only_found = sorted(found.items() - known.items())[:5]
+    only_known = sorted(known.items() - found.items())[:5]
+    return f"T-7: only the engine has {only_found}, only the log has {only_known}"
+
+
+def without_timer_files(disk: FaultyDisk, *names: str) -> FaultyDisk:
+    """Take timer files away behind the engine's back: those named, or all."""
+    for folder in ("timer", "timer/timerlog", "timer/state"):
+        for name in disk.names(folder):
+            if not names or name in names:
+                disk.remove(name)
+    return disk
+
+
+def timer_files(disk: FaultyDisk) -> list[str]:
+    """Return the names of all timer files."""
+    folders = ("timer", "timer/timerlog", "timer/state")
+    return [name for folder in folders for name in disk.names(folder)]
+
+
+def seeded_world(seed: int, **options: Any) -> TimerWorld:
+    """Return a world on a disk whose power cuts are chosen by `seed`."""
+    return TimerWorld(FaultyDisk(Random(seed)), **options)
