@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.chaos.figures import DISTURBED
-from tests.support.clients import second_opinion
+from tests.support.clients import history_against_audit as second_opinion
 from tests.support.clients.client_process import Fact
+from tests.support.clients.history_against_audit import (
+    Compared,
+    Delivery,
+    Failed,
+    Witness,
+    compare,
+    witness_of,
+)
 from tests.support.clients.looping_clients import (
     EFFECT_US,
     TOPICS,
@@ -30,14 +38,6 @@ from tests.support.clients.looping_clients import (
     Disturbance,
     histories_of,
     judge,
-)
-from tests.support.clients.second_opinion import (
-    Compared,
-    Delivery,
-    Failed,
-    Witness,
-    compare,
-    witness_of,
 )
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 
 from tests.support.clients import http2_peer as peer
-from tests.support.clients.strangers import (
+from tests.support.clients.hostile_client import (
     CLOSED,
     GROUP,
     Stranger,

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.api import api
+from tests.support.clients.history_against_audit import Failed
 from tests.support.clients.load import Load
-from tests.support.clients.second_opinion import Failed
 from tests.support.processes.killing import RECOVERY_S, Stuck, kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
 

@@ -14,8 +14,8 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from tests.support.clients.hostile_client import CLOSED, Stranger, memory_mib
 from tests.support.clients.pulling import PullClient, Pulled, message_of
-from tests.support.clients.strangers import CLOSED, Stranger, memory_mib
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.proxy.server.puller import WAITS_MAX
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

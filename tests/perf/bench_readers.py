@@ -35,7 +35,7 @@ from tests.support.clients.client_process import (
     NODE_PACKAGES,
     SCRIPTS,
 )
-from tests.support.clients.strangers import message, path_of, send_of
+from tests.support.clients.hostile_client import message, path_of, send_of
 from tests.support.processes.processes import Standalone, standalone
 from tests.support.processes.slow_relay import relaying
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2

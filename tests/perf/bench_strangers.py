@@ -26,7 +26,7 @@ import grpc
 
 from tests.perf.bench_end_to_end import cpu_seconds
 from tests.support.clients import http2_peer as peer
-from tests.support.clients.strangers import (
+from tests.support.clients.hostile_client import (
     CLOSED,
     GROUP,
     TOPIC,

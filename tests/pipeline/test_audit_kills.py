@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.clients.audited_loads import second_opinion
 from tests.support.clients.history import Outcome
+from tests.support.clients.history_against_audit import Failed
 from tests.support.clients.load import Load
-from tests.support.clients.second_opinion import Failed
 from tests.support.processes.killing import kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
 

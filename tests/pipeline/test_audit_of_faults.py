@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.chaos.audit import audited
 from tests.chaos.figures import DISTURBED
 from tests.support.clients.api import api, message
-from tests.support.clients.second_opinion import Compared
+from tests.support.clients.history_against_audit import Compared
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.clients.api import POLL_MS_MIN
 from tests.support.clients.history import Outcome
-from tests.support.clients.load import Load
-from tests.support.clients.second_opinion import (
+from tests.support.clients.history_against_audit import (
     Compared,
     Delivery,
     Failed,
@@ -18,6 +17,7 @@ from tests.support.clients.second_opinion import (
     compare,
     witness_of,
 )
+from tests.support.clients.load import Load
 from tidemill.common.clock import SystemClock
 from tidemill.pipeline.jobs.audit import AuditSettings, judge
 from tidemill.pipeline.jobs.events import read_events

@@ -11,7 +11,7 @@ import grpc
 
 from tests.support.clients.api import CALL_S, POLL_MS_MIN, Api, api, message
 from tests.support.clients.history import History, Outcome
-from tests.support.clients.second_opinion import Failed
+from tests.support.clients.history_against_audit import Failed
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 INVISIBLE_MS = 3_000

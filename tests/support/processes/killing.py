@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.clients.second_opinion import Failed
+from tests.support.clients.history_against_audit import Failed
 from tests.support.eventually import LOOK_EVERY_S
 from tests.support.processes.processes import Standalone
 from tidemill.common.clock import SystemClock

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.chaos.audit import acknowledged, compared, witnesses_of
 from tests.chaos.figures import DISTURBED
+from tests.support.clients.history_against_audit import Delivery
 from tests.support.clients.looping_clients import EFFECT_US
-from tests.support.clients.second_opinion import Delivery
 
 KEY = "fault/normal/0"
 MS = 1_000  # in microseconds

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients.history import History, Outcome
-from tests.support.clients.second_opinion import (
+from tests.support.clients.history_against_audit import (
     Compared,
     Delivery,
     Failed,

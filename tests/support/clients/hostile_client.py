@@ -180,7 +180,7 @@ class Honest:
 
     def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.clients.strangers", address],
+            [sys.executable, "-m", "tests.support.clients.hostile_client", address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
