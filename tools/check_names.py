@@ -1,0 +1,71 @@
+"""Check that each public class name of services/ has one definition, and that it is a noun.
+
+A name with two definitions makes a reader guess. Qualify it by its subject or its side, such as
+`TraceCursor` and `TimerCursor`. Participles and fillers such as `Found` or `Place` are not nouns
+with a meaning; the check rejects them for private classes, too.
+
+Usage: python -m tools.check_names
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools import pending
+from tools.pending import ROOT
+
+PENDING = ROOT / "tools" / "names_pending.txt"
+BANNED = frozenset(
+    [
+        *("Away", "Found", "Gone", "Kept", "Left", "Place"),
+        *("Refused", "Rest", "Taken", "Told", "Wanted", "Written"),
+    ]
+)
+
+
+def definitions(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and `file:line` of each class below `root`, without the generated stubs."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - {"stubs", "__pycache__"})
+        for file in sorted(Path(folder) / name for name in names if name.endswith(".py")):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    yield node.name, f"{file.relative_to(root.parent)}:{node.lineno}"
+
+
+def findings_of(root: Path) -> dict[str, str]:
+    """Return the text of each finding below `root` by the name of the class."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, place in definitions(root):
+        places[name].append(place)
+    findings = {
+        name: f"class {name} has {len(found)} definitions: {', '.join(found)};"
+        " qualify each by its subject or side"
+        for name, found in places.items()
+        if len(found) > 1 and not name.startswith("_")
+    }
+    for name, found in places.items():
+        if name.lstrip("_") in BANNED:
+            findings[name] = f"class {name} ({', '.join(found)}) needs a name that is a noun"
+    return findings
+
+
+def main() -> int:
+    """Check services/; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--update-pending", action="store_true", help=f"remove corrected names from {PENDING.name}"
+    )
+    options = parser.parse_args()
+    findings = findings_of(ROOT / "services")
+    return pending.report(findings, pending.read(PENDING), PENDING, update=options.update_pending)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
