@@ -33,9 +33,15 @@ from tidemill.common.lifecycle import announce_ready, cannot_listen, run, stop_o
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.parent import die_with_parent
-from tidemill.common.readiness import Readiness
-from tidemill.transport.aio.notices import Notices
-from tidemill.transport.aio.tls import Certificates, Reloading, TlsFiles, newest_of, server_context
+from tidemill.common.readiness import ProcessReadiness
+from tidemill.transport.aio.notices import MisuseLog
+from tidemill.transport.aio.tls import (
+    Certificates,
+    ReloadableCredentials,
+    TlsFiles,
+    newest_of,
+    server_context,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -91,7 +97,7 @@ async def serve(settings: AdminSettings) -> None:
             watches = [BrokerWatch(await brokers.client_at(a), a) for a in settings.broker]
             for watch in watches:
                 await enter(watch.running())
-            readiness = Readiness(
+            readiness = ProcessReadiness(
                 lambda: [peer for watch in watches for peer in watch.peers()],
                 unready_after_ms=settings.unready_after_ms,
             )
@@ -125,8 +131,8 @@ async def serve(settings: AdminSettings) -> None:
     log.info("admin stopped")
 
 
-def tls_of(settings: AdminSettings) -> Reloading[ssl.SSLContext] | None:
-    """Return what the API is served with, None for plain HTTP; raise StartRefused."""
+def tls_of(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | None:
+    """Return what the API is served with, None for plain HTTP; raise StartError."""
     if not settings.admin_tls_certificate_file:
         return None
     files = TlsFiles(
@@ -136,7 +142,7 @@ def tls_of(settings: AdminSettings) -> Reloading[ssl.SSLContext] | None:
         key_setting="admin_tls_key_file",
     )
     make = functools.partial(server_context, files, protocols=("http/1.1",))
-    return Reloading("admin", files, make)
+    return ReloadableCredentials("admin", files, make)
 
 
 def with_door(
@@ -155,7 +161,7 @@ def with_door(
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Listen on `port` (0: a free one) until the block ends; raise StartRefused if it is taken."""
+    """Listen on `port` (0: a free one) until the block ends; raise StartError if it is taken."""
     try:
         listener = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
@@ -182,7 +188,7 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=functools.partial(Connection, notices=Notices()),  # type: ignore[arg-type]  # It is called, and nothing else.
+            http=functools.partial(Connection, notices=MisuseLog()),  # type: ignore[arg-type]  # It is called, and nothing else.
             ws="none",
             # Whoever asks is who has connected, and not what a header says.
             proxy_headers=False,

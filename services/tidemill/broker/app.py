@@ -23,8 +23,8 @@ from tidemill.common.replica_group import Member, ReplicaId
 if TYPE_CHECKING:
     from tidemill.broker.controller_link.port import SupervisorPort
     from tidemill.broker.server.replicas.replicas import Controllers
-    from tidemill.transport.aio.connect import Connect
-    from tidemill.transport.aio.tls import Reloading
+    from tidemill.transport.aio.connect import Connector
+    from tidemill.transport.aio.tls import ReloadableCredentials
 
 log = structlog.get_logger()
 
@@ -154,23 +154,32 @@ async def tied(controllers: Controllers | None, stop: asyncio.Event) -> AsyncIte
 
 def cluster_tls(
     settings: BrokerSettings,
-) -> tuple[Reloading[ssl.SSLContext] | None, Reloading[ssl.SSLContext] | None]:
+) -> tuple[
+    ReloadableCredentials[ssl.SSLContext] | None, ReloadableCredentials[ssl.SSLContext] | None
+]:
     """Return what others are served with, and what members are connected to with.
 
-    None without TLS. Raises StartRefused.
+    None without TLS. Raises StartError.
     """
-    from tidemill.transport.aio.tls import Reloading, client_context, cluster_files, server_context
+    from tidemill.transport.aio.tls import (
+        ReloadableCredentials,
+        client_context,
+        cluster_files,
+        server_context,
+    )
 
     files = cluster_files(settings)
     if files is None:
         return None, None
     return (
-        Reloading("cluster", files, functools.partial(server_context, files)),
-        Reloading("members", files, functools.partial(client_context, files), is_server=False),
+        ReloadableCredentials("cluster", files, functools.partial(server_context, files)),
+        ReloadableCredentials(
+            "members", files, functools.partial(client_context, files), is_server=False
+        ),
     )
 
 
-def connect_of(tls: Reloading[ssl.SSLContext] | None) -> Connect:
+def connect_of(tls: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
     """Return how to get at a member."""
     from tidemill.transport.aio.channel import connected
     from tidemill.transport.aio.tls import newest_of

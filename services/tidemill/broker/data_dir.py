@@ -15,7 +15,7 @@ from typing import IO
 import structlog
 
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 log = structlog.get_logger()
 
@@ -31,17 +31,17 @@ LOCK_RETRY_MS = 50  # a try is one call of the kernel, and who waits is nobody's
 def locked_data_dir(
     path: Path, *, wait_ms: int = 0, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[Path]:
-    """Own `path`, made when missing, until the block ends; raise StartRefused if another does.
+    """Own `path`, made when missing, until the block ends; raise StartError if another does.
 
     One that is to go anyway is waited for, for `wait_ms`, and nothing else is done meanwhile. The
     kernel gives the lock back when the process ends, however it ends. The file stays, and names
-    the last owner. Raises StartRefused too where the folder cannot be made or written.
+    the last owner. Raises StartError too where the folder cannot be made or written.
     """
     with _opened_lock(path) as lock:
         if not _is_taken(lock, wait_ms // LOCK_RETRY_MS, pause):
             lock.seek(0)
             owner = lock.read().strip() or "unknown"
-            raise StartRefused(
+            raise StartError(
                 f"the data directory {path} is in use by another broker (process {owner}); "
                 "stop it first, or choose another --data-dir"
             )
@@ -70,7 +70,7 @@ def _opened_lock(path: Path) -> IO[str]:
         path.mkdir(parents=True, exist_ok=True)
         return (path / LOCK_NAME).open("a+")
     except OSError as error:
-        raise StartRefused(
+        raise StartError(
             f"the data directory {path} cannot be used: {error.strerror or error}; "
             "choose another --data-dir, or change the permissions"
         ) from error

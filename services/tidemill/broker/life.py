@@ -35,7 +35,7 @@ from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory
 from tidemill.common.metrics import MetricsServer, Registry
-from tidemill.common.readiness import Readiness
+from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.replica_group import name_in_cluster
 from tidemill.transport.aio.tls import newest_of
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess
     from tidemill.common.replica_group import Member
-    from tidemill.transport.aio.connect import Connect
-    from tidemill.transport.aio.tls import Certificates, Reloading
+    from tidemill.transport.aio.connect import Connector
+    from tidemill.transport.aio.tls import Certificates, ReloadableCredentials
 
 log = structlog.get_logger()
 
@@ -65,8 +65,8 @@ class Process:
         settings: BrokerSettings,
         log_syncs: SyncProcess,
         background_syncs: SyncProcess,
-        cluster: Reloading[ssl.SSLContext] | None,
-        connect: Connect,
+        cluster: ReloadableCredentials[ssl.SSLContext] | None,
+        connect: Connector,
         certificates: Certificates,
         stop: asyncio.Event,
     ) -> None:
@@ -110,7 +110,7 @@ class Process:
             await self._serve(group_log.engine, durability, group_log, replicas)
 
     async def _open_replica(self, me: Member, opened: contextlib.ExitStack) -> GroupLog:
-        """Open the store; what of its log is damaged is asked for first. Raises StartRefused."""
+        """Open the store; what of its log is damaged is asked for first. Raises StartError."""
         mending = StartMending(
             self._settings, me.replica_id, connect=self._connect, stop=self._stop
         )
@@ -144,7 +144,7 @@ class Process:
     ) -> None:
         settings, clock = self._settings, self._clock
         registry = self._registry()
-        readiness = Readiness(lacks=lambda: "" if replicas is None else replicas.lacks())
+        readiness = ProcessReadiness(lacks=lambda: "" if replicas is None else replicas.lacks())
         traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
         rounds = Rounds(
             engine,

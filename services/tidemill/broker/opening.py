@@ -13,16 +13,16 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 from tidemill.common.metrics import MetricsServer, Registry
-from tidemill.common.readiness import Readiness
+from tidemill.common.readiness import ProcessReadiness
 
 
 @contextlib.contextmanager
 def told_to_be_starting(registry: Registry, host: str, port: int) -> Iterator[None]:
     """Serve `/livez`, and `/readyz` that says `starting`, from a thread until the block ends.
 
-    Raises StartRefused when the port is taken. Of port 0 nobody can know, so nobody asks there.
+    Raises StartError when the port is taken. Of port 0 nobody can know, so nobody asks there.
     """
     if port == 0:
         yield
@@ -32,14 +32,14 @@ def told_to_be_starting(registry: Registry, host: str, port: int) -> Iterator[No
 
     async def serve() -> None:
         # Its phase is `starting` for as long as this lasts.
-        async with MetricsServer(registry, Readiness()).serving(host, port):
+        async with MetricsServer(registry, ProcessReadiness()).serving(host, port):
             began.set_result(asyncio.get_running_loop())
             await ended.wait()
 
     def run() -> None:
         try:
             asyncio.run(serve())
-        except StartRefused as error:
+        except StartError as error:
             began.set_exception(error)
         finally:
             began.cancel()  # where it has not begun for any other reason: nobody waits for it

@@ -25,14 +25,14 @@ from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.settings import BrokerSettings
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 ENTROPY_BYTES = 32  # for the key of receipt handles
 
 log = structlog.get_logger()
 
 
-class LogRefused(StartRefused):
+class LogRefused(StartError):
     """A store whose log is damaged: another replica may have what stood there."""
 
     def __init__(self, reason: str, damage: LogDamaged) -> None:
@@ -42,7 +42,7 @@ class LogRefused(StartRefused):
 
 @contextlib.contextmanager
 def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
-    """Recover the engine from the data directory; raise StartRefused where that cannot be."""
+    """Recover the engine from the data directory; raise StartError where that cannot be."""
 
     def open_alone(
         disk: PosixDisk, config: EngineConfig, now_ms: int
@@ -62,7 +62,7 @@ def _refuse_replica(disk: PosixDisk, settings: BrokerSettings) -> None:
     epoch = find_epoch_seen(disk)
     if epoch:
         folder = f"{settings.data_dir}/{FOLDER}"
-        raise StartRefused(
+        raise StartError(
             f"the store in {settings.data_dir} is a replica's, and its broker group has come to"
             f" epoch {epoch}: the others may have what it lacks. Start it with --controllers and"
             f" --replica-id, as before. To look into it, start on a copy (`tidemill store copy`)."
@@ -119,10 +119,10 @@ def _opened(
             f"the store in {settings.data_dir} cannot be opened: {error}", error
         ) from error
     except (CorruptStore, DiskFailed) as error:
-        raise StartRefused(f"the store in {settings.data_dir} cannot be opened: {error}") from error
+        raise StartError(f"the store in {settings.data_dir} cannot be opened: {error}") from error
     except OSError as error:
         reason = error.strerror or error
-        raise StartRefused(
+        raise StartError(
             f"the store in {settings.data_dir} cannot be opened: {error.filename}: {reason}"
         ) from error
     took_ms = (time.monotonic_ns() - began_ns) // 1_000_000

@@ -119,7 +119,7 @@ def repair_store(
     * `tidemill store repair ./data --from /backup/monday --dry-run`
     """
     from tidemill.broker.data_dir import locked_data_dir
-    from tidemill.common.lifecycle import StartRefused
+    from tidemill.common.lifecycle import StartError
 
     with _told(directory):
         if backup is not None and not backup.is_dir():
@@ -132,7 +132,7 @@ def repair_store(
         try:
             for store in stores:
                 locks.enter_context(locked_data_dir(store))
-        except StartRefused as error:
+        except StartError as error:
             fail(str(error).replace(", or choose another --data-dir", ""), EXIT_UNREADABLE)
         for store in stores:
             source = None if backup is None else backup / store.relative_to(directory)

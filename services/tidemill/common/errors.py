@@ -172,7 +172,7 @@ class MessageNotFound(RequestError):
     """There is no such message, or none is available."""
 
 
-class NoRoom(MessageNotFound):
+class ConnectionBufferFull(MessageNotFound):
     """None is given to a poll: its connection has too much unread for what there may be."""
 
 
@@ -270,7 +270,7 @@ CODES: dict[type[ServiceError], Codes] = {
     IllegalOffset: Codes(40019, HTTPStatus.BAD_REQUEST),
     Forbidden: Codes(40300, HTTPStatus.FORBIDDEN),
     MessageNotFound: Codes(40401, HTTPStatus.NOT_FOUND),
-    NoRoom: Codes(40401, HTTPStatus.NOT_FOUND),
+    ConnectionBufferFull: Codes(40401, HTTPStatus.NOT_FOUND),
     TopicNotFound: Codes(40402, HTTPStatus.NOT_FOUND),
     GroupNotFound: Codes(40403, HTTPStatus.NOT_FOUND),
     OffsetNotFound: Codes(40404, HTTPStatus.NOT_FOUND),

@@ -27,7 +27,7 @@ class FileChanges:
         self._files = files
         self._stamps = self._look()
 
-    def have_come(self) -> bool:
+    def detect(self) -> bool:
         """Look again, and say whether anything has changed since the last look."""
         before, self._stamps = self._stamps, self._look()
         return self._stamps != before

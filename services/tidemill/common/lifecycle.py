@@ -42,13 +42,13 @@ _STDIN = 0  # the descriptor
 _SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
 
 
-class StartRefused(Exception):
+class StartError(Exception):
     """The process cannot run here and now; the message says why and what to do."""
 
 
 def cannot_listen(
     host: str, port: int, *, settings: tuple[str, str], error: OSError | None = None
-) -> StartRefused:
+) -> StartError:
     """Say why nobody can listen there, and which of the two `settings` (host, port) to change.
 
     Without an `error`, which gRPC does not tell, the address is tried again to learn it.
@@ -63,7 +63,7 @@ def cannot_listen(
     else:
         told = (error.strerror or str(error)) if error else "the address is refused"
         reason = f"{told}; change {host_setting} or {port_setting}"
-    return StartRefused(where + reason)
+    return StartError(where + reason)
 
 
 def _bind_error(host: str, port: int) -> OSError | None:
@@ -127,7 +127,7 @@ def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 def _log_end(error: BaseException) -> None:
     log = structlog.get_logger()
-    if isinstance(error, StartRefused):
+    if isinstance(error, StartError):
         log.error("process refused to start", reason=str(error))
     else:
         log.error("process failed", error=type(error).__name__, reason=str(error), exc_info=error)

@@ -36,7 +36,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import cannot_listen
-from tidemill.common.readiness import Readiness
+from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.slices import run_slices
 from tidemill.common.version import commit, version
 
@@ -138,11 +138,11 @@ class Registry:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # theirs
         prometheus_client.ProcessCollector(registry=self._collectors)
         prometheus_client.GCCollector(registry=self._collectors)
-        self._collectors.register(_Call(self._collect_own))
+        self._collectors.register(_FunctionCollector(self._collect_own))
 
     def register(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Ask `collect` for its metrics at every scrape."""
-        self._collectors.register(_Call(collect))
+        self._collectors.register(_FunctionCollector(collect))
 
     def bounded(self, metric: str, label_names: Labels, limit: int = LABEL_SETS_MAX) -> LabelSets:
         """Return the guard of one metric's label sets."""
@@ -165,12 +165,12 @@ class Registry:
             part, samples = copy.copy(metric), metric.samples
             for first in range(0, len(samples) or 1, SAMPLES_A_PART):
                 part.samples = samples[first : first + SAMPLES_A_PART]
-                of_part = _Call(functools.partial(list, [part]))
+                of_part = _FunctionCollector(functools.partial(list, [part]))
                 written = encode(of_part).removesuffix(_END_OF_OPENMETRICS)
                 known = texts.setdefault(metric.name, [])
                 known.append(_without_head(written) if known else written)
                 yield
-        end = [_END_OF_OPENMETRICS] if encode(_Call(list)) else []
+        end = [_END_OF_OPENMETRICS] if encode(_FunctionCollector(list)) else []
         return [*chain.from_iterable(texts.values()), *end]
 
     def _collect_own(self) -> Iterator[Metric]:
@@ -224,7 +224,7 @@ def _without_head(text: bytes) -> bytes:
     return text
 
 
-class _Call(Collector):
+class _FunctionCollector(Collector):
     """A function as a collector."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -243,7 +243,7 @@ class MetricsServer:
     def __init__(
         self,
         registry: Registry,
-        readiness: Readiness,
+        readiness: ProcessReadiness,
         *before_scrape: Callable[[], Awaitable[None]],
     ) -> None:
         self._registry = registry
@@ -262,7 +262,7 @@ class MetricsServer:
     async def serving(self, host: str, port: int) -> AsyncIterator[MetricsServer]:
         """Serve until the block ends; port 0 picks a free one, then told by `address`.
 
-        Raises StartRefused when the port is taken.
+        Raises StartError when the port is taken.
         """
         try:
             server = await asyncio.start_server(

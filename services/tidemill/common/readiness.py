@@ -24,7 +24,7 @@ WATCH_PERIOD_S: Final = 0.5  # between two looks for those who are told of chang
 Phase = Literal["starting", "serving", "draining"]
 
 
-class Peer(NamedTuple):
+class PeerStatus(NamedTuple):
     """A process that this one needs, at this moment."""
 
     name: str  # "" as long as it has not told
@@ -41,7 +41,7 @@ class Peer(NamedTuple):
         return f"[-] {name}: {self.word} for {self.since_s:.1f} s ({self.reason})"
 
 
-class Report(NamedTuple):
+class ReadinessReport(NamedTuple):
     """What is true at one moment."""
 
     is_ready: bool
@@ -49,12 +49,12 @@ class Report(NamedTuple):
 
 
 @final
-class Readiness:
+class ProcessReadiness:
     """The phase of this process, and its peers."""
 
     def __init__(
         self,
-        peers: Callable[[], Sequence[Peer]] = lambda: (),
+        peers: Callable[[], Sequence[PeerStatus]] = lambda: (),
         *,
         unready_after_ms: int = 0,
         lacks: Callable[[], str] = lambda: "",
@@ -68,17 +68,17 @@ class Readiness:
         self._peers = peers
         self._unready_after_s = unready_after_ms / 1000
 
-    def report(self) -> Report:
+    def report(self) -> ReadinessReport:
         """Say whether the process is ready, and why."""
         peers = self._peers()
         lines = [peer.describe() for peer in peers]
         if self.phase != "serving":
-            return Report(False, [f"not ready: {self.phase}", *lines])
+            return ReadinessReport(False, [f"not ready: {self.phase}", *lines])
         if missing := self._lacks():
-            return Report(False, [f"not ready: {missing}", *lines])
+            return ReadinessReport(False, [f"not ready: {missing}", *lines])
         if peers and all(peer.since_s > self._unready_after_s for peer in peers):
-            return Report(False, ["not ready: no broker can be reached", *lines])
-        return Report(True, ["ready", *lines])
+            return ReadinessReport(False, ["not ready: no broker can be reached", *lines])
+        return ReadinessReport(True, ["ready", *lines])
 
     async def watch(self, tell: Callable[[bool], None]) -> None:
         """Tell of each change of the status, and log it, until cancelled."""

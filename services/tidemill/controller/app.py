@@ -11,17 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 
 from tidemill.common.clock import SystemClock
-from tidemill.common.lifecycle import (
-    StartRefused,
-    announce_ready,
-    run,
-    settle_memory,
-    stop_on_signal,
-)
+from tidemill.common.lifecycle import StartError, announce_ready, run, settle_memory, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.parent import die_with_parent
-from tidemill.common.readiness import Readiness
+from tidemill.common.readiness import ProcessReadiness
 from tidemill.controller.group import Group
 from tidemill.controller.groups import Groups
 from tidemill.controller.leading import Leading
@@ -34,7 +28,7 @@ from tidemill.controller.sqlite_store import SqliteStore
 from tidemill.transport.aio import metrics as transport_metrics
 from tidemill.transport.aio.tls import (
     Certificates,
-    Reloading,
+    ReloadableCredentials,
     cluster_files,
     newest_of,
     server_context,
@@ -68,7 +62,7 @@ async def serve(settings: ControllerSettings) -> None:
         async with (
             certificates.watching(),
             store_of(settings) as store,
-            MetricsServer(registry, readiness := Readiness()).serving(
+            MetricsServer(registry, readiness := ProcessReadiness()).serving(
                 settings.metrics_host, settings.metrics_port
             ) as metrics,
         ):
@@ -110,17 +104,17 @@ async def serve(settings: ControllerSettings) -> None:
     log.info("controller stopped")
 
 
-def tls_of(settings: ControllerSettings) -> Reloading[ssl.SSLContext] | None:
-    """Return what others are served with, None without TLS. Raises StartRefused."""
+def tls_of(settings: ControllerSettings) -> ReloadableCredentials[ssl.SSLContext] | None:
+    """Return what others are served with, None without TLS. Raises StartError."""
     files = cluster_files(settings)
     if files is None:
         return None
-    return Reloading("cluster", files, functools.partial(server_context, files))
+    return ReloadableCredentials("cluster", files, functools.partial(server_context, files))
 
 
 @contextlib.asynccontextmanager
 async def store_of(settings: ControllerSettings) -> AsyncIterator[MetaStore]:
-    """Open the store of group records. Raises StartRefused."""
+    """Open the store of group records. Raises StartError."""
     async with contextlib.AsyncExitStack() as running:
         if settings.kubernetes_groups:
             yield await kubernetes_store(settings, running)
@@ -128,14 +122,14 @@ async def store_of(settings: ControllerSettings) -> AsyncIterator[MetaStore]:
         try:
             store = await running.enter_async_context(SqliteStore.open(settings.group_store))
         except StoreUnreachable as error:
-            raise StartRefused(f"the records of broker groups: {error}") from error
+            raise StartError(f"the records of broker groups: {error}") from error
         yield store
 
 
 async def kubernetes_store(
     settings: ControllerSettings, running: contextlib.AsyncExitStack
 ) -> MetaStore:
-    """Open the store in this pod's namespace. Raises StartRefused."""
+    """Open the store in this pod's namespace. Raises StartError."""
     # Here: on a laptop its libraries need not be there.
     from tidemill.controller.kubernetes_api import Access, KubernetesApi, NoAccount
     from tidemill.controller.kubernetes_store import KubernetesStore
@@ -143,7 +137,7 @@ async def kubernetes_store(
     try:
         access = Access.of_pod()
     except NoAccount as error:
-        raise StartRefused(f"kubernetes_groups: {error}") from error
+        raise StartError(f"kubernetes_groups: {error}") from error
     api = await running.enter_async_context(KubernetesApi.open(access))
     return KubernetesStore(api, settings.cluster)
 

@@ -24,11 +24,11 @@ _SKIPPED: Final = {1: 8, 5: 4}  # size of fields by their wire type
 _SHIFTS: Final = range(0, 70, 7)  # of the ten bytes that a number has at most
 
 
-class Nonsense(Exception):
+class MalformedWire(Exception):
     """Raised where bytes are no protobuf message."""
 
 
-class Entry(NamedTuple):
+class WireField(NamedTuple):
     """A field of a message: its number and wire type, and where its content lies."""
 
     field: int
@@ -88,14 +88,14 @@ def _fields(wire: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
                 raise BadRequest(f"a request or a message has at most {_FIELDS_MAX} fields")
             if entry.kind == LENGTH_DELIMITED:
                 yield entry.field, entry.begin, entry.end
-    except Nonsense:
+    except MalformedWire:
         return
 
 
-def entries(wire: bytes, at: int, end: int) -> Iterator[Entry]:
-    """Yield all fields of a message, which whoever asks counts; raise Nonsense where there is none.
+def entries(wire: bytes, at: int, end: int) -> Iterator[WireField]:
+    """Yield all fields of a message; raise MalformedWire for bytes that are not a message.
 
-    What is inside of a field is neither looked at nor copied.
+    The function neither reads nor copies the content of a field. The caller limits the count.
     """
     while at < end:
         tag, begin = _varint(wire, at, end)
@@ -109,14 +109,14 @@ def entries(wire: bytes, at: int, end: int) -> Iterator[Entry]:
         elif kind in _SKIPPED:
             at = begin + _SKIPPED[kind]
         else:
-            raise Nonsense
+            raise MalformedWire
         if field == 0 or at > end:
-            raise Nonsense
-        yield Entry(field, kind, begin, at, value)
+            raise MalformedWire
+        yield WireField(field, kind, begin, at, value)
 
 
 def _varint(wire: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; raise Nonsense for one that is cut, or too long."""
+    """Return a number and where it ends; raise MalformedWire for one that is cut, or too long."""
     value = 0
     for shift in _SHIFTS:
         if at >= end:
@@ -126,4 +126,4 @@ def _varint(wire: bytes, at: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise Nonsense
+    raise MalformedWire

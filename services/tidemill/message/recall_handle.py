@@ -41,7 +41,7 @@ _FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
 _BROKEN = "the recall handle is none that was given out here"
 
 
-class Recall(NamedTuple):
+class RecallFields(NamedTuple):
     """What a recall handle names."""
 
     timer_id: int
@@ -61,7 +61,7 @@ class RecallSigner:
         # With what its handles begin: version and broker, whole groups of characters.
         self.mark = _encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS]
 
-    def sign(self, topic: str, recall: Recall) -> str:
+    def sign(self, topic: str, recall: RecallFields) -> str:
         """Return the handle of a delayed message of `topic`."""
         message_id = recall.message_id.encode()
         signed = (
@@ -70,7 +70,7 @@ class RecallSigner:
         )
         return _encode(signed + self._mac(signed, topic))
 
-    def open(self, text: str, topic: str) -> Recall:
+    def open(self, text: str, topic: str) -> RecallFields:
         """Return what `text` names; raise BadRequest unless every character is right."""
         decoded = _decode(text)
         signed, mac = decoded[:-_MAC_SIZE], decoded[-_MAC_SIZE:]
@@ -82,7 +82,7 @@ class RecallSigner:
         if not compare_digest(self._mac(signed, topic), mac):
             raise BadRequest(f"the recall handle was changed, or is not one of the topic {topic}")
         assert len(signed) == _FIELDS_SIZE + id_size, "what was signed here is well-formed"
-        return Recall(timer_id, due_at_ms, signed[_FIELDS_SIZE:].decode())
+        return RecallFields(timer_id, due_at_ms, signed[_FIELDS_SIZE:].decode())
 
     def _mac(self, signed: bytes, topic: str) -> bytes:
         keyed = self._keyed.copy()

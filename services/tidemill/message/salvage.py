@@ -31,7 +31,7 @@ _VARINT, _BYTES = 0, 2  # kinds of values
 _FIXED_SIZES = {1: 8, 5: 4}  # by kind
 
 
-class Properties(NamedTuple):
+class SalvagedProperties(NamedTuple):
     """What checks of a message."""
 
     message_type: int = _NORMAL
@@ -42,12 +42,12 @@ class Properties(NamedTuple):
     born_at_ms: int = 0
 
 
-def properties_of(blob: bytes | memoryview) -> Properties:
+def properties_of(blob: bytes | memoryview) -> SalvagedProperties:
     """Return what checks of a stored message that may be damaged anywhere, or none at all."""
     try:
         fields = stored_message.decode(blob)
     except ValueError:
-        return Properties()
+        return SalvagedProperties()
     hashes = bytes(blob[stored_message.FIXED_SIZE : fields.system_at])
     system = bytes(blob[fields.system_at : fields.user_at])
     user = bytes(blob[fields.user_at : fields.body_wire_at])
@@ -56,7 +56,7 @@ def properties_of(blob: bytes | memoryview) -> Properties:
         "id", message_id
     )
     is_sent = 0 <= fields.born_at_ms <= _BORN_AT_MS_MAX
-    return Properties(
+    return SalvagedProperties(
         fields.message_type if fields.message_type in _TYPES else _NORMAL,
         message_id if is_known else b"",
         _tag(system, fields),
@@ -66,7 +66,7 @@ def properties_of(blob: bytes | memoryview) -> Properties:
     )
 
 
-def encode(properties: Properties) -> bytes:
+def encode(properties: SalvagedProperties) -> bytes:
     """Build the stored message that has these properties and an empty body."""
     kind, message_id, tag, keys, user_wire, born_at_ms = properties
     id_head = bytes_header(_MESSAGE_ID) + varint(len(message_id))

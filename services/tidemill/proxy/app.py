@@ -14,7 +14,7 @@ from tidemill.common.clock import Clock, SystemClock
 from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
 from tidemill.common.log import logs_text
 from tidemill.common.metrics import MetricsServer, Registry
-from tidemill.common.readiness import Readiness
+from tidemill.common.readiness import ProcessReadiness
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.metrics import ClientMetrics
 from tidemill.proxy.clients.questions import Questions
@@ -46,10 +46,10 @@ from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.transport.aio.channel import connected
-from tidemill.transport.aio.connect import Connect
+from tidemill.transport.aio.connect import Connector
 from tidemill.transport.aio.tls import (
     Certificates,
-    Reloading,
+    ReloadableCredentials,
     TlsFiles,
     client_context,
     cluster_files,
@@ -112,7 +112,7 @@ async def serve(settings: ProxySettings) -> None:
         questions.answer,
         connect=connect_of(link),
     )
-    readiness = Readiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
+    readiness = ProcessReadiness(cluster.peers, unready_after_ms=settings.unready_after_ms)
     starter_fd = settings.supervisor_fd if settings.keeper_fd is None else settings.keeper_fd
     with stop_on_signal(supervisor_fd=starter_fd, on_hangup=certificates.reload) as stop:
         async with (
@@ -166,7 +166,7 @@ async def telling(news: SettingsNews) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def watched(readiness: Readiness, server: GrpcServer) -> AsyncIterator[None]:
+async def watched(readiness: ProcessReadiness, server: GrpcServer) -> AsyncIterator[None]:
     """Tell gRPC health of each change of readiness until the block ends."""
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(readiness.watch(server.tell_health), name="readiness")
@@ -174,8 +174,8 @@ async def watched(readiness: Readiness, server: GrpcServer) -> AsyncIterator[Non
         watch.cancel()
 
 
-def front_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
-    """Return what clients are served with, None without TLS; raise StartRefused."""
+def front_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] | None:
+    """Return what clients are served with, None without TLS; raise StartError."""
     if settings.tls == "off":
         return None
     files = TlsFiles(
@@ -183,18 +183,20 @@ def front_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
         key=settings.tls_key_file,
         authorities=settings.tls_client_ca_file,
     )
-    return Reloading("clients", files, functools.partial(server_context, files))
+    return ReloadableCredentials("clients", files, functools.partial(server_context, files))
 
 
-def link_tls(settings: ProxySettings) -> Reloading[ssl.SSLContext] | None:
-    """Return what the links to brokers use, None without TLS; raise StartRefused."""
+def link_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] | None:
+    """Return what the links to brokers use, None without TLS; raise StartError."""
     files = cluster_files(settings)
     if files is None:
         return None
-    return Reloading("cluster", files, functools.partial(client_context, files), is_server=False)
+    return ReloadableCredentials(
+        "cluster", files, functools.partial(client_context, files), is_server=False
+    )
 
 
-def connect_of(link: Reloading[ssl.SSLContext] | None) -> Connect:
+def connect_of(link: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
     """Return how to get at a broker."""
     return connected if link is None else functools.partial(connected, tls=newest_of(link))
 
@@ -203,7 +205,7 @@ def cluster_of(
     settings: ProxySettings,
     metrics: ProxyMetrics,
     *,
-    connect: Connect = connected,
+    connect: Connector = connected,
     routes: MasterRoutes | None = None,
 ) -> Cluster:
     """Return the broker groups of the settings, not connected yet."""

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from tidemill.common.lifecycle import StartRefused, stop_on_signal
+from tidemill.common.lifecycle import StartError, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.parent import die_with_parent
-from tidemill.standalone.child import Addresses, Child, ChildFailed
+from tidemill.standalone.child import Addresses, Child, ChildFailure
 from tidemill.standalone.places import (
     CONTROLLER,
-    Broker,
+    StandaloneBroker,
     brokers_of,
     check_all_served,
     group_store_of,
 )
-from tidemill.standalone.ports import GRPC_FLAGS, Wanted, check_free, reserve
+from tidemill.standalone.ports import GRPC_FLAGS, PortRequest, check_free, reserve
 from tidemill.standalone.settings import StandaloneSettings
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         die_with_parent()
     try:
         return asyncio.run(serve(settings))
-    except StartRefused as refusal:
+    except StartError as refusal:
         log.error("process refused to start", reason=str(refusal))  # noqa: TRY400  # It says all.
         return 1
 
@@ -89,7 +89,7 @@ async def supervise(
             for run in runs:
                 if run in done and (failure := run.exception()) is not None:
                     log.error("a process could not start", reason=str(failure))
-                    return failure.status if isinstance(failure, ChildFailed) else 1
+                    return failure.status if isinstance(failure, ChildFailure) else 1
             if ready in done:
                 print_ready(children)
     finally:
@@ -190,7 +190,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 "--grpc-reuse-port",
             ]
 
-        def broker(one: Broker, addresses: Addresses) -> list[str]:
+        def broker(one: StandaloneBroker, addresses: Addresses) -> list[str]:
             return [
                 "broker",
                 *common(one.name, addresses),
@@ -203,7 +203,7 @@ def planned_children(settings: StandaloneSettings) -> Iterator[list[Child]]:
                 *replica_flags(one),
             ]
 
-        def replica_flags(one: Broker) -> list[str]:
+        def replica_flags(one: StandaloneBroker) -> list[str]:
             if one.replica < 0:
                 return []
             names = f"--replica-name={one.name}", f"--replica-id={one.replica}"
@@ -294,11 +294,11 @@ def metrics_ports_of(settings: StandaloneSettings) -> dict[str, int]:
     }
 
 
-def wanted_ports(settings: StandaloneSettings) -> list[Wanted]:
+def wanted_ports(settings: StandaloneSettings) -> list[PortRequest]:
     """Return the ports of all children, in the order in which a taken one is told."""
     wanted = [
-        Wanted(settings.grpc_host, settings.grpc_port, GRPC_FLAGS, "clients"),
-        Wanted(
+        PortRequest(settings.grpc_host, settings.grpc_port, GRPC_FLAGS, "clients"),
+        PortRequest(
             settings.admin_host,
             settings.admin_port,
             ("--admin-host", "--admin-port"),
@@ -307,10 +307,10 @@ def wanted_ports(settings: StandaloneSettings) -> list[Wanted]:
     ]
     if settings.scaler_port is not None:
         flags = "--scaler-host", "--scaler-port"
-        wanted.append(Wanted(settings.scaler_host, settings.scaler_port, flags, "KEDA"))
+        wanted.append(PortRequest(settings.scaler_host, settings.scaler_port, flags, "KEDA"))
     for name, port in metrics_ports_of(settings).items():
         flags = "--metrics-host", "--metrics-port"
-        wanted.append(Wanted(settings.metrics_host, port, flags, f"metrics of {name}"))
+        wanted.append(PortRequest(settings.metrics_host, port, flags, f"metrics of {name}"))
     return wanted
 
 

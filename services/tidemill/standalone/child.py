@@ -26,7 +26,7 @@ log = structlog.get_logger()
 Addresses = dict[str, str]
 
 
-class ChildFailed(Exception):
+class ChildFailure(Exception):
     """A process ended before it served; it has said why on standard error."""
 
     def __init__(self, name: str, status: int) -> None:
@@ -59,7 +59,7 @@ class Child:
     async def run(self) -> None:
         """Start the process, and again whenever it dies; return once it is stopped.
 
-        Raises ChildFailed when the very first start fails.
+        Raises ChildFailure when the very first start fails.
         """
         loop = asyncio.get_running_loop()
         back_off_ms = BACK_OFF_MS_MIN
@@ -69,7 +69,7 @@ class Child:
             if self._is_stopping:
                 return
             if not self.is_ready.is_set():
-                raise ChildFailed(self.name, status)
+                raise ChildFailure(self.name, status)
             if loop.time() - started_s > STEADY_MS / 1000:
                 back_off_ms = BACK_OFF_MS_MIN
             log.warning("child died", child=self.name, status=status, restart_ms=back_off_ms)

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.retirement import is_out
 from tidemill.controller.meta_store import StoreUnreachable
@@ -31,7 +31,7 @@ CONTROLLER: Final = "controller-0"
 REPLICA_FOLDER: Final = "replica"  # in a store: what a replica must not forget
 
 
-class Broker(NamedTuple):
+class StandaloneBroker(NamedTuple):
     """One broker process, and where its store is."""
 
     name: str  # of the process
@@ -40,15 +40,17 @@ class Broker(NamedTuple):
     data_dir: Path
 
 
-def brokers_of(settings: StandaloneSettings) -> list[Broker]:
+def brokers_of(settings: StandaloneSettings) -> list[StandaloneBroker]:
     """Return all brokers, group by group."""
     if settings.replicas == 1:
         return [
-            Broker(name, name, -1, store_of(settings.data_dir, name))
+            StandaloneBroker(name, name, -1, store_of(settings.data_dir, name))
             for name in map(group_name, range(settings.groups))
         ]
     return [
-        Broker(f"{group}-{replica}", group, replica, store_of(settings.data_dir, group, replica))
+        StandaloneBroker(
+            f"{group}-{replica}", group, replica, store_of(settings.data_dir, group, replica)
+        )
         for group in map(group_name, range(settings.groups))
         for replica in range(settings.replicas)
     ]
@@ -72,7 +74,7 @@ def group_store_of(settings: StandaloneSettings) -> Path:
 
 
 def check_all_served(settings: StandaloneSettings) -> None:
-    """Raise StartRefused where a store is in the data directory that no broker would serve.
+    """Raise StartError where a store is in the data directory that no broker would serve.
 
     Its messages would wait, and message groups that lie there be refused, without a word of why.
     Of replicas it would be worse: two that have all may be gone when the one that lags is alone.
@@ -83,7 +85,7 @@ def check_all_served(settings: StandaloneSettings) -> None:
     ]
     if held:
         count = held[-1] + 1
-        raise StartRefused(
+        raise StartError(
             f"this data directory holds {count} broker groups: start with --groups {count}, or "
             f"move {store_of(data_dir, group_name(held[-1]))} away if it was removed from "
             f"the cluster"
@@ -97,14 +99,14 @@ def check_all_served(settings: StandaloneSettings) -> None:
     if needed:
         count = needed[-1][0] + 1
         drains = ", ".join(f"`tidemill cluster drain {group}-{n}`" for n, group in needed)
-        raise StartRefused(
+        raise StartError(
             f"this data directory holds {count} replicas of each broker group: start with"
             f" --replicas {count}. With fewer, those that are left could lack what the others"
             f" have acknowledged. To have fewer, let them go first: {drains}, and stop when"
             f" `tidemill cluster status` says that they are retired"
         )
     if settings.replicas == 1 and is_dir(data_dir / REPLICA_FOLDER):
-        raise StartRefused(
+        raise StartError(
             f"the store in {data_dir} is a replica's, and others may have what it lacks: start"
             f" with as many --replicas as there were"
         )

@@ -13,13 +13,13 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tidemill.common.lifecycle import StartRefused, cannot_listen
+from tidemill.common.lifecycle import StartError, cannot_listen
 
 PORT_MAX = 65_535  # a u16
 GRPC_FLAGS = "--grpc-host", "--grpc-port"
 
 
-class Wanted(NamedTuple):
+class PortRequest(NamedTuple):
     """A port that a child will listen on, and which flags of the standalone say so."""
 
     host: str
@@ -28,18 +28,18 @@ class Wanted(NamedTuple):
     what: str
 
 
-def check_free(wanted: Sequence[Wanted]) -> None:
-    """Raise StartRefused for the first port that is taken or wanted twice, or host that is none."""
-    seen: dict[int, Wanted] = {}
+def check_free(wanted: Sequence[PortRequest]) -> None:
+    """Raise StartError for the first port that is taken or wanted twice, or host that is none."""
+    seen: dict[int, PortRequest] = {}
     for one in (one for one in wanted if one.port):
         before = seen.setdefault(one.port, one)
         if before is not one:
-            raise StartRefused(
+            raise StartError(
                 f"port {one.port} is wanted twice, for {before.what} and for {one.what}; "
                 f"change {before.flags[1]} or {one.flags[1]}"
             )
         if one.port > PORT_MAX:
-            raise StartRefused(
+            raise StartError(
                 f"there is no port {one.port} for {one.what}; choose a lower {one.flags[1]}"
             )
     for one in wanted:
@@ -49,7 +49,7 @@ def check_free(wanted: Sequence[Wanted]) -> None:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Reserve `port` (0: a free one) until the socket is closed; raise StartRefused if taken."""
+    """Reserve `port` (0: a free one) until the socket is closed; raise StartError if taken."""
     return _bound(host, port, GRPC_FLAGS, is_shared=True)
 
 

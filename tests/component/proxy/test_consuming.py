@@ -25,7 +25,7 @@ from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES, ROOM_POLL_MS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.aio.call import DisconnectError
 
 OLD_CLIENT = {**HEADERS, "x-mq-client-version": "5.0.2"}
 
@@ -352,10 +352,10 @@ def test_what_was_not_written_to_the_client_is_given_back(failing_item: int) -> 
         async def send(item: service.ReceiveMessageResponse) -> None:
             nonlocal count
             if count == failing_item:
-                raise ClientGone
+                raise DisconnectError
             count += 1
 
-        with pytest.raises(ClientGone):
+        with pytest.raises(DisconnectError):
             await world.receive(receive_request(), send=send)
         frame = await world.broker.wait_for_frame("changes")
         # The first item is the status.

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tests.support.worlds.memory_engine import NOW_MS, SECRET
 from tests.support.worlds.proxy_world import HEADERS, ProxyWorld, eventually, message, run
 from tidemill.message import stored_message
-from tidemill.message.recall_handle import Recall, RecallSigner
+from tidemill.message.recall_handle import RecallFields, RecallSigner
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -51,7 +51,7 @@ def test_a_delayed_message_is_answered_with_a_recall_handle_and_no_offset() -> N
             [entry] = response.entries
             assert (entry.status.code, entry.message_id, entry.offset) == (v2.OK, "id-1", 0)
             opened = SIGNER.open(entry.recall_handle, "topic")
-            assert opened == Recall(timer_id, DUE_AT_MS, "id-1")
+            assert opened == RecallFields(timer_id, DUE_AT_MS, "id-1")
         timer = world.broker.engine.timers.messages[0]
         assert timer is not None
         assert stored_message.decode(timer.blob).message_type == v2.DELAY
@@ -174,7 +174,7 @@ def test_a_handle_of_another_topic_or_broker_is_a_bad_request() -> None:
         handle = await scheduled(world)
         await world.put_topic("other")
         assert (await recall(world, handle, topic="other")).status.code == v2.BAD_REQUEST
-        foreign = RecallSigner(SECRET, "broker-1").sign("topic", Recall(0, DUE_AT_MS, "id-1"))
+        foreign = RecallSigner(SECRET, "broker-1").sign("topic", RecallFields(0, DUE_AT_MS, "id-1"))
         refused = await recall(world, foreign)
         assert (refused.status.code, refused.status.message) == (
             v2.BAD_REQUEST,
@@ -208,7 +208,7 @@ def test_a_handle_of_a_topic_that_was_made_again_finds_nothing() -> None:
 def test_a_recall_names_a_topic_of_delayed_messages(topic: str, code: int) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("normal", kind=link_pb2.NORMAL)
-        handle = SIGNER.sign(topic, Recall(0, DUE_AT_MS, "id-1"))
+        handle = SIGNER.sign(topic, RecallFields(0, DUE_AT_MS, "id-1"))
         assert (await recall(world, handle, topic=topic)).status.code == code
 
     run(scenario, auto_create=False)

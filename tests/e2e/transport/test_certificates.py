@@ -18,10 +18,10 @@ from tests.e2e.conftest import Certificates, make_certificate
 from tests.support.clients.http2_peer import grpc_message
 from tests.support.clients.rpc_server import RawClient, rpc_server
 from tests.support.eventually import eventually
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 from tidemill.transport.aio.tls import Certificates as All
 from tidemill.transport.aio.tls import (
-    Reloading,
+    ReloadableCredentials,
     TlsFiles,
     client_context,
     newest_of,
@@ -39,8 +39,8 @@ def files(tmp_path: Path, certificates: Certificates) -> TlsFiles:
     return TlsFiles(certificate=str(tmp_path / "server.crt"), key=str(tmp_path / "server.key"))
 
 
-def reloading(files: TlsFiles) -> Reloading[ssl.SSLContext]:
-    return Reloading("clients", files, functools.partial(server_context, files))
+def reloading(files: TlsFiles) -> ReloadableCredentials[ssl.SSLContext]:
+    return ReloadableCredentials("clients", files, functools.partial(server_context, files))
 
 
 def served_certificate(client: RawClient) -> bytes | None:
@@ -116,7 +116,7 @@ def test_whatever_a_look_comes_to_the_next_one_follows(files: TlsFiles) -> None:
             raise LookupError("nobody thought of it")
         return server_context(files)
 
-    tls = Reloading("clients", files, make)
+    tls = ReloadableCredentials("clients", files, make)
     Path(files.key).write_bytes(Path(files.key).read_bytes() + b"\n")
     all_of_them = All([tls])
     with capture_logs() as logs:
@@ -223,7 +223,7 @@ def test_a_certificate_that_fails_in_a_handshake_keeps_the_old_one(
     tmp_path: Path, files: TlsFiles, *, is_server: bool
 ) -> None:
     make = functools.partial(server_context if is_server else client_context, files)
-    tls = Reloading("cluster", files, make, is_server=is_server)
+    tls = ReloadableCredentials("cluster", files, make, is_server=is_server)
     old, expires_at_s = tls.newest, tls.expires_at_s
     uses = ["clientAuth", "serverAuth"]
     for use in uses if is_server else uses[::-1]:  # The first is for the other end.
@@ -255,12 +255,14 @@ def test_a_certificate_that_fails_in_a_handshake_keeps_the_old_one(
     assert tls.results == {"failed": 1, "done": 1}
     assert tls.newest is not old
     # Where there is no older one it may do.
-    assert Reloading("cluster", files, make, is_server=not is_server).expires_at_s is None
+    assert (
+        ReloadableCredentials("cluster", files, make, is_server=not is_server).expires_at_s is None
+    )
 
 
 def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
     files = TlsFiles(certificate=str(tmp_path / "none"), key=str(tmp_path / "none"))
-    with pytest.raises(StartRefused, match="tls_certificate_file must name a file"):
+    with pytest.raises(StartError, match="tls_certificate_file must name a file"):
         reloading(files)
 
 

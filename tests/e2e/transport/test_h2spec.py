@@ -15,7 +15,7 @@ from tests.support.clients.client_process import needs
 from tests.support.clients.rpc_server import SERVICE, WAIT_S, rpc_server
 from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
-from tidemill.transport.aio.health import Health
+from tidemill.transport.aio.health import HealthService
 
 BUILD = Path(__file__).parent / "h2spec" / "build"
 H2SPEC, GRPCURL = BUILD / "h2spec", BUILD / "grpcurl"
@@ -52,7 +52,7 @@ def test_every_rule_of_the_protocol_is_kept(section: str) -> None:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    health = Health([SERVICE])
+    health = HealthService([SERVICE])
     methods = {**health.methods(), **reflection.reflection_methods([health_service.SERVICE])}
     with rpc_server(more_methods=methods) as running:
         yield running.address

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from tests.e2e.conftest import Certificates, Served
 from tests.support.clients.rpc_server import rpc_server
 from tests.support.eventually import eventually
-from tidemill.common.lifecycle import StartRefused, raise_file_limit
+from tidemill.common.lifecycle import StartError, raise_file_limit
 from tidemill.transport.aio.listener import FILES_RESERVED, ListenSettings, tls_context
-from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.notices import MisuseLog
 
 
 class Files(Served):
@@ -36,7 +36,7 @@ def but(files: Files, name: str, path: Path) -> Files:
 
 
 def refusal(files: Served | Files) -> str:
-    with pytest.raises(StartRefused) as refused:
+    with pytest.raises(StartError) as refused:
         tls_context(ListenSettings(host="127.0.0.1", port=0, tls="required", **files))
     return str(refused.value)
 
@@ -135,7 +135,7 @@ def test_a_client_without_its_certificate_is_told_of(certificates: Certificates)
 
 
 def test_misuse_is_told_once_and_counted_always() -> None:
-    notices = Notices()
+    notices = MisuseLog()
     with capture_logs() as logs:
         for number in range(100):
             notices.fail("protocol_error", peer=f"10.0.0.{number}", reason="why")

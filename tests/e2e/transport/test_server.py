@@ -34,7 +34,7 @@ from tests.support.eventually import eventually
 from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
 from tidemill.transport.aio.call import RpcCall, server_streaming, unary
-from tidemill.transport.aio.health import Health
+from tidemill.transport.aio.health import HealthService
 from tidemill.transport.aio.server import LEAVING_A_STEP, leaving_steps
 from tidemill.transport.aio.writer import BUFFER_BYTES
 from tidemill.transport.http2 import frames
@@ -522,7 +522,7 @@ def test_health_is_told_and_its_changes_are() -> None:
         assert seen == [statuses.SERVING, statuses.NOT_SERVING]
         assert statuses.FromString(await ask("")).status == statuses.NOT_SERVING
 
-    health = Health([SERVICE])
+    health = HealthService([SERVICE])
     with rpc_server(more_methods=health.methods()) as running:
         with_client(running, use)
 

@@ -20,7 +20,7 @@ from tests.support.clients import http2_peer as peer
 from tests.support.clients.binary_fields import decode_binary
 from tests.support.clients.http2_peer import Frame
 from tidemill.transport.aio import metrics
-from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
+from tidemill.transport.aio.call import RpcCall, RpcMethod, bidirectional, server_streaming, unary
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.server import HELD_BYTES_MAX, MESSAGE_BYTES_MAX, RpcServer
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -43,7 +43,7 @@ class Calls:
         self.started = threading.Semaphore(0)
         self.released = asyncio.Event()  # lets `Hold` go on; set it in the loop of the server
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, RpcMethod]:
         return {
             f"/{SERVICE}/Echo": unary(self._echo),
             f"/{SERVICE}/Fail": unary(self._fail),
@@ -161,7 +161,7 @@ def rpc_server(
     *,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     held_bytes_max: int = HELD_BYTES_MAX,
-    more_methods: Mapping[str, Method] | None = None,
+    more_methods: Mapping[str, RpcMethod] | None = None,
     **listen: Any,
 ) -> Iterator[Running]:
     """Run a server for the block on a free port of loopback."""

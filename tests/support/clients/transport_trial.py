@@ -30,12 +30,17 @@ from tidemill.transport.grpc.server_connection import (
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
-from tidemill.transport.http2.events import DataReceived, Failed, RequestReceived, StreamReset
+from tidemill.transport.http2.events import (
+    ConnectionEnded,
+    DataReceived,
+    RequestReceived,
+    StreamReset,
+)
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.preface import HTTP1_ANSWER
 from tidemill.transport.http2.stream import Stream
-from tidemill.transport.http2.stream_states import LOCAL_ENDED, State
+from tidemill.transport.http2.stream_states import LOCAL_ENDED, StreamState
 
 BLOCK, TRAILERS = peer.block(peer.RESPONSE), peer.block(peer.OK_TRAILERS)
 REQUEST_BLOCK = peer.block(peer.GRPC_REQUEST)
@@ -102,14 +107,14 @@ def _http_server(pieces: Iterable[bytes]) -> Connection:
         now_s += PIECE_S
         events = [*connection.receive(piece, now_s), *connection.check(now_s)]
         for event in events:
-            if isinstance(event, Failed):
+            if isinstance(event, ConnectionEnded):
                 assert event is events[-1], "nothing follows the end"
             elif isinstance(event, RequestReceived):
                 assert event.stream.id not in has_ended, "a stream begins once"
                 has_ended[event.stream.id] = False
                 _on_request(connection, event.stream)
             elif isinstance(event, StreamReset):
-                assert event.stream.state is State.RESET
+                assert event.stream.state is StreamState.RESET
                 has_ended[event.stream.id] = True
             elif isinstance(event, DataReceived):
                 assert has_ended[event.stream.id] is False, "no data after the end"
@@ -127,11 +132,11 @@ def _on_request(connection: Connection, stream: Stream) -> None:
     turn = stream.id // 2 % 5
     if turn == 0:
         _answer(connection, stream)
-    elif turn == 1 and stream.state is not State.RESET:
+    elif turn == 1 and stream.state is not StreamState.RESET:
         connection.reset(stream, ErrorCode.CANCEL)
     elif turn == 2:
         connection.make_room(stream, MESSAGE_BYTES_MAX)
-    elif turn == 3 and stream.state is not State.RESET:
+    elif turn == 3 and stream.state is not StreamState.RESET:
         connection.send_headers(stream, BLOCK, is_last=False)
         connection.send_data(stream, ANSWER)
 
@@ -166,7 +171,11 @@ def _check_that_it_serves(connection: Connection, now_s: float) -> None:
     [stream] = [one.stream for one in events if isinstance(one, RequestReceived)]
     assert DataReceived(stream, b"good", is_last=True) in events
     connection.send_response(stream, BLOCK, b"answer", TRAILERS)
-    if stream.send_window < 6 and stream.state is not State.RESET and stream.queue is not None:
+    if (
+        stream.send_window < 6
+        and stream.state is not StreamState.RESET
+        and stream.queue is not None
+    ):
         connection.receive(peer.window_update(stream_id, 6 - stream.send_window), now_s)
     found = peer.parse(connection.take_output())
     assert peer.content(found, stream_id) == b"answer"

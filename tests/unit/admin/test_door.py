@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from tidemill.admin.http import door
 from tidemill.admin.http.door import Door, TokenFile
 from tidemill.admin.http.problems import add_problem_handlers
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -136,7 +136,7 @@ def test_a_file_without_a_token_stops_the_start(tmp_path: Path, content: str | N
     file = tmp_path / "token"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(StartRefused, match="admin_token_file"):
+    with pytest.raises(StartError, match="admin_token_file"):
         TokenFile(str(file))
 
 

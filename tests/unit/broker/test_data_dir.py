@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tidemill.broker.data_dir import LOCK_RETRY_MS, locked_data_dir
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 
 def test_a_folder_of_another_broker_is_refused_at_once(tmp_path: Path) -> None:
     with (
         locked_data_dir(tmp_path),
-        pytest.raises(StartRefused, match="in use by another broker"),
+        pytest.raises(StartError, match="in use by another broker"),
         locked_data_dir(tmp_path, pause=no_pause),
     ):
         pass
@@ -44,7 +44,7 @@ def test_one_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     pauses: list[float] = []
     with (
         locked_data_dir(tmp_path),
-        pytest.raises(StartRefused, match="in use by another broker"),
+        pytest.raises(StartError, match="in use by another broker"),
         locked_data_dir(tmp_path, wait_ms=4 * LOCK_RETRY_MS, pause=pauses.append),
     ):
         pass

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from tidemill.broker.opening import told_to_be_starting
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 from tidemill.common.metrics import Registry
 
 ANSWER_S = 30.0  # of a loaded machine; it takes a millisecond
@@ -48,7 +48,7 @@ def test_a_port_that_is_taken_is_told_before_the_store_is_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
-            pytest.raises(StartRefused, match=str(port)),
+            pytest.raises(StartError, match=str(port)),
             told_to_be_starting(registry(), "127.0.0.1", port),
         ):
             pytest.fail("it began")

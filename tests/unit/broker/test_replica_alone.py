@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.store import open_engine, open_replica
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 
 def test_a_replicas_store_is_not_opened_alone_and_joins_again(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_replicas_store_is_not_opened_alone_and_joins_again(tmp_path: Path) ->
         assert replica.log_end > end
         end = replica.log_end
         replica.save_epoch_seen(5)
-    with pytest.raises(StartRefused, match="has come to epoch 5:"):
+    with pytest.raises(StartError, match="has come to epoch 5:"):
         open_engine(settings, now_ms=0).__enter__()
     with open_replica(settings, now_ms=0) as replica:
         assert (replica.epoch_seen, replica.log_end) == (5, end)

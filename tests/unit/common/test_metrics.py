@@ -21,7 +21,7 @@ from tidemill.common.metrics import (
     full_parts,
     histogram_parts,
 )
-from tidemill.common.readiness import Readiness
+from tidemill.common.readiness import ProcessReadiness
 
 WAIT_S = 30.0  # far more than anything here takes
 
@@ -54,7 +54,7 @@ def test_names_and_labels_appear_as_declared() -> None:
     metrics.register(collect)
 
     async def scenario() -> None:
-        async with MetricsServer(metrics, Readiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
             head, body = await fetch(server, "/metrics")
             assert "text/plain" in head
             labels = 'cluster="c",node_id="b-0",node_type="broker",topic="t"'
@@ -70,7 +70,7 @@ def test_names_and_labels_appear_as_declared() -> None:
 
 def test_readiness_is_what_the_process_says() -> None:
     async def scenario() -> None:
-        readiness = Readiness()
+        readiness = ProcessReadiness()
         async with MetricsServer(registry(), readiness).serving("127.0.0.1", 0) as server:
             assert (await fetch(server, "/livez"))[0].startswith("HTTP/1.1 200 ")
             head, body = await fetch(server, "/readyz")
@@ -156,7 +156,7 @@ def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: An
 
 def test_other_methods_are_told_which_ones_there_are() -> None:
     async def scenario() -> None:
-        async with MetricsServer(registry(), Readiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(registry(), ProcessReadiness()).serving("127.0.0.1", 0) as server:
             head, _ = await fetch(server, "/livez", "POST")
             assert head.startswith("HTTP/1.1 405 ")
             assert "\r\nAllow: GET, HEAD\r\n" in head
@@ -189,7 +189,7 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(MetricsServer, "_connected", note)
 
     async def scenario() -> None:
-        async with MetricsServer(metrics, Readiness()).serving("127.0.0.1", 0) as server:
+        async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:
             host, _, port = server.address.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port), limit=1)
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from tidemill.common import readiness
-from tidemill.common.readiness import Peer, Readiness
+from tidemill.common.readiness import PeerStatus, ProcessReadiness
 
-UP = Peer("broker-0", "host:1", "up", 0.0, "")
-SILENT = Peer("broker-1", "host:2", "silent", 11.0, "it hangs")
-RESTARTS = Peer("broker-2", "host:3", "down", 2.0, "refused")
+UP = PeerStatus("broker-0", "host:1", "up", 0.0, "")
+SILENT = PeerStatus("broker-1", "host:2", "silent", 11.0, "it hangs")
+RESTARTS = PeerStatus("broker-2", "host:3", "down", 2.0, "refused")
 
 
-def serving(*peers: Peer) -> Readiness:
-    found = Readiness(lambda: peers, unready_after_ms=10_000)
+def serving(*peers: PeerStatus) -> ProcessReadiness:
+    found = ProcessReadiness(lambda: peers, unready_after_ms=10_000)
     found.phase = "serving"
     return found
 
@@ -32,7 +32,7 @@ def serving(*peers: Peer) -> Readiness:
     ],
 )
 def test_one_peer_that_was_there_a_short_while_ago_is_enough(
-    peers: tuple[Peer, ...], is_ready: bool
+    peers: tuple[PeerStatus, ...], is_ready: bool
 ) -> None:
     assert serving(*peers).report().is_ready == is_ready
 
@@ -57,7 +57,7 @@ def test_metrics_tell_of_each_peer_at_once() -> None:
 def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "WATCH_PERIOD_S", 0)
     peers = [UP]
-    found = Readiness(lambda: peers)
+    found = ProcessReadiness(lambda: peers)
     told: list[bool] = []
 
     async def scenario() -> None:
@@ -81,7 +81,7 @@ def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_lacking_keeps_it_unready_and_is_said() -> None:
     lacking = ["it has not all that its master has"]
-    found = Readiness(lacks=lambda: "".join(lacking))
+    found = ProcessReadiness(lacks=lambda: "".join(lacking))
     found.phase = "serving"
     assert found.report() == (False, ["not ready: it has not all that its master has"])
     lacking.clear()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.common.errors import BadRequest
-from tidemill.message.recall_handle import HANDLE_CHARS_MAX, Recall, RecallSigner
+from tidemill.message.recall_handle import HANDLE_CHARS_MAX, RecallFields, RecallSigner
 from tidemill.message.receipt_handle import HandleSigner
 
 SECRET = bytes(range(32))
@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden" / "recall_handles.txt"
 
 names = st.text(alphabet="abcXYZ019_+%-|", min_size=1, max_size=127)
 recalls = st.builds(
-    Recall,
+    RecallFields,
     timer_id=st.integers(0, 2**64 - 1),
     due_at_ms=st.integers(0, 2**53),
     message_id=st.text(min_size=1, max_size=100),
@@ -27,19 +27,19 @@ recalls = st.builds(
 
 # As in the golden file, line by line: topic and what the handle names.
 SAMPLES = [
-    ("topic", Recall(0, 0, "i")),
-    ("topic", Recall(7, 1_790_000_000_123, "01A2B3C4D5E6F708090A0B0C0D0E0F1011")),
-    ("orders", Recall(2**64 - 1, 2**53, "an id of another length, ä")),
+    ("topic", RecallFields(0, 0, "i")),
+    ("topic", RecallFields(7, 1_790_000_000_123, "01A2B3C4D5E6F708090A0B0C0D0E0F1011")),
+    ("orders", RecallFields(2**64 - 1, 2**53, "an id of another length, ä")),
 ]
 
 
 @given(names, recalls)
-def test_a_handle_names_its_timer_and_message(topic: str, recall: Recall) -> None:
+def test_a_handle_names_its_timer_and_message(topic: str, recall: RecallFields) -> None:
     assert SIGNER.open(SIGNER.sign(topic, recall), topic) == recall
 
 
 def test_the_longest_message_id_has_room() -> None:
-    recall = Recall(1, 2, "x" * 1024)
+    recall = RecallFields(1, 2, "x" * 1024)
     handle = SIGNER.sign("topic", recall)
     assert len(handle) <= HANDLE_CHARS_MAX
     assert SIGNER.open(handle, "topic") == recall
@@ -48,7 +48,7 @@ def test_the_longest_message_id_has_room() -> None:
 @pytest.mark.parametrize("id_size", [33, 34, 35])
 def test_no_other_character_is_accepted_anywhere(id_size: int) -> None:
     """For each of the three numbers of bits that the last character may leave over."""
-    handle = SIGNER.sign("topic", Recall(7, 1_790_000_000_123, "i" * id_size))
+    handle = SIGNER.sign("topic", RecallFields(7, 1_790_000_000_123, "i" * id_size))
     for position, right in enumerate(handle):
         for character in ALPHABET + "+/= \n\0é":
             if character != right:
@@ -57,7 +57,7 @@ def test_no_other_character_is_accepted_anywhere(id_size: int) -> None:
 
 @given(names, recalls, st.data())
 def test_a_handle_that_was_cut_or_lengthened_is_refused(
-    topic: str, recall: Recall, data: st.DataObject
+    topic: str, recall: RecallFields, data: st.DataObject
 ) -> None:
     handle = SIGNER.sign(topic, recall)
     cut = data.draw(st.integers(0, len(handle) - 1))
@@ -71,7 +71,7 @@ def test_text_that_is_no_handle_is_refused(text: str) -> None:
 
 
 @given(names, names, recalls)
-def test_a_handle_of_another_topic_is_refused(topic: str, other: str, recall: Recall) -> None:
+def test_a_handle_of_another_topic_is_refused(topic: str, other: str, recall: RecallFields) -> None:
     handle = SIGNER.sign(topic, recall)
     for foreign in (other, topic + "x", topic[1:]):
         if foreign != topic:
@@ -79,11 +79,11 @@ def test_a_handle_of_another_topic_is_refused(topic: str, other: str, recall: Re
 
 
 def test_a_character_moved_from_the_message_id_to_the_topic_is_refused() -> None:
-    assert_refused(SIGNER.sign("bc", Recall(1, 2, "a")), "abc")
+    assert_refused(SIGNER.sign("bc", RecallFields(1, 2, "a")), "abc")
 
 
 def test_the_handle_of_another_broker_or_secret_is_refused() -> None:
-    handle = SIGNER.sign("topic", Recall(1, 2, "id"))
+    handle = SIGNER.sign("topic", RecallFields(1, 2, "id"))
     with pytest.raises(BadRequest, match="another broker"):
         RecallSigner(SECRET, "broker-1").open(handle, "topic")
     with pytest.raises(BadRequest, match="not one of the topic"):

@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.message import stored_message
 from tidemill.message.encoding import encode_stored
-from tidemill.message.salvage import Properties, encode, properties_of
+from tidemill.message.salvage import SalvagedProperties, encode, properties_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 NOW_MS = 1_700_000_000_123
@@ -43,7 +43,7 @@ def test_of_a_damaged_body_all_but_the_body_is_left() -> None:
 
 def test_of_nothing_a_message_without_properties_is_made() -> None:
     blob = encode(properties_of(b""))
-    assert properties_of(blob) == Properties()
+    assert properties_of(blob) == SalvagedProperties()
     assert stored_message.is_well_formed(blob)
     assert parse(blob).body == b""
 

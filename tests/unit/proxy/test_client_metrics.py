@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 
 from tests.support.clients.exports import a_metric, empty_points, nested
 from tidemill.common.metrics import Registry
-from tidemill.message.outline import Nonsense
+from tidemill.message.outline import MalformedWire
 from tidemill.proxy.clients import metrics as client_metrics
 from tidemill.proxy.clients.metrics import (
     COUNTED_A_SECOND_MAX,
@@ -281,7 +281,7 @@ def test_every_prefix_of_an_export_is_refused_or_taken() -> None:
     wire = export(histogram(1), gauge(1))
     assert World().take_wire(wire) == Taken(2, 0, "")
     for end in range(1, len(wire)):
-        with pytest.raises(Nonsense):
+        with pytest.raises(MalformedWire):
             World().take_wire(wire[:end])
 
 

@@ -13,7 +13,7 @@ from tidemill.proxy.clients import telemetry_streams
 from tidemill.proxy.clients.telemetry_streams import ASKED_MAX, ClientAnswer, TelemetryStreams
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.aio.call import DisconnectError
 
 LONG_MS = 10_000
 DONE = ClientAnswer(v2.OK, "", "all threads")
@@ -45,7 +45,7 @@ class Outlet:
 
     async def send(self, message: bytes) -> None:
         if self._is_gone:
-            raise ClientGone
+            raise DisconnectError
         if not self._reads:
             await asyncio.Event().wait()
         self.sent.append(service.TelemetryCommand.FromString(message))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 from tidemill.standalone.app import wanted_ports
 from tidemill.standalone.ports import PORT_MAX, check_free
 from tidemill.standalone.settings import StandaloneSettings
@@ -33,7 +33,7 @@ def settings_of(**ports: int) -> StandaloneSettings:
 
 
 def refusal(**ports: int) -> str:
-    with pytest.raises(StartRefused) as refused:
+    with pytest.raises(StartError) as refused:
         check_free(wanted_ports(settings_of(**ports)))
     return str(refused.value)
 

@@ -32,7 +32,7 @@ MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
 
 if TYPE_CHECKING:
     from tidemill.admin.cluster.master_addresses import MasterAddresses
-    from tidemill.transport.aio.tls import Reloading
+    from tidemill.transport.aio.tls import ReloadableCredentials
 
 log = structlog.get_logger()
 
@@ -303,7 +303,7 @@ async def broker_client(
     address: str,
     *,
     timeout_ms: int,
-    credentials: Reloading[grpc.ChannelCredentials] | None = None,
+    credentials: ReloadableCredentials[grpc.ChannelCredentials] | None = None,
     masters: MasterAddresses | None = None,
 ) -> AsyncIterator[BrokerClient]:
     """Connect, and again whenever the connection is lost; renewed credentials get a new channel.
@@ -361,7 +361,7 @@ def raise_own(cancelled: asyncio.CancelledError) -> None:
 
 
 def _channel(
-    address: str, credentials: Reloading[grpc.ChannelCredentials] | None
+    address: str, credentials: ReloadableCredentials[grpc.ChannelCredentials] | None
 ) -> grpc.aio.Channel:
     options = (
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),

@@ -8,16 +8,23 @@ from pathlib import Path
 import grpc
 
 from tidemill.admin.settings import AdminSettings
-from tidemill.common.lifecycle import StartRefused
-from tidemill.transport.aio.tls import Reloading, TlsFiles, client_context, cluster_files
+from tidemill.common.lifecycle import StartError
+from tidemill.transport.aio.tls import (
+    ReloadableCredentials,
+    TlsFiles,
+    client_context,
+    cluster_files,
+)
 
 
-def broker_credentials(settings: AdminSettings) -> Reloading[grpc.ChannelCredentials] | None:
-    """Return the credentials for a channel, None where there is no TLS; raise StartRefused."""
+def broker_credentials(
+    settings: AdminSettings,
+) -> ReloadableCredentials[grpc.ChannelCredentials] | None:
+    """Return the credentials for a channel, None where there is no TLS; raise StartError."""
     files = cluster_files(settings)
     if files is None:
         return None
-    return Reloading("cluster", files, functools.partial(_read, files), is_server=False)
+    return ReloadableCredentials("cluster", files, functools.partial(_read, files), is_server=False)
 
 
 def _read(files: TlsFiles) -> grpc.ChannelCredentials:
@@ -27,5 +34,5 @@ def _read(files: TlsFiles) -> grpc.ChannelCredentials:
             Path(file).read_bytes() for file in (files.authorities, files.key, files.certificate)
         ]
     except OSError as error:
-        raise StartRefused(f"the files of TLS between the processes: {error}") from error
+        raise StartError(f"the files of TLS between the processes: {error}") from error
     return grpc.ssl_channel_credentials(authorities, key, certificate)

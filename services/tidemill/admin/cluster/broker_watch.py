@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from tidemill.admin.cluster.broker_client import BrokerClient, raise_own
-from tidemill.common.readiness import Peer
+from tidemill.common.readiness import PeerStatus
 
 log = structlog.get_logger()
 
@@ -32,12 +32,12 @@ class BrokerWatch:
         self._answered_at_s = time.monotonic()
         self._reason = "it was not asked yet"
 
-    def peers(self) -> list[Peer]:
+    def peers(self) -> list[PeerStatus]:
         """Return the broker, and whether it can be reached."""
         if not self._reason:
-            return [Peer("", self._address, "up", 0.0, "")]
+            return [PeerStatus("", self._address, "up", 0.0, "")]
         since_s = time.monotonic() - self._answered_at_s
-        return [Peer("", self._address, "down", since_s, self._reason)]
+        return [PeerStatus("", self._address, "down", since_s, self._reason)]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -19,7 +19,7 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tidemill.transport.aio.tls import Reloading
+    from tidemill.transport.aio.tls import ReloadableCredentials
 
 CALL_TIMEOUT_S: Final = 3.0  # of one controller: its store has one second, and is asked three times
 A = TypeVar("A")
@@ -32,7 +32,7 @@ class Controllers:
     def __init__(
         self,
         addresses: Sequence[str],
-        credentials: Reloading[grpc.ChannelCredentials] | None = None,
+        credentials: ReloadableCredentials[grpc.ChannelCredentials] | None = None,
     ) -> None:
         self._addresses = addresses
         self._credentials = credentials

@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.notices import MisuseLog
 
 # People, dashboards and scripts. Beyond it the one that has waited longest without a request is
 # closed, or else the one that has taken longest for a body, or else the newcomer: who holds all
@@ -49,7 +49,7 @@ class Connection(H11Protocol):
     _answer_watch: asyncio.TimerHandle | None = None
     waits_since_s = 0.0
 
-    def __init__(self, *, notices: Notices, **arguments: Any) -> None:
+    def __init__(self, *, notices: MisuseLog, **arguments: Any) -> None:
         """Be one of the connections that share `notices`; the rest is uvicorn's."""
         super().__init__(**arguments)
         self._notices = notices

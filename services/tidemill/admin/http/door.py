@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from tidemill.admin.http.problems import problem
 from tidemill.common.errors import CODES, Overloaded
 from tidemill.common.file_changes import FileChanges
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 if TYPE_CHECKING:
     from fastapi.responses import JSONResponse
@@ -52,20 +52,20 @@ class TokenFile:
     """A bearer token, read again when its file has changed."""
 
     def __init__(self, file: str) -> None:
-        """Read the file; raise StartRefused when it holds no token."""
+        """Read the file; raise StartError when it holds no token."""
         self._file = file
         self._changes = FileChanges([file])
         try:
             self._token = _read_token(file)
         except (OSError, ValueError) as error:
-            raise StartRefused(
+            raise StartError(
                 f"admin_token_file {file!r} holds no token: {error}; write one line into it,"
                 " such as `openssl rand -hex 32` makes"
             ) from error
 
     def admits(self, authorization: str) -> bool:
         """Whether the header shows the token. Takes as long for a wrong one that begins rightly."""
-        if self._changes.have_come():
+        if self._changes.detect():
             self._read_again()
         scheme, _, shown = authorization.partition(" ")
         is_token = hmac.compare_digest(shown.strip().encode(), self._token)

@@ -18,7 +18,7 @@ from tidemill.admin.messages.placing import store
 from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, trace
 from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
-from tidemill.message.recall_handle import Recall
+from tidemill.message.recall_handle import RecallFields
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # Strings and commas of a message: fields, keys and properties, some three thousand at most. Parsed,
@@ -95,7 +95,7 @@ async def send_message(
         sent.queue_offset = reply.queue_offset
         return sent
     sent.timer_id, sent.deliver_at_ms = reply.queue_offset, reply.due_at_ms
-    recall = Recall(reply.queue_offset, reply.due_at_ms, composed.message_id)
+    recall = RecallFields(reply.queue_offset, reply.due_at_ms, composed.message_id)
     signer = await (await cluster.member(name)).client.recall_signer()
     sent.recall_handle = signer.sign(topic, recall)
     return sent

@@ -14,7 +14,7 @@ from tidemill.admin.scaling.service import SERVICE, ExternalScaler
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.aio.tls import Reloading, TlsFiles, newest_of, server_context
+from tidemill.transport.aio.tls import ReloadableCredentials, TlsFiles, newest_of, server_context
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ CONNECTIONS_MAX: Final = 64  # KEDA's operator has one for each address that tri
 LIMITS: Final = Limits(streams_max=1_024, large_messages_bytes=1 << 20, held_bytes_max=4 << 20)
 
 
-def scaler_tls(settings: AdminSettings) -> Reloading[ssl.SSLContext] | None:
-    """Return what the scaler is served with, None for no TLS; raise StartRefused."""
+def scaler_tls(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | None:
+    """Return what the scaler is served with, None for no TLS; raise StartError."""
     if settings.scaler_port is None or not settings.scaler_tls_certificate_file:
         return None
     files = TlsFiles(
@@ -40,7 +40,7 @@ def scaler_tls(settings: AdminSettings) -> Reloading[ssl.SSLContext] | None:
         key_setting="scaler_tls_key_file",
         authorities_setting="scaler_tls_client_ca_file",
     )
-    return Reloading("scaler", files, functools.partial(server_context, files))
+    return ReloadableCredentials("scaler", files, functools.partial(server_context, files))
 
 
 @contextlib.asynccontextmanager
@@ -48,14 +48,14 @@ async def scaler_server(
     demands: Demands,
     settings: AdminSettings,
     registry: Registry,
-    tls: Reloading[ssl.SSLContext] | None,
+    tls: ReloadableCredentials[ssl.SSLContext] | None,
 ) -> AsyncIterator[dict[str, str]]:
     """Serve KEDA until the block ends, and then drain; yield where, {} when that is off."""
     if settings.scaler_port is None:
         yield {}
         return
     counted = ScalerMetrics()
-    scaler, serving = ExternalScaler(demands, counted), health.Health((SERVICE,))
+    scaler, serving = ExternalScaler(demands, counted), health.HealthService((SERVICE,))
     listen = ListenSettings(
         host=settings.scaler_host,
         port=settings.scaler_port,

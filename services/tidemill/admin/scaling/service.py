@@ -22,8 +22,8 @@ from tidemill.admin.scaling.metrics import ScalerMetrics
 from tidemill.admin.scaling.trigger import Trigger, read_trigger
 from tidemill.common.errors import Overloaded, ServiceError, UnavailableError, codes_of
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
-from tidemill.transport.aio.call import ClientGone, Method, RpcCall, server_streaming, unary
-from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, server_streaming, unary
+from tidemill.transport.aio.notices import MisuseLog
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 log = structlog.get_logger()
@@ -57,10 +57,10 @@ class ExternalScaler:
         self._look_period_s = look_period_s
         self._demands = demands
         self._metrics = metrics
-        self._notices = Notices()
+        self._notices = MisuseLog()
         self._is_ending = asyncio.Event()
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, RpcMethod]:
         """Return the methods by path."""
         return {
             f"/{SERVICE}/IsActive": self._unary("IsActive", keda.ScaledObjectRef, self._is_active),
@@ -105,7 +105,7 @@ class ExternalScaler:
                 raise Overloaded(f"{STREAMS_MAX} streams are open already")
             self._metrics.stream_count += 1
             try:
-                with contextlib.suppress(ClientGone):
+                with contextlib.suppress(DisconnectError):
                     await self._push(call, trigger)
             finally:
                 self._metrics.stream_count -= 1
@@ -137,7 +137,7 @@ class ExternalScaler:
 
     def _unary(
         self, name: str, request_class: type[R], answer: Callable[[R], Awaitable[Message]]
-    ) -> Method:
+    ) -> RpcMethod:
         async def handle(call: RpcCall, request: bytes) -> bytes:
             with self._counted(name, call) as asker:
                 parsed = _parse(request_class, request)

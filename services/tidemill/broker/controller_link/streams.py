@@ -17,7 +17,7 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
-    from tidemill.transport.aio.connect import Connect, OpenStream
+    from tidemill.transport.aio.connect import Connector, OpenStream
 
 SESSION: Final = "/tidemill.controller.v1.Controller/Session"
 TICK_S: Final = 0.05  # a quarter of the time between two heartbeats
@@ -39,7 +39,7 @@ class Streams:
         sessions: Sessions,
         addresses: Sequence[str],
         *,
-        connect: Connect,
+        connect: Connector,
         clock: Clock,
         tell_broker: Callable[[wire.SessionDown], None],
         end_broker: Callable[[str], None],

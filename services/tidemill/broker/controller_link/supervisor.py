@@ -39,7 +39,7 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 if TYPE_CHECKING:
     from tidemill.broker.settings import BrokerSettings
-    from tidemill.transport.aio.connect import Connect
+    from tidemill.transport.aio.connect import Connector
     from tidemill.transport.aio.tls import Certificates
 
 RESTART_FIRST_S: Final = 0.1
@@ -54,7 +54,10 @@ log = structlog.get_logger()
 
 
 def main(
-    settings: BrokerSettings, arguments: Sequence[str], connect: Connect, certificates: Certificates
+    settings: BrokerSettings,
+    arguments: Sequence[str],
+    connect: Connector,
+    certificates: Certificates,
 ) -> int:
     """Run the replica until SIGTERM; return the exit status."""
     # Process 1 of a container ignores its children, and this one waits for its own.
@@ -74,7 +77,7 @@ class Supervisor:
     """Runs the broker of one replica, again and again."""
 
     def __init__(
-        self, settings: BrokerSettings, arguments: Sequence[str], connect: Connect
+        self, settings: BrokerSettings, arguments: Sequence[str], connect: Connector
     ) -> None:
         self._settings = settings
         self._arguments = arguments

@@ -276,7 +276,7 @@ class MessageStore:
         if header is not None:
             body = view[record.HEADER_SIZE : header.head_size]
             if place is not None and not _is_at(place, header.kind, body):
-                return None, salvage.encode(salvage.Properties())
+                return None, salvage.encode(salvage.SalvagedProperties())
             cause = cause_of(Record(header, body, view[:0]))
             return cause, salvage.encode(salvage.properties_of(view[header.head_size :]))
         # Where the stored message begins is in the damaged head, or where it is for an original.
@@ -284,7 +284,7 @@ class MessageStore:
         if len(view) >= record.HEADER_SIZE:
             begins.insert(0, record.HEADER.unpack_from(view)[record.HEAD_SIZE])
         found = [salvage.properties_of(view[begin:]) for begin in begins]
-        known = next((one for one in found if one.message_id), salvage.Properties())
+        known = next((one for one in found if one.message_id), salvage.SalvagedProperties())
         return None, salvage.encode(known)
 
 

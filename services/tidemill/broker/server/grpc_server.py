@@ -22,7 +22,7 @@ from tidemill.broker.server.replicas.probes import PROBE
 from tidemill.broker.server.replicas.streams import STREAM
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.transport.aio import health, metrics
-from tidemill.transport.aio.call import Method, bidirectional
+from tidemill.transport.aio.call import RpcMethod, bidirectional
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
@@ -72,7 +72,7 @@ LIMITS: Final = Limits(
 class BrokerServer:
     """The running server."""
 
-    def __init__(self, server: RpcServer, serving: health.Health) -> None:
+    def __init__(self, server: RpcServer, serving: health.HealthService) -> None:
         self._server = server
         self._health = serving
 
@@ -91,7 +91,7 @@ class BrokerServer:
         await self._server.drain(timeout_ms / 1000)
 
 
-def replica_methods(replicas: Replicas) -> dict[str, Method]:
+def replica_methods(replicas: Replicas) -> dict[str, RpcMethod]:
     """Return what other replicas of the broker group ask this one."""
     return {
         STREAM: bidirectional(replicas.stream),
@@ -109,7 +109,7 @@ async def broker_server(
     tls: ssl.SSLContext | None = None,
     replicas: Replicas | None = None,
 ) -> AsyncIterator[BrokerServer]:
-    """Serve until the block ends; raise StartRefused when the port is taken."""
+    """Serve until the block ends; raise StartError when the port is taken."""
     links = BrokerLinkService(
         rounds,
         traffic,
@@ -121,7 +121,7 @@ async def broker_server(
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
     deliveries = DeliveryAdmin(rounds)
     relay = Relay()
-    serving = health.Health(SERVICES)
+    serving = health.HealthService(SERVICES)
     methods = {
         f"/{LINK.full_name}/Exchange": bidirectional(links.exchange),
         f"/{HOME.full_name}/Follow": bidirectional(BrokerHomeService(rounds).follow),

@@ -26,8 +26,8 @@ LIMITS: Final = Limits(keepalive_period_s=5.0, keepalive_timeout_s=15.0, idle_ti
 async def controller_server(
     service: ControllerService, settings: ControllerSettings, tls: ssl.SSLContext | None
 ) -> AsyncIterator[RpcServer]:
-    """Serve until the block ends, and drain; raise StartRefused when the port is taken."""
-    serving = health.Health((SERVICE,))
+    """Serve until the block ends, and drain; raise StartError when the port is taken."""
+    serving = health.HealthService((SERVICE,))
     listen = ListenSettings(
         host=settings.grpc_host,
         port=settings.grpc_port,

@@ -23,7 +23,7 @@ from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.server.session import Session
 from tidemill.controller.server.wire import host_of, to_group
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
-from tidemill.transport.aio.call import ClientGone, Method, RpcCall, bidirectional
+from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, bidirectional
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import to_view
 
@@ -72,7 +72,7 @@ class ControllerService:
         self._proxies: Counter[str] = Counter()  # streams of routes, by the name of the proxy
         self._is_ending = asyncio.Event()
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, RpcMethod]:
         """Return the methods by path."""
         return {
             f"/{SERVICE}/Session": bidirectional(self._session),
@@ -151,7 +151,7 @@ class ControllerService:
     async def _tell_routes(self, call: RpcCall) -> None:
         told: dict[str, GroupView] = {}
         is_first = True
-        with contextlib.suppress(ClientGone):
+        with contextlib.suppress(DisconnectError):
             while not self._is_ending.is_set():
                 views = self._groups.views()
                 is_complete = is_first or bool(told.keys() - views.keys())
@@ -309,11 +309,11 @@ def _raise_of(task: asyncio.Future[None]) -> None:
         task.result()
     except* RpcError as group:
         raise group.exceptions[0] from None
-    except* (ClientGone, ServiceError):
+    except* (DisconnectError, ServiceError):
         pass
 
 
-def _of_one_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> Method:
+def _of_one_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> RpcMethod:
     """Return a method that takes one request and does not wait for the end of them.
 
     Our own client has streams in both directions and nothing else; on the wire they are the same.
@@ -327,11 +327,11 @@ def _of_one_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> Meth
     return bidirectional(serve)
 
 
-def _answered(answer: Callable[[bytes], Awaitable[bytes]]) -> Method:
+def _answered(answer: Callable[[bytes], Awaitable[bytes]]) -> RpcMethod:
     """Return a method with one request and one response."""
 
     async def handle(call: RpcCall, request: bytes) -> None:
-        with contextlib.suppress(ClientGone):
+        with contextlib.suppress(DisconnectError):
             await call.send(await answer(request))
 
     return _of_one_request(handle)

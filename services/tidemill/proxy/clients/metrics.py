@@ -177,7 +177,7 @@ class ClientMetrics:
         registry.register(self._collect)
 
     def take(self, address: str, client_id: str, request: bytes) -> Generator[None, None, Taken]:
-        """Add what is new in an export, in slices. Raises Nonsense for what is none."""
+        """Add what is new in an export, in slices. Raises MalformedWire for what is none."""
         export = _Export((address, client_id), self._monotonic_ms())
         self._expire(export.now_ms)
         for part_count, found in enumerate(points_of(request)):

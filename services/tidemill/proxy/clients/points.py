@@ -101,7 +101,7 @@ def points_of(request: bytes) -> Iterator[Found | None]:
 
     So that whoever counts what is yielded has counted everything. An export of 128 KiB of empty
     points would be 8 MB parsed; so it is walked, and a point is parsed when it is its turn. Raises
-    Nonsense.
+    MalformedWire.
     """
     for resource in outline.entries(request, 0, len(request)):
         yield None
@@ -117,7 +117,7 @@ def points_of(request: bytes) -> Iterator[Found | None]:
                     yield from _points_of_metric(request, metric)
 
 
-def _points_of_metric(request: bytes, metric: outline.Entry) -> Iterator[Found | None]:
+def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[Found | None]:
     name, data = "", None
     for entry in outline.entries(request, metric.begin, metric.end):
         yield None
@@ -149,7 +149,7 @@ def _points_of_metric(request: bytes, metric: outline.Entry) -> Iterator[Found |
             yield None
 
 
-def _is_part(entry: outline.Entry, field_number: int) -> bool:
+def _is_part(entry: outline.WireField, field_number: int) -> bool:
     return entry.field == field_number and entry.kind == outline.LENGTH_DELIMITED
 
 

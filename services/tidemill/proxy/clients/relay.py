@@ -23,7 +23,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.transport.aio.connect import Connect, OpenStream
+    from tidemill.transport.aio.connect import Connector, OpenStream
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class Relays:
         addresses: Callable[[], Iterable[str]],
         answer: Callable[[pb.ProxyQuestion], Awaitable[pb.ProxyAnswer]],
         *,
-        connect: Connect = connected,
+        connect: Connector = connected,
     ) -> None:
         """Offer this proxy, by its name, to the brokers that `addresses` returns."""
         self._name = pb.ProxyName(process_id=os.urandom(PROCESS_ID_BYTES), name=name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from tidemill.common.errors import ClientCannot, ClientMute, ClientTimeout, Overloaded
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.aio.call import DisconnectError
 
 if TYPE_CHECKING:
     from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -47,7 +47,7 @@ class Outlet(Protocol):
         """Give back room that was taken."""
 
     async def send(self, message: bytes) -> None:
-        """Hand over one message. Raises ClientGone."""
+        """Hand over one message. Raises DisconnectError."""
 
 
 class ClientAnswer(NamedTuple):
@@ -113,7 +113,7 @@ class TelemetryStreams:
                 f"client {client_id} did not answer within {timeout_ms} ms; clients in Java and Go"
                 f" do, those in Python never"
             ) from None
-        except ClientGone:
+        except DisconnectError:
             raise ClientTimeout(f"client {client_id} went away while it was asked") from None
         finally:
             del self._asked[nonce]
@@ -130,7 +130,7 @@ class TelemetryStreams:
 
     async def tell(self, outlet: Outlet, encoded: bytes, *, timeout_s: float) -> None:
         """Send a command that wants no answer; who does not read, or has gone, is left out."""
-        with contextlib.suppress(TimeoutError, ClientGone, Overloaded):
+        with contextlib.suppress(TimeoutError, DisconnectError, Overloaded):
             async with asyncio.timeout(timeout_s):
                 await _send(outlet, encoded)
 
@@ -179,7 +179,7 @@ async def _tell(outlet: Outlet) -> None:
     nonce = secrets.token_hex(NONCE_BYTES)
     told = service.ReconnectEndpointsCommand(nonce=nonce)
     command = service.TelemetryCommand(reconnect_endpoints_command=told)
-    with contextlib.suppress(ClientGone, Overloaded):
+    with contextlib.suppress(DisconnectError, Overloaded):
         await _send(outlet, command.SerializeToString())
 
 

@@ -27,7 +27,7 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_group import BrokerGroup
-    from tidemill.transport.aio.connect import Connect, OpenChannel
+    from tidemill.transport.aio.connect import Connector, OpenChannel
 
 ERROR_KEY: Final = "tidemill-error"  # trailing metadata that names an error by its class
 # To one broker at once, most of them pulls that wait: about as many as a connection has streams.
@@ -59,7 +59,7 @@ class _Connection:
 class BrokerCalls:
     """The connections to all brokers that were asked of late."""
 
-    def __init__(self, connect: Connect = connected) -> None:
+    def __init__(self, connect: Connector = connected) -> None:
         self._connect = connect
         self._connections: dict[str, _Connection] = {}  # by address
         self._tasks: asyncio.TaskGroup

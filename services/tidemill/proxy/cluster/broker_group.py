@@ -10,7 +10,7 @@ from tidemill.message import limits, recall_handle, receipt_handle
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.message.recall_handle import Recall, RecallSigner
+    from tidemill.message.recall_handle import RecallFields, RecallSigner
     from tidemill.message.receipt_handle import HandleFields, HandleOpener, HandleSigner
     from tidemill.proxy.link import BrokerLink
 
@@ -142,7 +142,7 @@ class Deliveries:
 
 def open_recall(
     brokers: Sequence[BrokerGroup], handle: str, topic: str
-) -> tuple[BrokerGroup, Recall]:
+) -> tuple[BrokerGroup, RecallFields]:
     """Return which timer of whom a recall handle names. Raises BadRequest."""
     limits.RECALL_HANDLE.check_text(handle)
     refused = BadRequest("no broker group that there is has issued the recall handle")

@@ -24,7 +24,7 @@ from tidemill.common.errors import (
     GroupNotFound,
     TopicNotFound,
 )
-from tidemill.common.readiness import Peer
+from tidemill.common.readiness import PeerStatus
 from tidemill.message.queue_choice import place_of_group, queue_of_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
@@ -38,7 +38,7 @@ from tidemill.proxy.link.commands import ENSURE
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
-    from tidemill.message.recall_handle import Recall
+    from tidemill.message.recall_handle import RecallFields
     from tidemill.proxy.link import BrokerLink
     from tidemill.proxy.link.configuration import Configuration
     from tidemill.proxy.server.call import Call
@@ -111,12 +111,12 @@ class Cluster:
         """Wait until the home has told its configuration; nothing is served before."""
         await self._members.configured.wait()
 
-    def peers(self) -> list[Peer]:
+    def peers(self) -> list[PeerStatus]:
         """Return each broker group, and whether it can be reached."""
         found = []
         for broker in self._members.all:
             word, since_s, reason = broker.link.state()
-            found.append(Peer(broker.name, broker.link.address, word, since_s, reason))
+            found.append(PeerStatus(broker.name, broker.link.address, word, since_s, reason))
         return found
 
     def client_alive(self, client_id: str, now_ms: int) -> None:
@@ -282,7 +282,7 @@ class Cluster:
             self._issuers = Issuers(self.brokers)
         return Deliveries(self._issuers, group, topic)
 
-    def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, Recall]:
+    def open_recall(self, handle: str, topic: str) -> tuple[BrokerGroup, RecallFields]:
         """Return which timer of whom a recall handle names. Raises BadRequest."""
         return open_recall(self.brokers, handle, topic)
 

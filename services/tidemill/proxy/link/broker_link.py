@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.link.master_routes import MasterRoutes
     from tidemill.proxy.metrics import ProxyMetrics
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-    from tidemill.transport.aio.connect import Connect
+    from tidemill.transport.aio.connect import Connector
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class BrokerLink:
         pending_bytes_max: int,
         patience_ms: int,
         clients_max: int,
-        connect: Connect = connected,
+        connect: Connector = connected,
         routes: MasterRoutes | None = None,
     ) -> None:
         """Be the link to a broker, or with `routes` to the master of the group at `address`."""

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from tidemill.proxy.link.masters import Masters
 from tidemill.proxy.link.route_file import from_text, to_text
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
-from tidemill.transport.aio.connect import Connect, OpenChannel
+from tidemill.transport.aio.connect import Connector, OpenChannel
 from tidemill.transport.grpc.status import RpcError
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import from_view
@@ -48,7 +48,7 @@ class MasterRoutes:
         controllers: Sequence[str],
         file: Path | None,
         *,
-        connect: Connect,
+        connect: Connector,
         name: str,
         cluster: str,
     ) -> None:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.aio.asking import ask
 from tidemill.transport.aio.channel import connected
-from tidemill.transport.aio.connect import Connect, OpenChannel, OpenStream
+from tidemill.transport.aio.connect import Connector, OpenChannel, OpenStream
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -67,7 +67,7 @@ class LinkStream:
         *,
         receive: Callable[[link_pb2.ReplyFrame], None],
         lose: Callable[[str], bool],
-        connect: Connect = connected,
+        connect: Connector = connected,
         routes: MasterRoutes | None = None,
     ) -> None:
         """Give each frame to `receive`, and the reason to `lose` when there is no stream any more.

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
-from tidemill.common.errors import MessageNotFound, NoRoom, Overloaded
+from tidemill.common.errors import ConnectionBufferFull, MessageNotFound, Overloaded
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
@@ -58,7 +58,7 @@ def outcome_of(error: ServiceError) -> Outcome:
     """Return how a receive has ended that was refused with `error`."""
     if isinstance(error, Overloaded):
         return Outcome.THROTTLED
-    if isinstance(error, NoRoom):
+    if isinstance(error, ConnectionBufferFull):
         return Outcome.NO_ROOM
     return Outcome.EMPTY if isinstance(error, MessageNotFound) else Outcome.FAILED
 

@@ -7,7 +7,7 @@ gRPC library, so tests call the methods without a server.
     streaming   async def receive_message(call, request, responses) -> None
     telemetry   async def telemetry(call, requests, responses) -> None
 
-A send returns when its messages are handed over and raises ClientGone when the client is. A client
+A send returns when its messages are handed over and raises DisconnectError when the client is. A client
 that cancels cancels the method.
 """
 
@@ -31,7 +31,7 @@ from tidemill.common.log import is_debug
 from tidemill.message import limits
 from tidemill.proxy.message_codec import encode_delivery_timestamp, encode_status
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill.transport.aio.call import ClientGone
+from tidemill.transport.aio.call import DisconnectError
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Boundary:
             del request
             response = await answering
             result = "success" if call.response_code in _GOOD else "process_request_failed"
-        except (RpcError, ClientGone):
+        except (RpcError, DisconnectError):
             result = "process_request_failed"
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary
@@ -218,7 +218,7 @@ class Boundary:
                 answering = method(call, request, responses)
                 del request
                 await answering
-            except (RpcError, ClientGone):
+            except (RpcError, DisconnectError):
                 raise
             except Exception as error:  # noqa: BLE001 - the process's error boundary
                 answer = [self._status(name, call, error).encode()]
@@ -229,7 +229,7 @@ class Boundary:
         except RpcError:
             result = "process_request_failed"
             raise
-        except ClientGone:
+        except DisconnectError:
             result = "write_channel_failed"
             raise
         finally:
@@ -249,7 +249,7 @@ class Boundary:
         try:
             call.check()
             await method(call, requests, responses)
-        except (RpcError, ClientGone):
+        except (RpcError, DisconnectError):
             raise
         except Exception as error:  # noqa: BLE001 - the process's error boundary
             outcome = self._status(name, call, error)

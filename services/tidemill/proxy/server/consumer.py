@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.common.errors import (
     BadRequest,
     BrokerUnreachable,
+    ConnectionBufferFull,
     IllegalInvisibleDuration,
     IllegalPollingTime,
     InvalidReceiptHandle,
     MessageNotFound,
-    NoRoom,
     Overloaded,
     ServiceError,
 )
@@ -332,7 +332,7 @@ class Consumer:
             del reply
             responses.release(room_bytes)
             room_bytes = 0
-        raise NoRoom("this connection had no room for what is there; poll again")
+        raise ConnectionBufferFull("this connection had no room for what is there; poll again")
 
     async def _hold_in_turn(
         self, pop: link_pb2.PopRequest, size_bytes: int, end_ms: int, responses: Responses
@@ -340,10 +340,10 @@ class Consumer:
         """Wait for room for a reply; raises where there is none."""
         left_ms = end_ms - self._clock.monotonic_ms()
         if pop.poll_duration_ms and left_ms <= 0:
-            raise NoRoom(_MUCH_UNREAD)
+            raise ConnectionBufferFull(_MUCH_UNREAD)
         if not await responses.hold_in_turn(size_bytes, timeout_s=max(left_ms, 0) / 1000):
             if pop.poll_duration_ms and self._clock.monotonic_ms() >= end_ms:
-                raise NoRoom(_MUCH_UNREAD)
+                raise ConnectionBufferFull(_MUCH_UNREAD)
             raise Overloaded(_MUCH_UNREAD)
 
     async def ack_message(self, call: Call, request: bytes) -> bytes:

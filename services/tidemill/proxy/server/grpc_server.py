@@ -20,11 +20,11 @@ from tidemill.proxy.server.methods import SERVICE, UNSERVED_UNARY, Methods, requ
 from tidemill.proxy.server.otlp import EXPORT, MetricsReceiver
 from tidemill.proxy.server.pipeline_source import SERVICE as PIPELINE_SERVICE
 from tidemill.transport.aio import health, metrics
-from tidemill.transport.aio.call import Method, RpcCall, bidirectional, server_streaming, unary
+from tidemill.transport.aio.call import RpcCall, RpcMethod, bidirectional, server_streaming, unary
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.grpc.server_connection import Terms
+from tidemill.transport.grpc.server_connection import RequestPolicy
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -52,7 +52,7 @@ class GrpcServer:
         methods: Methods,
         boundary: Boundary,
         receiver: MetricsReceiver | None = None,
-        pipeline: Mapping[str, Method] | None = None,
+        pipeline: Mapping[str, RpcMethod] | None = None,
         listening: Sequence[int] = (),
     ) -> None:
         """Serve `methods`; metrics of clients where there is a `receiver`; `pipeline`, by path.
@@ -68,13 +68,13 @@ class GrpcServer:
         self._listening = tuple(listening)
         # Whoever reads for a pipeline asks for it by its own name.
         self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
-        self._health = health.Health(self._services)
+        self._health = health.HealthService(self._services)
 
     @contextlib.asynccontextmanager
     async def serving(
         self, settings: ProxySettings, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[GrpcServer]:
-        """Accept calls until the block ends; raise StartRefused when the port is taken."""
+        """Accept calls until the block ends; raise StartError when the port is taken."""
         table = {
             **self._table(),
             **self._health.methods(),
@@ -117,7 +117,7 @@ class GrpcServer:
         if self._server is not None:
             yield from metrics.collect(self._server)
 
-    def _table(self) -> Mapping[str, Method]:
+    def _table(self) -> Mapping[str, RpcMethod]:
         methods = self._methods
         served = {
             **{name: self._unary(name) for name in methods.unary},
@@ -130,7 +130,7 @@ class GrpcServer:
             table[EXPORT] = _export(self._receiver)
         return table
 
-    def _unary(self, name: str) -> Method:
+    def _unary(self, name: str) -> RpcMethod:
         method, code, answer = self._methods.unary[name], request_code(name), self._boundary.unary
 
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
@@ -138,7 +138,7 @@ class GrpcServer:
 
         return unary(handle, _terms(name))
 
-    def _streaming(self, name: str) -> Method:
+    def _streaming(self, name: str) -> RpcMethod:
         method, code = self._methods.streaming[name], request_code(name)
         answer = self._boundary.streaming
 
@@ -147,7 +147,7 @@ class GrpcServer:
 
         return server_streaming(handle, _terms(name))
 
-    def _bidirectional(self, name: str) -> Method:
+    def _bidirectional(self, name: str) -> RpcMethod:
         method, code = self._methods.bidirectional[name], request_code(name)
         answer = self._boundary.bidirectional
 
@@ -155,27 +155,27 @@ class GrpcServer:
             return answer(code, method, _call(rpc), rpc, rpc)
 
         # No answer of ours would end the stream: a status does.
-        terms = Terms(
+        terms = RequestPolicy(
             limits.request_bytes_max(name), skipped_bytes_max=limits.TELEMETRY_SKIPPED_BYTES
         )
         return bidirectional(handle, terms)
 
 
-def _export(receiver: MetricsReceiver) -> Method:
+def _export(receiver: MetricsReceiver) -> RpcMethod:
     def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
         return receiver.export(_call(rpc), request)
 
     # As for telemetry: refusals are of gRPC, since its answers have no status.
-    return unary(handle, Terms(limits.OTHER_REQUESTS_BYTES))
+    return unary(handle, RequestPolicy(limits.OTHER_REQUESTS_BYTES))
 
 
-def _terms(name: str) -> Terms:
+def _terms(name: str) -> RequestPolicy:
     """Return how large a request may be, and how one that finds no room is answered."""
     most = limits.request_bytes_max(name)
     sentence = f"the request is over its limit of {most} bytes"
     # Nothing but bodies makes a send so large.
     error = MessageBodyTooLarge(sentence) if name == "SendMessage" else BadRequest(sentence)
-    return Terms(most, status_of(error).encode(), _OVERLOAD)
+    return RequestPolicy(most, status_of(error).encode(), _OVERLOAD)
 
 
 def _listen_settings(
@@ -201,7 +201,7 @@ def _call(rpc: RpcCall) -> Call:
     return Call(rpc.metadata, peer=rpc.peer, time_remaining_s=rpc.time_remaining_s)
 
 
-def _unserved(reason: str) -> Method:
+def _unserved(reason: str) -> RpcMethod:
     async def handle(_rpc: RpcCall, _request: bytes) -> NoReturn:
         raise RpcError(RpcCode.UNIMPLEMENTED, reason)
 

@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as coll
 
 from tidemill.common.errors import ServiceError
 from tidemill.common.slices import run_slices
-from tidemill.message.outline import Nonsense
+from tidemill.message.outline import MalformedWire
 from tidemill.proxy.shares import AddressShares
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
@@ -45,7 +45,7 @@ class MetricsReceiver:
         try:
             slices = self._metrics.take(address, call.client_id, request)
             return _answer(await run_slices(slices, one_by_one=self._turn))
-        except Nonsense as error:
+        except MalformedWire as error:
             message = "the request is not an export of metrics"
             raise RpcError(RpcCode.INVALID_ARGUMENT, message) from error
         finally:

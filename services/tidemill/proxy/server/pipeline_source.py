@@ -23,7 +23,7 @@ from tidemill.common.errors import Overloaded, RequestError, ServiceError, codes
 from tidemill.proxy.cluster.broker_calls import ERROR_KEY
 from tidemill.proxy.shares import AddressShares
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill.transport.aio.call import ClientGone, Method, RpcCall, server_streaming
+from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, server_streaming
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Row:
     answer: Answer
 
 
-def pipeline_methods(rows: Mapping[str, Row], metrics: ProxyMetrics) -> Mapping[str, Method]:
+def pipeline_methods(rows: Mapping[str, Row], metrics: ProxyMetrics) -> Mapping[str, RpcMethod]:
     """Return the methods of the service, by path."""
     under_way = AddressShares(CALLS_MAX)
     return {
@@ -62,7 +62,7 @@ def pipeline_methods(rows: Mapping[str, Row], metrics: ProxyMetrics) -> Mapping[
     }
 
 
-def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressShares) -> Method:
+def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressShares) -> RpcMethod:
     code = _code(name)
 
     async def handle(call: RpcCall, request: bytes) -> None:
@@ -79,7 +79,7 @@ def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressSha
             outcome, result = "40000", "process_request_failed"
             reason = f"the request is no {row.request.DESCRIPTOR.name}"
             raise RpcError(RpcCode.INVALID_ARGUMENT, reason) from None
-        except ClientGone:
+        except DisconnectError:
             result = "write_channel_failed"
             raise
         except RpcError:

@@ -19,7 +19,7 @@ from tidemill.common.errors import (
 from tidemill.message import limits
 from tidemill.message.encoding import encode_stored
 from tidemill.message.outline import check_send
-from tidemill.message.recall_handle import Recall
+from tidemill.message.recall_handle import RecallFields
 from tidemill.message.rules import accepted_types, check_message, check_type, message_type
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
 from tidemill.proxy.link.commands import CANCEL_TIMER
@@ -299,7 +299,7 @@ def _recall_handle(topic_name: str, message_id: str, stored: _Stored) -> str:
     """
     if stored.may_be_elsewhere:
         return ""
-    return stored.broker.recall_signer.sign(topic_name, Recall(*stored.appended, message_id))
+    return stored.broker.recall_signer.sign(topic_name, RecallFields(*stored.appended, message_id))
 
 
 def _may_repeat(properties: v2.SystemProperties) -> bool:

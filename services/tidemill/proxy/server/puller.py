@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.common.errors import (
     BadRequest,
+    ConnectionBufferFull,
     IllegalOffset,
     MessageNotFound,
-    NoRoom,
     OffsetNotFound,
     Overloaded,
     RequestError,
@@ -209,7 +209,7 @@ class Puller:
             responses.release(held_bytes)
             del page
             held_bytes, wanted_bytes = 0, size_bytes
-        raise NoRoom(_MUCH_UNREAD)
+        raise ConnectionBufferFull(_MUCH_UNREAD)
 
     def _wait_ms(self, call: Call, parsed: service.PullMessageRequest) -> int:
         """Return how long a pull may wait; 0: it does not."""

@@ -29,10 +29,10 @@ from tidemill.proxy.clients.settings_news import SettingsNews
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
-from tidemill.transport.aio.call import ClientGone, RequestTooLarge
-from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.call import DisconnectError, RequestTooLarge
+from tidemill.transport.aio.notices import MisuseLog
 from tidemill.transport.grpc.status import RpcCode, RpcError
-from tidemill.transport.http2.allowances import Allowance
+from tidemill.transport.http2.allowances import TokenBucket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -79,7 +79,7 @@ class Telemetry:
         self._clock = clock
         self._long_polling_max_ms = long_polling_max_ms
         self._measured = measured
-        self._notices = Notices()
+        self._notices = MisuseLog()
         self.news = SettingsNews(clients.streams, cluster.known_group, self._settings_again)
         cluster.watch(self.news.changed)
 
@@ -90,7 +90,7 @@ class Telemetry:
         # No task group: a failure that leaves one is in a cycle with it, and what its frames hold
         # would wait for the garbage collector.
         repeat, followed = _Repeat(responses), _Followed(self.news, call.client_id, responses)
-        allowance = Allowance(burst=COMMANDS_BURST, per_s=COMMANDS_PER_S, now_s=self._now_s())
+        allowance = TokenBucket(burst=COMMANDS_BURST, per_s=COMMANDS_PER_S, now_s=self._now_s())
         streams = contextlib.ExitStack()
         try:
             streams.enter_context(self._clients.streams.open(call.client_id, responses))
@@ -287,7 +287,7 @@ class _Repeat:
         try:
             await asyncio.sleep(NODE_JS_REPEAT_MS / 1000)
             # A client that has gone meanwhile is noticed by who reads from it.
-            with contextlib.suppress(ClientGone):
+            with contextlib.suppress(DisconnectError):
                 await self._responses.send(answer)
         finally:
             self._responses.release(len(answer))

@@ -15,13 +15,13 @@ from tidemill.transport.http2.header_block import Fields
 
 if TYPE_CHECKING:
     from tidemill.transport.aio.server import ServerProtocol
-    from tidemill.transport.grpc.server_connection import ServerCall, Terms
+    from tidemill.transport.grpc.server_connection import RequestPolicy, ServerCall
 
 # One batch: a call has no more than this, or one message, unsent.
 SEND_BYTES_MAX: Final = 256 << 10
 
 
-class Kind(Enum):
+class RpcKind(Enum):
     """How many messages go which way."""
 
     UNARY = "unary"
@@ -29,7 +29,7 @@ class Kind(Enum):
     BIDIRECTIONAL = "bidirectional"
 
 
-class ClientGone(Exception):
+class DisconnectError(Exception):
     """Raised by a send whose message cannot be handed over any more."""
 
 
@@ -48,27 +48,27 @@ StreamingHandler = Callable[["RpcCall", bytes], Awaitable[None]]
 BidirectionalHandler = Callable[["RpcCall"], Awaitable[None]]
 
 
-class Method(NamedTuple):
+class RpcMethod(NamedTuple):
     """How a method is served. Streams are answered through the call's `send` and `send_all`."""
 
-    kind: Kind
+    kind: RpcKind
     handle: UnaryHandler | StreamingHandler | BidirectionalHandler
-    terms: Terms | None = None  # of requests; None: those of the server
+    terms: RequestPolicy | None = None  # of requests; None: those of the server
 
 
-def unary(handle: UnaryHandler, terms: Terms | None = None) -> Method:
+def unary(handle: UnaryHandler, terms: RequestPolicy | None = None) -> RpcMethod:
     """Return a method with one request and one response."""
-    return Method(Kind.UNARY, handle, terms)
+    return RpcMethod(RpcKind.UNARY, handle, terms)
 
 
-def server_streaming(handle: StreamingHandler, terms: Terms | None = None) -> Method:
+def server_streaming(handle: StreamingHandler, terms: RequestPolicy | None = None) -> RpcMethod:
     """Return a method with one request and a stream of responses."""
-    return Method(Kind.SERVER_STREAMING, handle, terms)
+    return RpcMethod(RpcKind.SERVER_STREAMING, handle, terms)
 
 
-def bidirectional(handle: BidirectionalHandler, terms: Terms | None = None) -> Method:
+def bidirectional(handle: BidirectionalHandler, terms: RequestPolicy | None = None) -> RpcMethod:
     """Return a method with a stream in both directions; the call iterates over the requests."""
-    return Method(Kind.BIDIRECTIONAL, handle, terms)
+    return RpcMethod(RpcKind.BIDIRECTIONAL, handle, terms)
 
 
 @final
@@ -91,7 +91,7 @@ class RpcCall:
         "tick",
     )
 
-    def __init__(self, protocol: ServerProtocol, call: ServerCall, method: Method) -> None:
+    def __init__(self, protocol: ServerProtocol, call: ServerCall, method: RpcMethod) -> None:
         self._protocol = protocol
         self.call = call
         self.method = method
@@ -163,7 +163,7 @@ class RpcCall:
     # ------------------------------------------------------------ responses
 
     async def send(self, message: bytes) -> None:
-        """Send one message; wait while the client does not read. Raises ClientGone."""
+        """Send one message; wait while the client does not read. Raises DisconnectError."""
         await self.send_all((message,))
 
     async def send_all(self, messages: Sequence[bytes]) -> None:
@@ -218,7 +218,7 @@ class RpcCall:
             protocol.crowd.add(self)
             await self._room()
         if self.call.is_ended:
-            raise ClientGone
+            raise DisconnectError
         if protocol.send(self.call, batch):
             # Whoever sends on and on keeps nobody else waiting, however fast its client reads.
             await asyncio.sleep(0)

@@ -27,7 +27,7 @@ from tidemill.transport.grpc.client_connection import (
     ResponseMessage,
 )
 from tidemill.transport.grpc.status import RpcCode, RpcError
-from tidemill.transport.http2.events import Failed
+from tidemill.transport.http2.events import ConnectionEnded
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit
 
@@ -206,7 +206,7 @@ class ClientProtocol(asyncio.Protocol):
                     self._connection.consume(event.call, event.wire_bytes)
             elif isinstance(event, ResponseEnded):
                 self._end(event)
-            elif isinstance(event, Failed):
+            elif isinstance(event, ConnectionEnded):
                 self._writer.flush_last()
                 if event.limit is Limit.KEEPALIVE:
                     self._transport.abort()  # Nobody is there to read it.

@@ -41,7 +41,7 @@ class OpenChannel(Protocol):
         """Begin a bidirectional call. Raises RpcError."""
 
 
-class Connect(Protocol):
+class Connector(Protocol):
     """How to get at a server; `connected` is one way."""
 
     def __call__(

@@ -9,7 +9,7 @@ from typing import Final, final
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from tidemill.transport.aio.call import Method, RpcCall, server_streaming, unary
+from tidemill.transport.aio.call import RpcCall, RpcMethod, server_streaming, unary
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -21,7 +21,7 @@ _UNKNOWN_SERVICE: Final = _Response(status=_Response.SERVICE_UNKNOWN).SerializeT
 
 
 @final
-class Health:
+class HealthService:
     """Tells of each service whether it is served; the name "" stands for the process."""
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class Health:
         self._is_ending = False
         self._changed = asyncio.Event()  # set by the next change
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, RpcMethod]:
         """Return the service's methods by path."""
         return {
             f"/{SERVICE}/Check": unary(self._check),

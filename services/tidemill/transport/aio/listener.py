@@ -21,7 +21,7 @@ from typing import Final, Literal, final
 import structlog
 
 from tidemill.common.lifecycle import cannot_listen
-from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.notices import MisuseLog
 from tidemill.transport.aio.proxy_protocol import BadProxyHeader, read_source
 from tidemill.transport.aio.tls import TlsFiles, server_context
 from tidemill.transport.http2.limits import Limit
@@ -65,14 +65,14 @@ class ListenSettings:
     setting_names: tuple[str, str] = ("grpc_host", "grpc_port")
 
 
-class Accepted(asyncio.Protocol):
-    """What serves a connection. Once it is open, its end is told by `Listener.closed`."""
+class ConnectionProtocol(asyncio.Protocol):
+    """What serves a connection. Once it is open, its end is told by `RpcListener.closed`."""
 
     is_open = False
 
 
 @final
-class _Newcomer:
+class _NewConnection:
     """A connection that was accepted and is not served yet."""
 
     def __init__(self, accepted: socket.socket, host: str, port: int) -> None:
@@ -80,11 +80,11 @@ class _Newcomer:
         self.host, self.port = host, port  # of the client, once its balancer has told
         self.is_balancer = False
         self.is_counted = False  # by its address
-        self.protocol: Accepted | None = None
+        self.protocol: ConnectionProtocol | None = None
 
 
 @final
-class Listener:
+class RpcListener:
     """Accepts connections and hands each to a protocol of its own, made with the client's address.
 
     The protocol says `closed` with that address when its connection has ended.
@@ -93,8 +93,8 @@ class Listener:
     def __init__(
         self,
         settings: ListenSettings,
-        make_protocol: Callable[[str, int], Accepted],
-        notices: Notices,
+        make_protocol: Callable[[str, int], ConnectionProtocol],
+        notices: MisuseLog,
     ) -> None:
         self.address = ""
         self._settings = settings
@@ -110,8 +110,8 @@ class Listener:
         self._connecting: set[asyncio.Task[None]] = set()  # in the middle of their handshake
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Listener]:
-        """Accept connections until the block ends or `close`; raise StartRefused."""
+    async def listening(self) -> AsyncIterator[RpcListener]:
+        """Accept connections until the block ends or `close`; raise StartError."""
         self._tls = self._settings.tls_context or tls_context(self._settings)
         self._connections_max = _affordable(self._settings.connections_max)
         sockets = self._listening = _inherited(self._settings) or _bind(self._settings)
@@ -210,7 +210,7 @@ class Listener:
 
     def _admit(self, accepted: socket.socket, peer_host: str, peer_port: int) -> None:
         settings = self._settings
-        newcomer = _Newcomer(accepted, peer_host, peer_port)
+        newcomer = _NewConnection(accepted, peer_host, peer_port)
         newcomer.is_balancer = _is_within(peer_host, settings.proxy_protocol_from)
         is_full = self._open_count >= self._connections_max
         if is_full:
@@ -236,7 +236,7 @@ class Listener:
 
         task.add_done_callback(connected)
 
-    def _count(self, newcomer: _Newcomer) -> bool:
+    def _count(self, newcomer: _NewConnection) -> bool:
         """Count a connection of an address; False: it has too many, and was refused."""
         if self._open[newcomer.host] >= self._settings.connections_per_address_max:
             self._refuse(newcomer, Limit.CONNECTIONS_PER_ADDRESS)
@@ -250,12 +250,12 @@ class Listener:
         if not self._open[peer_host]:
             del self._open[peer_host]
 
-    def _refuse(self, newcomer: _Newcomer, limit: Limit) -> None:
+    def _refuse(self, newcomer: _NewConnection, limit: Limit) -> None:
         count = self._open[newcomer.host]
         reason = f"{self._open_count} connections, {count} of this address"
         self._notices.refuse(limit, peer=newcomer.host, reason=reason)
 
-    async def _connect(self, newcomer: _Newcomer) -> None:
+    async def _connect(self, newcomer: _NewConnection) -> None:
         """Find out who the client is and what it speaks, and hand it over."""
         loop = asyncio.get_running_loop()
         settings, tls, accepted = self._settings, self._tls, newcomer.socket
@@ -334,7 +334,7 @@ def _inherited(settings: ListenSettings) -> list[socket.socket]:
 
 
 def _bind(settings: ListenSettings) -> list[socket.socket]:
-    """Listen on every address that the host's name has; raise StartRefused."""
+    """Listen on every address that the host's name has; raise StartError."""
     host, port = settings.host.strip("[]"), settings.port
     sockets: list[socket.socket] = []
     try:
@@ -364,7 +364,7 @@ def _bind(settings: ListenSettings) -> list[socket.socket]:
 
 
 def tls_context(settings: ListenSettings) -> ssl.SSLContext | None:
-    """Return what TLS is served with, None where it is off; raise StartRefused."""
+    """Return what TLS is served with, None where it is off; raise StartError."""
     if settings.tls == "off":
         return None
     return server_context(

@@ -21,7 +21,7 @@ class _Told(NamedTuple):
 
 
 @final
-class Notices:
+class MisuseLog:
     """Kinds of misuse, and when each was told last. Kinds are few: limits and reasons of ours."""
 
     def __init__(self) -> None:

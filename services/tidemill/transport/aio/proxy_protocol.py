@@ -35,14 +35,14 @@ class BadProxyHeader(Exception):
     """What came is no header, or no whole one."""
 
 
-class Source(NamedTuple):
+class ClientAddress(NamedTuple):
     """Where a connection really comes from."""
 
     host: str
     port: int
 
 
-async def read_source(accepted: socket.socket) -> Source | None:
+async def read_source(accepted: socket.socket) -> ClientAddress | None:
     """Read the header, and not a byte more; None: the connection's own address counts.
 
     Raises BadProxyHeader, OSError.
@@ -66,13 +66,13 @@ def parse_head(head: bytes) -> tuple[int, int, int]:
     return command, family, rest_bytes
 
 
-def parse_source(family: int, rest: bytes) -> Source:
+def parse_source(family: int, rest: bytes) -> ClientAddress:
     """Return the address of the client. Raises BadProxyHeader."""
     layout = _ADDRESSES.get(family)
     if layout is None or len(rest) < layout.size:
         raise BadProxyHeader(f"{len(rest)} bytes of family {family:#x} are no address of TCP")
     source, _, port, _ = layout.unpack_from(rest)
-    return Source(str(ipaddress.ip_address(source)), port)
+    return ClientAddress(str(ipaddress.ip_address(source)), port)
 
 
 async def _read(accepted: socket.socket, size_bytes: int) -> bytes:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from tidemill.transport.aio.notices import Notices
+    from tidemill.transport.aio.notices import MisuseLog
     from tidemill.transport.aio.writer import Writer
     from tidemill.transport.http2.connection import Connection
 
@@ -24,11 +24,11 @@ FORGOTTEN_S: Final = 75.0
 
 
 @final
-class ReadAnswers:
+class ReadConfirmations:
     """Which they are, in their order, and who is told."""
 
     def __init__(
-        self, http: Connection, writer: Writer, loop: asyncio.AbstractEventLoop, notices: Notices
+        self, http: Connection, writer: Writer, loop: asyncio.AbstractEventLoop, notices: MisuseLog
     ) -> None:
         self._http = http
         self._writer = writer

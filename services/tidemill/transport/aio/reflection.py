@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
 
-from tidemill.transport.aio.call import Method, RpcCall, bidirectional
+from tidemill.transport.aio.call import RpcCall, RpcMethod, bidirectional
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _OURS: Final = "tidemill."  # before the names of public packages: see tools/gen
 SERVICE: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 
 
-def reflection_methods(services: Sequence[str]) -> Mapping[str, Method]:
+def reflection_methods(services: Sequence[str]) -> Mapping[str, RpcMethod]:
     """Return the methods, by path, that describe `services` and themselves."""
 
     async def server_reflection_info(call: RpcCall) -> None:

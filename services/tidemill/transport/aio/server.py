@@ -30,11 +30,11 @@ from weakref import WeakValueDictionary
 import structlog
 
 from tidemill.common.deadlines import Deadlines
-from tidemill.transport.aio.call import ClientGone, Kind, Method, RpcCall, UnaryHandler
-from tidemill.transport.aio.listener import Accepted, Listener, ListenSettings
-from tidemill.transport.aio.notices import Notices
+from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcKind, RpcMethod, UnaryHandler
+from tidemill.transport.aio.listener import ConnectionProtocol, ListenSettings, RpcListener
+from tidemill.transport.aio.notices import MisuseLog
 from tidemill.transport.aio.offenders import FLOODS, Offenders
-from tidemill.transport.aio.read_answers import ReadAnswers
+from tidemill.transport.aio.read_answers import ReadConfirmations
 from tidemill.transport.aio.writer import Writer
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount
 from tidemill.transport.grpc.server_connection import (
@@ -51,7 +51,7 @@ from tidemill.transport.grpc.server_connection import (
     ServerEvent,
 )
 from tidemill.transport.grpc.status import RpcCode, RpcError
-from tidemill.transport.http2.events import Failed, PeerHasRead
+from tidemill.transport.http2.events import ConnectionEnded, MarkReached
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit
 
@@ -97,7 +97,7 @@ class RpcServer:
 
     def __init__(
         self,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, RpcMethod],
         limits: Limits,
         listen: ListenSettings,
         *,
@@ -110,7 +110,7 @@ class RpcServer:
         }
         self.limits = limits
         self.message_bytes_max = message_bytes_max
-        self.notices = Notices()
+        self.notices = MisuseLog()
         self.account = MemoryAccount(held_bytes_max)
         self._is_offering = False  # room, at the end of this turn of the loop
         # Of the account, by address; each is there for as long as a connection of it.
@@ -121,7 +121,7 @@ class RpcServer:
         self.deadlines: Deadlines[RpcCall] = Deadlines(_expire)
         self.ending: set[asyncio.Task[None]] = set()  # of calls that were cancelled
         self.is_draining = False
-        self.listener = Listener(listen, self._new_connection, self.notices)
+        self.listener = RpcListener(listen, self._new_connection, self.notices)
         # Connections that have more than a turn's worth, in the order of their next turns.
         self._rest: deque[ServerProtocol] = deque()
         self._is_going_on = False
@@ -141,7 +141,7 @@ class RpcServer:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[RpcServer]:
-        """Serve until the block ends; raise StartRefused where nobody can listen."""
+        """Serve until the block ends; raise StartError where nobody can listen."""
         self.account.queue.on_room = self._offer_room_soon
         async with self.listener.listening():
             try:
@@ -308,7 +308,7 @@ def _expire(calls: Iterable[RpcCall]) -> None:
 
 
 @final
-class ServerProtocol(Accepted):
+class ServerProtocol(ConnectionProtocol):
     """One client's connection."""
 
     def __init__(self, server: RpcServer, peer_host: str, peer_port: int) -> None:
@@ -337,7 +337,7 @@ class ServerProtocol(Accepted):
         self._writer = Writer(self._connection.http, self.loop, self._connection.count_buffered)
         self._connection.on_grant = self._writer.flush_soon
         self._transport: asyncio.Transport
-        self.read_answers = ReadAnswers(
+        self.read_answers = ReadConfirmations(
             self._connection.http, self._writer, self.loop, server.notices
         )
         self._has_rest = False  # of what has come; nothing is read until it has had its turns
@@ -454,11 +454,11 @@ class ServerProtocol(Accepted):
             writable = self.calls.get(event.call.stream.id)
             if writable is not None:
                 writable.wake_writers()
-        elif isinstance(event, PeerHasRead):
+        elif isinstance(event, MarkReached):
             self.read_answers.read(event.mark)
             if self._server.is_draining:
                 self._server.look_again()
-        elif isinstance(event, Failed):
+        elif isinstance(event, ConnectionEnded):
             self._on_failed(event)
         else:
             assert_never(event)
@@ -472,7 +472,7 @@ class ServerProtocol(Accepted):
         served = self.calls[call.stream.id] = RpcCall(self, call, method)
         if call.timeout_s is not None:
             served.tick = self._server.deadlines.add(served, call.timeout_s)
-        if method.kind is Kind.BIDIRECTIONAL:
+        if method.kind is RpcKind.BIDIRECTIONAL:
             call.is_open_ended = True
             # Rust clients wait for the headers before they go on.
             self._connection.start(call)
@@ -485,7 +485,7 @@ class ServerProtocol(Accepted):
         served = self.calls.get(call.stream.id)
         if served is None:
             return
-        if served.method.kind is Kind.BIDIRECTIONAL:
+        if served.method.kind is RpcKind.BIDIRECTIONAL:
             served.put_request(message, wire_bytes, held_bytes, skipped_bytes)
             if is_last:
                 served.end_requests()
@@ -500,7 +500,7 @@ class ServerProtocol(Accepted):
         served = self.calls.get(call.stream.id)
         if served is None:
             return
-        if served.method.kind is Kind.BIDIRECTIONAL:
+        if served.method.kind is RpcKind.BIDIRECTIONAL:
             served.end_requests()
         elif served.request is None:
             self._refuse(served, "a call of this method has a request")
@@ -508,13 +508,13 @@ class ServerProtocol(Accepted):
             self._on_request(served, served.request)
 
     def _on_request(self, served: RpcCall, request: bytes) -> None:
-        if served.method.kind is Kind.UNARY:
+        if served.method.kind is RpcKind.UNARY:
             self._start(served, self._run_unary(served, request))
         else:
             self._start(served, self._run_stream(served, request))
         served.request = None  # The method's from here on, which keeps of it what it needs.
 
-    def _on_failed(self, event: Failed) -> None:
+    def _on_failed(self, event: ConnectionEnded) -> None:
         if event.limit in FLOODS:
             self._server.offenders.note(self.peer_host, time.monotonic())
         if event.limit is not None and event.limit not in _ORDINARY:
@@ -587,7 +587,7 @@ class ServerProtocol(Accepted):
     def _answer_error(self, served: RpcCall, error: Exception) -> None:
         if isinstance(error, RpcError):
             self._connection.finish(served.call, error.code, error.message, error.trailers)
-        elif not isinstance(error, ClientGone):
+        elif not isinstance(error, DisconnectError):
             log.error("call failed unexpectedly", path=served.call.path, exc_info=error)
             # UNKNOWN, as grpcio says it; methods of ours have a boundary of their own.
             self._connection.finish(served.call, RpcCode.UNKNOWN, "the server failed")
@@ -757,7 +757,7 @@ class ServerProtocol(Accepted):
         """Let the client know that this server stops, and end its streams of requests."""
         self._connection.http.start_drain()
         for served in self.calls.values():
-            if served.method.kind is Kind.BIDIRECTIONAL:
+            if served.method.kind is RpcKind.BIDIRECTIONAL:
                 served.end_requests()
         self._writer.flush_soon()
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError, Message
 
-from tidemill.transport.aio.call import Method, RpcCall, unary
+from tidemill.transport.aio.call import RpcCall, RpcMethod, unary
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 
-def unary_methods(service: ServiceDescriptor, *implementations: object) -> Mapping[str, Method]:
+def unary_methods(service: ServiceDescriptor, *implementations: object) -> Mapping[str, RpcMethod]:
     """Return all methods of a service whose calls are unary, by path.
 
     Of each name one of the `implementations` has a method, which takes the parsed request and
@@ -32,7 +32,7 @@ def _find(name: str, implementations: Sequence[object]) -> Callable[[Any], Await
     return cast("Callable[[Any], Awaitable[Message]]", found)
 
 
-def _unary(method: MethodDescriptor, answer: Callable[[Any], Awaitable[Message]]) -> Method:
+def _unary(method: MethodDescriptor, answer: Callable[[Any], Awaitable[Message]]) -> RpcMethod:
     request_class = message_factory.GetMessageClass(method.input_type)
 
     async def handle(_call: RpcCall, request: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Certificates from files, read again when the files change (ADR 0019).
 
-    tls = Reloading("clients", files, functools.partial(server_context, files))
+    tls = ReloadableCredentials("clients", files, functools.partial(server_context, files))
     certificates = Certificates([tls])
     async with certificates.watching(): ...     # and certificates.reload at SIGHUP
     await loop.create_server(..., ssl=newest_of(tls))
@@ -27,7 +27,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.common.file_changes import FileChanges
-from tidemill.common.lifecycle import StartRefused
+from tidemill.common.lifecycle import StartError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -82,13 +82,13 @@ def cluster_files(settings: ClusterTlsSettings) -> TlsFiles | None:
 
 
 @final
-class Reloading(Generic[T]):
+class ReloadableCredentials(Generic[T]):
     """What was made of some files, and is made again of the new ones."""
 
     def __init__(
         self, use: str, files: TlsFiles, make: Callable[[], T], *, is_server: bool = True
     ) -> None:
-        """Make it; raise StartRefused. `use` says what it is for, in logs and metrics."""
+        """Make it; raise StartError. `use` says what it is for, in logs and metrics."""
         self.use = use
         self.file = files.certificate
         self._files = files
@@ -99,7 +99,7 @@ class Reloading(Generic[T]):
         self.expires_at_s: float | None = None  # Unix time; None: nobody can tell
         try:
             self.expires_at_s = _expiry(files, is_server=is_server)
-        except StartRefused as refusal:
+        except StartError as refusal:
             # There is no older one, and it may do for others that look at less.
             log.warning("certificate may be refused by others", use=use, reason=str(refusal))
         self.results: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Reloading(Generic[T]):
 
     def check(self) -> None:
         """Reload if a file has changed since the last look."""
-        if self._changes.have_come():
+        if self._changes.detect():
             self.reload()
 
     def reload(self) -> None:
@@ -115,7 +115,7 @@ class Reloading(Generic[T]):
         try:
             newest = self._make()
             expires_at_s = _expiry(self._files, is_server=self._is_server)
-        except StartRefused as refusal:
+        except StartError as refusal:
             self.results["failed"] += 1
             log.error(  # noqa: TRY400  # The reason says it all.
                 "certificates not reloaded, the old ones stay",
@@ -144,7 +144,10 @@ class Certificates:
     """All certificates of a process."""
 
     def __init__(
-        self, reloading: Sequence[Reloading[Any]], *, now_s: Callable[[], float] = time.time
+        self,
+        reloading: Sequence[ReloadableCredentials[Any]],
+        *,
+        now_s: Callable[[], float] = time.time,
     ) -> None:
         """Take the certificates, and where Unix time comes from."""
         self._all = reloading
@@ -184,7 +187,7 @@ class Certificates:
                 # What is in use goes on being used, and the process with it.
                 log.exception("certificates could not be looked at", use=each.use)
 
-    def _tell(self, each: Reloading[Any]) -> None:
+    def _tell(self, each: ReloadableCredentials[Any]) -> None:
         """Log that a certificate expires soon or has expired: once a day, and after each reload."""
         now_s = self._now_s()
         if each.expires_at_s is None or each.expires_at_s - now_s > EXPIRES_SOON_S:
@@ -239,13 +242,13 @@ class Certificates:
 
 
 @final
-class _Newest(ssl.SSLContext):
+class _NewestContext(ssl.SSLContext):
     """A context that makes each connection from the newest one.
 
     Event loops ask a context for nothing but `wrap_bio`.
     """
 
-    source: Reloading[ssl.SSLContext]
+    source: ReloadableCredentials[ssl.SSLContext]
 
     def wrap_bio(
         self,
@@ -261,15 +264,15 @@ class _Newest(ssl.SSLContext):
         )
 
 
-def newest_of(reloading: Reloading[ssl.SSLContext]) -> ssl.SSLContext:
+def newest_of(reloading: ReloadableCredentials[ssl.SSLContext]) -> ssl.SSLContext:
     """Return a context for whoever keeps one: its connections are made from the newest."""
-    context = _Newest(reloading.newest.protocol)
+    context = _NewestContext(reloading.newest.protocol)
     context.source = reloading
     return context
 
 
 def server_context(files: TlsFiles, *, protocols: Sequence[str] = ("h2",)) -> ssl.SSLContext:
-    """Return what a server serves TLS with; raise StartRefused."""
+    """Return what a server serves TLS with; raise StartError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
     context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
@@ -281,7 +284,7 @@ def server_context(files: TlsFiles, *, protocols: Sequence[str] = ("h2",)) -> ss
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what a client of our own servers connects with; raise StartRefused."""
+    """Return what a client of our own servers connects with; raise StartError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
@@ -297,20 +300,20 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         try:
             is_file = Path(file).is_file()
         except OSError as error:  # A folder above it may not be searched, or cannot be read.
-            raise StartRefused(f"{name} {file} cannot be looked at: {error}") from error
+            raise StartError(f"{name} {file} cannot be looked at: {error}") from error
         if not is_file:
-            raise StartRefused(f"{name} must name a file, not {file!r}")
+            raise StartError(f"{name} must name a file, not {file!r}")
 
     def no_password() -> str:
         # The library would ask for one at the terminal.
-        raise StartRefused(
+        raise StartError(
             f"{files.key_setting} {files.key} is encrypted; give one without a passphrase"
         )
 
     try:
         context.load_cert_chain(files.certificate, files.key, password=no_password)
     except (OSError, ssl.SSLError) as error:
-        raise StartRefused(
+        raise StartError(
             f"{files.certificate_setting} {files.certificate} and {files.key_setting} {files.key}"
             f" are no certificate with its key: {error}"
         ) from error
@@ -318,7 +321,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         try:
             context.load_verify_locations(files.authorities)
         except (OSError, ssl.SSLError) as error:
-            raise StartRefused(
+            raise StartError(
                 f"{files.authorities_setting} {files.authorities} holds no certificates: {error}"
             ) from error
 
@@ -327,7 +330,7 @@ def _expiry(files: TlsFiles, *, is_server: bool) -> float | None:
     """Try the certificate in a handshake, and return when it expires, as the other end learns it.
 
     The library tells the date of nothing but a peer's certificate that it has verified. Raises
-    StartRefused when the other end refuses it for anything but its date.
+    StartError when the other end refuses it for anything but its date.
     """
     ends = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
     try:
@@ -346,7 +349,7 @@ def _expiry(files: TlsFiles, *, is_server: bool) -> float | None:
             other.load_cert_chain(files.certificate, files.key)
         told = _handshake(own, other, is_server=is_server).getpeercert()
     except (OSError, ssl.SSLError, ValueError) as error:
-        raise StartRefused(
+        raise StartError(
             f"{files.certificate_setting} {files.certificate} does not work in a handshake: {error}"
         ) from error
     return ssl.cert_time_to_seconds(str(told["notAfter"])) if told else None

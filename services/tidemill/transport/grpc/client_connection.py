@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
-from tidemill.transport.grpc.messages import MessageReader
+from tidemill.transport.grpc.messages import MessageAssembler
 from tidemill.transport.grpc.status import RpcCode, RpcError, Trailers
 from tidemill.transport.http2 import header_block
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
+    ConnectionEnded,
     DataReceived,
-    Failed,
     GoAwayReceived,
-    PeerHasRead,
+    MarkReached,
     ResponseReceived,
     StreamReset,
     StreamWritable,
@@ -38,7 +38,7 @@ class ClientCall:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.encoding = ""
-        self.reader: MessageReader | None = None
+        self.reader: MessageAssembler | None = None
         self.is_ended = False
 
 
@@ -65,7 +65,7 @@ class RequestWritable(NamedTuple):
     call: ClientCall
 
 
-ClientEvent = ResponseMessage | ResponseEnded | RequestWritable | GoAwayReceived | Failed
+ClientEvent = ResponseMessage | ResponseEnded | RequestWritable | GoAwayReceived | ConnectionEnded
 
 
 @final
@@ -138,12 +138,12 @@ class ClientConnection:
 
     def _translate(self, http_events: list[HttpEvent]) -> list[ClientEvent]:
         events: list[ClientEvent] = []
-        failure = next((event for event in http_events if isinstance(event, Failed)), None)
+        failure = next((event for event in http_events if isinstance(event, ConnectionEnded)), None)
         for event in http_events:
-            if isinstance(event, (GoAwayReceived, Failed)):
+            if isinstance(event, (GoAwayReceived, ConnectionEnded)):
                 events.append(event)
                 continue
-            if isinstance(event, PeerHasRead):
+            if isinstance(event, MarkReached):
                 continue  # Of a client nobody asks for it.
             call = self._calls.get(event.stream.id)
             if call is None:
@@ -184,7 +184,7 @@ class ClientConnection:
             if message is not None:
                 events.append(ResponseMessage(call, message, len(event.data)))
             elif event.data:
-                call.reader = MessageReader(call.encoding, self._message_bytes_max)
+                call.reader = MessageAssembler(call.encoding, self._message_bytes_max)
         if call.reader is not None:
             try:
                 complete = call.reader.feed(event.data)

@@ -57,7 +57,7 @@ def whole_message(data: bytes) -> bytes | None:
     return None
 
 
-class Whole(NamedTuple):
+class CompleteMessage(NamedTuple):
     """A message that has come."""
 
     message: bytes
@@ -67,7 +67,7 @@ class Whole(NamedTuple):
 
 
 @final
-class MessageReader:
+class MessageAssembler:
     """Puts messages together out of the pieces in which they come."""
 
     __slots__ = (
@@ -131,7 +131,7 @@ class MessageReader:
         """How many bytes have to come for something to happen."""
         return self._wanted - self._have
 
-    def feed(self, data: bytes, messages_max: int = sys.maxsize) -> list[Whole]:
+    def feed(self, data: bytes, messages_max: int = sys.maxsize) -> list[CompleteMessage]:
         """Take the next piece, or none; return the messages that are complete, so many at most.
 
         Where `has_more` holds afterwards, go on with nothing. Raises RpcError for a message that is
@@ -147,14 +147,14 @@ class MessageReader:
         elif data:
             self._parts.append(data)
         self._have += len(data)
-        messages: list[Whole] = []
+        messages: list[CompleteMessage] = []
         while self._have >= self._wanted and len(messages) < messages_max:
             if len(self._parts) > 1:
                 self._parts = [b"".join(self._parts)]
             self._take(messages, messages_max)
         return messages
 
-    def _take(self, messages: list[Whole], messages_max: int) -> None:
+    def _take(self, messages: list[CompleteMessage], messages_max: int) -> None:
         """Take the complete messages off the one part, and see what the next one wants."""
         buffer, at = self._parts[0], 0
         self._wanted = PREFIX_SIZE
@@ -165,7 +165,9 @@ class MessageReader:
                 at = min(begin + length, len(buffer))
                 self.dropped_bytes += at - begin
                 self.skip_left_bytes = length - (at - begin)
-                messages.append(Whole(b"", PREFIX_SIZE, is_inflated=False, skipped_bytes=length))
+                messages.append(
+                    CompleteMessage(b"", PREFIX_SIZE, is_inflated=False, skipped_bytes=length)
+                )
                 continue
             self._check(is_compressed, length)
             end = at + PREFIX_SIZE + length
@@ -174,7 +176,7 @@ class MessageReader:
                 break
             message = buffer[at + PREFIX_SIZE : end]
             whole = self._decompress(message) if is_compressed else message
-            messages.append(Whole(whole, PREFIX_SIZE + length, bool(is_compressed)))
+            messages.append(CompleteMessage(whole, PREFIX_SIZE + length, bool(is_compressed)))
             at = end
         self._have = len(buffer) - at
         self._parts = [buffer[at:]] if self._have else []

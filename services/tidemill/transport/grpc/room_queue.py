@@ -1,16 +1,19 @@
-"""Who waits for room for the rest of a large message, in turn (ADR 0030).
+"""The queue of large messages that wait for memory, with fair turns per address (ADR 0030).
 
-    RoomQueue            of an account of memory
-      └ _Turns           of one address: its connections that wait, each once
-          └ Place        of one connection; the Waiter is the connection, and knows its messages
+    RoomQueue              of a memory account
+      └ _AddressQueue      of one client address: its waiting connections, each once
+          └ RoomTicket     of one connection; the RoomRequester is the connection itself
 
-A turn is one message. The addresses have turns, and the connections of an address in its turns, so
-that whoever has one message waits no longer beside one who has a thousand. Where the room that is
-there is too little for the message whose turn it is, those of its address behind it wait as well:
-small ones would else pass a large one for ever. Who holds too much itself is passed by.
+One turn grants room to one message. The addresses take turns, and the connections of an address
+take turns within it. So a client with one message waits no longer beside a client with a thousand.
 
-While it waits a message has its window's worth of bytes here. So waiting has a bound in bytes, and
-nobody may wait with more of it than is left for the others. What comes leaves room for it.
+If the free room is too small for the message whose turn it is, the other messages of that address
+wait behind it. Otherwise small messages would overtake a large one for ever. A connection that
+holds too much memory itself is skipped.
+
+A waiting message already holds one stream window of bytes. Therefore the queue has a limit in
+bytes. One address may use at most as much of the queue as it leaves free for the others. New
+messages must leave the bytes of the queue free.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ ADDRESSES_LOOKED_AT: Final = 32
 PLACES_LOOKED_AT: Final = 32  # of one address
 
 
-class Waiter(Protocol):
+class RoomRequester(Protocol):
     """A connection with messages that wait; asked only while it has some."""
 
     def grant_next(self) -> bool:
@@ -43,13 +46,13 @@ class Waiter(Protocol):
 
 
 @final
-class _Turns:
+class _AddressQueue:
     """The connections of one address that wait, in the order of their turns."""
 
     __slots__ = ("bytes", "passed_count", "places", "round")
 
     def __init__(self) -> None:
-        self.places: dict[Place, Waiter] = {}
+        self.places: dict[RoomTicket, RoomRequester] = {}
         self.bytes = 0  # held by all that wait
         self.round = 0  # of the queue, at the last look
         self.passed_count = 0  # of the connections, looked at in vain in that round
@@ -61,7 +64,7 @@ class _Turns:
 
 
 @final
-class Place:
+class RoomTicket:
     """The place of one connection, which keeps it; it does not keep the connection."""
 
     __slots__ = ("address", "count")
@@ -80,27 +83,27 @@ class RoomQueue:
         self.bytes = 0  # held by all that wait
         self._bytes_max = account_bytes_max * _WAITING_SHARE[0] // _WAITING_SHARE[1]
         self.is_waited_in = False  # whether anybody waits
-        self._turns: dict[AddressShare | None, _Turns] = {}
+        self._turns: dict[AddressShare | None, _AddressQueue] = {}
         self._round = 1  # one for each time that there may be more room
 
-    def is_contended(self, place: Place) -> bool:
+    def is_contended(self, place: RoomTicket) -> bool:
         """Whether somebody of its address waits: who comes later does not pass them."""
         return place.address in self._turns
 
-    def kept_for(self, place: Place) -> int:
+    def kept_for(self, place: RoomTicket) -> int:
         """Return what more messages of an address may hold that come to wait."""
         turns = self._turns.get(place.address)
         own_bytes = turns.bytes if turns is not None else 0
         return max(self._bytes_max - self.bytes - own_bytes, 0) // 2
 
-    def join(self, place: Place, waiter: Waiter, held_bytes: int) -> bool:
+    def join(self, place: RoomTicket, waiter: RoomRequester, held_bytes: int) -> bool:
         """Let a message wait that holds as much meanwhile; False: too many wait."""
         turns = self._turns.get(place.address)
         own_bytes = turns.bytes if turns is not None else 0
         if own_bytes + held_bytes > self._bytes_max - self.bytes:
             return False
         if turns is None:
-            turns = self._turns[place.address] = _Turns()
+            turns = self._turns[place.address] = _AddressQueue()
             self.is_waited_in = True
         self._count(place, turns, held_bytes)
         turns.places[place] = waiter
@@ -108,7 +111,7 @@ class RoomQueue:
         self.look()
         return True
 
-    def leave(self, place: Place, held_bytes: int) -> None:
+    def leave(self, place: RoomTicket, held_bytes: int) -> None:
         """Let a message wait no more."""
         turns = self._turns[place.address]
         self._count(place, turns, -held_bytes)
@@ -120,7 +123,7 @@ class RoomQueue:
                 self.is_waited_in = bool(self._turns)
         self.look()
 
-    def _count(self, place: Place, turns: _Turns, held_bytes: int) -> None:
+    def _count(self, place: RoomTicket, turns: _AddressQueue, held_bytes: int) -> None:
         self.bytes += held_bytes
         turns.bytes += held_bytes
         if place.address is not None:
@@ -158,7 +161,7 @@ class RoomQueue:
         if failures:
             raise failures[0]
 
-    def _offer_to(self, turns: _Turns) -> bool:
+    def _offer_to(self, turns: _AddressQueue) -> bool:
         """Give one message of an address room; False where none of those in front may have it."""
         if turns.round != self._round:
             turns.round, turns.passed_count = self._round, 0
@@ -182,7 +185,7 @@ class RoomQueue:
         return False
 
 
-def _to_end(turns: _Turns, place: Place) -> None:
+def _to_end(turns: _AddressQueue, place: RoomTicket) -> None:
     """Let a connection have its next turn after all others of its address, if it still waits."""
     waiter = turns.places.pop(place, None)
     if waiter is not None:

@@ -7,7 +7,7 @@
         RequestsEnded     the client sends no more; where the last message has not told it already
         CallEnded         the client cancelled, broke the protocol, or is gone: answer nothing
         CallWritable      what `send` had queued is on its way
-        Failed            the connection has ended
+        ConnectionEnded            the connection has ended
 
     connection.hold(call, count)          room for what is held for a call; `_end` gives it back
     connection.consume(call, wire_bytes)  a message of a stream has been read: more may come
@@ -37,16 +37,16 @@ from typing import Final, NamedTuple, final
 
 from tidemill.transport.grpc import messages, status
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
-from tidemill.transport.grpc.messages import MessageReader, Whole
+from tidemill.transport.grpc.messages import CompleteMessage, MessageAssembler
 from tidemill.transport.grpc.metadata import parse_timeout
-from tidemill.transport.grpc.room_queue import Place
+from tidemill.transport.grpc.room_queue import RoomTicket
 from tidemill.transport.grpc.status import RESPONSE_BLOCK, RpcCode, RpcError, Trailers
 from tidemill.transport.http2 import header_block
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
+    ConnectionEnded,
     DataReceived,
-    Failed,
-    PeerHasRead,
+    MarkReached,
     RequestReceived,
     StreamReset,
     StreamWritable,
@@ -57,7 +57,7 @@ from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.header_block import Fields
 from tidemill.transport.http2.limits import Limit, Limits
 from tidemill.transport.http2.stream import Stream
-from tidemill.transport.http2.stream_states import State
+from tidemill.transport.http2.stream_states import StreamState
 
 # What a call takes by itself, with its stream, its task, and what the link knows of it.
 CALL_BYTES: Final = 4 << 10
@@ -125,7 +125,7 @@ class ServerCall:
         self.path = path
         self.metadata = metadata
         self.timeout_s: float | None = None
-        self.reader: MessageReader | None = None
+        self.reader: MessageAssembler | None = None
         self.is_complete = False  # the client has sent all
         self.is_ended = False
         self.is_open_ended = False  # the client may take its time between messages
@@ -161,7 +161,7 @@ class MessageReceived(NamedTuple):
     skipped_bytes: int = 0  # of one that is too large: it is thrown away, and `message` is empty
 
 
-class Terms(NamedTuple):
+class RequestPolicy(NamedTuple):
     """How requests to a path are taken."""
 
     request_bytes_max: int  # of one message, inflated
@@ -192,7 +192,13 @@ class CallWritable(NamedTuple):
 
 
 ServerEvent = (
-    CallStarted | MessageReceived | RequestsEnded | CallEnded | CallWritable | PeerHasRead | Failed
+    CallStarted
+    | MessageReceived
+    | RequestsEnded
+    | CallEnded
+    | CallWritable
+    | MarkReached
+    | ConnectionEnded
 )
 
 
@@ -209,7 +215,7 @@ class ServerConnection:
         hits: Counter[Limit] | None = None,
         account: MemoryAccount | None = None,
         address: AddressShare | None = None,
-        terms: Mapping[str, Terms] | None = None,
+        terms: Mapping[str, RequestPolicy] | None = None,
     ) -> None:
         """Be one of the connections that share `hits`, `account` and `address`, or one alone.
 
@@ -226,13 +232,13 @@ class ServerConnection:
         self.share = MemoryShare(account, limits.held_bytes_max, address)
         self.on_grant: Callable[[], None] = _nothing
         self._queue = account.queue
-        self._place = Place(address)
+        self._place = RoomTicket(address)
         self._wanting: dict[int, ServerCall] = {}  # calls that wait for room, in turn
         self._http_bytes = 0  # of the share, by the windows of both sides and by what is unread
         self._buffered_bytes = 0  # output that was taken, and is not written yet
         self._owed_bytes = 0  # of large replies, beyond what the turns so far may have had
         self._terms = terms or {}
-        self._other_terms = Terms(message_bytes_max)
+        self._other_terms = RequestPolicy(message_bytes_max)
         self._waiting: deque[HttpEvent] = deque()  # what was too much for a turn
         self._turn_calls = self._calls_left = self._inflated_left = 0  # of this turn
         self._calls: dict[int, ServerCall] = {}
@@ -315,7 +321,7 @@ class ServerConnection:
         kept = [
             event
             for event in self._waiting
-            if isinstance(event, StreamReset | Failed | PeerHasRead)
+            if isinstance(event, StreamReset | ConnectionEnded | MarkReached)
         ]
         self._waiting.clear()
         self._waiting += kept
@@ -380,12 +386,12 @@ class ServerConnection:
         elif isinstance(event, StreamWritable):
             if event.stream.id in self._calls:
                 events.append(CallWritable(self._calls[event.stream.id]))
-        elif isinstance(event, PeerHasRead | Failed):
+        elif isinstance(event, MarkReached | ConnectionEnded):
             events.append(event)
 
     def _on_request(self, event: RequestReceived, events: list[ServerEvent]) -> None:
         stream, fields, is_last = event
-        if stream.state is State.RESET:
+        if stream.state is StreamState.RESET:
             return  # Cancelled before its turn came.
         self._calls_left -= 1
         content_type = fields.get("content-type", "")
@@ -435,7 +441,7 @@ class ServerConnection:
         if is_last:
             call.is_complete = True
             del self._incomplete[stream.id]
-        if stream.state is State.RESET:
+        if stream.state is StreamState.RESET:
             return  # Nobody waits for an answer; the end of the call comes as well.
         if call.reader is None:
             message = messages.whole_message(data)
@@ -449,7 +455,7 @@ class ServerConnection:
                     call.waiting_count += 1
                     events.append(MessageReceived(call, message, len(data), is_last, held_bytes))
                     return
-            call.reader = MessageReader(
+            call.reader = MessageAssembler(
                 call.metadata.get("grpc-encoding", ""),
                 self._terms_of(call).request_bytes_max,
                 lambda size: self._admit(call, size * INFLATED_COPIES),
@@ -461,7 +467,7 @@ class ServerConnection:
     def _feed(
         self,
         call: ServerCall,
-        reader: MessageReader,
+        reader: MessageAssembler,
         data: bytes,
         events: list[ServerEvent],
         *,
@@ -512,7 +518,7 @@ class ServerConnection:
         if reader.is_empty:
             call.reader = None
 
-    def _make_room(self, call: ServerCall, reader: MessageReader) -> None:
+    def _make_room(self, call: ServerCall, reader: MessageAssembler) -> None:
         """Let the rest of a message come: what is beyond its window when there is room for it."""
         stream, beyond_bytes = call.stream, self._beyond_bytes(call)
         if call.wants_room_since_s is not None:
@@ -599,7 +605,7 @@ class ServerConnection:
         self._queue.leave(self._place, self._waiting_bytes)
 
     def _hold_messages(
-        self, call: ServerCall, complete: Sequence[Whole], reader: MessageReader
+        self, call: ServerCall, complete: Sequence[CompleteMessage], reader: MessageAssembler
     ) -> list[int]:
         """Hold room for the messages that are there, and for what has come of the next one.
 
@@ -657,7 +663,7 @@ class ServerConnection:
         else:
             self.finish(call, error.code, error.message)
 
-    def _terms_of(self, call: ServerCall) -> Terms:
+    def _terms_of(self, call: ServerCall) -> RequestPolicy:
         return self._terms.get(call.path, self._other_terms)
 
     def _answer_refused(self, stream: Stream) -> None:

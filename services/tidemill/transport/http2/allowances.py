@@ -18,7 +18,7 @@ BYTES_A_PING: Final = 16_384  # a frame of the usual size; clients ping once a r
 
 
 @final
-class Allowance:
+class TokenBucket:
     """A token bucket."""
 
     __slots__ = ("_burst", "_left", "_per_s", "_refilled_at_s")
@@ -59,8 +59,8 @@ class Allowances:
         # Earned and not used. A peer may read much at once, and answer later.
         self._credits = {Limit.CONTROL: 0, Limit.PINGS: 0, Limit.RESETS: 0}
 
-        def allowance(burst: int, per_s: int) -> Allowance:
-            return Allowance(burst=burst, per_s=per_s, now_s=now_s)
+        def allowance(burst: int, per_s: int) -> TokenBucket:
+            return TokenBucket(burst=burst, per_s=per_s, now_s=now_s)
 
         self._by_limit = {
             Limit.RESETS: allowance(limits.resets_burst, limits.resets_per_s),

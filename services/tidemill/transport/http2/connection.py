@@ -2,7 +2,7 @@
 
 `receive` reads frames, in their order, and returns what they mean. What is to be sent gathers until
 `take_output`. Nothing waits, nothing is read from a clock, and a peer can do no more than `Limits`
-allow: whatever it sends, the worst that comes of it is a `Failed` event.
+allow: whatever it sends, the worst that comes of it is a `ConnectionEnded` event.
 
 Here frames come in. What has a subject of its own stands beside: what is sent on streams and how
 they end (`streams`, `stream_states`), windows and what waits for them (`flow_control`), what the
@@ -21,11 +21,11 @@ from typing import ClassVar, Final, final
 from tidemill.transport.http2 import frames, header_block, header_frames
 from tidemill.transport.http2.allowances import Allowances
 from tidemill.transport.http2.events import (
+    ConnectionEnded,
     DataReceived,
     Event,
-    Failed,
     GoAwayReceived,
-    PeerHasRead,
+    MarkReached,
     RequestReceived,
     ResponseReceived,
     StreamReset,
@@ -41,7 +41,7 @@ from tidemill.transport.http2.frames import (
     ErrorCode,
     StreamFailure,
 )
-from tidemill.transport.http2.header_block import Decoded, Malformed
+from tidemill.transport.http2.header_block import Decoded, MalformedHeaders
 from tidemill.transport.http2.header_frames import PartialBlock
 from tidemill.transport.http2.limits import Limit, Limits
 from tidemill.transport.http2.liveness import Liveness
@@ -50,7 +50,7 @@ from tidemill.transport.http2.read_marks import ReadMarks
 from tidemill.transport.http2.settings import PeerSettings, greeting
 from tidemill.transport.http2.stream import Stream
 from tidemill.transport.http2.stream_states import ON_REMOTE_END, REMOTE_ENDED
-from tidemill.transport.http2.streams import Streams
+from tidemill.transport.http2.streams import StreamTable
 
 _KEEPALIVE_PING: Final = b"tidemill"
 _DRAIN_PING: Final = b"draining"
@@ -95,7 +95,7 @@ class Connection:
         self._block: PartialBlock | None = None
         self._settings = PeerSettings(is_server=self._is_server)
         self._allowances = Allowances(limits, now_s)
-        self._streams = Streams(
+        self._streams = StreamTable(
             self._events,
             self._output,
             self._settings,
@@ -295,7 +295,7 @@ class Connection:
                 self._on_request(stream_id, len(block), decoded, is_last=is_last)
             else:
                 self._streams.on_late(stream_id, stream, flags, "HEADERS")
-        except Malformed as error:
+        except MalformedHeaders as error:
             raise StreamFailure(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
 
     def _check_header_bytes(self, stream_id: int, block_bytes: int, header_bytes: int) -> None:
@@ -338,9 +338,9 @@ class Connection:
         elif is_last:
             fields = header_block.check_trailers(decoded)
             if stream.content_left > 0:
-                raise Malformed("the content is not as long as announced")
+                raise MalformedHeaders("the content is not as long as announced")
         else:
-            raise Malformed("trailers do not end the stream")
+            raise MalformedHeaders("trailers do not end the stream")
         stream.moved_at_s = self._streams.now_s
         if is_last:
             self._streams.end_remote(stream)
@@ -403,7 +403,7 @@ class Connection:
         if payload == _KEEPALIVE_PING:
             self._liveness.answered()
         elif payload == _READ_PING:
-            self._events.append(PeerHasRead(self._marks.answered()))
+            self._events.append(MarkReached(self._marks.answered()))
         elif payload == _DRAIN_PING and self.is_drain_announced:
             # The peer has seen that we stop: what it opened before is served, and no more.
             self.is_drain_heard = True
@@ -477,7 +477,7 @@ class Connection:
         return self._marks.add()
 
     def ask_for_marks(self, now_s: float, *, is_pressing: bool = False) -> float | None:
-        """Ask the peer to tell what it has read, which the event `PeerHasRead` says.
+        """Ask the peer to tell what it has read, which the event `MarkReached` says.
 
         Returns in how many seconds to call again, where that is too soon now; what is pressing is
         asked at once, unless a ping is out already.
@@ -554,7 +554,7 @@ class Connection:
         for stream in list(self._streams.by_id.values()):
             self._streams.break_off(stream, failure.code)
         self.unparsed, self._block = b"", None
-        self._events.append(Failed(failure.code, failure.reason, failure.limit))
+        self._events.append(ConnectionEnded(failure.code, failure.reason, failure.limit))
 
     # ------------------------------------------------------------ as time passes
 

@@ -54,13 +54,13 @@ class GoAwayReceived(NamedTuple):
     reason: str
 
 
-class PeerHasRead(NamedTuple):
+class MarkReached(NamedTuple):
     """The peer has read our output up to a mark, and to all marks before it."""
 
     mark: int
 
 
-class Failed(NamedTuple):
+class ConnectionEnded(NamedTuple):
     """The connection has ended; its last words are in the output."""
 
     code: ErrorCode
@@ -75,6 +75,6 @@ Event = (
     | StreamReset
     | StreamWritable
     | GoAwayReceived
-    | PeerHasRead
-    | Failed
+    | MarkReached
+    | ConnectionEnded
 )

@@ -1,10 +1,12 @@
-"""Flow control: the windows of a connection and its streams, and what waits for them.
+"""Flow control: the windows of a connection and its streams, and the data that waits for them.
 
-`Outgoing` is what the peer lets us send. Data that finds no window queues; a stream whose window
-stays closed delays no other. `Incoming` is what we let the peer send. Our window for the connection
-is opened again at once: it would make streams wait for each other. Ours for a stream is opened
-again when the application has read (`consume`), and beyond its size out of a budget that the
-connection's streams share (`make_room`).
+`OutgoingFlow` is what the peer lets us send. Data without a window is queued. A stream whose window
+stays closed does not delay other streams.
+
+`IncomingFlow` is what we let the peer send. We open our connection window again at once, because a
+closed one would make streams wait for each other. We open a stream's window again when the
+application has read its data (`consume`). A message that is larger than the window gets the
+remaining bytes from a budget that all streams of the connection share (`make_room`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Drained = Callable[["Stream"], None]
 
 
 @final
-class Outgoing:
+class OutgoingFlow:
     """What the peer lets us send, and what waits until it lets us send more."""
 
     __slots__ = (
@@ -144,7 +146,7 @@ class Outgoing:
 
 
 @final
-class Incoming:
+class IncomingFlow:
     """What we let the peer send."""
 
     __slots__ = (

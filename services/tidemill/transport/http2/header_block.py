@@ -51,7 +51,7 @@ _NAME_AND_VALUE: Final = (0, 1)  # what a literal field has strings for
 _VALUE: Final = (1,)  # and one whose name is in a table
 
 
-class Malformed(Exception):
+class MalformedHeaders(Exception):
     """The fields are no request or response of HTTP/2; the message says why."""
 
 
@@ -202,28 +202,28 @@ def known_request(decoded: Decoded) -> tuple[Fields, int] | None:
 def check_request(decoded: Decoded) -> Fields:
     """Return the fields of a request, the pseudo-fields first.
 
-    A name that comes several times has its values joined by commas. Raises Malformed (RFC 9113
+    The values of a repeated name are joined by commas. Raises MalformedHeaders (RFC 9113
     section 8.2 and 8.3).
     """
     fields: Fields = {}
     pseudo_count, checked = 0, _checked
     for name, value, _ in decoded:
         if not value.isprintable():
-            raise Malformed(f"the value of {name} has control characters")
+            raise MalformedHeaders(f"the value of {name} has control characters")
         if name in checked:
             fields[name] = value if name not in fields else f"{fields[name]},{value}"
         elif name in _REQUEST_PSEUDO:
             if name in fields or len(fields) > pseudo_count:
-                raise Malformed(f"{name} is repeated, or after other fields")
+                raise MalformedHeaders(f"{name} is repeated, or after other fields")
             pseudo_count += 1
             fields[name] = value
         else:
             _check_name(name)
             fields[name] = value if name not in fields else f"{fields[name]},{value}"
     if fields.get("te", "trailers") != "trailers":
-        raise Malformed("te may only be trailers")
+        raise MalformedHeaders("te may only be trailers")
     if ":method" not in fields or ":scheme" not in fields or not fields.get(":path"):
-        raise Malformed("a request has :method, :scheme and :path")
+        raise MalformedHeaders("a request has :method, :scheme and :path")
     if len(fields) == len(decoded):
         _remember(tuple(fields))
     return fields
@@ -239,22 +239,22 @@ def _remember(names: tuple[str, ...]) -> None:
 
 
 def content_length(fields: Fields) -> int:
-    """Return how much content is announced, -1 where nothing is; raise Malformed."""
+    """Return how much content is announced, -1 where nothing is; raise MalformedHeaders."""
     text = fields.get("content-length")
     if text is None:
         return -1
     if not (text.isdecimal() and text.isascii() and len(text) <= _CONTENT_LENGTH_DIGITS_MAX):
-        raise Malformed("content-length is one number")
+        raise MalformedHeaders("content-length is one number")
     return int(text)
 
 
 def check_response(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
-    """Return the fields of a response or of trailers, `:status` included; raise Malformed."""
+    """Return the fields of a response or of trailers with `:status`; raise MalformedHeaders."""
     fields: Fields = {}
     for name, value, _ in decoded:
         if name == ":status":
             if fields:
-                raise Malformed(":status comes first and once")
+                raise MalformedHeaders(":status comes first and once")
         else:
             _check_name(name)
         fields[name] = f"{fields[name]},{value}" if name in fields else value
@@ -262,7 +262,7 @@ def check_response(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
 
 
 def check_trailers(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
-    """Return the fields that follow a request's data; raise Malformed."""
+    """Return the fields that follow a request's data; raise MalformedHeaders."""
     fields: Fields = {}
     for name, value, _ in decoded:
         _check_name(name)
@@ -274,9 +274,9 @@ def _check_name(name: str) -> None:
     if name in _checked:
         return
     if _NAME.fullmatch(name) is None:
-        raise Malformed("a field name is no lower case token")
+        raise MalformedHeaders("a field name is no lower case token")
     if name in _CONNECTION_FIELDS:
-        raise Malformed(f"{name} belongs to HTTP/1.1")
+        raise MalformedHeaders(f"{name} belongs to HTTP/1.1")
     if len(name) <= _CHECKED_BYTES_MAX:
         if len(_checked) >= _CHECKED_MAX:
             _checked.clear()

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final, final
 
 from tidemill.transport.http2.frames import ErrorCode, StreamFailure
-from tidemill.transport.http2.stream_states import State
+from tidemill.transport.http2.stream_states import StreamState
 
 RESETS_REMEMBERED: Final = 4_096  # more than a peer's allowance of resets and all its streams
 
@@ -40,7 +40,7 @@ class Stream:
         self.id = stream_id
         self.send_window = send_window  # negative when the peer has lowered it
         self.receive_window = receive_window
-        self.state = State.OPEN
+        self.state = StreamState.OPEN
         self.queue: deque[memoryview] | None = None  # what waits for a window
         self.queued_bytes = 0
         self.unmoved_bytes = 0  # sent out of the queue since it last counted as moving

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class State(IntEnum):
+class StreamState(IntEnum):
     """What may still be sent on a stream."""
 
     OPEN = 1
@@ -26,7 +26,7 @@ class State(IntEnum):
     RESET = 5
 
 
-class Change(IntEnum):
+class StreamChange(IntEnum):
     """What happens to a stream."""
 
     LOCAL_END = 1
@@ -35,19 +35,25 @@ class Change(IntEnum):
 
 
 # What is not here does not happen: who ends a stream has seen that it may.
-TRANSITIONS: Final[dict[Change, dict[State, State]]] = {
-    Change.LOCAL_END: {State.OPEN: State.LOCAL_CLOSED, State.REMOTE_CLOSED: State.CLOSED},
-    Change.REMOTE_END: {State.OPEN: State.REMOTE_CLOSED, State.LOCAL_CLOSED: State.CLOSED},
-    Change.RESET: {
-        State.OPEN: State.RESET,
-        State.LOCAL_CLOSED: State.RESET,
-        State.REMOTE_CLOSED: State.RESET,
+TRANSITIONS: Final[dict[StreamChange, dict[StreamState, StreamState]]] = {
+    StreamChange.LOCAL_END: {
+        StreamState.OPEN: StreamState.LOCAL_CLOSED,
+        StreamState.REMOTE_CLOSED: StreamState.CLOSED,
+    },
+    StreamChange.REMOTE_END: {
+        StreamState.OPEN: StreamState.REMOTE_CLOSED,
+        StreamState.LOCAL_CLOSED: StreamState.CLOSED,
+    },
+    StreamChange.RESET: {
+        StreamState.OPEN: StreamState.RESET,
+        StreamState.LOCAL_CLOSED: StreamState.RESET,
+        StreamState.REMOTE_CLOSED: StreamState.RESET,
     },
 }
-ON_LOCAL_END: Final = TRANSITIONS[Change.LOCAL_END]
-ON_REMOTE_END: Final = TRANSITIONS[Change.REMOTE_END]
-ON_RESET: Final = TRANSITIONS[Change.RESET]
+ON_LOCAL_END: Final = TRANSITIONS[StreamChange.LOCAL_END]
+ON_REMOTE_END: Final = TRANSITIONS[StreamChange.REMOTE_END]
+ON_RESET: Final = TRANSITIONS[StreamChange.RESET]
 
 # In which the peer sends nothing more, and in which we do not.
-REMOTE_ENDED: Final = frozenset({State.REMOTE_CLOSED, State.CLOSED, State.RESET})
-LOCAL_ENDED: Final = frozenset({State.LOCAL_CLOSED, State.CLOSED, State.RESET})
+REMOTE_ENDED: Final = frozenset({StreamState.REMOTE_CLOSED, StreamState.CLOSED, StreamState.RESET})
+LOCAL_ENDED: Final = frozenset({StreamState.LOCAL_CLOSED, StreamState.CLOSED, StreamState.RESET})

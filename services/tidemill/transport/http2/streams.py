@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.transport.http2 import frames, header_block
 from tidemill.transport.http2.events import Event, StreamReset, StreamWritable
-from tidemill.transport.http2.flow_control import Incoming, Outgoing
+from tidemill.transport.http2.flow_control import IncomingFlow, OutgoingFlow
 from tidemill.transport.http2.frames import (
     DATA,
     END_HEADERS,
@@ -28,7 +28,7 @@ from tidemill.transport.http2.stream_states import (
     ON_LOCAL_END,
     ON_REMOTE_END,
     ON_RESET,
-    State,
+    StreamState,
 )
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from tidemill.transport.http2.limits import Limits
     from tidemill.transport.http2.settings import PeerSettings
 
-_RESET: Final = State.RESET
-_CLOSED: Final = State.CLOSED
+_RESET: Final = StreamState.RESET
+_CLOSED: Final = StreamState.CLOSED
 _pack_header: Final = HEADER.pack
 
 
 @final
-class Streams:
+class StreamTable:
     """The streams of one end of a connection."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Streams:
         self.last_id = 0  # highest that the peer, or as a client we, have opened
         self.now_s = now_s  # of what is being received or checked, or was last
         self.busy_at_s = now_s  # when the last stream ended
-        self.outgoing = Outgoing(output, allowances)
-        self.incoming = Incoming(
+        self.outgoing = OutgoingFlow(output, allowances)
+        self.incoming = IncomingFlow(
             output,
             stream_window_bytes=limits.stream_window_bytes,
             budget_bytes=limits.large_messages_bytes,

@@ -17,7 +17,7 @@ from tidemill.admin.scaling.service import SERVICE, STREAMS_MAX, ExternalScaler
 from tidemill.admin.scaling.trigger import Question
 from tidemill.common.errors import BrokerGroupUnreachable, GroupNotFound
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
-from tidemill.transport.aio.call import ClientGone, RpcCall
+from tidemill.transport.aio.call import DisconnectError, RpcCall
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 REF = keda.ScaledObjectRef(
@@ -54,7 +54,7 @@ class FakeCall:
 
     async def send(self, message: bytes) -> None:
         if self._is_gone:
-            raise ClientGone
+            raise DisconnectError
         self.sent.append(keda.IsActiveResponse.FromString(message).result)
 
     def peer(self) -> str:

@@ -18,7 +18,7 @@ from tidemill.transport.grpc.client_connection import (
 )
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.events import Failed, GoAwayReceived
+from tidemill.transport.http2.events import ConnectionEnded, GoAwayReceived
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 
@@ -169,7 +169,7 @@ def test_a_connection_that_fails_ends_its_calls_and_says_so() -> None:
     ended, failed = connection.close(ErrorCode.NO_ERROR, "lost")
     assert isinstance(ended, ResponseEnded)
     assert ended.call is call
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ConnectionEnded)
     assert connection.close(ErrorCode.NO_ERROR, "lost") == []
 
 

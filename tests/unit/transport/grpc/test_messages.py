@@ -11,17 +11,17 @@ import pytest
 
 from tests.support.clients.http2_peer import grpc_message, pieces
 from tidemill.transport.grpc import messages
-from tidemill.transport.grpc.messages import MessageReader, Whole
+from tidemill.transport.grpc.messages import CompleteMessage, MessageAssembler
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 MESSAGE_BYTES_MAX = 100_000
 
 
-def reader(encoding: str = "") -> MessageReader:
-    return MessageReader(encoding, MESSAGE_BYTES_MAX)
+def reader(encoding: str = "") -> MessageAssembler:
+    return MessageAssembler(encoding, MESSAGE_BYTES_MAX)
 
 
-def fed(taken: MessageReader, piece: bytes) -> list[bytes]:
+def fed(taken: MessageAssembler, piece: bytes) -> list[bytes]:
     return [whole.message for whole in taken.feed(piece)]
 
 
@@ -84,8 +84,8 @@ def test_a_compressed_message_is_unpacked() -> None:
     raw = grpc_message(gzip.compress(b"text" * 100), compressed=1) + grpc_message(b"plain")
     packed = gzip.compress(b"text" * 100)
     assert reader("gzip").feed(raw) == [
-        Whole(b"text" * 100, 5 + len(packed), is_inflated=True),
-        Whole(b"plain", 10, is_inflated=False),
+        CompleteMessage(b"text" * 100, 5 + len(packed), is_inflated=True),
+        CompleteMessage(b"plain", 10, is_inflated=False),
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_message_may_grow_up_to_the_limit_and_no_further() -> None:
 
 def test_a_message_of_any_size_does_not_inflate_over_its_own_limit() -> None:
     """A connection's windows do not bound what comes of a few bytes."""
-    taken = MessageReader("gzip", 130 << 20)
+    taken = MessageAssembler("gzip", 130 << 20)
     bomb = gzip.compress(bytes(messages.INFLATED_BYTES_MAX + 1))
     with pytest.raises(RpcError, match="inflated") as refused:
         taken.feed(grpc_message(bomb, compressed=1))

@@ -19,9 +19,9 @@ from tidemill.transport.grpc.memory import AddressShare
 from tidemill.transport.grpc.server_connection import (
     CallEnded,
     MessageReceived,
+    RequestPolicy,
     ServerConnection,
     ServerEvent,
-    Terms,
 )
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limits
@@ -247,7 +247,7 @@ def test_a_stream_that_has_been_open_for_long_may_send_its_next_message() -> Non
 
 def test_a_message_over_its_limit_is_thrown_away_and_its_stream_goes_on() -> None:
     world = World()
-    terms = {"/test.Service/Method": Terms(MIB, skipped_bytes_max=4 * MIB)}
+    terms = {"/test.Service/Method": RequestPolicy(MIB, skipped_bytes_max=4 * MIB)}
     connection = ServerConnection(
         Limits(),
         message_bytes_max=16 * MIB,

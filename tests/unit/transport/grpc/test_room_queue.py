@@ -17,8 +17,8 @@ from tidemill.transport.grpc.server_connection import (
     CallEnded,
     CallStarted,
     MessageReceived,
+    RequestPolicy,
     ServerConnection,
-    Terms,
 )
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit, Limits
@@ -42,7 +42,7 @@ class Client:
             hits=hits,
             account=account,
             address=address,
-            terms={"/test.Service/Method": Terms(16 * MIB, b"large", b"no room")},
+            terms={"/test.Service/Method": RequestPolicy(16 * MIB, b"large", b"no room")},
         )
         self.wakes = 0
         self.connection.on_grant = self._wake
@@ -89,7 +89,7 @@ class World:
     def leave(self, others: MemoryShare, free_bytes: int) -> None:
         """Let others hold all but what may wait, and `free_bytes`."""
         others.count_granted(0)
-        kept_bytes = self.account.queue.kept_for(room_queue.Place(None))
+        kept_bytes = self.account.queue.kept_for(room_queue.RoomTicket(None))
         free_bytes += kept_bytes
         others.count_granted(self.account.bytes_max - self.account.bytes - free_bytes)
 
@@ -291,13 +291,13 @@ def test_a_look_is_bounded_in_addresses_and_in_connections() -> None:
     for _ in range(100):
         address = AddressShare()
         for _ in range(2):
-            assert world.account.queue.join(room_queue.Place(address), Never(), 1)
+            assert world.account.queue.join(room_queue.RoomTicket(address), Never(), 1)
     crowded = AddressShare()
     world.account.queue.offer()
     assert len(looked) == 2 * room_queue.ADDRESSES_LOOKED_AT
     alone = room_queue.RoomQueue(MIB)
     for _ in range(100):
-        assert alone.join(room_queue.Place(crowded), Never(), 1)
+        assert alone.join(room_queue.RoomTicket(crowded), Never(), 1)
     looked.clear()
     alone.offer()
     assert len(looked) == room_queue.PLACES_LOOKED_AT
@@ -311,7 +311,7 @@ class Waits:
     def __init__(self, queue: room_queue.RoomQueue, address: AddressShare, *, has_budget: bool):
         self._queue = queue
         self._has_budget = has_budget
-        self._place = room_queue.Place(address)
+        self._place = room_queue.RoomTicket(address)
         self.granted_count = 0
         assert queue.join(self._place, self, 1)
 

@@ -25,15 +25,15 @@ from tidemill.transport.grpc.server_connection import (
     CallStarted,
     CallWritable,
     MessageReceived,
+    RequestPolicy,
     RequestsEnded,
     ServerCall,
     ServerConnection,
     ServerEvent,
-    Terms,
 )
 from tidemill.transport.grpc.status import RpcCode
 from tidemill.transport.http2 import frames, header_block
-from tidemill.transport.http2.events import PeerHasRead
+from tidemill.transport.http2.events import MarkReached
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -78,8 +78,8 @@ def test_what_the_client_has_read_is_told_also_where_it_stood_behind_many_calls(
     connection.http.ask_for_marks(0.0, is_pressing=False)
     calls = b"".join([peer.headers(1 + 2 * n) for n in range(CALLS_A_TURN + 1)])
     events = connection.receive(calls + peer.ping(b"all read", is_ack=True), 0.0)
-    assert PeerHasRead(mark) not in events, "it waits for its turn"
-    assert PeerHasRead(mark) in connection.close(ErrorCode.NO_ERROR, "the end")
+    assert MarkReached(mark) not in events, "it waits for its turn"
+    assert MarkReached(mark) in connection.close(ErrorCode.NO_ERROR, "the end")
 
 
 def test_a_unary_call_is_a_message_and_its_answer() -> None:
@@ -407,7 +407,7 @@ def test_inflating_has_one_price_and_all_of_it_is_given_back(
 
 
 def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
-    terms = {"/test.Service/Method": Terms(1_000, b"too large", b"no room")}
+    terms = {"/test.Service/Method": RequestPolicy(1_000, b"too large", b"no room")}
     hits: Counter[Limit] = Counter()
     connection = ServerConnection(
         Limits(),

@@ -10,8 +10,8 @@ from tests.support.clients.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
+    ConnectionEnded,
     DataReceived,
-    Failed,
     GoAwayReceived,
     ResponseReceived,
     StreamReset,
@@ -19,7 +19,7 @@ from tidemill.transport.http2.events import (
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
-from tidemill.transport.http2.stream_states import State
+from tidemill.transport.http2.stream_states import StreamState
 
 BLOCK = peer.block(peer.GRPC_REQUEST)
 
@@ -84,7 +84,7 @@ def test_streams_that_a_server_going_away_has_not_seen_are_refused() -> None:
     first, second = opened(connection), opened(connection)
     events = connection.receive(peer.goaway(1, 0, b"stop"), 0.0)
     assert events == [StreamReset(second, ErrorCode.REFUSED_STREAM), GoAwayReceived(0, "stop")]
-    assert first.state is not State.RESET
+    assert first.state is not StreamState.RESET
     assert connection.open_stream(BLOCK) is None
 
 
@@ -99,7 +99,7 @@ def test_streams_that_a_server_going_away_has_not_seen_are_refused() -> None:
 )
 def test_what_a_server_may_not_do_ends_the_connection(raw: bytes) -> None:
     events = greeted_client().receive(raw, 0.0)
-    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].code is ErrorCode.PROTOCOL_ERROR
 
 

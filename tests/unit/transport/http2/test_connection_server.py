@@ -12,9 +12,9 @@ from tests.support.clients.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
 from tidemill.transport.http2.events import (
+    ConnectionEnded,
     DataReceived,
     Event,
-    Failed,
     GoAwayReceived,
     RequestReceived,
     StreamReset,
@@ -23,7 +23,7 @@ from tidemill.transport.http2.flow_control import CONNECTION_WINDOW_BYTES
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
-from tidemill.transport.http2.stream_states import State
+from tidemill.transport.http2.stream_states import StreamState
 
 BLOCK = peer.block(peer.RESPONSE)
 TRAILERS = peer.block(peer.OK_TRAILERS)
@@ -38,7 +38,7 @@ def opened(connection: Connection, stream_id: int = 1, *, is_last: bool = False)
 def failure(connection: Connection, raw: bytes) -> ErrorCode:
     """Return how `raw` ends the connection, which it must, with GOAWAY as the last word."""
     events = connection.receive(raw, 0.0)
-    assert isinstance(events[-1], Failed), events
+    assert isinstance(events[-1], ConnectionEnded), events
     last = peer.parse(connection.take_output())[-1]
     assert last.kind == frames.GOAWAY
     assert int.from_bytes(last.payload[4:8], "big") == events[-1].code
@@ -86,7 +86,7 @@ def test_what_is_no_preface_ends_the_connection() -> None:
 def test_a_client_of_http_1_is_told_so_in_its_language() -> None:
     connection = Connection(Role.SERVER, Limits(), now_s=0.0)
     [event] = connection.receive(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
-    assert isinstance(event, Failed)
+    assert isinstance(event, ConnectionEnded)
     answer = connection.take_output()
     assert answer.startswith(b"HTTP/1.1 505 ")
     assert b"gRPC" in answer
@@ -347,7 +347,7 @@ def test_an_answer_before_the_end_of_the_request_resets_the_rest() -> None:
     stream = opened(connection)
     connection.send_headers(stream, TRAILERS, is_last=True)
     assert resets(connection) == [(1, ErrorCode.NO_ERROR)]
-    assert stream.state is State.RESET
+    assert stream.state is StreamState.RESET
 
 
 def test_after_a_reset_nothing_more_is_sent_on_the_stream() -> None:
@@ -423,11 +423,11 @@ def test_a_failure_resets_every_stream_and_says_so_last() -> None:
     connection.make_room(first, 160_000)
     connection.make_room(second, 160_000)
     events = connection.receive(peer.frame(frames.PING, b"short"), 0.0)
-    assert [type(event) for event in events] == [StreamReset, StreamReset, Failed]
+    assert [type(event) for event in events] == [StreamReset, StreamReset, ConnectionEnded]
     assert peer.parse(connection.take_output())[-1].kind == frames.GOAWAY
     assert stream_count(connection) == 0
-    assert first.state is State.RESET
-    assert second.state is State.RESET
+    assert first.state is StreamState.RESET
+    assert second.state is StreamState.RESET
 
 
 # ---------------------------------------------------------------- cut anywhere
@@ -462,6 +462,6 @@ def test_the_same_bytes_mean_the_same_however_they_are_cut() -> None:
         )
 
     whole = run([raw])
-    assert whole[0][-1].startswith("'Failed'")
+    assert whole[0][-1].startswith("'ConnectionEnded'")
     for seed in range(30):
         assert run(list(peer.pieces(raw, Random(seed)))) == whole

@@ -11,16 +11,16 @@ from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import greeted_server
 from tests.support.clients.streams import stream_count
 from tidemill.transport.http2 import frames
-from tidemill.transport.http2.allowances import Allowance
+from tidemill.transport.http2.allowances import TokenBucket
 from tidemill.transport.http2.connection import Connection, Role
-from tidemill.transport.http2.events import Event, Failed, RequestReceived, StreamReset
+from tidemill.transport.http2.events import ConnectionEnded, Event, RequestReceived, StreamReset
 from tidemill.transport.http2.flow_control import PROGRESS_BYTES
 from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
 
 def test_an_allowance_is_a_burst_and_then_so_many_a_second() -> None:
-    allowance = Allowance(burst=3, per_s=2, now_s=0.0)
+    allowance = TokenBucket(burst=3, per_s=2, now_s=0.0)
     assert [allowance.take(0.0) for _ in range(4)] == [True, True, True, False]
     assert [allowance.take(1.0) for _ in range(3)] == [True, True, False]
     assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]
@@ -73,10 +73,10 @@ def test_a_flood_ends_its_connection_and_a_trickle_does_not(name: str) -> None:
         return [one for n, now in enumerate(times) for one in connection.receive(turn(n), now)]
 
     calm = greeted()
-    assert not [one for one in turns(calm, range(100)) if isinstance(one, Failed)]
+    assert not [one for one in turns(calm, range(100)) if isinstance(one, ConnectionEnded)]
     assert not hits
     events = turns(greeted(), [0.0] * 25)
-    [failed] = [one for one in events if isinstance(one, Failed)]
+    [failed] = [one for one in events if isinstance(one, ConnectionEnded)]
     assert (failed.code, failed.limit) == (ErrorCode.ENHANCE_YOUR_CALM, limit)
     assert hits == {limit: 1}
 
@@ -89,7 +89,7 @@ def test_frames_for_a_stream_that_we_have_reset_are_no_way_round_the_limits(name
     connection = greeted_server(SMALL)
     connection.receive(peer.headers(1, (("a", "b"),)), 0.0)
     events = connection.receive(LATE[name] * 25, 0.0)
-    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].limit is Limit.CONTROL
 
 
@@ -137,7 +137,7 @@ def test_a_block_in_too_many_frames_ends_the_connection() -> None:
     limit = Limits().continuations_max
     raw = peer.headers(1, is_complete=False) + peer.continuation(1, b"", is_complete=False) * limit
     events = greeted_server().receive(raw, 0.0)
-    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].limit is Limit.CONTINUATIONS
 
 
@@ -182,7 +182,7 @@ def test_a_block_that_is_a_bomb_ends_the_connection() -> None:
     raw = peer.frame(frames.HEADERS, full, stream_id=1)
     raw += peer.continuation(1, full, is_complete=False) * 16
     events = greeted_server().receive(raw, 0.0)
-    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].limit is Limit.HEADER_BYTES
 
 
@@ -210,7 +210,7 @@ def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
 
 def ended(connection: Connection, now_s: float) -> Limit | None:
     for event in connection.check(now_s):
-        if isinstance(event, Failed):
+        if isinstance(event, ConnectionEnded):
             return event.limit
     return None
 

@@ -9,7 +9,12 @@ from tests.support.clients.http2_peer import Frame, check_accounts, greeted_clie
 from tests.support.clients.streams import stream_count
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection
-from tidemill.transport.http2.events import Failed, RequestReceived, StreamReset, StreamWritable
+from tidemill.transport.http2.events import (
+    ConnectionEnded,
+    RequestReceived,
+    StreamReset,
+    StreamWritable,
+)
 from tidemill.transport.http2.flow_control import CONNECTION_WINDOW_BYTES
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
@@ -233,7 +238,7 @@ def test_an_initial_window_that_carries_a_stream_too_far_ends_the_connection() -
     opened(connection)
     connection.receive(peer.window_update(1, 100), 0.0)
     events = connection.receive(peer.settings({WINDOW: frames.WINDOW_MAX}), 0.0)
-    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].code is ErrorCode.FLOW_CONTROL_ERROR
 
 

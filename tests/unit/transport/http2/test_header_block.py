@@ -14,7 +14,7 @@ from jh2._hazmat import Encoder
 from tests.support.clients import http2_peer as peer
 from tidemill.transport.http2 import header_block
 from tidemill.transport.http2.frames import ConnectionFailure, ErrorCode
-from tidemill.transport.http2.header_block import HeaderDecoder, Malformed
+from tidemill.transport.http2.header_block import HeaderDecoder, MalformedHeaders
 from tidemill.transport.http2.limits import Limit
 
 LIST_BYTES_MAX = 32_768
@@ -215,7 +215,7 @@ GET = ((":method", "GET"), (":scheme", "http"), (":path", "/"))
     ],
 )
 def test_what_is_no_request_is_malformed(fields: tuple[tuple[str, str], ...]) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedHeaders):
         check(*fields)
 
 
@@ -237,7 +237,7 @@ def test_a_request_whose_names_are_known_is_read_as_any_other(
         known = header_block.known_request(decoded)
         try:
             checked = header_block.check_request(decoded)
-        except Malformed:
+        except MalformedHeaders:
             assert known is None
         else:
             assert known in (None, (checked, header_block.list_bytes(decoded)))
@@ -257,19 +257,19 @@ def test_a_response_has_its_status_first_and_no_other_pseudo_field() -> None:
     response = [(":status", "200", False), ("a", "1", False), ("a", "2", False)]
     assert header_block.check_response(response) == {":status": "200", "a": "1,2"}
     for broken in ([*response, response[0]], [(":path", "/", False)], [("A", "", False)]):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedHeaders):
             header_block.check_response(broken)
 
 
 def test_trailers_have_no_pseudo_fields() -> None:
     assert header_block.check_trailers([("a", "1", False)]) == {"a": "1"}
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedHeaders):
         header_block.check_trailers([(":path", "/", False)])
 
 
 @pytest.mark.parametrize("text", ["-5", "+5", "1_0", " 5", "", "5,5", "٣", "9" * 5_000])
 def test_content_length_is_a_number_and_nothing_else(text: str) -> None:
-    with pytest.raises(Malformed, match=re.escape("content-length is one number")):
+    with pytest.raises(MalformedHeaders, match=re.escape("content-length is one number")):
         header_block.content_length({"content-length": text})
     assert header_block.content_length({"content-length": "05"}) == 5
     assert header_block.content_length({}) == -1

@@ -6,7 +6,7 @@ from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import greeted_server
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection
-from tidemill.transport.http2.events import PeerHasRead
+from tidemill.transport.http2.events import MarkReached
 from tidemill.transport.http2.read_marks import PERIOD_S
 
 
@@ -27,11 +27,11 @@ def test_a_ping_behind_the_output_asks_for_all_marks_before_it() -> None:
     assert connection.ask_for_marks(10.0) is None, "one at a time"
     assert pings(connection) == []
     events = connection.receive(peer.ping(payload, is_ack=True), 10.0)
-    assert events == [PeerHasRead(marks[1])]
+    assert events == [MarkReached(marks[1])]
     assert connection.ask_for_marks(10.0) is None
     assert pings(connection) == [payload]
     events = connection.receive(peer.ping(payload, is_ack=True), 10.0)
-    assert events == [PeerHasRead(later)]
+    assert events == [MarkReached(later)]
     assert connection.ask_for_marks(20.0) is None
     assert pings(connection) == [], "there is nothing to ask"
 
@@ -57,7 +57,7 @@ def test_other_pongs_tell_nothing() -> None:
     # Nor does one that was never asked for: it is of marks that were answered.
     fresh = greeted_server()
     fresh.mark_output()
-    assert fresh.receive(peer.ping(b"all read", is_ack=True), 0.0) == [PeerHasRead(0)]
+    assert fresh.receive(peer.ping(b"all read", is_ack=True), 0.0) == [MarkReached(0)]
 
 
 def test_what_is_pressing_is_asked_at_once_with_one_ping_out_all_the_same() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.engine.metadata.membership import BrokerGroup
     from tidemill.broker.server.round.rounds import Rounds, Turn
-    from tidemill.transport.aio.connect import Connect, OpenStream
+    from tidemill.transport.aio.connect import Connector, OpenStream
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ class Follower:
         self,
         group: BrokerGroup,
         rounds: Rounds,
-        connect: Connect,
+        connect: Connector,
         voice: Voice,
         on_left: Callable[[str], None],
     ) -> None:
@@ -299,7 +299,7 @@ class Voice(NamedTuple):
 class Members:
     """All members but the home itself; none where this broker is no home."""
 
-    def __init__(self, rounds: Rounds, connect: Connect, *, life: str) -> None:
+    def __init__(self, rounds: Rounds, connect: Connector, *, life: str) -> None:
         """Speak as `life`, a name that no other process of this broker has had."""
         self.followers: dict[str, Follower] = {}
         self._rounds = rounds

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.durability import Syncs
     from tidemill.common.clock import Clock
     from tidemill.transport.aio.call import RpcCall
-    from tidemill.transport.aio.connect import Connect
+    from tidemill.transport.aio.connect import Connector
 
 log = structlog.get_logger()
 
@@ -92,7 +92,7 @@ def served(group_log: GroupLog, begin: int, end: int) -> bytes:
     return b"".join(served_pieces(group_log, begin, end))
 
 
-async def fetch_range(connect: Connect, address: str, group: str, begin: int, end: int) -> bytes:
+async def fetch_range(connect: Connector, address: str, group: str, begin: int, end: int) -> bytes:
     """Return what a replica has from `begin` on. Raises NothingThere, RpcError, TimeoutError."""
     found = bytearray()
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -149,7 +149,7 @@ class Mender:
         group_log: GroupLog,
         replicas: Replicas,
         *,
-        connect: Connect,
+        connect: Connector,
         syncs: Syncs,
         clock: Clock,
         wake: Callable[[], None],

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.store import LogRefused
     from tidemill.common.replica_group import ReplicaId
-    from tidemill.transport.aio.connect import Connect
+    from tidemill.transport.aio.connect import Connector
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class StartMending:
     """What one start asks for."""
 
     def __init__(
-        self, settings: BrokerSettings, me: ReplicaId, *, connect: Connect, stop: asyncio.Event
+        self, settings: BrokerSettings, me: ReplicaId, *, connect: Connector, stop: asyncio.Event
     ) -> None:
         self._settings = settings
         self._group = name_in_cluster(settings.cluster, settings.name)

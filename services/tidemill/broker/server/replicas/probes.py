@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.common.replica_group import ReplicaId
     from tidemill.transport.aio.call import RpcCall
-    from tidemill.transport.aio.connect import Connect, OpenStream
+    from tidemill.transport.aio.connect import Connector, OpenStream
 
 PROBE: Final = "/tidemill.replication.v1.Replication/Probe"
 PERIOD_S: Final = 0.2  # a third of the silence after which a replica does not count as reached
@@ -52,7 +52,7 @@ async def serve_probes(group: str, replicas: Replicas, call: RpcCall) -> None:
 class Probes:
     """Asks the others, until it is cancelled."""
 
-    def __init__(self, group: str, replicas: Replicas, *, connect: Connect, clock: Clock) -> None:
+    def __init__(self, group: str, replicas: Replicas, *, connect: Connector, clock: Clock) -> None:
         self._group = group
         self._replicas = replicas
         self._connect = connect

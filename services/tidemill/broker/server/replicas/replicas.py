@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
     from tidemill.transport.aio.call import RpcCall
-    from tidemill.transport.aio.connect import Connect
+    from tidemill.transport.aio.connect import Connector
 
 log = structlog.get_logger()
 
@@ -103,7 +103,7 @@ class Replicas:
         durability: Durability,
         config: ReplicationConfig,
         *,
-        connect: Connect,
+        connect: Connector,
         controllers: Controllers,
         clock: Clock,
     ) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.replicas.frames import Floor
     from tidemill.common.replica_group import Member
     from tidemill.transport.aio.call import RpcCall
-    from tidemill.transport.aio.connect import Connect, OpenStream
+    from tidemill.transport.aio.connect import Connector, OpenStream
 
 log = structlog.get_logger()
 
@@ -82,7 +82,7 @@ class _Stream(Protocol):
 class ReplicaStreams:
     """The streams of one replica."""
 
-    def __init__(self, hearer: Hearer, connect: Connect) -> None:
+    def __init__(self, hearer: Hearer, connect: Connector) -> None:
         self._hearer = hearer
         self._connect = connect
         self._numbers = count(1)
