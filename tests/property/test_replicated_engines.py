@@ -29,7 +29,7 @@ from tidemill.broker.engine.replication.actions import (
 from tidemill.broker.engine.replication.config import ReplicationConfig
 from tidemill.broker.engine.replication.messages import Ack, Hello
 from tidemill.broker.engine.replication.replication import Replication
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "24"))
 STEPS = 30
@@ -40,7 +40,7 @@ class Replica:
     """One run of a replica, from an empty volume."""
 
     def __init__(self, replica_id: int, number: int, world: Group) -> None:
-        self.member = Member(ReplicaId(replica_id), f"{replica_id}.{number}")
+        self.member = ReplicaRun(ReplicaId(replica_id), f"{replica_id}.{number}")
         self.disk = FaultyDisk(Random(number))
         identity = Identity(store_uuid=number.to_bytes(16, "big"), secret=ENTROPY)
         self.log, _ = open_group_log(self.disk, SMALL, now_ms=world.now_ms, fresh=identity)
@@ -80,7 +80,7 @@ class Group:
         self._streams: dict[int, tuple[Replica, Replica]] = {}
         self.replicas = [self._new(n) for n in range(3)]
         members = frozenset(one.member for one in self.replicas)
-        self.view = GroupView(1, 1, self.replicas[0].member, members, frozenset(), 2)
+        self.view = ReplicationView(1, 1, self.replicas[0].member, members, frozenset(), 2)
         self.tell()
 
     def _new(self, replica_id: int) -> Replica:

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from tidemill.broker.engine.replication.actions import Release
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import (
     FOUNDER,
     AskForTransfer,
@@ -188,8 +188,8 @@ class Controller:
         """Begin anew with a group."""
         self._sessions = Sessions(self._timing)
         self._known: Stored | None = None
-        self._told: dict[Member, tuple[int, float]] = {}
-        self._seen: dict[Member, int] = {}  # versions, of heartbeats
+        self._told: dict[ReplicaRun, tuple[int, float]] = {}
+        self._seen: dict[ReplicaRun, int] = {}  # versions, of heartbeats
         self._removals = self._world.store.removals
 
     def stop(self) -> None:
@@ -206,13 +206,13 @@ class Controller:
 
     # ------------------------------------------------------------ what comes
 
-    def heard(self, member: Member, beat: Heartbeat) -> None:
+    def heard(self, member: ReplicaRun, beat: Heartbeat) -> None:
         """Take a heartbeat."""
         if self.is_alive:
             self._sessions.heard(member, beat, self._world.now_ms())
             self._seen[member] = beat.version_seen
 
-    def died(self, member: Member) -> None:
+    def died(self, member: ReplicaRun) -> None:
         """Take a death certificate."""
         if self.is_alive:
             self._sessions.died(member, self._world.now_ms())
@@ -416,7 +416,7 @@ def _text(record: GroupRecord) -> str:
     return f"epoch {record.epoch} v{record.version} {view_text(view_of(record))}"
 
 
-def view_text(view: GroupView) -> str:
+def view_text(view: ReplicationView) -> str:
     """Return a view in a few words, for a trace."""
     names = ",".join(sorted(member.incarnation for member in view.sss))
     master = "nobody" if view.master is None else view.master.incarnation

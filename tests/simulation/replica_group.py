@@ -35,7 +35,7 @@ from tests.simulation.replica_values import Values
 from tests.simulation.situations import NotReached, Situation, Stage
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
 from tidemill.broker.engine.replication.messages import Ack
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.record import GroupRecord, view_of
 from tidemill.controller.election.retirement import is_out
 from tidemill.controller.election.sessions import Timing
@@ -126,12 +126,12 @@ class World:
         self._pods = 0  # the replicas below this number run, or start again by themselves
         self.controllers = [Controller(self, n, Timing()) for n in range(2)]
         self.counts: Counter[str] = run.faults
-        self.latest: dict[str, GroupView] = {}
+        self.latest: dict[str, ReplicationView] = {}
         self.sends = True  # clients do, all the time
         self.has_stalls = True  # disks do, now and then: for longer than a member may lag
         self._ids = 0
         self._confirmed = bytearray()  # what was ever confirmed by a master
-        self._masters: dict[int, Member] = {}
+        self._masters: dict[int, ReplicaRun] = {}
         # Of a replica and its life, up to where what it confirmed was compared.
         self._checked: dict[str, tuple[int, int]] = {}
         self.was_replaced = False  # what is confirmed may be cut: an operator has said so
@@ -160,7 +160,7 @@ class World:
         """Return since when a process stands still."""
         return self.loop.time() - self._paused_at_s.get(replica.name, self.loop.time())
 
-    def tell(self, controller: Controller, replica: ReplicaProcess, view: GroupView) -> None:
+    def tell(self, controller: Controller, replica: ReplicaProcess, view: ReplicationView) -> None:
         """Push a view."""
         run = replica.lives
 
@@ -197,7 +197,7 @@ class World:
 
     # ------------------------------------------------------------ what must hold
 
-    def promoted(self, replica: ReplicaProcess, view: GroupView) -> None:
+    def promoted(self, replica: ReplicaProcess, view: ReplicationView) -> None:
         """Check C11 and F-1: an epoch has one master."""
         self.note(f"{replica.name} leads epoch {view.epoch}: {view_text(view)}")
         self._checked.pop(replica.name, None)

@@ -24,7 +24,7 @@ from tidemill.broker.engine.replication.messages import Ack, Hello
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.server.replicas.sync_pace import SyncPace
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Health, Heartbeat
 
@@ -96,7 +96,7 @@ class ReplicaProcess:
         self.volume: Volume = world.contents.volume(self)
         self.is_alive = False
         self.is_paused = False
-        self.member = Member(self.id, "")
+        self.member = ReplicaRun(self.id, "")
         self.machine: Replication | None = None
         self.log: ReplicatedLog
         self.is_registered = False
@@ -117,7 +117,7 @@ class ReplicaProcess:
         """Begin a run."""
         self.lives += 1
         self.is_alive, self.is_paused, self.is_registered = True, False, False
-        self.member = Member(self.id, f"{self.id}.{self.lives}")
+        self.member = ReplicaRun(self.id, f"{self.id}.{self.lives}")
         self._written = asyncio.Event()
         self._pace = SyncPace()
         self._open()
@@ -189,7 +189,7 @@ class ReplicaProcess:
 
     # ------------------------------------------------------------ what comes
 
-    def learn(self, view: GroupView) -> None:
+    def learn(self, view: ReplicationView) -> None:
         """Take a view from a controller."""
         machine = self.machine
         if machine is not None and self.is_registered:

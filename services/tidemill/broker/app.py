@@ -18,7 +18,7 @@ from tidemill.broker.sync_process import SyncProcess
 from tidemill.common.lifecycle import leaves, run, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.parent import die_with_parent
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 
 if TYPE_CHECKING:
     from tidemill.broker.controller_link.port import SupervisorPort
@@ -127,9 +127,9 @@ async def serve(
     log.info("broker stopped")
 
 
-def new_run(settings: BrokerSettings) -> Member:
+def new_run(settings: BrokerSettings) -> ReplicaRun:
     """Return a name for a run of this replica."""
-    return Member(ReplicaId(settings.replica_id), secrets.token_hex(INCARNATION_BYTES))
+    return ReplicaRun(ReplicaId(settings.replica_id), secrets.token_hex(INCARNATION_BYTES))
 
 
 @contextlib.asynccontextmanager

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.replicas.replicas import Controllers
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess
-    from tidemill.common.replica_group import Member
+    from tidemill.common.replica_group import ReplicaRun
     from tidemill.transport.aio.connect import Connector
     from tidemill.transport.aio.tls import Certificates, ReloadableCredentials
 
@@ -91,7 +91,7 @@ class Process:
             durability = Durability(engine, self._log_syncs)
             await self._serve(engine, durability)
 
-    async def live_as_replica(self, me: Member, controllers: Controllers) -> None:
+    async def live_as_replica(self, me: ReplicaRun, controllers: Controllers) -> None:
         """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied."""
         with contextlib.ExitStack() as opened:
             with self._told_to_be_starting():
@@ -109,7 +109,7 @@ class Process:
             )
             await self._serve(group_log.engine, durability, group_log, replicas)
 
-    async def _open_replica(self, me: Member, opened: contextlib.ExitStack) -> GroupLog:
+    async def _open_replica(self, me: ReplicaRun, opened: contextlib.ExitStack) -> GroupLog:
         """Open the store; what of its log is damaged is asked for first. Raises StartError."""
         mending = StartMending(
             self._settings, me.replica_id, connect=self._connect, stop=self._stop

@@ -12,14 +12,14 @@ from typing import NamedTuple, NewType
 ReplicaId = NewType("ReplicaId", int)  # ordinal in the broker group, from 0
 
 
-class Member(NamedTuple):
+class ReplicaRun(NamedTuple):
     """One run of one replica."""
 
     replica_id: ReplicaId
     incarnation: str  # 32 hexadecimal digits, made anew by each process
 
 
-class GroupView(NamedTuple):
+class ReplicationView(NamedTuple):
     """A group record as replicas and proxies see it.
 
     Of two views of a group the one with the higher version is newer; its epoch is never lower.
@@ -27,9 +27,9 @@ class GroupView(NamedTuple):
 
     epoch: int
     version: int
-    master: Member | None
+    master: ReplicaRun | None
     # The sync state set: the master, and who must ack before anything is committed.
-    sss: frozenset[Member]
+    sss: frozenset[ReplicaRun]
     # Who holds all that is committed while the sync state set has less than the minimum.
     eligible: frozenset[ReplicaId]
     min_in_sync: int  # K: with fewer members nothing is committed
@@ -60,5 +60,5 @@ class Proposal(NamedTuple):
 
     epoch: int
     version: int
-    master: Member
-    sss: frozenset[Member]
+    master: ReplicaRun
+    sss: frozenset[ReplicaRun]

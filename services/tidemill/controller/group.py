@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, assert
 
 import structlog
 
-from tidemill.common.replica_group import GroupView, Member, ReplicaId, name_in_cluster
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView, name_in_cluster
 from tidemill.controller.election.alarms import of_fewer, of_last_resort
 from tidemill.controller.election.decide import (
     AskForTransfer,
@@ -75,7 +75,7 @@ Ask: TypeAlias = Callable[[GroupRecord, Sight], GroupRecord | Refusal]
 class Listener(Protocol):
     """Who hears of a group: a session of a replica, or a proxy's routes."""
 
-    def news(self, view: GroupView) -> None:
+    def news(self, view: ReplicationView) -> None:
         """Take a record that is new."""
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
@@ -135,13 +135,13 @@ class Group:
 
     # ------------------------------------------------------------ what is heard
 
-    def heard(self, member: Member, beat: Heartbeat) -> None:
+    def heard(self, member: ReplicaRun, beat: Heartbeat) -> None:
         """Take a heartbeat."""
         self._sessions.heard(member, beat, self._clock.monotonic_ms())
         self._note_writable(member, beat)
         self._events.set()
 
-    def died(self, member: Member) -> None:
+    def died(self, member: ReplicaRun) -> None:
         """Take a death certificate."""
         self._sessions.died(member, self._clock.monotonic_ms())
         self._events.set()
@@ -171,20 +171,20 @@ class Group:
         with contextlib.suppress(StoreUnreachable):
             self.saw(await self._store.get(self.name))
 
-    def view(self) -> GroupView | None:
+    def view(self) -> ReplicationView | None:
         """Return what replicas and proxies are told; None: nothing is known of the group yet."""
         return None if self.stored is None else self._view_of(self.stored.record)
 
-    def _view_of(self, record: GroupRecord) -> GroupView:
+    def _view_of(self, record: GroupRecord) -> ReplicationView:
         return view_of(record)._replace(group=self._full_name)
 
-    def grant_ms(self, member: Member) -> int:
+    def grant_ms(self, member: ReplicaRun) -> int:
         """Return for how long a run may believe that it is master; 0: not at all."""
         record = None if self.stored is None else self.stored.record
         is_master = record is not None and record.master == member
         return GRANT_MS if is_master and self._rank() == 0 else 0
 
-    def sessions(self) -> dict[Member, Session]:
+    def sessions(self) -> dict[ReplicaRun, Session]:
         """Return what was heard of each run, for people."""
         return dict(self._sight().sessions)
 
@@ -206,7 +206,7 @@ class Group:
             return []
         return live_of(self.stored.record, self._sight(), self._timing)
 
-    def is_heard(self, member: Member | None, sight: Sight) -> bool:
+    def is_heard(self, member: ReplicaRun | None, sight: Sight) -> bool:
         """Whether a run is there, as far as is heard."""
         return sight.find_live(member, self._timing) is not None
 
@@ -395,7 +395,7 @@ class Group:
                 in_sync=sorted(one.replica_id for one in record.sss),
             )
 
-    def _stamped(self, record: GroupRecord, before: Member | None) -> GroupRecord:
+    def _stamped(self, record: GroupRecord, before: ReplicaRun | None) -> GroupRecord:
         """Return the record with when its election was, and how long it took to be wanted."""
         session = None if before is None else self._sight().sessions.get(before)
         last, now_ms = record.history[-1], self._clock.monotonic_ms()
@@ -405,7 +405,7 @@ class Group:
         self._outage = _Outage(last, now_ms)
         return record._replace(history=(*record.history[:-1], last))
 
-    def _note_writable(self, member: Member, beat: Heartbeat) -> None:
+    def _note_writable(self, member: ReplicaRun, beat: Heartbeat) -> None:
         """Note that a master that was elected here has its first commit: the outage is over."""
         outage, record = self._outage, None if self.stored is None else self.stored.record
         if outage is None or outage.away is not None or record is None:

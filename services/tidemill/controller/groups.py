@@ -15,7 +15,7 @@ from tidemill.controller.group import Group
 from tidemill.controller.meta_store import MetaStore
 
 if TYPE_CHECKING:
-    from tidemill.common.replica_group import GroupView
+    from tidemill.common.replica_group import ReplicationView
 
 # Of one cluster: far more than any has, so that names which somebody makes up cannot fill memory.
 GROUPS_MAX: Final = 1_000
@@ -86,7 +86,7 @@ class Groups:
         group.saw(stored)
         return group
 
-    def views(self) -> dict[str, GroupView]:
+    def views(self) -> dict[str, ReplicationView]:
         """Return what is known of each group."""
         found = {name: group.view() for name, group in self.by_name.items()}
         return {name: view for name, view in found.items() if view is not None}

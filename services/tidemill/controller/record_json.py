@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import (
     CutTail,
     GroupRecord,
@@ -76,12 +76,12 @@ def from_json(found: dict[str, Any]) -> GroupRecord:
     )
 
 
-def _member(member: Member) -> dict[str, Any]:
+def _member(member: ReplicaRun) -> dict[str, Any]:
     return {"replica": member.replica_id, "incarnation": member.incarnation}
 
 
-def _read_member(found: dict[str, Any]) -> Member:
-    return Member(ReplicaId(found["replica"]), found["incarnation"])
+def _read_member(found: dict[str, Any]) -> ReplicaRun:
+    return ReplicaRun(ReplicaId(found["replica"]), found["incarnation"])
 
 
 def _kept_store(kept: KeptStore) -> dict[str, Any]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as controller
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as wire
 
 
-def to_member(member: Member) -> wire.Member:
+def to_member(member: ReplicaRun) -> wire.Member:
     """Return a member for the wire."""
     return wire.Member(replica_id=member.replica_id, incarnation=member.incarnation)
 
 
-def from_member(found: wire.Member) -> Member:
+def from_member(found: wire.Member) -> ReplicaRun:
     """Return the member of a message."""
-    return Member(ReplicaId(found.replica_id), found.incarnation)
+    return ReplicaRun(ReplicaId(found.replica_id), found.incarnation)
 
 
-def to_view(view: GroupView) -> wire.GroupView:
+def to_view(view: ReplicationView) -> wire.GroupView:
     """Return a view for the wire."""
     return wire.GroupView(
         epoch=view.epoch,
@@ -33,9 +33,9 @@ def to_view(view: GroupView) -> wire.GroupView:
     )
 
 
-def from_view(found: wire.GroupView) -> GroupView:
+def from_view(found: wire.GroupView) -> ReplicationView:
     """Return the view of a message."""
-    return GroupView(
+    return ReplicationView(
         epoch=found.epoch,
         version=found.version,
         master=from_member(found.master) if found.HasField("master") else None,

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from tests.support.clocks import ManualClock
 from tests.support.worlds.memory_meta_store import Contents, Fault, MemoryStore
 from tests.support.worlds.replica_records import member_of, record_of_three
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import live_of, release
 from tidemill.controller.election.membership import Refused, change_sync_state_set
 from tidemill.controller.election.record import CutTail, GroupRecord
@@ -31,10 +31,10 @@ class Heard:
     """A listener that keeps what it hears."""
 
     def __init__(self) -> None:
-        self.views: list[GroupView] = []
+        self.views: list[ReplicationView] = []
         self.asked: list[tuple[int, int]] = []
 
-    def news(self, view: GroupView) -> None:
+    def news(self, view: ReplicationView) -> None:
         self.views.append(view)
 
     def forgotten(self) -> None:
@@ -330,7 +330,7 @@ def test_a_group_is_founded_by_its_first_replica() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin(GroupRecord(min_in_sync=1))
-        founder = Member(ReplicaId(0), "f" * 32)
+        founder = ReplicaRun(ReplicaId(0), "f" * 32)
         one = record_of_three().replicas[0][1]._replace(incarnation=founder.incarnation)
         await world.group.change(
             lambda record, _: record.with_replica(ReplicaId(0), one)._replace(

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support.eventually import LOOK_EVERY_S
 from tests.support.processes.processes import environment
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 START_S = 120.0  # far more than a start takes, beside other tests
 
@@ -28,10 +28,10 @@ class ReplicaProcess:
     def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number = number
         self.process = process
-        self.member: Member
+        self.member: ReplicaRun
         self.address = self.metrics = ""
 
-    def tell(self, view: GroupView) -> None:
+    def tell(self, view: ReplicationView) -> None:
         """Hand it a view."""
         line = {
             "epoch": view.epoch,
@@ -52,7 +52,7 @@ class ReplicaGroup:
         self.folder = folder
         self.flags = flags
         self.count = count
-        self.view = GroupView(0, 0, None, frozenset(), frozenset(), min_in_sync)
+        self.view = ReplicationView(0, 0, None, frozenset(), frozenset(), min_in_sync)
         self.up: dict[int, ReplicaProcess] = {}
         self.all: list[ReplicaProcess] = []
         self.changed = asyncio.Condition()
@@ -94,7 +94,7 @@ class ReplicaGroup:
         async with asyncio.timeout(START_S):
             said = await self._line(replica)
             assert said is not None, log.read_text()
-            replica.member = Member(ReplicaId(number), said["incarnation"])
+            replica.member = ReplicaRun(ReplicaId(number), said["incarnation"])
             while not replica.address:
                 for line in log.read_bytes()[begin:].decode().splitlines(keepends=True):
                     fields = json.loads(line) if line.endswith("\n") else {}
@@ -116,13 +116,13 @@ class ReplicaGroup:
     async def _listen(self, replica: ReplicaProcess) -> None:
         while said := await self._line(replica):
             if "incarnation" in said:
-                replica.member = Member(replica.member.replica_id, said["incarnation"])
+                replica.member = ReplicaRun(replica.member.replica_id, said["incarnation"])
             if said.get("version") == self.view.version and replica.member == self.view.master:
-                sss = frozenset(Member(*one) for one in said["sss"])
+                sss = frozenset(ReplicaRun(*one) for one in said["sss"])
                 if all(self._lives(one) for one in sss - self.view.sss):
                     await self._write(sss=sss)
 
-    def _lives(self, member: Member) -> bool:
+    def _lives(self, member: ReplicaRun) -> bool:
         replica = self.up.get(member.replica_id)
         return replica is not None and replica.member == member
 

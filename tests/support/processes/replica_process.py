@@ -19,17 +19,17 @@ from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
 from tidemill.common.lifecycle import run
 from tidemill.common.log import configure_logging
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replication.actions import Release
     from tidemill.broker.server.replicas.replicas import Replicas
 
 
-def view_of(line: str) -> GroupView:
+def view_of(line: str) -> ReplicationView:
     """Return the view of a line."""
     found: dict[str, Any] = json.loads(line)
-    return GroupView(
+    return ReplicationView(
         epoch=found["epoch"],
         version=found["version"],
         master=None if found["master"] is None else member_of(found["master"]),
@@ -40,9 +40,9 @@ def view_of(line: str) -> GroupView:
     )
 
 
-def member_of(found: list[Any]) -> Member:
+def member_of(found: list[Any]) -> ReplicaRun:
     """Return a member: its number, and its incarnation."""
-    return Member(ReplicaId(found[0]), found[1])
+    return ReplicaRun(ReplicaId(found[0]), found[1])
 
 
 def say(**fields: object) -> None:
@@ -56,7 +56,7 @@ class Pipes:
 
     def __init__(self) -> None:
         self._replicas: Replicas | None = None
-        self._view: GroupView | None = None
+        self._view: ReplicationView | None = None
         self._rest = b""
 
     def attach(self, replicas: Replicas) -> None:

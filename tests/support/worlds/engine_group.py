@@ -27,7 +27,7 @@ from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.store.damaged_places import Answer, Question
 from tidemill.broker.engine.store.mending import Foreign, mend
 from tidemill.broker.server.replicas.mending import served
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 MARK_MS = 1_000  # how often the product notes how far the log is durable
 
@@ -48,7 +48,7 @@ class Node:
     def start(self) -> None:
         self.runs += 1
         self.is_up = True
-        self.me = Member(ReplicaId(self.number), f"{self.number}-{self.runs}")
+        self.me = ReplicaRun(ReplicaId(self.number), f"{self.number}-{self.runs}")
         identity = Identity(bytes([self.number]) * 16, ENTROPY)
         self.log, self.report = open_group_log(
             self.disk,
@@ -98,7 +98,7 @@ class Group:
     def __init__(self, count: int = 3, config: EngineConfig = SMALL) -> None:
         self.nodes = [Node(n, config) for n in range(count)]
         self.now_ms = 1_000_000
-        self.view = GroupView(0, 0, None, frozenset(), frozenset(), 2)
+        self.view = ReplicationView(0, 0, None, frozenset(), frozenset(), 2)
         self._streams: dict[int, tuple[Node, Node]] = {}
         self._next_stream = 1
         self.cut_off: set[int] = set()  # whom nobody reaches
@@ -107,7 +107,7 @@ class Group:
         """Tell everybody who is up of a new epoch."""
         master = self.nodes[number]
         members = members or (number,)
-        self.view = GroupView(
+        self.view = ReplicationView(
             self.view.epoch + 1,
             self.view.version + 1,
             master.me,

@@ -20,7 +20,7 @@ from tidemill.broker.engine.replication import confirm as commits
 from tidemill.broker.engine.replication import epoch_journal, fencing
 from tidemill.broker.engine.replication.confirm import Commitment
 from tidemill.broker.engine.replication.epoch_journal import Agreement, Cut, Journal, LogExtent
-from tidemill.common.replica_group import GroupView, Member, Proposal
+from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 from tidemill.controller.election import elect, membership, record, registration
 from tidemill.controller.election.record import GroupRecord, ids_of
 
@@ -51,19 +51,19 @@ def _confirms_what_it_inherits(**arguments: Any) -> int:
     return _confirm_offset(**{**arguments, "epoch_start_end": 0})
 
 
-def _ack_of_any_run(commitment: Commitment, member: Member, end: int) -> Commitment:
+def _ack_of_any_run(commitment: Commitment, member: ReplicaRun, end: int) -> Commitment:
     same = [one for one in commitment.view.sss if one.replica_id == member.replica_id]
     return _with_ack(commitment, same[0] if same else member, end)
 
 
 def _proposal_ends_by_itself(
-    commitment: Commitment, wanted: frozenset[Member]
+    commitment: Commitment, wanted: frozenset[ReplicaRun]
 ) -> tuple[Commitment, Proposal]:
     after, proposal = _with_proposal(commitment._replace(proposed=frozenset()), wanted)
     return after, proposal
 
 
-def _keeps_eligible(before: GroupRecord, sss: frozenset[Member], also: Any) -> GroupRecord:
+def _keeps_eligible(before: GroupRecord, sss: frozenset[ReplicaRun], also: Any) -> GroupRecord:
     kept = (before.eligible | also) - ids_of(sss)
     return _with_sets(before, sss, also)._replace(eligible=kept)
 
@@ -111,7 +111,7 @@ def _any_run_joins(before: GroupRecord, proposal: Proposal, live: Any) -> Any:
 
 
 def _everybody_alive_goes_along(
-    before: GroupRecord, master: Member, live: Any, **more: Any
+    before: GroupRecord, master: ReplicaRun, live: Any, **more: Any
 ) -> GroupRecord:
     after = _with_master(before, master, live, **more)
     all_runs = [before.find_member(id_) for id_, _ in before.replicas]
@@ -119,11 +119,11 @@ def _everybody_alive_goes_along(
     return after._replace(sss=sss, eligible=frozenset())
 
 
-def _anybody_is_elected(before: GroupRecord, member: Member) -> bool:
+def _anybody_is_elected(before: GroupRecord, member: ReplicaRun) -> bool:
     return before.find_member(member.replica_id) == member
 
 
-def _unclean_is_elected(before: GroupRecord, member: Member) -> bool:
+def _unclean_is_elected(before: GroupRecord, member: ReplicaRun) -> bool:
     ids = ids_of(before.sss) | before.eligible | before.suspects
     return member.replica_id in ids
 
@@ -151,23 +151,23 @@ def _last_epoch_is_kept(journal: Journal, epoch: int, start: int) -> Journal:
     return (*journal, epoch_journal.EpochEntry(epoch, start))
 
 
-def _older_views(known: GroupView | None, view: GroupView, *, epoch_seen: int) -> bool:
+def _older_views(known: ReplicationView | None, view: ReplicationView, *, epoch_seen: int) -> bool:
     return view.epoch >= epoch_seen
 
 
-def _older_epochs(known: GroupView | None, view: GroupView, *, epoch_seen: int) -> bool:
+def _older_epochs(known: ReplicationView | None, view: ReplicationView, *, epoch_seen: int) -> bool:
     return known is None or view.version > known.version
 
 
-def _any_run_leads(view: GroupView, me: Member, *, epoch_seen: int) -> bool:
+def _any_run_leads(view: ReplicationView, me: ReplicaRun, *, epoch_seen: int) -> bool:
     return view.master is not None and view.master.replica_id == me.replica_id
 
 
-def _leads_again(view: GroupView, me: Member, **_: Any) -> bool:
+def _leads_again(view: ReplicationView, me: ReplicaRun, **_: Any) -> bool:
     return view.master == me
 
 
-def _takes_any_view(commitment: Commitment, view: GroupView) -> Commitment:
+def _takes_any_view(commitment: Commitment, view: ReplicationView) -> Commitment:
     return _with_view(commitment._replace(view=view._replace(version=-1)), view)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import GroupRecord, Registered, Transition
 
 
-def member_of(replica_id: int, run: int = 0) -> Member:
+def member_of(replica_id: int, run: int = 0) -> ReplicaRun:
     """Return a run of a replica."""
-    return Member(ReplicaId(replica_id), f"{replica_id:016x}{run:016x}")
+    return ReplicaRun(ReplicaId(replica_id), f"{replica_id:016x}{run:016x}")
 
 
 def record_of_three(*, epoch: int = 3, version: int = 7) -> GroupRecord:

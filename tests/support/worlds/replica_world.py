@@ -23,7 +23,7 @@ from tidemill.broker.engine.replication import confirm as commits
 from tidemill.broker.engine.replication import epoch_journal, fencing, truncation
 from tidemill.broker.engine.replication.confirm import Commitment
 from tidemill.broker.engine.replication.epoch_journal import Cut, EpochEntry, Journal, LogExtent
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election import elect, membership, registration
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.record import GroupRecord, Registered, view_of
@@ -55,7 +55,7 @@ class LateAck(NamedTuple):
     """An ack on its way."""
 
     epoch: int
-    member: Member
+    member: ReplicaRun
     end: int
 
 
@@ -71,12 +71,12 @@ class Node(NamedTuple):
     confirm: int  # as far as this replica knows
     boot: int  # how often its machine has lost what was not on a disk
     last: LastRun
-    view: GroupView | None  # forgotten with the process
+    view: ReplicationView | None  # forgotten with the process
     stream: int  # epoch of the master that it follows; 0: none
     lead: Commitment | None
     request: Registration | None  # on its way to the controllers, also when its sender has died
     late: frozenset[LateAck]  # acks that were sent before it crashed, or heard of another epoch
-    mail: GroupView | None  # a view that is late
+    mail: ReplicationView | None  # a view that is late
 
 
 class State(NamedTuple):
@@ -95,9 +95,9 @@ class State(NamedTuple):
 Step = tuple[str, State]
 
 
-def run_of(replica_id: int, run: int) -> Member:
+def run_of(replica_id: int, run: int) -> ReplicaRun:
     """Return a run's name."""
-    return Member(ReplicaId(replica_id), f"{replica_id}.{run}")
+    return ReplicaRun(ReplicaId(replica_id), f"{replica_id}.{run}")
 
 
 def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
@@ -313,7 +313,7 @@ def _proposals(state: State, n: int, node: Node, lead: Commitment) -> Iterator[S
                 )
 
 
-def _learned(state: State, n: int, node: Node, view: GroupView, scope: Scope) -> State:
+def _learned(state: State, n: int, node: Node, view: ReplicationView, scope: Scope) -> State:
     """Do as `Replication.learn` does."""
     if not fencing.is_news(node.view, view, epoch_seen=node.seen):
         return state
@@ -452,5 +452,5 @@ def _check_matching(one: Log, other: Log) -> None:
         raise Broken(f"F-6: {one} and {other}")
 
 
-def _names(members: frozenset[Member]) -> str:
+def _names(members: frozenset[ReplicaRun]) -> str:
     return ",".join(sorted(member.incarnation for member in members))

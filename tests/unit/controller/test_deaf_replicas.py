@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.controller.test_election import BEAT, record
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.partitions import UNHEARD_MS, diverged_of, unheard_of
 from tidemill.controller.election.sessions import Heartbeat
@@ -18,7 +18,7 @@ def live(*beats: Heartbeat) -> list[Candidate]:
     for number, beat in enumerate(beats):
         registered = group.find(ReplicaId(number))
         assert registered is not None
-        found.append(Candidate(Member(ReplicaId(number), registered.incarnation), beat))
+        found.append(Candidate(ReplicaRun(ReplicaId(number), registered.incarnation), beat))
     return found
 
 

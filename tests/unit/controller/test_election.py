@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.common.replica_group import Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun
 from tidemill.controller.election.alarms import of_fewer
 from tidemill.controller.election.decide import (
     AskForTransfer,
@@ -52,8 +52,8 @@ BEAT = Heartbeat(
 )
 
 
-def run(replica_id: int, number: int = 0) -> Member:
-    return Member(ReplicaId(replica_id), f"{replica_id}.{number}")
+def run(replica_id: int, number: int = 0) -> ReplicaRun:
+    return ReplicaRun(ReplicaId(replica_id), f"{replica_id}.{number}")
 
 
 def record(*, sss: tuple[int, ...] = (0, 1, 2), eligible: tuple[int, ...] = ()) -> GroupRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.worlds.replica_records import member_of
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.decide import AskForTransfer, Intent, Rest, Write, decide
 from tidemill.controller.election.elect import with_master
 from tidemill.controller.election.membership import Refused
@@ -44,7 +44,7 @@ def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) ->
 
 
 def decided(
-    record: GroupRecord, *, wanted: int | None = None, dead: Member | None = None
+    record: GroupRecord, *, wanted: int | None = None, dead: ReplicaRun | None = None
 ) -> Intent:
     known = Sessions(TIMING)
     known.look(record, NOW_MS - 60_000)

@@ -11,7 +11,7 @@ from tests.support.worlds.engine_group import Group, Node
 from tidemill.broker.engine.replication.actions import Send
 from tidemill.broker.engine.replication.epoch_journal import LogExtent
 from tidemill.broker.engine.replication.messages import Hello, Refusal
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 
 
 def group_of_three() -> Group:
@@ -28,7 +28,7 @@ def answer(node: Node, hello: Hello) -> Refusal:
     return refusal
 
 
-def hello_of(group: str, member: Member, epoch_seen: int) -> Hello:
+def hello_of(group: str, member: ReplicaRun, epoch_seen: int) -> Hello:
     return Hello(group, member, "store", epoch_seen, 1, LogExtent((), 0, 0), 0)
 
 
@@ -36,7 +36,7 @@ def hello_of(group: str, member: Member, epoch_seen: int) -> Hello:
 def test_a_stranger_with_a_later_epoch_ends_no_master(name: str) -> None:
     group = group_of_three()
     node = group.nodes[0]
-    answer(node, hello_of(name, Member(ReplicaId(1), "nobody here"), 50))
+    answer(node, hello_of(name, ReplicaRun(ReplicaId(1), "nobody here"), 50))
     assert node.replication.master is not None
     assert node.log.epoch_seen == 1
     group.send("a")
@@ -55,7 +55,7 @@ def test_a_member_with_a_later_epoch_does() -> None:
 @pytest.mark.parametrize("number", [0, 1], ids=["master", "replica"])
 def test_a_stranger_is_told_no_view(number: int) -> None:
     group = group_of_three()
-    refusal = answer(group.nodes[number], hello_of("other", Member(ReplicaId(1), "x"), 1))
+    refusal = answer(group.nodes[number], hello_of("other", ReplicaRun(ReplicaId(1), "x"), 1))
     assert refusal.view is None
     if number:
         ours = answer(group.nodes[number], hello_of("g", group.nodes[2].me, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.worlds.replica_records import record_of_three
-from tidemill.common.replica_group import GroupView, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.record import view_of
 from tidemill.proxy.link.masters import LATE_MAX, CutOff, Masters
 from tidemill.proxy.link.route_file import from_text, to_text
@@ -12,7 +12,7 @@ GROUP = "broker-0"
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
 
 
-def view(*, master: int | None = 0, version: int = 7) -> GroupView:
+def view(*, master: int | None = 0, version: int = 7) -> ReplicationView:
     record = record_of_three(version=version)
     one = None if master is None else record.find_member(ReplicaId(master))
     return view_of(record._replace(master=one))

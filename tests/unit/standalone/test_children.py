@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.common.lifecycle import StartError
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import GroupRecord, Registered, Retirement
 from tidemill.controller.sqlite_store import SqliteStore
 from tidemill.standalone.app import child_names, metrics_ports_of
@@ -113,8 +113,8 @@ def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
             min_in_sync=2,
             epoch=1,
             version=1,
-            master=Member(ReplicaId(0), "run 0"),
-            sss=frozenset(Member(ReplicaId(n), f"run {n}") for n in sss),
+            master=ReplicaRun(ReplicaId(0), "run 0"),
+            sss=frozenset(ReplicaRun(ReplicaId(n), f"run {n}") for n in sss),
             replicas=replicas,
         )
 

@@ -26,7 +26,7 @@ from tidemill.transport.replica_wire import from_view, to_member, to_proposal
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.truncate_intent import Cut
     from tidemill.broker.engine.replication.actions import Release
-    from tidemill.common.replica_group import GroupView, Member, Proposal
+    from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 STATUS_PERIOD_S: Final = 0.05  # a fortieth of what a standstill may last
 # Of what the supervisor has not read, which does nothing else: it is stopped, or gone.
@@ -54,7 +54,7 @@ class Status(NamedTuple):
 class Introduction(NamedTuple):
     """Who a replica is, and what its store is."""
 
-    me: Member
+    me: ReplicaRun
     store_uuid: str
     address: str  # at which others reach it
     is_clean: bool
@@ -66,7 +66,7 @@ class Hearer(Protocol):
     def introduction(self) -> Introduction:
         """Return who this is."""
 
-    def learn(self, view: GroupView) -> None:
+    def learn(self, view: ReplicationView) -> None:
         """Hear what the controllers have decided."""
 
     def refused(self, version: int) -> None:
@@ -91,7 +91,7 @@ class SupervisorPort:
         self._unsent = bytearray()
         self._register: wire.Register | None = None
         self._hearer: Hearer | None = None
-        self._view: GroupView | None = None
+        self._view: ReplicationView | None = None
         self._proposed: dict[int, int] = {}  # version by number, of the last proposals
         self._numbers = 0
         self.is_lost = asyncio.Event()  # the supervisor is gone

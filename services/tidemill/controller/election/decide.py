@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election import alarms
 from tidemill.controller.election.elect import (
     Candidate,
@@ -166,7 +166,7 @@ def _staying(record: GroupRecord, candidates: list[Candidate]) -> list[Candidate
 
 
 def _elected(
-    record: GroupRecord, master: Member, live: list[Candidate], reason: str
+    record: GroupRecord, master: ReplicaRun, live: list[Candidate], reason: str
 ) -> GroupRecord:
     return with_master(record, master, {one.member for one in live}, reason=reason)
 
@@ -249,7 +249,7 @@ def _can_form(
 
 
 def release(
-    record: GroupRecord, *, epoch: int, master: Member, target: ReplicaId, live: list[Candidate]
+    record: GroupRecord, *, epoch: int, master: ReplicaRun, target: ReplicaId, live: list[Candidate]
 ) -> GroupRecord | None:
     """Return the record after a planned transfer; None: it may not be made (failover.md 13.4)."""
     chosen = next(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.history import FOUNDED
 from tidemill.controller.election.record import (
     HISTORY_MAX,
@@ -24,11 +24,11 @@ from tidemill.controller.election.sessions import Heartbeat
 class Candidate(NamedTuple):
     """A run that is live, and what it has said last."""
 
-    member: Member
+    member: ReplicaRun
     beat: Heartbeat
 
 
-def may_be_master(record: GroupRecord, member: Member) -> bool:
+def may_be_master(record: GroupRecord, member: ReplicaRun) -> bool:
     """Whether a run holds all that is committed, as far as the record says."""
     registered = record.find(member.replica_id)
     return member in record.sss or (
@@ -40,7 +40,7 @@ def may_be_master(record: GroupRecord, member: Member) -> bool:
 
 
 def with_master(
-    record: GroupRecord, master: Member, live: AbstractSet[Member], *, reason: str = ""
+    record: GroupRecord, master: ReplicaRun, live: AbstractSet[ReplicaRun], *, reason: str = ""
 ) -> GroupRecord:
     """Return the record of the next epoch, whose master is `master`.
 
@@ -52,14 +52,14 @@ def with_master(
     return _begin(record, master, sss, also_eligible=ids_of(record.sss), reason=reason)
 
 
-def with_founder(record: GroupRecord, founder: Member, *, log_epoch: int) -> GroupRecord:
+def with_founder(record: GroupRecord, founder: ReplicaRun, *, log_epoch: int) -> GroupRecord:
     """Return the first epoch, above those of the founder's log: it may be older than its group."""
     assert record.epoch == 0, "a group is founded once"
     first = record._replace(epoch=log_epoch)
     return _begin(first, founder, frozenset({founder}), also_eligible=frozenset(), reason=FOUNDED)
 
 
-def with_survivor(record: GroupRecord, survivor: Member, *, reason: str) -> GroupRecord:
+def with_survivor(record: GroupRecord, survivor: ReplicaRun, *, reason: str) -> GroupRecord:
     """Return an epoch whose master may lack what was committed: from here on the record says so.
 
     The last resort: of suspects, or of a replica that an operator has named.
@@ -76,8 +76,8 @@ def with_survivor(record: GroupRecord, survivor: Member, *, reason: str) -> Grou
 
 def _begin(
     record: GroupRecord,
-    master: Member,
-    sss: frozenset[Member],
+    master: ReplicaRun,
+    sss: frozenset[ReplicaRun],
     *,
     also_eligible: frozenset[ReplicaId],
     reason: str,

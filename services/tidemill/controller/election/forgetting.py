@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tidemill.common.replica_group import Member
+from tidemill.common.replica_group import ReplicaRun
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.sessions import Session, Timing
 
@@ -18,7 +18,7 @@ GONE_MS: Final = 30_000
 
 
 def may_forget(
-    sessions: Mapping[Member, Session], timing: Timing, *, now_ms: int
+    sessions: Mapping[ReplicaRun, Session], timing: Timing, *, now_ms: int
 ) -> Refused | None:
     """Return why not; None: all have ended, or are silent for long."""
     ages_ms = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from tidemill.common.replica_group import Member, Proposal
+from tidemill.common.replica_group import Proposal, ReplicaRun
 from tidemill.controller.election.record import GroupRecord, Retirement, ids_of, with_sets
 
 
@@ -32,7 +32,7 @@ def with_min_in_sync(record: GroupRecord, wanted: int, *, is_led: bool) -> Group
 
 
 def change_sync_state_set(
-    record: GroupRecord, proposal: Proposal, live: AbstractSet[Member]
+    record: GroupRecord, proposal: Proposal, live: AbstractSet[ReplicaRun]
 ) -> GroupRecord | Refused:
     """Return the record with the proposed set.
 

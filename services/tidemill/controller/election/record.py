@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 HISTORY_MAX = 16  # transitions that are kept: the object stays below 32 KiB
 
@@ -86,8 +86,8 @@ class GroupRecord(NamedTuple):
     min_in_sync: int
     epoch: int = 0
     version: int = 0
-    master: Member | None = None
-    sss: frozenset[Member] = frozenset()
+    master: ReplicaRun | None = None
+    sss: frozenset[ReplicaRun] = frozenset()
     eligible: frozenset[ReplicaId] = frozenset()
     # Members that restarted uncleanly: the last resort when nobody else is left.
     suspects: frozenset[ReplicaId] = frozenset()
@@ -102,10 +102,10 @@ class GroupRecord(NamedTuple):
         """Return what is registered of a replica."""
         return next((one for id_, one in self.replicas if id_ == replica_id), None)
 
-    def find_member(self, replica_id: ReplicaId) -> Member | None:
+    def find_member(self, replica_id: ReplicaId) -> ReplicaRun | None:
         """Return the run of a replica that is registered."""
         registered = self.find(replica_id)
-        return None if registered is None else Member(replica_id, registered.incarnation)
+        return None if registered is None else ReplicaRun(replica_id, registered.incarnation)
 
     def find_kept_store(self, replica_id: ReplicaId) -> KeptStore | None:
         """Return the store in whose place the replica's present one has come, if it is needed."""
@@ -117,9 +117,9 @@ class GroupRecord(NamedTuple):
         return self._replace(replicas=tuple(sorted(replicas.items())))
 
 
-def view_of(record: GroupRecord) -> GroupView:
+def view_of(record: GroupRecord) -> ReplicationView:
     """Return what replicas and proxies see of a record."""
-    return GroupView(
+    return ReplicationView(
         epoch=record.epoch,
         version=record.version,
         master=record.master,
@@ -132,13 +132,13 @@ def view_of(record: GroupRecord) -> GroupView:
     )
 
 
-def ids_of(members: frozenset[Member]) -> frozenset[ReplicaId]:
+def ids_of(members: frozenset[ReplicaRun]) -> frozenset[ReplicaId]:
     """Return the replicas whose runs these are."""
     return frozenset(member.replica_id for member in members)
 
 
 def with_sets(
-    record: GroupRecord, sss: frozenset[Member], also_eligible: frozenset[ReplicaId]
+    record: GroupRecord, sss: frozenset[ReplicaRun], also_eligible: frozenset[ReplicaId]
 ) -> GroupRecord:
     """Return the next record with a sync state set, and who is eligible and suspect beside it.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.record import (
     GroupRecord,
@@ -29,7 +29,7 @@ from tidemill.controller.election.sessions import Sight, Timing
 class Registration(NamedTuple):
     """What a replica says of itself when its process has started."""
 
-    member: Member
+    member: ReplicaRun
     instead_of: str  # the incarnation that the record named when this process asked; or none
     store_uuid: str
     address: str
@@ -106,13 +106,13 @@ def _with_run(
     return record.with_replica(registration.member.replica_id, registered)
 
 
-def _in_place(record: GroupRecord, member: Member) -> GroupRecord:
+def _in_place(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
     """Put the new run of a member in its old one's place: its log has what that one has acked."""
     sss = frozenset(member if one.replica_id == member.replica_id else one for one in record.sss)
     return record._replace(version=record.version + 1, sss=sss)
 
 
-def _as_suspect(record: GroupRecord, member: Member) -> GroupRecord:
+def _as_suspect(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
     """Take a replica out of both sets, before it can be a candidate."""
     replica_id = member.replica_id
     alone = frozenset({replica_id})
@@ -159,5 +159,5 @@ def _is_needed(record: GroupRecord, replica_id: ReplicaId) -> bool:
     return replica_id in record.eligible | ids_of(record.sss)
 
 
-def _others(sss: frozenset[Member], replica_id: ReplicaId) -> frozenset[Member]:
+def _others(sss: frozenset[ReplicaRun], replica_id: ReplicaId) -> frozenset[ReplicaRun]:
     return frozenset(one for one in sss if one.replica_id != replica_id)

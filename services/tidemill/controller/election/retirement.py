@@ -3,7 +3,7 @@
 A replica that is retired goes on following, and is in no set once it has left: nobody waits for
 it, and it is elected only where nobody else could be. It leaves by steps, each of them a write:
 
-    marked      no master takes it into its set again (`GroupView.retired`)
+    marked      no master takes it into its set again (`ReplicationView.retired`)
     not master  the master is asked to hand over, to one that stays
     out         of the sync state set, when enough are left without it; then nothing needs it
     forgotten   of a group that gets fewer, when its pod is gone
@@ -14,7 +14,7 @@ that is committed (failover.md, Lemma 2: a controller only removes).
 
 from __future__ import annotations
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.membership import Refused
 from tidemill.controller.election.record import GroupRecord, Retirement, ids_of, with_sets
 
@@ -64,7 +64,7 @@ def stay(record: GroupRecord, replica_id: ReplicaId, why: Retirement) -> GroupRe
     return after._replace(version=record.version + 1)
 
 
-def find_leaver(record: GroupRecord) -> Member | None:
+def find_leaver(record: GroupRecord) -> ReplicaRun | None:
     """Return a retired member that may leave the sync state set now, if there is one."""
     for member in sorted(record.sss):
         is_needed = len(record.sss) <= record.min_in_sync or member == record.master
@@ -73,7 +73,7 @@ def find_leaver(record: GroupRecord) -> Member | None:
     return None
 
 
-def without(record: GroupRecord, member: Member) -> GroupRecord:
+def without(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
     """Return the record whose sync state set lacks a member that is not needed."""
     assert member != record.master, "a master belongs to its set"
     assert len(record.sss) > record.min_in_sync, "enough are left"

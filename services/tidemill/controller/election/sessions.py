@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, final
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import CutTail, GroupRecord
 
 FORGET_MS = 60_000  # a run that is not registered and not heard of: it has ended
@@ -77,7 +77,7 @@ class Sight(NamedTuple):
     """What one controller sees of one group at one moment."""
 
     now_ms: int
-    sessions: Mapping[Member, Session]
+    sessions: Mapping[ReplicaRun, Session]
     rank: int = 0  # 0 leads, the first deputy has 1
     version_since_ms: int = 0  # since when the record has its version
     epoch_since_ms: int | None = None  # when its epoch was seen to begin, if it was
@@ -88,7 +88,7 @@ class Sight(NamedTuple):
     # Whom most proxies reach while they do not reach the master (`reports.py`).
     reached_instead: frozenset[ReplicaId] = frozenset()
 
-    def find_live(self, member: Member | None, timing: Timing) -> Heartbeat | None:
+    def find_live(self, member: ReplicaRun | None, timing: Timing) -> Heartbeat | None:
         """Return the last heartbeat of a run that is there, is heard, and turns."""
         if member is None:
             return None
@@ -108,21 +108,21 @@ class Sessions:
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
-        self._sessions: dict[Member, Session] = {}
+        self._sessions: dict[ReplicaRun, Session] = {}
         self._version = -1
         self._version_since_ms = 0
         self._epoch = -1
         self._epoch_since_ms: int | None = None
-        self._failed: Member | None = None
+        self._failed: ReplicaRun | None = None
         self._failed_since_ms: int | None = None
 
-    def heard(self, member: Member, beat: Heartbeat, now_ms: int) -> None:
+    def heard(self, member: ReplicaRun, beat: Heartbeat, now_ms: int) -> None:
         """Take a heartbeat."""
         known = self._sessions.get(member)
         is_dead = known is not None and known.is_dead
         self._sessions[member] = Session(now_ms, beat, is_dead)
 
-    def died(self, member: Member, now_ms: int) -> None:
+    def died(self, member: ReplicaRun, now_ms: int) -> None:
         """Take a death certificate: the process of this run has ended."""
         self._sessions[member] = Session(now_ms, None, is_dead=True)
 
@@ -136,7 +136,7 @@ class Sessions:
         if record.epoch != self._epoch:
             self._epoch_since_ms = None if self._epoch < 0 else now_ms
             self._epoch = record.epoch
-        registered = {Member(id_, one.incarnation) for id_, one in record.replicas}
+        registered = {ReplicaRun(id_, one.incarnation) for id_, one in record.replicas}
         for member in registered:
             self._sessions.setdefault(member, Session(now_ms, None))
         for member, session in list(self._sessions.items()):
@@ -144,7 +144,7 @@ class Sessions:
             if member not in registered and now_ms - session.heard_at_ms > FORGET_MS:
                 del self._sessions[member]
 
-    def note_failure(self, master: Member | None, *, has_failed: bool, now_ms: int) -> None:
+    def note_failure(self, master: ReplicaRun | None, *, has_failed: bool, now_ms: int) -> None:
         """Note whether the master counts as failed: deputies wait from when it first did."""
         if not has_failed:
             self._failed, self._failed_since_ms = None, None

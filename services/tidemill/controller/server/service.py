@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import BrokerGroupNotFound, ServiceError
-from tidemill.common.replica_group import GroupView, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.decide import live_of
 from tidemill.controller.election.membership import Refused, with_min_in_sync
 from tidemill.controller.election.record import GroupRecord, Retirement
@@ -149,7 +149,7 @@ class ControllerService:
             self._proxies += Counter()  # Only those that are there.
 
     async def _tell_routes(self, call: RpcCall) -> None:
-        told: dict[str, GroupView] = {}
+        told: dict[str, ReplicationView] = {}
         is_first = True
         with contextlib.suppress(DisconnectError):
             while not self._is_ending.is_set():
@@ -169,7 +169,7 @@ class ControllerService:
                 await call.send(update.SerializeToString())
                 await self._routes_changed(told)
 
-    async def _routes_changed(self, told: dict[str, GroupView]) -> None:
+    async def _routes_changed(self, told: dict[str, ReplicationView]) -> None:
         """Wait until there is news for who was told this, or for ROUTES_PERIOD_S."""
         async with self._groups.changed:
             with contextlib.suppress(TimeoutError):

@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.common.errors import ServiceError
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import FOUNDER, live_of, release
 from tidemill.controller.election.membership import Refused, change_sync_state_set
 from tidemill.controller.election.registration import Fenced, presence_of, register
@@ -68,7 +68,7 @@ class Session:
         self._metrics = metrics
         self._is_leading = is_leading
         self._group: Group | None = None
-        self._registered: Member | None = None  # as the record says, whoever was asked for it
+        self._registered: ReplicaRun | None = None  # as the record says, whoever was asked for it
         self._told_at_ms = 0  # when a view was sent last
         self._requests: asyncio.Queue[wire.SessionUp] = asyncio.Queue(REQUESTS_WAITING_MAX)
 
@@ -91,7 +91,7 @@ class Session:
 
     # ------------------------------------------------------------ what the group tells
 
-    def news(self, view: GroupView) -> None:
+    def news(self, view: ReplicationView) -> None:
         """Send a view that is new."""
         self._told_at_ms = self._clock.monotonic_ms()
         self._send(wire.SessionDown(view=to_view(view)))

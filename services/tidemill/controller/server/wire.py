@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import CutTail, Transition
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Health, Heartbeat
@@ -48,7 +48,7 @@ def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
     )
 
 
-def to_heartbeat(member: Member, beat: Heartbeat) -> wire.Heartbeat:
+def to_heartbeat(member: ReplicaRun, beat: Heartbeat) -> wire.Heartbeat:
     """Return a heartbeat for the wire."""
     return wire.Heartbeat(
         member=to_member(member),
@@ -107,7 +107,7 @@ def to_group(group: Group, *, now_ms: int) -> wire.Group:
             is_diverged=replica_id in diverged,
             unheard=[other for one, other in sorted(unheard) if one == replica_id],
         )
-        member = Member(replica_id, registered.incarnation)
+        member = ReplicaRun(replica_id, registered.incarnation)
         session = sessions.get(member)
         if session is None:
             continue

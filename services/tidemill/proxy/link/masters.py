@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tidemill.common.replica_group import GroupView
+    from tidemill.common.replica_group import ReplicationView
 
 # Of one group: replicas, and where they have been. The oldest are forgotten.
 ADDRESSES_MAX: Final = 32
@@ -101,7 +101,7 @@ class Masters:
         place = self._place(address)
         return "" if place.is_doubtful else place.master
 
-    def learn(self, name: str, view: GroupView) -> list[str]:
+    def learn(self, name: str, view: ReplicationView) -> list[str]:
         """Take what a controller says of a group; return the addresses whose master has moved."""
         master = "" if view.master is None else view.address_of(view.master.replica_id)
         return self.take(name, view.version, master, [at for _, at in view.addresses], view.epoch)

@@ -7,8 +7,8 @@ gRPC library, so tests call the methods without a server.
     streaming   async def receive_message(call, request, responses) -> None
     telemetry   async def telemetry(call, requests, responses) -> None
 
-A send returns when its messages are handed over and raises DisconnectError when the client is. A client
-that cancels cancels the method.
+A send returns when its messages are handed over. It raises DisconnectError if the client has
+disconnected. If the client cancels the call, the method is cancelled.
 """
 
 from __future__ import annotations

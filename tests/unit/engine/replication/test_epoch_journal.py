@@ -20,7 +20,7 @@ from tidemill.broker.engine.replication.epoch_journal import (
     with_epoch,
 )
 from tidemill.broker.engine.replication.truncation import may_truncate
-from tidemill.common.replica_group import Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun
 
 
 def journal(*entries: tuple[int, int]) -> Journal:
@@ -96,7 +96,7 @@ def test_what_is_confirmed_goes_only_with_an_unclean_election_since() -> None:
     assert may_truncate(entries, cut=59, confirm=60, unclean_since=5)
 
 
-A, B, C = (Member(ReplicaId(n), f"{n}.0") for n in range(3))
+A, B, C = (ReplicaRun(ReplicaId(n), f"{n}.0") for n in range(3))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,10 @@ A, B, C = (Member(ReplicaId(n), f"{n}.0") for n in range(3))
     ],
 )
 def test_what_is_confirmed(
-    confirmed: set[Member], proposed: set[Member], acked: dict[Member, int], expected: int
+    confirmed: set[ReplicaRun],
+    proposed: set[ReplicaRun],
+    acked: dict[ReplicaRun, int],
+    expected: int,
 ) -> None:
     found = confirm_offset(
         confirmed=confirmed,

@@ -31,17 +31,17 @@ from tidemill.broker.engine.replication.messages import (
     Welcome,
 )
 from tidemill.broker.engine.replication.replication import Replication
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 
-def run(replica_id: int, number: int = 0) -> Member:
-    return Member(ReplicaId(replica_id), f"{replica_id}.{number}")
+def run(replica_id: int, number: int = 0) -> ReplicaRun:
+    return ReplicaRun(ReplicaId(replica_id), f"{replica_id}.{number}")
 
 
 def view(
     epoch: int = 1, version: int = 1, *, master: int = 0, sss: tuple[int, ...] = (0, 1, 2)
-) -> GroupView:
-    return GroupView(
+) -> ReplicationView:
+    return ReplicationView(
         epoch=epoch,
         version=version,
         master=run(master),
@@ -153,7 +153,7 @@ class Pair:
         (self.master if which == 0 else self.replica).moved(self.now_ms)
         self.go()
 
-    def learn(self, news: GroupView) -> None:
+    def learn(self, news: ReplicationView) -> None:
         for one in (self.master, self.replica):
             one.learn(news, self.now_ms)
         self.go()
@@ -217,7 +217,7 @@ def test_a_replica_that_is_retired_follows_and_is_not_proposed() -> None:
 
 
 def test_a_member_with_a_slow_disk_is_done_without_where_enough_are_left() -> None:
-    def proposed(sss: tuple[int, ...], *, is_slow: bool) -> list[frozenset[Member]]:
+    def proposed(sss: tuple[int, ...], *, is_slow: bool) -> list[frozenset[ReplicaRun]]:
         pair = Pair(AckMode.SYNC_MEMORY)
         pair.learn(view(sss=sss)._replace(min_in_sync=2))
         pair.left.clear()
@@ -509,7 +509,7 @@ def test_what_a_replica_has_not_applied_is_bounded() -> None:
     assert pair.logs[1].log_end == pytest.approx(26 << 20, abs=1 << 20)
 
 
-def elected_with_more_to_apply() -> tuple[Pair, GroupView]:
+def elected_with_more_to_apply() -> tuple[Pair, ReplicationView]:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     pair.logs[0].data += bytes(4 << 20)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from tidemill.broker.engine.replication.messages import ToMaster, ToReplica
-from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 Stream = int  # a stream's number, which who carries it gives; never used twice
 
@@ -16,7 +16,7 @@ Stream = int  # a stream's number, which who carries it gives; never used twice
 class Dial(NamedTuple):
     """Open a stream to the master; tell `dialled`, or `closed` when it cannot be done."""
 
-    master: Member
+    master: ReplicaRun
     address: str
 
 
@@ -45,7 +45,7 @@ class Release(NamedTuple):
 
     epoch: int
     version: int
-    master: Member
+    master: ReplicaRun
     target: ReplicaId
     paused_ms: int = 0  # for how long no sends were taken
 
@@ -53,7 +53,7 @@ class Release(NamedTuple):
 class Promoted(NamedTuple):
     """This replica is the master of an epoch: sends are taken; effects wait for `confirm`."""
 
-    view: GroupView
+    view: ReplicationView
 
 
 class StepDown(NamedTuple):

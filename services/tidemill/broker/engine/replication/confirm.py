@@ -10,29 +10,29 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from tidemill.common.replica_group import GroupView, Member, Proposal
+from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 
 class Commitment(NamedTuple):
     """Who must ack in one epoch, who has, and what follows."""
 
-    me: Member
-    view: GroupView
+    me: ReplicaRun
+    view: ReplicationView
     epoch_start_end: int  # where the first record of the epoch ends
     confirm: int
     # Everybody in a set that was proposed since `view` was learned.
-    proposed: frozenset[Member] = frozenset()
-    acked: tuple[tuple[Member, int], ...] = ()  # in this epoch, of this incarnation (F-11)
+    proposed: frozenset[ReplicaRun] = frozenset()
+    acked: tuple[tuple[ReplicaRun, int], ...] = ()  # in this epoch, of this incarnation (F-11)
     # Who is about to be proposed: waited for, so that it catches up with a log that goes on.
-    courted: frozenset[Member] = frozenset()
+    courted: frozenset[ReplicaRun] = frozenset()
 
 
 def confirm_offset(
     *,
-    confirmed: AbstractSet[Member],
-    proposed: AbstractSet[Member],
+    confirmed: AbstractSet[ReplicaRun],
+    proposed: AbstractSet[ReplicaRun],
     min_in_sync: int,
-    acked: Mapping[Member, int],
+    acked: Mapping[ReplicaRun, int],
     epoch_start_end: int,
     before: int,
 ) -> int:
@@ -49,7 +49,7 @@ def confirm_offset(
     return max(before, end) if end >= epoch_start_end else before
 
 
-def with_view(commitment: Commitment, view: GroupView) -> Commitment:
+def with_view(commitment: Commitment, view: ReplicationView) -> Commitment:
     """Return what follows from a newer view of the epoch: it ends all that was proposed before."""
     if view.version <= commitment.view.version:
         return commitment
@@ -58,7 +58,9 @@ def with_view(commitment: Commitment, view: GroupView) -> Commitment:
     return _confirmed(commitment._replace(view=view, proposed=frozenset()))
 
 
-def with_proposal(commitment: Commitment, wanted: frozenset[Member]) -> tuple[Commitment, Proposal]:
+def with_proposal(
+    commitment: Commitment, wanted: frozenset[ReplicaRun]
+) -> tuple[Commitment, Proposal]:
     """Return what follows from proposing a set, and the proposal: the set is in force before."""
     me, view = commitment.me, commitment.view
     assert me in wanted, "a master belongs to its set"
@@ -66,7 +68,7 @@ def with_proposal(commitment: Commitment, wanted: frozenset[Member]) -> tuple[Co
     return commitment._replace(proposed=commitment.proposed | wanted), proposal
 
 
-def with_ack(commitment: Commitment, member: Member, end: int) -> Commitment:
+def with_ack(commitment: Commitment, member: ReplicaRun, end: int) -> Commitment:
     """Return what follows from `member`, a replica or the master itself, having all before `end`.
 
     Of this epoch, since a master lives no longer.
@@ -78,20 +80,20 @@ def with_ack(commitment: Commitment, member: Member, end: int) -> Commitment:
     return _confirmed(commitment._replace(acked=tuple(sorted(acked.items()))))
 
 
-def without_acks_of(commitment: Commitment, member: Member) -> Commitment:
+def without_acks_of(commitment: Commitment, member: ReplicaRun) -> Commitment:
     """Return what is left when a run is forgotten that belongs to no set."""
     acked = tuple(entry for entry in commitment.acked if entry[0] != member)
     return commitment._replace(acked=acked)
 
 
-def with_courted(commitment: Commitment, courted: frozenset[Member]) -> Commitment:
+def with_courted(commitment: Commitment, courted: frozenset[ReplicaRun]) -> Commitment:
     """Return what follows from waiting for others too; nobody was told, so it may end any time."""
     if courted == commitment.courted:
         return commitment
     return _confirmed(commitment._replace(courted=courted))
 
 
-def has_caught_up(commitment: Commitment, member: Member) -> bool:
+def has_caught_up(commitment: Commitment, member: ReplicaRun) -> bool:
     """Whether it holds all that is confirmed, and the first record of this epoch."""
     need = max(commitment.confirm, commitment.epoch_start_end)
     return dict(commitment.acked).get(member, 0) >= need

@@ -6,10 +6,10 @@ They stand together since each of them alone keeps a deposed master from doing h
 
 from __future__ import annotations
 
-from tidemill.common.replica_group import GroupView, Member
+from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 
-def is_of_group(view: GroupView, group: str) -> bool:
+def is_of_group(view: ReplicationView, group: str) -> bool:
     """Whether a view is of this broker group: of another one nothing counts, whatever it says.
 
     Addresses are given to others, and settings have slips.
@@ -17,12 +17,12 @@ def is_of_group(view: GroupView, group: str) -> bool:
     return view.group in ("", group)
 
 
-def is_news(known: GroupView | None, view: GroupView, *, epoch_seen: int) -> bool:
+def is_news(known: ReplicationView | None, view: ReplicationView, *, epoch_seen: int) -> bool:
     """Whether a view is to be believed: newer than what is known, and of no restored backup."""
     return (known is None or view.version > known.version) and view.epoch >= epoch_seen
 
 
-def may_lead(view: GroupView, me: Member, *, epoch_seen: int) -> bool:
+def may_lead(view: ReplicationView, me: ReplicaRun, *, epoch_seen: int) -> bool:
     """Whether a view makes this run the master (F-14).
 
     A run that has registered in our place since has our place in the set.
@@ -30,7 +30,7 @@ def may_lead(view: GroupView, me: Member, *, epoch_seen: int) -> bool:
     return view.master == me and me in view.sss and view.epoch >= epoch_seen
 
 
-def may_begin(view: GroupView, me: Member, *, epoch_seen: int, log_epoch: int) -> bool:
+def may_begin(view: ReplicationView, me: ReplicaRun, *, epoch_seen: int, log_epoch: int) -> bool:
     """Whether this run may begin the epoch of a view, whose last record is of `log_epoch`.
 
     Once: who has led it, and stepped down since, may not do so again when the view comes late.

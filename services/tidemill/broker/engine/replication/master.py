@@ -38,7 +38,7 @@ from tidemill.broker.engine.replication.messages import (
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.sync_state import SyncState
 from tidemill.broker.engine.replication.transfer import Transfer
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 
 @final
@@ -56,7 +56,7 @@ class _Follower:
         "told_confirm",
     )
 
-    def __init__(self, member: Member, sent_end: int, now_ms: int, *, is_full: bool) -> None:
+    def __init__(self, member: ReplicaRun, sent_end: int, now_ms: int, *, is_full: bool) -> None:
         self.member = member
         self.is_full = is_full  # it wants no data
         self.sent_end = sent_end
@@ -72,10 +72,10 @@ class Master:
 
     def __init__(
         self,
-        me: Member,
+        me: ReplicaRun,
         group: str,
         log: ReplicatedLog,
-        view: GroupView,
+        view: ReplicationView,
         config: ReplicationConfig,
         now_ms: int,
     ) -> None:
@@ -218,7 +218,7 @@ class Master:
         self._actions.append(Send(stream, Refusal(why, view)))
         self._actions.append(Close(stream, why))
 
-    def _has_another(self, newcomer: Member, now_ms: int) -> bool:
+    def _has_another(self, newcomer: ReplicaRun, now_ms: int) -> bool:
         """Whether another run of the replica was heard a moment ago, and the newcomer is no member.
 
         Whoever starts with a number that is not its own, from a copy of the volume, must not take
@@ -233,7 +233,7 @@ class Master:
             for one in self._streams.values()
         )
 
-    def _replace_streams_of(self, member: Member, now_ms: int) -> None:
+    def _replace_streams_of(self, member: ReplicaRun, now_ms: int) -> None:
         for stream, follower in list(self._streams.items()):
             if follower.member.replica_id == member.replica_id:
                 self._close(stream, "the replica has opened another one", now_ms)
@@ -277,7 +277,7 @@ class Master:
 
     # ------------------------------------------------------------ views and time
 
-    def learn(self, view: GroupView, now_ms: int) -> None:
+    def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Take a newer view of this epoch."""
         self.sync_state.learn(view, now_ms)
         self._after_ack(now_ms)
@@ -344,7 +344,7 @@ class Master:
             paused_ms = now_ms - transfer.began_at_ms
             self._actions.append(Release(self.epoch, view.version, self._me, target, paused_ms))
 
-    def resign(self, view: GroupView | None) -> None:
+    def resign(self, view: ReplicationView | None) -> None:
         """End all streams; tell their replicas of the epoch that has begun, if it is known."""
         for stream in self._streams:
             if view is not None:

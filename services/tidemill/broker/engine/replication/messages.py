@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from tidemill.broker.engine.replication.epoch_journal import Agreement, LogExtent
-from tidemill.common.replica_group import GroupView, Member
+from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 
 class Hello(NamedTuple):
     """A replica's first word: who it is, what it has seen, and what its log is."""
 
     group: str
-    member: Member
+    member: ReplicaRun
     store_uuid: str
     epoch_seen: int
     version_seen: int
@@ -36,7 +36,7 @@ class Welcome(NamedTuple):
     """A master's first word: up to where both logs are the same, and what it has itself."""
 
     epoch: int
-    master: Member
+    master: ReplicaRun
     agreement: Agreement
     digest: Digest  # of what lies before the cut
     extent: LogExtent
@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
     """A master does not serve this replica; the stream ends."""
 
     why: str
-    view: GroupView | None  # what the one who refuses knows: it may be news
+    view: ReplicationView | None  # what the one who refuses knows: it may be news
 
 
 class Data(NamedTuple):
@@ -78,14 +78,14 @@ class Beat(NamedTuple):
 class News(NamedTuple):
     """A view that the master has learned first: a replica that is to take over need not wait."""
 
-    view: GroupView
+    view: ReplicationView
 
 
 class Ack(NamedTuple):
     """What a replica has of the stream's log; each end takes in all before it."""
 
     epoch: int
-    member: Member
+    member: ReplicaRun
     received_end: int
     durable_end: int
     applied_end: int

@@ -17,7 +17,7 @@ from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may
 from tidemill.broker.engine.replication.messages import Ack, Beat, Data, Digest, Hello, Welcome
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.truncation import may_truncate
-from tidemill.common.replica_group import GroupView, Member
+from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 
 class State(Enum):
@@ -36,18 +36,18 @@ class Replica:
 
     def __init__(
         self,
-        me: Member,
+        me: ReplicaRun,
         group: str,
         store_uuid: str,
         log: ReplicatedLog,
-        view: GroupView,
+        view: ReplicationView,
         config: ReplicationConfig,
         now_ms: int,
     ) -> None:
         assert view.master is not None, "somebody to follow"
         assert view.epoch >= log.epoch_seen, "who is not outdated"
         self.epoch = view.epoch
-        self.master: Member = view.master
+        self.master: ReplicaRun = view.master
         self.state = State.AWAY
         self.view = view
         self._me = me
@@ -73,7 +73,7 @@ class Replica:
         actions, self._actions = self._actions, []
         return actions
 
-    def learn(self, view: GroupView, now_ms: int) -> None:
+    def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Take a newer view of this epoch.
 
         Who was away hears its master before it hears that it is no member any more; then nobody

@@ -38,7 +38,7 @@ from tidemill.broker.engine.replication.messages import (
 )
 from tidemill.broker.engine.replication.replica import Replica, State
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
-from tidemill.common.replica_group import GroupView, Member, ReplicaId
+from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 
 @final
@@ -47,7 +47,7 @@ class Replication:
 
     def __init__(
         self,
-        me: Member,
+        me: ReplicaRun,
         *,
         group: str,
         store_uuid: str,
@@ -55,7 +55,7 @@ class Replication:
         config: ReplicationConfig,
     ) -> None:
         self.me = me
-        self.view: GroupView | None = None
+        self.view: ReplicationView | None = None
         self.master: Master | None = None
         self.replica: Replica | None = None
         self.has_stepped_down = False
@@ -65,7 +65,7 @@ class Replication:
         self._log = log
         self._config = config
         self._dialled: Stream | None = None
-        self._postponed: tuple[GroupView, int] | None = None  # and until when
+        self._postponed: tuple[ReplicationView, int] | None = None  # and until when
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -76,7 +76,7 @@ class Replication:
 
     # ------------------------------------------------------------ roles
 
-    def learn(self, view: GroupView, now_ms: int) -> None:
+    def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Take a view, if it is newer than what is known."""
         if not is_of_group(view, self._group):
             return
@@ -108,7 +108,7 @@ class Replication:
         else:
             self._leave_master("there is no master", now_ms)
 
-    def _applies_first(self, view: GroupView, now_ms: int) -> bool:
+    def _applies_first(self, view: ReplicationView, now_ms: int) -> bool:
         """Whether a view by which this replica leads is to count as one that comes later.
 
         What is confirmed is applied meanwhile in slices; in one turn it could take longer than
@@ -129,7 +129,7 @@ class Replication:
                 self._postponed = view, until_ms
         return self._postponed is not None
 
-    def _promote(self, view: GroupView, now_ms: int) -> None:
+    def _promote(self, view: ReplicationView, now_ms: int) -> None:
         if self.master is not None:
             # Elected again: streams of the epoch before end with it.
             self.master.resign(view)
@@ -139,7 +139,7 @@ class Replication:
         self._actions.append(Promoted(view))
         self.master.moved(now_ms)
 
-    def _follow(self, view: GroupView, now_ms: int) -> None:
+    def _follow(self, view: ReplicationView, now_ms: int) -> None:
         if self.replica is not None and self.replica.epoch == view.epoch:
             self.replica.learn(view, now_ms)
             return
@@ -155,7 +155,7 @@ class Replication:
             self._gather()
             self.replica, self._dialled = None, None
 
-    def _step_down(self, view: GroupView | None, why: str) -> None:
+    def _step_down(self, view: ReplicationView | None, why: str) -> None:
         assert self.master is not None, "only a master steps down"
         if view is not None:
             self.master.resign(view)

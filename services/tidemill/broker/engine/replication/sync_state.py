@@ -21,7 +21,7 @@ from tidemill.broker.engine.replication.confirm import (
     with_view,
     without_acks_of,
 )
-from tidemill.common.replica_group import GroupView, Member, Proposal
+from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 # A replica that is always a little behind is waited for, for so long, and again after a pause.
 COURT_MS = 200
@@ -57,8 +57,8 @@ class SyncState:
 
     def __init__(
         self,
-        me: Member,
-        view: GroupView,
+        me: ReplicaRun,
+        view: ReplicationView,
         config: ReplicationConfig,
         *,
         epoch_start_end: int,
@@ -67,7 +67,7 @@ class SyncState:
     ) -> None:
         assert view.master == me, "a set is kept by its master"
         self.commitment = Commitment(me, view, epoch_start_end, confirm)
-        self.peers: dict[Member, Peer] = {
+        self.peers: dict[ReplicaRun, Peer] = {
             member: Peer(now_ms) for member in view.sss if member != me
         }
         self._me = me
@@ -79,7 +79,7 @@ class SyncState:
     # ------------------------------------------------------------ what is known
 
     @property
-    def view(self) -> GroupView:
+    def view(self) -> ReplicationView:
         """The newest view of this epoch."""
         return self.commitment.view
 
@@ -93,11 +93,11 @@ class SyncState:
         """Whether the recorded set is too small for anything to be confirmed."""
         return len(self.view.sss) < self.view.min_in_sync
 
-    def acked(self, member: Member) -> int:
+    def acked(self, member: ReplicaRun) -> int:
         """Return up to where a member has acked."""
         return dict(self.commitment.acked).get(member, 0)
 
-    def learn(self, view: GroupView, now_ms: int) -> None:
+    def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Take a newer view of this epoch."""
         before = self.commitment
         self.commitment = with_view(before, view)
@@ -111,12 +111,12 @@ class SyncState:
             self.peers.setdefault(member, Peer(now_ms))
         self._forget_the_gone()
 
-    def connected(self, member: Member, now_ms: int, *, is_full: bool) -> None:
+    def connected(self, member: ReplicaRun, now_ms: int, *, is_full: bool) -> None:
         """Hear that a stream of `member` was welcomed."""
         peer = self.peers.setdefault(member, Peer(now_ms))
         peer.is_connected, peer.is_full = True, is_full
 
-    def gone(self, member: Member, now_ms: int) -> None:
+    def gone(self, member: ReplicaRun, now_ms: int) -> None:
         """Hear that the stream of `member` has ended."""
         peer = self.peers[member]
         peer.is_connected, peer.gone_since_ms, peer.well_since_ms = False, now_ms, None
@@ -130,7 +130,7 @@ class SyncState:
                 del self.peers[member]
                 self.commitment = without_acks_of(self.commitment, member)
 
-    def ack(self, member: Member, end: int) -> None:
+    def ack(self, member: ReplicaRun, end: int) -> None:
         """Hear that `member`, a replica or the master itself, has all before `end`."""
         self.commitment = with_ack(self.commitment, member, end)
 
@@ -148,7 +148,7 @@ class SyncState:
             return None
         return self.propose(wanted, now_ms)
 
-    def propose(self, wanted: frozenset[Member], now_ms: int) -> Proposal:
+    def propose(self, wanted: frozenset[ReplicaRun], now_ms: int) -> Proposal:
         """Propose a set: its members must ack from here on, whatever becomes of it."""
         self.commitment, proposal = with_proposal(self.commitment, wanted)
         self._propose_at_ms = now_ms + self._config.proposal_again_ms
@@ -162,7 +162,7 @@ class SyncState:
         if version == self.view.version:
             self._propose_at_ms = now_ms + self._config.refused_again_ms
 
-    def wanted(self, now_ms: int) -> frozenset[Member]:
+    def wanted(self, now_ms: int) -> frozenset[ReplicaRun]:
         """Return who should belong: members that keep up, and who has caught up.
 
         Those with slow disks are done without, as far as enough are left.
@@ -182,7 +182,7 @@ class SyncState:
                 found -= {member}
         return found
 
-    def _may_stay(self, member: Member, now_ms: int) -> bool:
+    def _may_stay(self, member: ReplicaRun, now_ms: int) -> bool:
         peer = self.peers[member]
         if not peer.is_connected:
             is_replaced = any(
@@ -192,10 +192,10 @@ class SyncState:
             return not is_replaced and now_ms - peer.gone_since_ms <= self._config.stream_gone_ms
         return self._keeps_up(member, now_ms)
 
-    def _may_join(self, member: Member, now_ms: int) -> bool:
+    def _may_join(self, member: ReplicaRun, now_ms: int) -> bool:
         return has_caught_up(self.commitment, member) and self._is_welcome(member, now_ms)
 
-    def _is_welcome(self, member: Member, now_ms: int) -> bool:
+    def _is_welcome(self, member: ReplicaRun, now_ms: int) -> bool:
         if member.replica_id in self.view.retired:
             return False  # A proposal that must be refused would make it ack, for nothing.
         peer = self.peers[member]
@@ -209,10 +209,10 @@ class SyncState:
         wait_ms = self._config.caught_up_for_ms if is_on_trial else 0
         return now_ms - peer.well_since_ms >= wait_ms
 
-    def _keeps_up(self, member: Member, now_ms: int) -> bool:
+    def _keeps_up(self, member: ReplicaRun, now_ms: int) -> bool:
         return not self.peers[member].is_full and self.acked(member) >= self._end_then(now_ms)
 
-    def _flaps(self, member: Member, now_ms: int) -> bool:
+    def _flaps(self, member: ReplicaRun, now_ms: int) -> bool:
         times = self._removals.get(member.replica_id, ())
         recent = sum(now_ms - at_ms < self._config.removals_window_ms for at_ms in times)
         return recent >= self._config.removals_max

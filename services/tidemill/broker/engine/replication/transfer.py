@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import final
 
 from tidemill.broker.engine.replication.config import ReplicationConfig
-from tidemill.common.replica_group import Member
+from tidemill.common.replica_group import ReplicaRun
 
 
 @final
 class Transfer:
     """One attempt to hand over to `target`."""
 
-    def __init__(self, target: Member, config: ReplicationConfig, now_ms: int) -> None:
+    def __init__(self, target: ReplicaRun, config: ReplicationConfig, now_ms: int) -> None:
         self.target = target
         self.is_requested = False
         self.began_at_ms = now_ms

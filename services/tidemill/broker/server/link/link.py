@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tidemill.broker.server.link.commands import Result
     from tidemill.broker.server.round.long_polling import Key
     from tidemill.broker.server.round.rounds import Rounds, Turn
-    from tidemill.common.replica_group import GroupView
+    from tidemill.common.replica_group import ReplicationView
     from tidemill.transport.aio.call import RpcCall
 
 UNSENT_BYTES_MAX = 16 << 20  # replies that a proxy has not read; beyond it its frames wait
@@ -414,7 +414,7 @@ def columns_agree(frame: pb.RequestFrame) -> bool:
     return True
 
 
-def _not_master(view: GroupView | None) -> pb.NotMaster:
+def _not_master(view: ReplicationView | None) -> pb.NotMaster:
     if view is None:
         return pb.NotMaster()
     address = "" if view.master is None else view.address_of(view.master.replica_id)
@@ -430,7 +430,7 @@ class BrokerLinkService:
         traffic: Traffic,
         *,
         auto_create: bool,
-        view: Callable[[], GroupView | None] = lambda: None,
+        view: Callable[[], ReplicationView | None] = lambda: None,
     ) -> None:
         """`view` says what is known of the replicas of this broker group."""
         self._rounds = rounds

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.replication.messages import ToReplica
     from tidemill.broker.server.round.durability import Durability
     from tidemill.common.clock import Clock
-    from tidemill.common.replica_group import GroupView, Member, Proposal, ReplicaId
+    from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
     from tidemill.transport.aio.call import RpcCall
     from tidemill.transport.aio.connect import Connector
 
@@ -97,7 +97,7 @@ class Replicas:
 
     def __init__(
         self,
-        me: Member,
+        me: ReplicaRun,
         group: str,
         group_log: GroupLog,
         durability: Durability,
@@ -122,11 +122,11 @@ class Replicas:
         self._streams = ReplicaStreams(self, connect)
         self.probes = Probes(group, self, connect=connect, clock=clock)
         self._saved_addresses: tuple[tuple[ReplicaId, str], ...] = ()
-        self._deferred: GroupView | None = None  # until the round under way is written
+        self._deferred: ReplicationView | None = None  # until the round under way is written
         self._told_damage = ""
         self._is_carrying_out = False
         self.sent_bytes = self.received_bytes = 0  # of the log
-        self._caught_up_ms: dict[Member, int] = {}  # when a replica was seen to have all
+        self._caught_up_ms: dict[ReplicaRun, int] = {}  # when a replica was seen to have all
         self._wake: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durability.on_moved = self.moved
@@ -145,7 +145,7 @@ class Replicas:
         return self._machine.master is not None
 
     @property
-    def view(self) -> GroupView | None:
+    def view(self) -> ReplicationView | None:
         """The newest view."""
         return self._machine.view
 
@@ -320,7 +320,7 @@ class Replicas:
 
     # ------------------------------------------------------------ events
 
-    def learn(self, view: GroupView) -> None:
+    def learn(self, view: ReplicationView) -> None:
         """Hear what the controllers have decided.
 
         A master that is elected again begins its epoch between two rounds.

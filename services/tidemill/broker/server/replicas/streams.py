@@ -29,7 +29,7 @@ from tidemill.transport.http2.limits import Limits
 if TYPE_CHECKING:
     from tidemill.broker.engine.replication.messages import Ack, ToReplica
     from tidemill.broker.server.replicas.frames import Floor
-    from tidemill.common.replica_group import Member
+    from tidemill.common.replica_group import ReplicaRun
     from tidemill.transport.aio.call import RpcCall
     from tidemill.transport.aio.connect import Connector, OpenStream
 
@@ -143,7 +143,7 @@ class ReplicaStreams:
 
     # ------------------------------------------------------------ as a replica
 
-    def dial(self, master: Member, address: str) -> None:
+    def dial(self, master: ReplicaRun, address: str) -> None:
         """Begin to follow a master, and no other."""
         if self._dialling is not None:
             self._dialling.cancel()
