@@ -1,7 +1,7 @@
-"""Replicas, controllers and clients between which nothing passes, or slowly, under load.
+"""Partitions and slow links between replicas, controllers and clients under load.
 
-Rows 12 to 19 of the fault matrix (`tests/support/worlds/fault_rows.py`). The history is judged: nothing
-acknowledged is lost, or taken back, whoever could not hear whom.
+Rows 12 to 19 of the fault matrix (`tests/support/worlds/fault_rows.py`). A history checker fails
+the test if an acknowledged message is lost or taken back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Polls of a proxy under every order of replies, hints, deadlines, cancels and failures.
 
-A seed chooses the order; the oracle is in `tests/support/worlds/polling_world.py`: no false empty, nothing
-held longer than a poll, each poll answered once, one pop under way at most, and what is popped is
-answered or goes back.
+A seed chooses the order. `tests/support/worlds/polling_world.py` checks five rules: no false empty;
+no message is held longer than a poll; each poll gets one answer; at most one pop is in flight; each
+popped message reaches a client or goes back to the broker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The decisions of replication, in every order of steps of a small scope, and in long walks.
 
-`tests/support/worlds/replica_world.py` is what is explored. The exploration itself is tested, too: each
-rule of `replica_mutants.py` is relaxed in turn, and must then be found to be needed.
+The tests explore `tests/support/worlds/replica_world.py`. They also test the exploration: it must
+find a violation for each relaxed rule of `replica_mutants.py`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m tests.simulation.find_mutants --seeds 2000 --first 0 [NAME ...]
 
-One line a rule of `tests/support/worlds/replica_mutants.py`: the first seed whose history is judged to be
-broken, in which situation, and how. The exploration finds all of them; what is found here is for
-the checkers, which are blind where no relaxed rule is ever seen. For each rule a situation and its
-seed stand in `tests/property/test_replica_simulation.py`.
+Prints one line per rule of `tests/support/worlds/replica_mutants.py`: the first seed whose history
+is broken, the situation, and the violation. The exploration finds all relaxed rules. This search
+tests the history checkers: a checker that never finds a relaxed rule may be blind. The situation
+and seed of each rule stand in `tests/property/test_replica_simulation.py`.
 """
 
 from __future__ import annotations

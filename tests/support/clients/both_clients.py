@@ -1,6 +1,8 @@
-"""The official client and the pipeline in one process: python -m tests.support.clients.both_clients PROXY.
+"""The official client and the pipeline in one process.
 
-Sends by the one, and prints what the other reads.
+    python -m tests.support.clients.both_clients PROXY
+
+Sends with the official client, and prints the messages that the pipeline reads.
 """
 
 from __future__ import annotations

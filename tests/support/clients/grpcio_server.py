@@ -1,4 +1,4 @@
-"""A server of grpcio with the methods of `tests.support.clients.rpc_server`: what others do for a call."""
+"""A grpcio server with the methods of `tests.support.clients.rpc_server`, for comparison."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Read by Python itself at the start of a process whose PYTHONPATH has this folder.
+"""A wrong wall clock. Python imports this module if PYTHONPATH contains the folder.
 
-The wall clock is wrong there from then on, by what stands in a file: `tests/support/processes/wrong_clocks.py`.
+A file gives the error of the clock: see `tests/support/processes/wrong_clocks.py`.
 """
 
 from __future__ import annotations
