@@ -12,7 +12,7 @@ import argparse
 
 from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-from tidemill.pipeline.session import build_spark
+from tidemill_pipeline.session import build_spark
 
 
 def main() -> None:

@@ -113,8 +113,8 @@ def documents() -> dict[Path, str]:
 
 def pipeline_reference() -> str:
     """Return the page of options and columns of the data pipeline; Spark is not needed for it."""
-    from tidemill.pipeline.options import OF_SOME, SINK, SOURCE
-    from tidemill.pipeline.schema import COLUMNS
+    from tidemill_pipeline.options import OF_SOME, SINK, SOURCE
+    from tidemill_pipeline.schema import COLUMNS
 
     lines = [
         "# Options and columns of the data pipeline",

@@ -52,7 +52,7 @@ FOREVER_MS = 2**53
 
 def main() -> int:
     """Do what the command line says."""
-    from tidemill.pipeline.jobs.running import session
+    from tidemill_pipeline.jobs.running import session
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("facts", type=Path, help="what clients told, of build/chaos")
@@ -121,9 +121,9 @@ def found_by_events(
 ) -> tuple[list[dict[str, Any]], list[Delivery]]:
     """Run the audit; return its findings, and what was delivered, by the keys of messages."""
     from tidemill.common.clock import SystemClock
-    from tidemill.pipeline.jobs import audit
-    from tidemill.pipeline.jobs import events as events_of
-    from tidemill.pipeline.jobs.group_progress import read_progress
+    from tidemill_pipeline.jobs import audit
+    from tidemill_pipeline.jobs import events as events_of
+    from tidemill_pipeline.jobs.group_progress import read_progress
 
     given = {"endpoints": endpoints}
     reader = spark.read.format("rocketmq").options(**given).option("topic", ",".join(TOPICS))

@@ -71,7 +71,7 @@ def audit(
     """Return where an audit of the log differs from what clients saw."""
     # Of Spark, which only a soak has to have.
     from tests.support.clients.audited_loads import second_opinion
-    from tidemill.pipeline.jobs.running import session
+    from tidemill_pipeline.jobs.running import session
 
     with session("audit", "local[2]") as spark:
         opinion, _ = second_opinion(spark, running.grpc, loads, kills, folder)

@@ -91,7 +91,7 @@ def second_opinion(
     """Return what an audit of the logs finds: kinds, and the messages."""
     # Of Spark, which only a soak has to have.
     from tests.chaos.audit import found_by_events
-    from tidemill.pipeline.jobs.running import session
+    from tidemill_pipeline.jobs.running import session
 
     facts = disturbed.facts()
     last = max((fact for fact in facts if fact["fact"] == "send"), key=lambda fact: fact["ended"])

@@ -98,7 +98,7 @@ def second_opinion(running: Standalone, load: TimedLoad, folder: Path) -> set[tu
     """Return what an audit of the log finds: kinds, and the messages."""
     # Of Spark, which only a soak has to have.
     from tests.support.clients.audited_loads import audit as audit_by_events
-    from tidemill.pipeline.jobs.running import session
+    from tidemill_pipeline.jobs.running import session
 
     sends = [key for key, timed in load.messages.items() if timed.sent is Outcome.OK]
     with session("audit", "local[2]") as spark:

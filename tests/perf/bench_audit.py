@@ -31,11 +31,11 @@ from tests.support.clients.api import POLL_MS_MIN, api, message
 from tests.support.processes.killing import kill
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
-from tidemill.pipeline.jobs.events import read_events
-from tidemill.pipeline.jobs.group_progress import read_progress
-from tidemill.pipeline.jobs.running import session
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.jobs.audit import AuditSettings, judge
+from tidemill_pipeline.jobs.events import read_events
+from tidemill_pipeline.jobs.group_progress import read_progress
+from tidemill_pipeline.jobs.running import session
 
 TOPIC, GROUP = "audited", "readers"
 QUEUES = 8

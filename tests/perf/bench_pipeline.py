@@ -24,11 +24,11 @@ from tests.pipeline.conftest import SETTINGS
 from tests.support.clients.pipeline_load import send_some
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.spark_tasks import SparkRunner
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.session import build_spark
+from tidemill_pipeline.archive.spark_tasks import SparkRunner
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.session import build_spark
 
 BODY_SIZE = 1024
 QUEUES = 4

@@ -38,11 +38,11 @@ from tests.support.clients.pipeline_load import send_some
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.replay import send
-from tidemill.pipeline.jobs.replay_plan import ReplaySettings
-from tidemill.pipeline.priority import Priority, give_way
-from tidemill.pipeline.session import build_spark
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.jobs.replay import send
+from tidemill_pipeline.jobs.replay_plan import ReplaySettings
+from tidemill_pipeline.priority import Priority, give_way
+from tidemill_pipeline.session import build_spark
 
 TOPIC, GROUP = "neighbour", "neighbours"
 SENDS_PER_S = 500

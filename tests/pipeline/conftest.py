@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.jobs.running import LITTLE_MEMORY
+from tidemill_pipeline.jobs.running import LITTLE_MEMORY
 
 # `make setup-pipeline` installs Spark; without it there is nothing here to collect.
 collect_ignore_glob = [] if importlib.util.find_spec("pyspark") else ["test_*.py"]
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests: its start takes as long as many tests."""
-    from tidemill.pipeline.session import build_spark
+    from tidemill_pipeline.session import build_spark
 
     folder = tmp_path_factory.mktemp("spark")
     session = build_spark(

@@ -9,8 +9,8 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill.pipeline.errors import DataLoss, Gone
-from tidemill.pipeline.offsets import Offsets
+from tidemill_pipeline.errors import DataLoss, Gone
+from tidemill_pipeline.offsets import Offsets
 
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
 

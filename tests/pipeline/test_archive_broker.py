@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from tests.support.clients.pipeline_load import send_some
 from tests.support.processes.processes import standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.spark_tasks import SparkRunner
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.jobs.archive_upkeep import compact
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.options import parse_source
+from tidemill_pipeline.archive.spark_tasks import SparkRunner
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.jobs.archive_upkeep import compact
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.options import parse_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

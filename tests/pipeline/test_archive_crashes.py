@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.archive.manifest import Entry
-from tidemill.pipeline.archive.reading import read_range
-from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.archive.tasks import Task, run_task
-from tidemill.pipeline.errors import AnotherWriter
-from tidemill.pipeline.jobs.archive import ArchiveJob, _made
-from tidemill.pipeline.jobs.archive_upkeep import compact, expire, vacuum
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.options import SourceOptions, parse_source
+from tidemill_pipeline.archive.manifest import Entry
+from tidemill_pipeline.archive.reading import read_range
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.archive.tasks import Task, run_task
+from tidemill_pipeline.errors import AnotherWriter
+from tidemill_pipeline.jobs.archive import ArchiveJob, _made
+from tidemill_pipeline.jobs.archive_upkeep import compact, expire, vacuum
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.options import SourceOptions, parse_source
 
 HOUR_MS = 3_600_000
 

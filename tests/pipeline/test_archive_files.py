@@ -22,16 +22,16 @@ from typer.testing import CliRunner
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill.cli.pipeline import app
 from tidemill.cli.times import utc
-from tidemill.pipeline.archive import writing
-from tidemill.pipeline.archive.manifest import Archive, DataFile, Span
-from tidemill.pipeline.archive.reading import BATCH_BYTES, first_offset_at, pieces, read_range
-from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, BadOption
-from tidemill.pipeline.jobs.archive_upkeep import Waiting, compact, expire, look_waiting, vacuum
-from tidemill.pipeline.jobs.archive_verify import verify
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.archive import writing
+from tidemill_pipeline.archive.manifest import Archive, DataFile, Span
+from tidemill_pipeline.archive.reading import BATCH_BYTES, first_offset_at, pieces, read_range
+from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
+from tidemill_pipeline.cli import app
+from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption
+from tidemill_pipeline.jobs.archive_upkeep import Waiting, compact, expire, look_waiting, vacuum
+from tidemill_pipeline.jobs.archive_verify import verify
 
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000

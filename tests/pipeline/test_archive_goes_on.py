@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.errors import ArchiveError
-from tidemill.pipeline.jobs.archive_commands import told_at_end
+from tidemill_pipeline.errors import ArchiveError
+from tidemill_pipeline.jobs.archive_commands import told_at_end
 
 
 def ends(archive: Archived) -> dict[str, int]:

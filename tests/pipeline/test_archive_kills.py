@@ -20,8 +20,8 @@ from tests.support.processes.processes import (
     environment,
     start_standalone,
 )
-from tidemill.pipeline.archive.reading import read_range
-from tidemill.pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.archive.reading import read_range
+from tidemill_pipeline.archive.store import ArchiveStore
 
 KILLS = int(os.environ.get("TIDEMILL_PIPELINE_KILLS", "6"))  # of each, the driver and the broker
 RUN_S = 240.0  # for a run to its end, on a machine that has much else to do

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.archive import check_options
-from tidemill.pipeline.options import parse_source
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.jobs.archive import check_options
+from tidemill_pipeline.options import parse_source
 
 GIVEN = {"endpoints": "a:1", "topic": "orders", "archivePath": "/a", "readMode": "broker"}
 

@@ -7,9 +7,9 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.archive_commands import Rounds
-from tidemill.pipeline.jobs.running import Run
-from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill_pipeline.jobs.archive_commands import Rounds
+from tidemill_pipeline.jobs.running import Run
+from tidemill_pipeline.metrics import PipelineMetrics
 
 
 class Going:

@@ -13,17 +13,17 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill.pipeline.client import NAMES_MAX, LeftOut, connect
-from tidemill.pipeline.data_source import RocketMQDataSource
-from tidemill.pipeline.errors import BadOption, Gone, Unreachable
-from tidemill.pipeline.jobs.events import tell_missing
-from tidemill.pipeline.jobs.replay import told_of_topic
-from tidemill.pipeline.jobs.replay_plan import ReplaySettings
-from tidemill.pipeline.jobs.running import progress_line
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.source.events import EventReader
-from tidemill.pipeline.source.listings import BrokerPart
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.client import NAMES_MAX, LeftOut, connect
+from tidemill_pipeline.data_source import RocketMQDataSource
+from tidemill_pipeline.errors import BadOption, Gone, Unreachable
+from tidemill_pipeline.jobs.events import tell_missing
+from tidemill_pipeline.jobs.replay import told_of_topic
+from tidemill_pipeline.jobs.replay_plan import ReplaySettings
+from tidemill_pipeline.jobs.running import progress_line
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.source.events import EventReader
+from tidemill_pipeline.source.listings import BrokerPart
 
 TOPIC = StructType([StructField("topic", StringType())])
 

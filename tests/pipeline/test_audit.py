@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs.audit import AuditSettings, judge, rules_of
-from tidemill.pipeline.jobs.delay_accuracy import worse_than
-from tidemill.pipeline.jobs.events import check_any, read_events, removed_at_ms, told_from_ms
-from tidemill.pipeline.jobs.sends import SENDS, of_topics, read_sends
-from tidemill.pipeline.jobs.verdict import TOLD_MAX, Sends, Verdict, count_of
-from tidemill.pipeline.schema import EVENTS
-from tidemill.pipeline.transforms.audit import ACK_MS, KINDS, Rules, audit, lateness, never_stored
-from tidemill.pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.jobs.audit import AuditSettings, judge, rules_of
+from tidemill_pipeline.jobs.delay_accuracy import worse_than
+from tidemill_pipeline.jobs.events import check_any, read_events, removed_at_ms, told_from_ms
+from tidemill_pipeline.jobs.sends import SENDS, of_topics, read_sends
+from tidemill_pipeline.jobs.verdict import TOLD_MAX, Sends, Verdict, count_of
+from tidemill_pipeline.schema import EVENTS
+from tidemill_pipeline.transforms.audit import ACK_MS, KINDS, Rules, audit, lateness, never_stored
+from tidemill_pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

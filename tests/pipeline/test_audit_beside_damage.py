@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.pipeline.test_audit import START_MS, Story
-from tidemill.pipeline.transforms.audit import ACK_MS, Rules, audit
+from tidemill_pipeline.transforms.audit import ACK_MS, Rules, audit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

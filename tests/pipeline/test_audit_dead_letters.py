@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.test_audit import Story
-from tidemill.pipeline.jobs.audit import AuditSettings, rules_of
-from tidemill.pipeline.transforms.audit import Rules, audit
+from tidemill_pipeline.jobs.audit import AuditSettings, rules_of
+from tidemill_pipeline.transforms.audit import Rules, audit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

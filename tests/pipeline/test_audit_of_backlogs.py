@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from tests.support.clients.api import Api, api, message
 from tests.support.processes.processes import standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
-from tidemill.pipeline.jobs.events import read_events
-from tidemill.pipeline.jobs.group_progress import read_progress
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.jobs.audit import AuditSettings, judge
+from tidemill_pipeline.jobs.events import read_events
+from tidemill_pipeline.jobs.group_progress import read_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.pipeline.test_audit import START_MS, Story, _at
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.jobs.group_progress import read_progress
-from tidemill.pipeline.jobs.verdict import Verdict, headlines
-from tidemill.pipeline.transforms.audit import BROKEN, KINDS, Audit, Rules, audit
-from tidemill.pipeline.transforms.owed import CLOCKS_MS, PROGRESS
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.jobs.group_progress import read_progress
+from tidemill_pipeline.jobs.verdict import Verdict, headlines
+from tidemill_pipeline.transforms.audit import BROKEN, KINDS, Audit, Rules, audit
+from tidemill_pipeline.transforms.owed import CLOCKS_MS, PROGRESS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ import pytest
 from tests.support.worlds.archiving import archive_job
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill.pipeline.errors import BadOption, Unreachable
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.errors import BadOption, Unreachable
 
 Work = Callable[[FakeCluster, Path], int]
 

@@ -13,10 +13,10 @@ import pytest
 from tests.pipeline.conftest import streaming
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.streaming_queries import run_to_end
-from tidemill.pipeline.errors import PipelineError
-from tidemill.pipeline.options import parse_sink
-from tidemill.pipeline.sink.bad_rows import TaskAttempt, drop, keep
-from tidemill.pipeline.sink.writer import Written, send_rows
+from tidemill_pipeline.errors import PipelineError
+from tidemill_pipeline.options import parse_sink
+from tidemill_pipeline.sink.bad_rows import TaskAttempt, drop, keep
+from tidemill_pipeline.sink.writer import Written, send_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

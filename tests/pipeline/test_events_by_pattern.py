@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import EVENT_COLUMNS, Stream
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.source.events import EventReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.source.events import EventReader
 
 
 def happen(cluster: FakeCluster, topic: str, *ids: str, **more: Any) -> None:

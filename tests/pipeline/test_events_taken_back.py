@@ -6,11 +6,11 @@ import pytest
 
 from tests.support.worlds.fake_cluster import EVENT_BYTES, FakeCluster
 from tests.support.worlds.micro_batches import EVENT_COLUMNS, Stream
-from tidemill.pipeline.errors import DataLoss
-from tidemill.pipeline.pulling import SHORT_S
-from tidemill.pipeline.schema import arrow_schema
-from tidemill.pipeline.source.events import LogRange, read_events
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.errors import DataLoss
+from tidemill_pipeline.pulling import SHORT_S
+from tidemill_pipeline.schema import arrow_schema
+from tidemill_pipeline.source.events import LogRange, read_events
 
 
 def happen(cluster: FakeCluster, *ids: str, broker: str = "a") -> None:

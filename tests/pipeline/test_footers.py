@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.archive.reading import read_footer
-from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.errors import ArchiveError
+from tidemill_pipeline.archive.reading import read_footer
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.errors import ArchiveError
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import read_batch
 from tidemill.cli.rest import EXIT_REFUSED
-from tidemill.pipeline.archive import writing
-from tidemill.pipeline.archive.manifest import Entry
-from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.errors import ArchiveError, BadOption, told_by
-from tidemill.pipeline.jobs.archive_upkeep import compact
-from tidemill.pipeline.jobs.running import recorded
-from tidemill.pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.archive import writing
+from tidemill_pipeline.archive.manifest import Entry
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.errors import ArchiveError, BadOption, told_by
+from tidemill_pipeline.jobs.archive_upkeep import compact
+from tidemill_pipeline.jobs.running import recorded
+from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt
 
 FILE_BYTES = 1 << 20  # of the largest file that can be written
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long

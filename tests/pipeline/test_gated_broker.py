@@ -15,11 +15,11 @@ from tests.support.clients.pipeline_load import send_some
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.tasks import Task, run_task
-from tidemill.pipeline.errors import Refused
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.options import SourceOptions, parse_source
+from tidemill_pipeline.archive.tasks import Task, run_task
+from tidemill_pipeline.errors import Refused
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.options import SourceOptions, parse_source
 
 GATE = "archive"
 TOPIC = "orders"

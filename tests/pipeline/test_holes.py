@@ -9,8 +9,8 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, PAGE_ROWS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill.pipeline.errors import DataLoss
-from tidemill.pipeline.jobs.archive_upkeep import expire
+from tidemill_pipeline.errors import DataLoss
+from tidemill_pipeline.jobs.archive_upkeep import expire
 
 COUNT = 3 * PAGE_ROWS
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000

@@ -12,12 +12,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
-from tidemill.pipeline.errors import DataLoss, Gone, Unreachable
-from tidemill.pipeline.jobs.archive import Done
-from tidemill.pipeline.jobs.archive_upkeep import expire
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.offsets import Offsets
-from tidemill.pipeline.source.messages import MessageStreamReader
+from tidemill_pipeline.errors import DataLoss, Gone, Unreachable
+from tidemill_pipeline.jobs.archive import Done
+from tidemill_pipeline.jobs.archive_upkeep import expire
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.offsets import Offsets
+from tidemill_pipeline.source.messages import MessageStreamReader
 
 HOUR_MS = 3_600_000
 LATER_MS = 1_700_000_000_000 + 10 * HOUR_MS

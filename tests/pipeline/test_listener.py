@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.listener import ProgressPublisher, QueryWatch
-from tidemill.pipeline.metrics import PipelineMetrics
-from tidemill.pipeline.offsets import Incarnation, Offsets, Queue, with_report
+from tidemill_pipeline.listener import ProgressPublisher, QueryWatch
+from tidemill_pipeline.metrics import PipelineMetrics
+from tidemill_pipeline.offsets import Incarnation, Offsets, Queue, with_report
 
 
 def told(*, end: dict[str, Any], latest: dict[str, Any] | None = None, rows: int = 0) -> Any:

@@ -19,9 +19,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.data_source import RocketMQDataSource
-from tidemill.pipeline.errors import BadOption
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.data_source import RocketMQDataSource
+from tidemill_pipeline.errors import BadOption
 
 COLUMNS = {
     "pending": ("topic", "message_id"),

@@ -9,11 +9,11 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream
-from tidemill.pipeline.errors import DataLoss
-from tidemill.pipeline.offsets import QueueRange
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.source.messages import plan_ranges
-from tidemill.pipeline.source.places import Places
+from tidemill_pipeline.errors import DataLoss
+from tidemill_pipeline.offsets import QueueRange
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.source.messages import plan_ranges
+from tidemill_pipeline.source.places import Places
 
 MODES = ("archive", "auto")
 GONE = "are gone: they were lost before they were archived"

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
-from tidemill.pipeline.errors import ArchiveError
-from tidemill.pipeline.jobs.archive_upkeep import vacuum
+from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
+from tidemill_pipeline.errors import ArchiveError
+from tidemill_pipeline.jobs.archive_upkeep import vacuum
 
 
 def check_every_bit(path: Path, store: str) -> None:

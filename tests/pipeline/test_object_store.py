@@ -13,13 +13,13 @@ from moto.server import ThreadedMotoServer
 from tests.support.worlds.archiving import NOW_MS, archive_job
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import read_batch
-from tidemill.pipeline.archive.manifest import Entry
-from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError
-from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.schema import VERSION
-from tidemill.pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt, drop, keep
+from tidemill_pipeline.archive.manifest import Entry
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.errors import AnotherWriter, ArchiveError
+from tidemill_pipeline.jobs.archive_upkeep import compact, vacuum
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.schema import VERSION
+from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt, drop, keep
 
 
 @pytest.fixture

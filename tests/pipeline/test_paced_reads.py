@@ -6,10 +6,10 @@ import time
 
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream
-from tidemill.pipeline.client import connect
-from tidemill.pipeline.offsets import QueueRange
-from tidemill.pipeline.options import Topics, parse_source
-from tidemill.pipeline.pulling import pull_range
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.offsets import QueueRange
+from tidemill_pipeline.options import Topics, parse_source
+from tidemill_pipeline.pulling import pull_range
 
 
 def test_a_rate_is_kept_in_small_calls(cluster: FakeCluster) -> None:

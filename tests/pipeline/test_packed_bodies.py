@@ -13,10 +13,10 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.message.encoding import encode_stored
-from tidemill.pipeline import bodies
-from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline import bodies
+from tidemill_pipeline.data_source import RocketMQDataSource
 
 COLUMNS = StructType([StructField("message_id", StringType()), StructField("body", BinaryType())])
 BODY_BYTES = 100_000

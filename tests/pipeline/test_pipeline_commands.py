@@ -19,7 +19,9 @@ from tests.support.eventually import eventually
 from tests.support.processes.processes import command, descendants, environment, is_running
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.cli.pipeline import (
+from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.cli import (
     EXIT_DAMAGED,
     EXIT_FOUND,
     EXIT_INTERRUPTED,
@@ -27,9 +29,7 @@ from tidemill.cli.pipeline import (
     app,
     run_job,
 )
-from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
-from tidemill.pipeline.offsets import Offsets
-from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.offsets import Offsets
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline.py"
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long

@@ -9,8 +9,8 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan
 from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.pipeline.conftest import reading
-from tidemill.pipeline.data_source import RocketMQDataSource
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.data_source import RocketMQDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,19 +14,19 @@ from typer.testing import CliRunner
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
-from tidemill.cli.pipeline import app
 from tidemill.cli.rest import EXIT_USAGE
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs import replay
-from tidemill.pipeline.transforms.replay import (
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.cli import app
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.jobs import replay
+from tidemill_pipeline.transforms.replay import (
     ORIGINAL_GROUP,
     ORIGINAL_ID,
     ORIGINAL_PLACE,
     Timing,
     to_send,
 )
-from tidemill.pipeline.transforms.setting import SETTABLE
-from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.transforms.setting import SETTABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -271,8 +271,8 @@ def test_a_value_of_which_nothing_can_be_made_is_a_sentence(
 
 
 def test_what_may_be_set_is_what_is_sent() -> None:
-    from tidemill.pipeline.schema import MESSAGES
-    from tidemill.pipeline.sink.messages import COLUMNS
+    from tidemill_pipeline.schema import MESSAGES
+    from tidemill_pipeline.sink.messages import COLUMNS
 
     assert SETTABLE.items() <= COLUMNS.items()
     assert SETTABLE.keys() <= {column.name for column in MESSAGES}

@@ -15,16 +15,17 @@ from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.spark_tasks import SparkRunner
-from tidemill.pipeline.client import Client
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs import replay, replay_plan
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.options import parse_sink, parse_source
-from tidemill.pipeline.rows import ENCODING
-from tidemill.pipeline.sink.messages import RowIds
-from tidemill.pipeline.sink.sending import Sender
-from tidemill.pipeline.transforms.replay import (
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.archive.spark_tasks import SparkRunner
+from tidemill_pipeline.client import Client
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.jobs import replay, replay_plan
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.options import parse_sink, parse_source
+from tidemill_pipeline.rows import ENCODING
+from tidemill_pipeline.sink.messages import RowIds
+from tidemill_pipeline.sink.sending import Sender
+from tidemill_pipeline.transforms.replay import (
     ORIGINAL_GROUP,
     ORIGINAL_ID,
     ORIGINAL_PLACE,
@@ -33,7 +34,6 @@ from tidemill.pipeline.transforms.replay import (
     between,
     to_send,
 )
-from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tidemill.pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.jobs.archive_verify import verify
 
 GATE = "archive"
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000

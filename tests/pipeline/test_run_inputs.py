@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.jobs.events import read_events
-from tidemill.pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events
-from tidemill.pipeline.offsets import Incarnation, Offsets, Queue
-from tidemill.pipeline.source.events import places_of
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.jobs.events import read_events
+from tidemill_pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events
+from tidemill_pipeline.offsets import Incarnation, Offsets, Queue
+from tidemill_pipeline.source.events import places_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

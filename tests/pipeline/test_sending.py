@@ -12,13 +12,13 @@ import pytest
 
 from tests.support.processes.processes import standalone
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.client import Client
-from tidemill.pipeline.errors import Refused
-from tidemill.pipeline.options import Topics, parse_sink
-from tidemill.pipeline.sink.messages import RowIds
-from tidemill.pipeline.sink.sending import Sender, Sent
-from tidemill.pipeline.sink.writer import rows_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.client import Client
+from tidemill_pipeline.errors import Refused
+from tidemill_pipeline.options import Topics, parse_sink
+from tidemill_pipeline.sink.messages import RowIds
+from tidemill_pipeline.sink.sending import Sender, Sent
+from tidemill_pipeline.sink.writer import rows_of
 
 NOW_MS = 1_800_000_000_000
 DEAD_LETTERS = {"onError": "dead-letter", "deadLetterPath": "/nowhere"}

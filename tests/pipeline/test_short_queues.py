@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.client import connect
-from tidemill.pipeline.errors import DataLoss
-from tidemill.pipeline.offsets import QueueRange
-from tidemill.pipeline.options import Topics, parse_source
-from tidemill.pipeline.pulling import SHORT_S, pull_range
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.errors import DataLoss
+from tidemill_pipeline.offsets import QueueRange
+from tidemill_pipeline.options import Topics, parse_source
+from tidemill_pipeline.pulling import SHORT_S, pull_range
 
 
 def pull_all(cluster: FakeCluster, *, told_end: int, short_s: float, **given: str) -> list[int]:

@@ -12,13 +12,13 @@ from tests.support.clients.pipeline_load import send_some
 from tests.support.processes.processes import standalone
 from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.archive.spark_tasks import SparkRunner
-from tidemill.pipeline.jobs import replay, replay_plan
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.sink.messages import COLUMNS
-from tidemill.pipeline.transforms.replay import ORIGINAL_ID
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.archive.spark_tasks import SparkRunner
+from tidemill_pipeline.jobs import replay, replay_plan
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.sink.messages import COLUMNS
+from tidemill_pipeline.transforms.replay import ORIGINAL_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,8 +9,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.pipeline.conftest import reading
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS
-from tidemill.pipeline.data_source import RocketMQDataSource
-from tidemill.pipeline.errors import BadOption
+from tidemill_pipeline.data_source import RocketMQDataSource
+from tidemill_pipeline.errors import BadOption
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,7 +196,7 @@ def test_every_kind_of_body_and_property_comes_through(
 
 
 def test_batches_have_the_columns_that_spark_expects(spark: SparkSession) -> None:
-    from tidemill.pipeline import schema
+    from tidemill_pipeline import schema
 
     for dataset in schema.COLUMNS:
         struct = StructType.fromDDL(schema.ddl(dataset))

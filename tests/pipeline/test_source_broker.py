@@ -21,10 +21,10 @@ from tests.support.processes.processes import Standalone, standalone
 from tests.support.processes.tcp_links import BACK, tcp_links
 from tests.support.worlds.streaming_queries import run_to_end
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.data_source import RocketMQDataSource
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
-from tidemill.pipeline.jobs.events import read_events
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.data_source import RocketMQDataSource
+from tidemill_pipeline.jobs.audit import AuditSettings, judge
+from tidemill_pipeline.jobs.events import read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

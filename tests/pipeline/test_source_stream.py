@@ -11,11 +11,11 @@ import pytest
 from tests.pipeline.conftest import streaming
 from tests.support.eventually import eventually
 from tests.support.worlds.streaming_queries import run_to_end
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.listener import ProgressPublisher, watch
-from tidemill.pipeline.metrics import PipelineMetrics
-from tidemill.pipeline.options import parse_source
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.listener import ProgressPublisher, watch
+from tidemill_pipeline.metrics import PipelineMetrics
+from tidemill_pipeline.options import parse_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

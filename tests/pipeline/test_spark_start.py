@@ -12,8 +12,8 @@ import pytest
 from pyspark.status import SparkStageInfo
 
 from tests.support.eventually import eventually
-from tidemill.pipeline import session, shared_classes
-from tidemill.pipeline.jobs import running
+from tidemill_pipeline import session, shared_classes
+from tidemill_pipeline.jobs import running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,8 +33,8 @@ exit 1
 """
 PROGRAM = """\
 import sys
-from tidemill.pipeline.errors import PipelineError
-from tidemill.pipeline.session import build_spark
+from tidemill_pipeline.errors import PipelineError
+from tidemill_pipeline.session import build_spark
 options = {"spark.driver.extraJavaOptions": sys.argv[2]} if sys.argv[2] else {}
 try:
     build_spark("program", settings=options, has_queries=False, is_job=sys.argv[1] == "job")
@@ -102,7 +102,7 @@ def test_spark_logs_what_its_user_says_and_else_little(
 def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> None:
     """Else each job would find, check and load them in all JARs: most of its start."""
     told = tmp_path / "loaded"
-    program = "from tidemill.pipeline.session import build_spark; build_spark('p').stop()"
+    program = "from tidemill_pipeline.session import build_spark; build_spark('p').stop()"
     given = {"SPARK_SUBMIT_OPTS": f"-Xlog:class+load:file={told} -XX:TieredStopAtLevel=1"}
     subprocess.run(
         [sys.executable, "-c", program],

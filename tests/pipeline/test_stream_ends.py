@@ -12,10 +12,10 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.jobs import replay, replay_plan
-from tidemill.pipeline.offsets import Offsets
-from tidemill.pipeline.source.messages import MessageStreamReader
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.jobs import replay, replay_plan
+from tidemill_pipeline.offsets import Offsets
+from tidemill_pipeline.source.messages import MessageStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

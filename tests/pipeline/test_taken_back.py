@@ -13,11 +13,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.worlds.archiving import archive_job
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
-from tidemill.pipeline.errors import ArchiveError, DataLoss, Gone
-from tidemill.pipeline.jobs.archive_upkeep import expire
-from tidemill.pipeline.jobs.archive_verify import verify
-from tidemill.pipeline.pulling import SHORT_S
-from tidemill.pipeline.source.messages import MessageStreamReader
+from tidemill_pipeline.errors import ArchiveError, DataLoss, Gone
+from tidemill_pipeline.jobs.archive_upkeep import expire
+from tidemill_pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.pulling import SHORT_S
+from tidemill_pipeline.source.messages import MessageStreamReader
 
 HOUR_MS = 3_600_000
 

@@ -25,7 +25,7 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import PAGE_ROWS, FakeCluster
 from tests.support.worlds.retried_tasks import BAD_ROWS, ROWS, TASKS
 from tests.support.worlds.streaming_queries import run_to_end
-from tidemill.pipeline.pulling import BATCH_ROWS
+from tidemill_pipeline.pulling import BATCH_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,10 @@ import pytest
 from tests.support.processes.processes import command, environment
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.cli.pipeline import EXIT_DAMAGED
-from tidemill.pipeline.errors import BadOption, Unreachable
-from tidemill.pipeline.jobs.archive import ArchiveJob, Done
-from tidemill.pipeline.jobs.archive_commands import Appended, append_once
+from tidemill_pipeline.cli import EXIT_DAMAGED
+from tidemill_pipeline.errors import BadOption, Unreachable
+from tidemill_pipeline.jobs.archive import ArchiveJob, Done
+from tidemill_pipeline.jobs.archive_commands import Appended, append_once
 
 GATE = "archive"
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.worlds.archiving import archive_job
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.jobs.archive_upkeep import expire
-from tidemill.pipeline.jobs.archive_verify import verify
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.jobs.archive_upkeep import expire
+from tidemill_pipeline.jobs.archive_verify import verify
 
 GATE = "archive"
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000

@@ -9,15 +9,15 @@ import pytest
 
 from tests.support.worlds.fake_cluster import EVENT_BYTES, FakeCluster
 from tests.support.worlds.micro_batches import EVENT_COLUMNS, Stream
-from tidemill.pipeline.errors import BadOption, DataLoss
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
-from tidemill.pipeline.jobs.events import check_any, read_events, unreadable_in
-from tidemill.pipeline.jobs.verdict import Verdict, headlines
-from tidemill.pipeline.options import parse_source
-from tidemill.pipeline.schema import of_dataset
-from tidemill.pipeline.source import events as source
-from tidemill.pipeline.transforms.audit import KINDS
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill_pipeline.errors import BadOption, DataLoss
+from tidemill_pipeline.jobs.audit import AuditSettings, judge
+from tidemill_pipeline.jobs.events import check_any, read_events, unreadable_in
+from tidemill_pipeline.jobs.verdict import Verdict, headlines
+from tidemill_pipeline.options import parse_source
+from tidemill_pipeline.schema import of_dataset
+from tidemill_pipeline.source import events as source
+from tidemill_pipeline.transforms.audit import KINDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,14 +11,14 @@ import pytest
 
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.archive.manifest import DataFile, Entry
-from tidemill.pipeline.archive.reading import read_range
-from tidemill.pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
-from tidemill.pipeline.archive.tasks import Task
-from tidemill.pipeline.errors import AnotherWriter, ArchiveError, PipelineError
-from tidemill.pipeline.jobs.archive import ArchiveJob
-from tidemill.pipeline.jobs.archive_upkeep import compact, vacuum
-from tidemill.pipeline.options import SourceOptions
+from tidemill_pipeline.archive.manifest import DataFile, Entry
+from tidemill_pipeline.archive.reading import read_range
+from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
+from tidemill_pipeline.archive.tasks import Task
+from tidemill_pipeline.errors import AnotherWriter, ArchiveError, PipelineError
+from tidemill_pipeline.jobs.archive import ArchiveJob
+from tidemill_pipeline.jobs.archive_upkeep import compact, vacuum
+from tidemill_pipeline.options import SourceOptions
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

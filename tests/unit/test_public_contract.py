@@ -114,7 +114,7 @@ def test_the_client_has_nothing_that_we_have_not() -> None:
     [
         ("rocketmq", "tidemill.stubs.apache.rocketmq.v2.service_pb2"),
         ("tidemill.stubs.apache.rocketmq.v2.service_pb2", "rocketmq"),
-        ("rocketmq", "tidemill.pipeline.client", "tidemill.stubs.apache.rocketmq.v2.admin_pb2"),
+        ("rocketmq", "tidemill_pipeline.client", "tidemill.stubs.apache.rocketmq.v2.admin_pb2"),
     ],
 )
 def test_the_official_client_and_ours_live_in_one_process(modules: tuple[str, ...]) -> None:

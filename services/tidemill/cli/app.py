@@ -16,7 +16,6 @@ from tidemill.cli import (
     deliveries,
     groups,
     messages,
-    pipeline,
     release,
     store,
     timers,
@@ -25,6 +24,7 @@ from tidemill.cli import (
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
 from tidemill.common.version import version
+from tidemill_pipeline import cli as pipeline
 
 app = typer.Typer(
     name="tidemill",

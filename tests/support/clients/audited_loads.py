@@ -19,9 +19,9 @@ from tests.support.clients.history_against_audit import (
 )
 from tests.support.clients.load import Load
 from tidemill.common.clock import SystemClock
-from tidemill.pipeline.jobs.audit import AuditSettings, judge
-from tidemill.pipeline.jobs.events import read_events
-from tidemill.pipeline.jobs.group_progress import read_progress
+from tidemill_pipeline.jobs.audit import AuditSettings, judge
+from tidemill_pipeline.jobs.events import read_events
+from tidemill_pipeline.jobs.group_progress import read_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

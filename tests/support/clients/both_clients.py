@@ -11,8 +11,8 @@ import sys
 
 from rocketmq import ClientConfiguration, Credentials, Message, Producer
 
-from tidemill.pipeline.client import connect
-from tidemill.pipeline.options import Connection, Topics
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.options import Connection, Topics
 
 TOPIC = "both"
 

@@ -108,8 +108,8 @@ def audited(
     """
     from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
 
-    from tidemill.pipeline.jobs.audit import FOLDER
-    from tidemill.pipeline.transforms.places import at_first_place
+    from tidemill_pipeline.jobs.audit import FOLDER
+    from tidemill_pipeline.transforms.places import at_first_place
 
     table = spark.read.parquet(f"{to}/{FOLDER}/findings")
     findings = [row.asDict() for row in table.collect()]

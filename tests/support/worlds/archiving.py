@@ -10,14 +10,14 @@ from typing import Any
 
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import read_batch
-from tidemill.pipeline.archive.manifest import Archive
-from tidemill.pipeline.archive.reading import read_range
-from tidemill.pipeline.archive.store import ArchiveStore
-from tidemill.pipeline.archive.tasks import Task, run_task
-from tidemill.pipeline.jobs.archive import ArchiveJob, Done
-from tidemill.pipeline.jobs.archive_upkeep import compact
-from tidemill.pipeline.jobs.archive_verify import Verified, verify
-from tidemill.pipeline.options import SourceOptions, parse_source
+from tidemill_pipeline.archive.manifest import Archive
+from tidemill_pipeline.archive.reading import read_range
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.archive.tasks import Task, run_task
+from tidemill_pipeline.jobs.archive import ArchiveJob, Done
+from tidemill_pipeline.jobs.archive_upkeep import compact
+from tidemill_pipeline.jobs.archive_verify import Verified, verify
+from tidemill_pipeline.options import SourceOptions, parse_source
 
 NOW_MS = 1_800_000_000_000
 

@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.options import SourceOptions, parse_source
-from tidemill.pipeline.source.events import EventStreamReader
-from tidemill.pipeline.source.messages import MessageReader, MessageStreamReader
+from tidemill_pipeline.options import SourceOptions, parse_source
+from tidemill_pipeline.source.events import EventStreamReader
+from tidemill_pipeline.source.messages import MessageReader, MessageStreamReader
 
 COLUMNS = StructType(
     [

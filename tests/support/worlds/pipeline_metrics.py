@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import prometheus_client
 
-from tidemill.pipeline.metrics import PipelineMetrics
+from tidemill_pipeline.metrics import PipelineMetrics
 
 
 def exercised() -> str:

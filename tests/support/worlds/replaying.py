@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.pipeline.jobs import replay, replay_plan
-from tidemill.pipeline.schema import ddl
+from tidemill_pipeline.jobs import replay, replay_plan
+from tidemill_pipeline.schema import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

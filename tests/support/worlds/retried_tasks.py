@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users 
 
 from tests.pipeline.conftest import SETTINGS
 from tests.support.eventually import eventually
-from tidemill.pipeline.jobs.running import session
+from tidemill_pipeline.jobs.running import session
 
 ROWS = 500
 TASKS = 2

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
 
-from tidemill.pipeline.errors import told_by
+from tidemill_pipeline.errors import told_by
 
 STARTS_MAX: Final = 5
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from tidemill.cli.pipeline import app
+from tidemill_pipeline.cli import app
 
 
 def read(command: str, *arguments: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from tidemill.pipeline import bodies as under_test
-from tidemill.pipeline.bodies import unpacked, unpacked_parts
+from tidemill_pipeline import bodies as under_test
+from tidemill_pipeline.bodies import unpacked, unpacked_parts
 
 FIRST, SECOND = b"first-" * 50, b"second-" * 5_000
 BOUND = 1 << 20

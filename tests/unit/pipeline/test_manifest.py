@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tidemill.pipeline.archive import snapshot
-from tidemill.pipeline.archive.manifest import (
+from tidemill_pipeline.archive import snapshot
+from tidemill_pipeline.archive.manifest import (
     DataFile,
     Entry,
     QueueKey,
@@ -17,7 +17,7 @@ from tidemill.pipeline.archive.manifest import (
     fold,
     sealing,
 )
-from tidemill.pipeline.errors import ArchiveError
+from tidemill_pipeline.errors import ArchiveError
 
 KEY = QueueKey("", "orders", "broker-a", 0, "log/1")
 OTHER = KEY._replace(queue_id=1)

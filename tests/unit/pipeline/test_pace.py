@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.pipeline.pace import Pace
-from tidemill.pipeline.priority import LOW_NICE, Priority, give_way
+from tidemill_pipeline.pace import Pace
+from tidemill_pipeline.priority import LOW_NICE, Priority, give_way
 
 
 class Time:

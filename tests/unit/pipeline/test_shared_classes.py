@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.pipeline import shared_classes
-from tidemill.pipeline.shared_classes import keep, options_to_make, options_to_use
+from tidemill_pipeline import shared_classes
+from tidemill_pipeline.shared_classes import keep, options_to_make, options_to_use
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.pipeline.errors import PipelineError
-from tidemill.pipeline.offsets import (
+from tidemill_pipeline.errors import PipelineError
+from tidemill_pipeline.offsets import (
     Incarnation,
     Offsets,
     Queue,

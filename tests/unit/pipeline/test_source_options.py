@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.pipeline.errors import BadOption
-from tidemill.pipeline.options import EARLIEST, LATEST, Place, parse_sink, parse_source, spelt
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.options import EARLIEST, LATEST, Place, parse_sink, parse_source, spelt
 
 GIVEN = {"endpoints": "a:1,b:2", "topic": "orders"}
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill.pipeline.client import Client
-from tidemill.pipeline.errors import Unreachable
-from tidemill.pipeline.options import parse_source
+from tidemill_pipeline.client import Client
+from tidemill_pipeline.errors import Unreachable
+from tidemill_pipeline.options import parse_source
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):

@@ -1,0 +1,247 @@
+"""Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order.
+
+What a disk has changed is not handed out: pages have checksums, a body is compared with the one
+that its row has, and the footer, which says where everything is and has no checksum of its own,
+with the one that the manifest has of it. Of a file that is older than that there are as many rows
+as the manifest says, at least. Raises ArchiveError for a file that is not what it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidemill_pipeline.archive.manifest import Archive, DataFile, QueueKey
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.errors import ArchiveError
+
+_TAIL: Final = struct.Struct("<I4s")  # of a Parquet file: how long its metadata are, and a mark
+_MARK: Final = b"PAR1"
+BATCH_ROWS = 2_048  # as many as a batch from a broker has; with bodies of 1 KiB 2 MiB
+BATCH_BYTES = 8 << 20  # and about as much of them, as rows of a file are on average
+
+Piece = tuple[int, int, DataFile]  # from an offset, before another one
+
+
+def read_range(
+    store: ArchiveStore,
+    files: Sequence[DataFile],
+    key: QueueKey,
+    *,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a queue from `start`, before `end`, out of the files that hold them.
+
+    Columns come as they are in the files, in the order that was asked for. Bodies are checked.
+    """
+    for first, last, file in pieces(files, key, start=start, end=end):
+        yield from read_piece(store, file, key, start=first, end=last, columns=columns)
+
+
+def pieces(files: Sequence[DataFile], key: QueueKey, *, start: int, end: int) -> list[Piece]:
+    """Return which file has which offsets of a queue, in order of offsets.
+
+    Where spans overlap, as compactions of before left them, each cut of one begins another piece:
+    a file may have nothing between two cuts, and then the other one has.
+    """
+    spans = sorted(
+        (
+            (max(start, span.start), min(end, span.end), file)
+            for file in files
+            for span in file.spans
+            if span.key == key and span.start < end and span.end > start
+        ),
+        key=lambda each: each[:2],
+    )
+    if all(before[1] <= after[0] for before, after in itertools.pairwise(spans)):
+        return spans
+    cuts = sorted({cut for first, last, _ in spans for cut in (first, last)})
+    return [
+        (low, high, file)
+        for low, high in itertools.pairwise(cuts)
+        for first, last, file in spans
+        if first <= low and high <= last
+    ]
+
+
+def read_piece(
+    store: ArchiveStore,
+    file: DataFile,
+    key: QueueKey,
+    *,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a queue out of one file."""
+    rows = 0
+    try:
+        for batch in _read_piece(store, file, key, start, end, columns):
+            rows += batch.num_rows
+            yield batch
+    # A name in a footer that is not what it was is no column, or no text.
+    except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError) as error:
+        raise ArchiveError(f"{file.path} cannot be read: {error}") from error
+    expected = _rows_of(file, key, start=start, end=end)
+    if expected is not None and rows != expected:
+        raise ArchiveError(
+            f"{file.path} is damaged: of {key} it has {rows} rows at offsets from {start} to {end},"
+            f" and the manifest {expected}"
+        )
+
+
+def _rows_of(file: DataFile, key: QueueKey, *, start: int, end: int) -> int | None:
+    """Return how many rows a file has between two offsets; None where the manifest cannot say."""
+    for span in file.spans:
+        if span.key == key and span.start <= start and end <= span.end:
+            if (span.start, span.end) == (start, end):
+                return span.rows
+            # Only of one without holes it is known where they are not.
+            return end - start if span.rows == span.end - span.start else None
+    return None
+
+
+def _read_piece(
+    store: ArchiveStore, file: DataFile, key: QueueKey, start: int, end: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    with store.open(file.path) as opened:
+        parquet = pq.ParquetFile(
+            opened, metadata=_checked_metadata(opened, file), page_checksum_verification=True
+        )
+        for group in _row_groups(parquet, key, start=start, end=end):
+            yield from _read_group(parquet, group, file, key, start, end, columns)
+
+
+def _read_group(
+    parquet: pq.ParquetFile,
+    group: int,
+    file: DataFile,
+    key: QueueKey,
+    start: int,
+    end: int,
+    columns: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield what a row group has of a range. It is by itself, since rows of another are larger."""
+    has_bodies = "body" in columns
+    more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
+    needed = list(dict.fromkeys([*columns, *more]))
+    of = parquet.metadata.row_group(group)
+    left = of.num_rows
+    count = max(1, min(BATCH_ROWS, BATCH_BYTES * left // max(1, of.total_byte_size)))
+    for batch in parquet.iter_batches(batch_size=count, row_groups=[group], columns=needed):
+        left -= batch.num_rows
+        mine = pc.and_(
+            pc.and_(
+                pc.equal(batch["broker"], key.broker), pc.equal(batch["queue_id"], key.queue_id)
+            ),
+            pc.and_(
+                pc.greater_equal(batch["queue_offset"], start), pc.less(batch["queue_offset"], end)
+            ),
+        )
+        kept = batch.filter(mine)
+        if not kept.num_rows:
+            continue
+        if has_bodies:
+            _check_bodies(kept, file, key)
+        yield kept.select(list(columns))
+    # Where the head of a page is damaged its rows are left out, and nobody says so.
+    if left:
+        raise ArchiveError(f"{file.path} is damaged: {left} of its rows cannot be read")
+
+
+def read_footer(opened: Any) -> bytes:
+    """Return the end of an open Parquet file: its metadata, their length, and the last mark."""
+    size = opened.size()
+    opened.seek(max(0, size - _TAIL.size))
+    tail: bytes = opened.read()
+    length, mark = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
+    if mark != _MARK or length > size - _TAIL.size:
+        raise pa.ArrowInvalid("it does not end as a Parquet file does")
+    opened.seek(size - _TAIL.size - length)
+    footer: bytes = opened.read()
+    return footer
+
+
+def _checked_metadata(opened: Any, file: DataFile) -> pq.FileMetaData:
+    if opened.size() != file.bytes:
+        raise ArchiveError(
+            f"{file.path} is damaged: it has {opened.size()} bytes, and the manifest {file.bytes}"
+        )
+    footer = read_footer(opened)
+    if file.footer_crc is not None and zlib.crc32(footer) != file.footer_crc:
+        raise ArchiveError(
+            f"{file.path} is damaged: its footer is not the one that was written, and where its"
+            " rows are cannot be known"
+        )
+    return pq.read_metadata(pa.BufferReader(footer))
+
+
+def _check_bodies(batch: pa.RecordBatch, file: DataFile, key: QueueKey) -> None:
+    found = np.fromiter(
+        (zlib.crc32(body) for body in batch["body"].to_pylist()), np.int64, batch.num_rows
+    )
+    wrong = np.flatnonzero(found != batch["body_crc32"].to_numpy())
+    if len(wrong):
+        offset = batch["queue_offset"][int(wrong[0])].as_py()
+        raise ArchiveError(
+            f"{file.path} is damaged: the body at offset {offset} of {key} is not the one that was"
+            " archived"
+        )
+
+
+def _row_groups(parquet: pq.ParquetFile, key: QueueKey, *, start: int, end: int) -> list[int]:
+    """Return the row groups that may have rows of a range, by their statistics."""
+    if not parquet.num_row_groups:
+        return []
+    first = parquet.metadata.row_group(0)
+    # The columns of a row group are leaves, of which a list or a map has others than one.
+    leaves = {first.column(i).path_in_schema: i for i in range(first.num_columns)}
+    at, queue_at = leaves["queue_offset"], leaves["queue_id"]
+    found = []
+    for i in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(i)
+        offsets, queues = group.column(at).statistics, group.column(queue_at).statistics
+        if (
+            offsets is None
+            or not offsets.has_min_max
+            or queues is None
+            or (
+                offsets.min < end
+                and offsets.max >= start
+                and queues.min <= key.queue_id <= queues.max
+            )
+        ):
+            found.append(i)
+    return found
+
+
+def first_offset_at(store: ArchiveStore, archive: Archive, key: QueueKey, at_ms: int) -> int:
+    """Return the first archived offset that was stored then or later; if none was, the end."""
+    queue = archive.queues[key]
+    for each in queue.ranges:
+        if each.max_store_ms < at_ms or not each.rows:
+            continue
+        files = archive.holding(key, each.start, each.end)
+        for batch in read_range(
+            store,
+            files,
+            key,
+            start=each.start,
+            end=each.end,
+            columns=["queue_offset", "store_timestamp"],
+        ):
+            instant = pa.scalar(at_ms * 1000, pa.timestamp("us", tz="UTC"))
+            young = batch.filter(pc.greater_equal(batch["store_timestamp"], instant))
+            if young.num_rows:
+                return int(young["queue_offset"][0].as_py())
+    return queue.end

@@ -1,0 +1,129 @@
+"""What the entries of a manifest have come to, as one file, so that they are not read again.
+
+Pure. `manifest/00000000000000000128.snapshot.json` is the fold of all entries before number 128.
+Everybody would write the same into it. It is derived: without it the entries are folded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple
+from typing import Any, Final
+
+from tidemill_pipeline.archive.manifest import (
+    Archive,
+    ArchivedQueue,
+    DataFile,
+    QueueKey,
+    Range,
+    Span,
+    read_checked,
+    with_crc,
+)
+from tidemill_pipeline.errors import ArchiveError
+
+VERSION: Final = 4  # of a snapshot
+# That are read: checksums of footers came with 2, one of the snapshot with 3, what vacuums delete
+# with 4.
+VERSIONS: Final = (1, 2, 3, 4)
+_CHECKED: Final = 3  # from this version on a snapshot has a checksum
+# Entries for which it is remembered what a vacuum deleted: whoever is about to commit such a file
+# has read all entries behind its own look, which are fewer while it lives.
+DELETED_ENTRIES: Final = 1_024
+_LEAST_FIELDS: Final = 8  # of a range, that every version has
+
+
+def as_json(archive: Archive) -> str:
+    """Return an archive as text. A key is written once, with everything of its queue."""
+    numbers = {key: number for number, key in enumerate(archive.queues)}
+    known_from = archive.next_number - DELETED_ENTRIES
+    document = {
+        "v": VERSION,
+        "next": archive.next_number,
+        "queues": [
+            [
+                list(key),
+                queue.start,
+                queue.end,
+                queue.sealed,
+                queue.closed,
+                [astuple(each)[1:] for each in queue.ranges],
+                *([] if queue.last is None else [astuple(queue.last)[1:]]),
+            ]
+            for key, queue in archive.queues.items()
+        ],
+        "files": [
+            [
+                file.path,
+                file.bytes,
+                file.rows,
+                file.max_store_ms,
+                [[numbers[span.key], span.start, span.end, span.rows] for span in file.spans],
+                file.footer_crc,
+            ]
+            for file in archive.files.values()
+        ],
+        "letGo": archive.let_go_at_ms,
+        "deleted": {
+            path: number for path, number in archive.deleted_by.items() if number >= known_from
+        },
+    }
+    return with_crc(json.dumps(document, separators=(",", ":")))
+
+
+def from_json(text: str) -> Archive:
+    """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
+    try:
+        found = read_checked(text, what="a snapshot", versions=VERSIONS, checked_from=_CHECKED)
+        archive = Archive(
+            next_number=found["next"],
+            let_go_at_ms=found["letGo"],
+            deleted_by=found.get("deleted", {}),
+        )
+        for own, start, end, sealed, closed, ranges, *last in found["queues"]:
+            key = QueueKey(*own)
+            archive.queues[key] = ArchivedQueue(
+                ranges=[_range(key, *each) for each in ranges],
+                start=start,
+                end=end,
+                sealed=sealed,
+                closed=[(a, b) for a, b in closed],
+                last=_range(key, *last[0]) if last else None,
+            )
+        keys = list(archive.queues)
+        for path, size, rows, max_store_ms, spans, *crc in found["files"]:
+            archive.put(
+                DataFile(
+                    path=path,
+                    bytes=size,
+                    rows=rows,
+                    max_store_ms=max_store_ms,
+                    spans=tuple(
+                        Span(key=keys[number], start=start, end=end, rows=count)
+                        for number, start, end, count in spans
+                    ),
+                    footer_crc=crc[0] if crc else None,
+                )
+            )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ArchiveError(f"a snapshot of the manifest cannot be read: {error}") from error
+    return archive
+
+
+def _range(key: QueueKey, *fields: Any) -> Range:
+    # Its last row came with version 3, and when that was stored with 4.
+    known = (*fields, *(-1, -1)[len(fields) - _LEAST_FIELDS :])
+    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset, last_ms = known
+    return Range(
+        key=key,
+        start=start,
+        end=end,
+        rows=rows,
+        bytes=size,
+        min_store_ms=min_store_ms,
+        max_store_ms=max_store_ms,
+        crc_xor=crc_xor,
+        lost=lost,
+        last_offset=last_offset,
+        last_store_ms=last_ms,
+    )

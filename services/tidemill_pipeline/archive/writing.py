@@ -1,0 +1,306 @@
+"""Writing a range of a queue into the archive: what one task does. Nothing of it counts by itself.
+
+A task pulls its range, writes a file an hour of store time, and returns the row of the manifest and
+the files. Their names are new in every attempt, so an attempt that fails, or one that a second
+attempt overtakes, leaves files that no entry names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidemill_pipeline.archive.manifest import HOUR_MS, DataFile, QueueKey, Range, Span
+from tidemill_pipeline.archive.reading import pieces, read_footer, read_piece
+from tidemill_pipeline.archive.store import ArchiveStore, told_if_not_written
+
+GROUP_ROWS: Final = 32_768  # of a row group: what a reader of one offset reads at least
+GROUP_BYTES: Final = 64 << 20  # and no more than this of it is held
+_ENDLESS: Final = 2**63 - 1  # behind every offset
+_COMPRESSION_LEVEL: Final = 1  # of zstd: higher ones cost twice the time for a tenth of the bytes
+# Columns with few values. Others are written plainly: ids and bodies differ in every row.
+_DICTIONARIES: Final = [
+    "topic",
+    "namespace",
+    "broker",
+    "queue_id",
+    "message_type",
+    "tag",
+    "born_host",
+    "store_host",
+]
+
+
+@final
+@dataclass(slots=True)
+class Written:
+    """What a task has made: a row of the manifest, and files."""
+
+    range: Range
+    files: list[DataFile] = field(default_factory=list)
+
+
+def write_range(
+    store: ArchiveStore,
+    key: QueueKey,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    start: int,
+    end: int,
+    run: str,
+    schema: pa.Schema,
+) -> Written:
+    """Write the rows of a range, which come in order of offsets, and say what was written.
+
+    How many offsets were gone is known to whoever pulls them.
+    """
+    files = _Files(store, key, run, schema)
+    total = _Sums()
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            total.add(batch)
+            for hour, part in _by_hour(batch):
+                files.write(hour, part)
+        files.close()
+    except BaseException:
+        files.drop()
+        raise
+    return Written(
+        range=Range(
+            key=key,
+            start=start,
+            end=end,
+            rows=total.rows,
+            bytes=total.bytes,
+            min_store_ms=total.min_store_ms,
+            max_store_ms=total.max_store_ms,
+            crc_xor=total.crc_xor,
+            last_offset=total.last_offset,
+            last_store_ms=total.last_store_ms,
+        ),
+        files=files.done,
+    )
+
+
+def merge_files(
+    store: ArchiveStore,
+    files: Sequence[DataFile],
+    *,
+    folder: str,
+    schema: pa.Schema,
+    bytes_max: int,
+) -> list[DataFile]:
+    """Write the rows of files by queue and offset into as few files of that size as they need."""
+    done: list[DataFile] = []
+    current: _File | None = None
+    try:
+        for key in sorted({span.key for file in files for span in file.spans}):
+            end = -1
+            for first, last, file in pieces(files, key, start=0, end=_ENDLESS):
+                # Between two pieces that do not touch another file may have rows.
+                follows, end = first == end, last
+                columns = schema.names
+                for batch in read_piece(store, file, key, start=first, end=last, columns=columns):
+                    if current is None:
+                        current = _File(store, f"{folder}/{_name('compact')}", schema)
+                    current.write(_cast(batch, schema), key, follows=follows)
+                    follows = True
+                    if current.written_bytes >= bytes_max:
+                        done.append(current.close())
+                        current = None
+        if current is not None:
+            done.append(current.close())
+    except BaseException:
+        _take_away(store, current, done)
+        raise
+    return done
+
+
+def _take_away(store: ArchiveStore, current: _File | None, done: Sequence[DataFile]) -> None:
+    """Delete what a task that has failed wrote, of which nobody is to know, as far as one can.
+
+    A folder that is full would stay full. Why the task has failed is what is to be told.
+    """
+    if current is not None:
+        current.drop()
+    for each in done:
+        with contextlib.suppress(Exception):
+            store.delete(each.path)
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [batch[field.name].cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+@final
+@dataclass(slots=True)
+class _Sums:
+    """What the manifest says of a range."""
+
+    rows: int = 0
+    bytes: int = 0
+    min_store_ms: int = 0
+    max_store_ms: int = 0
+    crc_xor: int = 0
+    last_offset: int = -1
+    last_store_ms: int = -1
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        times = store_ms(batch)
+        low, high = int(times.min()), int(times.max())
+        self.min_store_ms = low if not self.rows else min(self.min_store_ms, low)
+        self.max_store_ms = max(self.max_store_ms, high)
+        self.rows += batch.num_rows
+        self.bytes += int(batch["body_size"].to_numpy().sum(dtype=np.int64))
+        self.crc_xor ^= crc_xor(batch)
+        self.last_offset = int(batch["queue_offset"].to_numpy()[-1])
+        self.last_store_ms = int(times[-1])
+
+
+def crc_xor(batch: pa.RecordBatch) -> int:
+    """Return the checksums of all bodies of a batch, by exclusive or."""
+    return int(np.bitwise_xor.reduce(batch["body_crc32"].to_numpy(), initial=0))
+
+
+def store_ms(batch: pa.RecordBatch) -> Any:
+    """Return when each row was stored, in milliseconds, as a numpy array."""
+    return batch["store_timestamp"].cast(pa.int64()).to_numpy() // 1000
+
+
+def _by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a batch where its hour of store time changes."""
+    hours = store_ms(batch) // HOUR_MS
+    cuts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), batch.num_rows]
+    for first, last in itertools.pairwise(cuts):
+        yield int(hours[first]), batch.slice(first, last - first)
+
+
+class _Files:
+    """The files of one task, of which one is open: rows come in order of time."""
+
+    def __init__(self, store: ArchiveStore, key: QueueKey, run: str, schema: pa.Schema) -> None:
+        self._store, self._key, self._run, self._schema = store, key, run, schema
+        self._hour = -1
+        self._open: _File | None = None
+        self.done: list[DataFile] = []
+
+    def write(self, hour: int, batch: pa.RecordBatch) -> None:
+        if hour != self._hour:
+            self.close()
+        if self._open is None:
+            at = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
+            folder = self._store.partition(
+                namespace=self._key.namespace,
+                topic=self._key.topic,
+                day=f"{at:%Y-%m-%d}",
+                hour=f"{at:%H}",
+            )
+            self._open = _File(self._store, f"{folder}/{_name(self._run)}", self._schema)
+            self._hour = hour
+        self._open.write(batch, self._key, follows=True)
+
+    def close(self) -> None:
+        if self._open is not None:
+            self.done.append(self._open.close())
+            self._open = None
+
+    def drop(self) -> None:
+        """Take away the file that is open, and those before it."""
+        _take_away(self._store, self._open, self.done)
+
+
+def _name(run: str) -> str:
+    return f"{run}-{secrets.token_hex(8)}.parquet"
+
+
+class _File:
+    """One Parquet file while it is written."""
+
+    def __init__(self, store: ArchiveStore, path: str, schema: pa.Schema) -> None:
+        self._store, self._path = store, path
+        self._exits = contextlib.ExitStack()
+        with told_if_not_written(f"{store.path}/{path}"):
+            self._sink = self._exits.enter_context(store.writing(path))
+            self._writer = self._exits.enter_context(
+                pq.ParquetWriter(
+                    self._sink,
+                    schema,
+                    compression="zstd",
+                    compression_level=_COMPRESSION_LEVEL,
+                    use_dictionary=_DICTIONARIES,
+                    write_statistics=["queue_id", "queue_offset", "store_timestamp"],
+                    coerce_timestamps="us",
+                    write_page_checksum=True,
+                )
+            )
+        self._schema = schema
+        self._held: list[pa.RecordBatch] = []
+        self._held_rows = 0
+        self._held_bytes = 0
+        self._rows = 0
+        self._max_store_ms = 0
+        self._spans: list[Span] = []
+
+    @property
+    def written_bytes(self) -> int:
+        """Return how large the file is so far, as it lies on the disk."""
+        return int(self._sink.tell())
+
+    def write(self, batch: pa.RecordBatch, key: QueueKey, *, follows: bool) -> None:
+        """Add rows of a queue; they follow the last ones where nothing lies between them."""
+        offsets = batch["queue_offset"]
+        first, last = int(offsets[0].as_py()), int(offsets[-1].as_py())
+        span = Span(key=key, start=first, end=last + 1, rows=batch.num_rows)
+        if follows and self._spans and self._spans[-1].key == key:
+            before = self._spans.pop()
+            span = replace(before, end=last + 1, rows=before.rows + batch.num_rows)
+        self._spans.append(span)
+        self._rows += batch.num_rows
+        self._max_store_ms = max(self._max_store_ms, int(store_ms(batch).max()))
+        self._held.append(batch)
+        self._held_rows += batch.num_rows
+        self._held_bytes += batch.nbytes
+        if self._held_rows >= GROUP_ROWS or self._held_bytes >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            held = pa.Table.from_batches(self._held, schema=self._schema)
+            with told_if_not_written(f"{self._store.path}/{self._path}"):
+                self._writer.write_table(held)
+            self._held, self._held_rows, self._held_bytes = [], 0, 0
+
+    def close(self) -> DataFile:
+        self._flush()
+        with told_if_not_written(f"{self._store.path}/{self._path}"):
+            self._exits.close()
+        with self._store.open(self._path) as opened:
+            size, footer_crc = opened.size(), zlib.crc32(read_footer(opened))
+        return DataFile(
+            path=self._path,
+            bytes=size,
+            rows=self._rows,
+            max_store_ms=self._max_store_ms,
+            spans=tuple(self._spans),
+            footer_crc=footer_crc,
+        )
+
+    def drop(self) -> None:
+        """Take the file away, as far as that can be done."""
+        with contextlib.suppress(Exception):
+            self._exits.close()  # Its end cannot be written either where there is no room.
+        with contextlib.suppress(Exception):
+            self._store.delete(self._path)

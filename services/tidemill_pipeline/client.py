@@ -1,0 +1,576 @@
+"""What a pipeline asks of a cluster: grpcio with the generated stubs, one client a process.
+
+Every call is made again where it may succeed later, at another proxy where there are several, with
+a pause that doubles; how often is an option. What a cluster will not do is `Refused`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar, final
+
+import grpc
+
+from tidemill.message import limits
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
+from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
+from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
+from tidemill_pipeline.errors import BadOption, Gone, Refused, Unreachable
+from tidemill_pipeline.offsets import Incarnation, Queue, QueueEnds, QueueName
+from tidemill_pipeline.options import Connection, Topics
+
+CALL_S: Final = 30.0  # for an answer that reads no message; a cluster of 1000 queues needs a second
+NAMES_MAX: Final = limits.NAMES.most  # of one call
+EVENTS_S: Final = 120.0  # for 64 MiB of a log
+BACKOFF_MS_MAX: Final = 5_000  # of the pause that doubles
+EVENT_LOG_BYTES: Final = 64 << 20  # of the log that one call reads, as the cluster bounds it
+_AGAIN: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+# How a broker names it that a log, or a queue, is not there any more.
+_LOG_CHANGED: Final = "LogChanged"
+_GONE: Final = frozenset({_LOG_CHANGED, "TopicNotFound"})
+_BEHIND_END: Final = "IllegalOffset"
+_ERROR_KEY: Final = "tidemill-error"  # trailer in which a cluster names an error
+_SERVER_TROUBLE: Final = 50_000  # codes of the protocol from here on are the server's trouble
+
+A = TypeVar("A")
+
+
+class _Busy(Exception):
+    """The cluster answered that it cannot now."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerLog:
+    """Where the log of a broker group begins and ends, or why it could not be asked."""
+
+    broker: str
+    log_id: str
+    log_min: int
+    log_end: int
+    error: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where everything ends: queues of the topics that were asked for, and logs."""
+
+    queues: dict[Queue, QueueEnds]
+    logs: dict[str, BrokerLog]
+    # Consumer groups by broker group, where they were asked for.
+    groups: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def unreachable(self) -> set[str]:
+        """Return the broker groups that gave no answer."""
+        return {log.broker for log in self.logs.values() if log.error}
+
+    def has_lost(self, queue: Queue) -> bool:
+        """Say whether a queue, which was asked for, is not there any more."""
+        log = self.logs.get(queue.broker)
+        if log is None:
+            return self.has_removed(queue.broker)
+        return not log.error and queue not in self.queues
+
+    def has_removed(self, broker: str) -> bool:
+        """Say whether a broker group was removed from the cluster.
+
+        One that never told its name is known by its address: with it away, nobody can say.
+        """
+        return broker not in self.logs and bool(self.logs) and not self.unreachable
+
+
+@final
+@dataclass(slots=True)
+class LeftOut:
+    """What listings have left out."""
+
+    missing: set[str] = field(default_factory=set)  # names that are not there any more
+    damaged_count: int = 0  # timers of which nobody can say anything
+
+
+class Client:
+    """Calls of one process. Not shared between threads that call at once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._credentials = _Credentials(connection)
+        self._client_id = f"tidemill-pipeline@{socket.gethostname()}@{os.getpid()}"
+        # Executors spread over the proxies.
+        self._at = os.getpid() % len(connection.endpoints)
+        self._channel: grpc.Channel | None = None
+
+    def close(self) -> None:
+        """Close the connection; the next call makes another."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    # ------------------------------------------------------------ asking
+
+    def cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
+        """Return where the queues of topics begin and end; reads no message."""
+        # A cluster knows wildcards only, which take it no time: the expression is looked at here.
+        request = pb.GetQueuesRequest(
+            topics=topics.names,
+            topic_pattern=_glob(topics.pattern),
+            without_queues=not topics.names and not topics.pattern,
+            with_groups=with_groups,
+        )
+        answers: list[pb.GetQueuesReply] = self._again(
+            lambda: list(
+                self._source().GetQueues(request, timeout=CALL_S, metadata=self._headers())
+            )
+        )
+        queues: dict[Queue, QueueEnds] = {}
+        logs: dict[str, BrokerLog] = {}
+        groups: dict[str, frozenset[str]] = {}
+        for group in (group for answer in answers for group in answer.groups):
+            groups[group.broker] = groups.get(group.broker, frozenset()).union(group.groups)
+            logs[group.broker] = BrokerLog(
+                broker=group.broker,
+                log_id=group.log_id,
+                log_min=group.log_min,
+                log_end=group.log_end,
+                error=group.error,
+            )
+            for each in group.queues:
+                if not topics.have(each.topic):
+                    continue
+                incarnation = Incarnation(group.log_id, each.topic_id)
+                queue = Queue(each.topic, group.broker, each.queue_id, incarnation)
+                queues[queue] = QueueEnds(
+                    queue=queue,
+                    min_offset=each.min_offset,
+                    max_offset=each.max_offset,
+                    bytes=each.bytes,
+                )
+        return Cluster(queues=queues, logs=logs, groups=groups)
+
+    def whole_cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
+        """Return as `cluster` what there is at all broker groups.
+
+        Where one gives no answer all are asked again. Raises Unreachable.
+        """
+
+        def ask() -> Cluster:
+            cluster = self.cluster(topics, with_groups=with_groups)
+            missing = sorted(cluster.unreachable)
+            if missing:
+                why = "; ".join(f"{name}: {cluster.logs[name].error}" for name in missing)
+                raise _Busy(f"{why}. What is there cannot be known without it")
+            return cluster
+
+        return self._again(ask)
+
+    def offset_at(self, name: QueueName | Queue, at_ms: int) -> int:
+        """Return the first offset of a queue that was stored then or later; its end if none was."""
+        request = service.QueryOffsetRequest(
+            message_queue=self._queue(name), query_offset_policy=v2.TIMESTAMP
+        )
+        request.timestamp.FromMilliseconds(at_ms)
+
+        def ask() -> int:
+            answer: service.QueryOffsetResponse = self._public().QueryOffset(
+                request, timeout=CALL_S, metadata=self._headers()
+            )
+            _check(answer.status, str(name))
+            return answer.offset
+
+        return self._again(ask)
+
+    def update_offset(self, group: str, name: QueueName | Queue, offset: int) -> None:
+        """Say how far a group has read a queue: its pull offset, apart from what consumers pop."""
+        request = service.UpdateOffsetRequest(
+            group=self.topic(group), message_queue=self._queue(name), offset=offset
+        )
+
+        def ask() -> None:
+            answer: service.UpdateOffsetResponse = self._public().UpdateOffset(
+                request, timeout=CALL_S, metadata=self._headers()
+            )
+            _check(answer.status, str(name))
+
+        self._again(ask)
+
+    def progress(
+        self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
+    ) -> list[pb.Progress]:
+        """Return how far groups are in the queues of a broker group.
+
+        Raises Refused for one that is not there, unless there is a `left` for it.
+        """
+        pages = self._pages(
+            lambda cursor: self._source().ListProgress(
+                pb.ListProgressRequest(
+                    broker=broker, groups=groups, cursor=cursor, skips_missing=left is not None
+                ),
+                timeout=CALL_S,
+                metadata=self._headers(),
+            ),
+            left,
+        )
+        return list(pages)
+
+    # ------------------------------------------------------------ reading
+
+    def messages(
+        self,
+        queue: Queue,
+        *,
+        start: int,
+        end: int,
+        tags: str = "*",
+        with_bodies: bool = True,
+        timeout_ms: int,
+    ) -> Iterator[pb.ReadMessagesReply]:
+        """Yield the messages of a range in pages, each with where the next begins.
+
+        A call that breaks off, or takes too long, goes on behind the last page that came. Raises
+        Gone where the broker has another queue of that name, or none.
+        """
+        log_id, topic_id = queue.incarnation
+        at, attempt = start, 0
+        while at < end:
+            request = pb.ReadMessagesRequest(
+                namespace=self._connection.namespace,
+                topic=queue.topic,
+                broker=queue.broker,
+                queue_id=queue.queue_id,
+                from_offset=at,
+                until_offset=end,
+                filter=tags,
+                without_bodies=not with_bodies,
+                log_id=log_id,
+                topic_id=topic_id,
+            )
+            try:
+                for page in self._source().ReadMessages(
+                    request, timeout=timeout_ms / 1000, metadata=self._headers()
+                ):
+                    at, attempt = max(at, page.next_offset), 0
+                    yield page
+            except grpc.RpcError as error:
+                if _name_of(error) in _GONE:
+                    raise Gone(
+                        f"{queue} is not there any more: {_sentence(error)}. Its topic was deleted,"
+                        " or the store of the broker group made anew"
+                    ) from error
+                if _name_of(error) == _BEHIND_END:
+                    return  # Whoever was told of a later end asks again.
+                attempt += 1
+                self._recover(error, attempt)
+            else:
+                return
+
+    def events(
+        self,
+        broker: str,
+        *,
+        start: int,
+        index: int = 0,
+        until: int = 0,
+        log_id: str = "",
+        topics: Iterable[str] = (),
+    ) -> Iterator[pb.ReadEventsReply]:
+        """Yield what happened from a position on, and of its record from an index on.
+
+        One call reads at most `EVENT_LOG_BYTES` of the log, and ends where that does now.
+
+        A call that breaks off goes on behind the last answer that came. Raises Gone where the
+        broker has another log, or not as much of it.
+        """
+        position, attempt, log_bytes = start, 0, EVENT_LOG_BYTES
+        while True:
+            request = pb.ReadEventsRequest(
+                broker=broker,
+                from_position=position,
+                log_id=log_id,
+                until_position=until,
+                log_bytes_max=log_bytes,
+                topics=topics,
+                from_index=index,
+            )
+            try:
+                for answer in self._source().ReadEvents(
+                    request, timeout=EVENTS_S, metadata=self._headers()
+                ):
+                    yield answer
+                    log_bytes -= max(0, answer.next_position - position)
+                    position, index, attempt = answer.next_position, answer.next_index, 0
+            except grpc.RpcError as error:
+                if _name_of(error) == _LOG_CHANGED:
+                    raise Gone(f"{broker}: {_sentence(error)}") from error
+                attempt += 1
+                self._recover(error, attempt)
+                if log_bytes <= 0:
+                    return
+            else:
+                return
+
+    def pending(
+        self,
+        broker: str,
+        *,
+        topics: Sequence[str],
+        from_ms: int = 0,
+        until_ms: int | None = None,
+        with_messages: bool = False,
+        left: LeftOut | None = None,
+    ) -> Iterator[pb.Pending]:
+        """Yield the delayed messages that wait, of all topics where none is named.
+
+        In the order of their timers' ids, of so many topics at a time as one call may name. Raises
+        Refused for a topic that is not there, unless there is a `left` for it.
+        """
+        assert until_ms is None or until_ms > 0, "nothing is due before 1970"
+        for i in range(0, max(1, len(topics)), NAMES_MAX):
+            request = pb.ListPendingRequest(
+                broker=broker,
+                topics=topics[i : i + NAMES_MAX],
+                due_from_ms=from_ms,
+                due_until_ms=until_ms or 0,
+                with_messages=with_messages,
+                skips_missing=left is not None,
+            )
+            # Damaged timers are of no topic, and told in each part: those of the first count.
+            of_part = left if not i or left is None else LeftOut(missing=left.missing)
+            yield from self._pages(functools.partial(self._list_pending, request), of_part)
+
+    def _list_pending(
+        self, request: pb.ListPendingRequest, cursor: str
+    ) -> Iterator[pb.ListPendingReply]:
+        request.cursor = cursor
+        return iter(self._source().ListPending(request, timeout=CALL_S, metadata=self._headers()))
+
+    def in_flight(
+        self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
+    ) -> Iterator[pb.InFlight]:
+        """Yield what groups have popped and not settled.
+
+        Raises Refused for one that is not there, unless there is a `left` for it.
+        """
+        yield from self._pages(
+            lambda cursor: self._source().ListInFlight(
+                pb.ListInFlightRequest(
+                    broker=broker, groups=groups, cursor=cursor, skips_missing=left is not None
+                ),
+                timeout=CALL_S,
+                metadata=self._headers(),
+            ),
+            left,
+        )
+
+    def _pages(self, ask: Callable[[str], Iterable[Any]], left: LeftOut | None) -> Iterator[Any]:
+        """Yield the items of pages as they come; what breaks off goes on behind the last page."""
+        cursor, attempt = "", 0
+        while True:
+            try:
+                for answer in ask(cursor):
+                    yield from answer.items
+                    if left is not None:
+                        left.missing.update(answer.missing)
+                        left.damaged_count += getattr(answer, "damaged_count", 0)
+                    if not answer.cursor:
+                        return
+                    assert answer.cursor != cursor, "a cursor goes on"
+                    cursor, attempt = answer.cursor, 0
+            except grpc.RpcError as error:
+                attempt += 1
+                self._recover(error, attempt)
+
+    # ------------------------------------------------------------ writing
+
+    def send_soon(self, messages: list[v2.Message], *, timeout_ms: int) -> Any:
+        """Send messages of one topic once: the call, whose `result()` is the answer."""
+        return self._public().SendMessage.future(
+            service.SendMessageRequest(messages=messages),
+            timeout=timeout_ms / 1000,
+            metadata=self._headers(),
+        )
+
+    def topic(self, name: str) -> v2.Resource:
+        """Return how a topic or a group is named in a call."""
+        return v2.Resource(resource_namespace=self._connection.namespace, name=name)
+
+    def is_worth_repeating(self, error: grpc.RpcError) -> bool:
+        """Say whether a failed call may succeed later."""
+        call: Any = error  # As grpcio raises it, it is the call, too.
+        return call.code() in _AGAIN
+
+    def pause(self, attempt: int) -> None:
+        """Wait before an attempt, longer each time, and go to another proxy."""
+        longest = min(BACKOFF_MS_MAX, self._connection.retry_backoff_ms * 2 ** min(attempt - 1, 16))
+        # Half of it by chance, so that many tasks do not come back at once.
+        time.sleep(longest / 1000 * random.uniform(0.5, 1.0))
+        if len(self._connection.endpoints) > 1:
+            self._at = (self._at + 1) % len(self._connection.endpoints)
+            self.close()
+
+    # ------------------------------------------------------------ the connection
+
+    def _again(self, ask: Callable[[], A]) -> A:
+        attempt = 0
+        while True:
+            try:
+                return ask()
+            except (grpc.RpcError, _Busy) as error:
+                attempt += 1
+                self._recover(error, attempt)
+
+    def _recover(self, error: Exception, attempt: int) -> None:
+        """Wait before the call is made again, or raise why it is not."""
+        if isinstance(error, grpc.RpcError) and not self.is_worth_repeating(error):
+            raise Refused(_sentence(error)) from error
+        if attempt > self._connection.max_retries:
+            where = ", ".join(self._connection.endpoints)
+            raise Unreachable(
+                f"no answer from {where}, asked {attempt} times: {_sentence(error)};"
+                f" {_where_proxies_are(error)}"
+            ) from error
+        self.pause(attempt)
+
+    def _open(self) -> grpc.Channel:
+        if self._channel is None:
+            self._channel = _channel(self._connection, self._connection.endpoints[self._at])
+        return self._channel
+
+    def _public(self) -> service_pb2_grpc.MessagingServiceStub:
+        return service_pb2_grpc.MessagingServiceStub(self._open())
+
+    def _source(self) -> pipeline_pb2_grpc.PipelineSourceStub:
+        return pipeline_pb2_grpc.PipelineSourceStub(self._open())
+
+    def _headers(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("x-mq-client-id", self._client_id),
+            ("x-mq-namespace", self._connection.namespace),
+            ("x-mq-language", "PYTHON"),
+            ("x-mq-client-version", "5.1.2"),
+            ("x-mq-protocol", "v2"),
+            *self._credentials.headers(),
+        )
+
+    def _queue(self, name: QueueName | Queue) -> v2.MessageQueue:
+        return v2.MessageQueue(
+            topic=self.topic(name.topic), id=name.queue_id, broker=v2.Broker(name=name.broker)
+        )
+
+
+_clients: dict[tuple[int, Connection], Client] = {}
+
+
+def connect(connection: Connection) -> Client:
+    """Return this process's client, which the tasks of a worker share one after the other."""
+    # A forked worker has none of its parent's connections.
+    key = (os.getpid(), connection)
+    if key not in _clients:
+        _clients[key] = Client(connection)
+    return _clients[key]
+
+
+class _Credentials:
+    """Who calls, by files: their texts stay in the process that reads them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Return what a call shows; the files are read for each, since they may be renewed."""
+        shown = []
+        if self._connection.access_key:
+            now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            path = self._connection.secret_key_file
+            secret = _read("auth.secretKeyFile", path).decode().strip()
+            signature = hmac.new(secret.encode(), now.encode(), hashlib.sha1).hexdigest()
+            proof = (
+                f"MQv2-HMAC-SHA1 Credential={self._connection.access_key},"
+                f" SignedHeaders=x-mq-date-time, Signature={signature}"
+            )
+            shown += [("x-mq-date-time", now), ("authorization", proof)]
+        if self._connection.token_file:
+            token = _read("auth.tokenFile", self._connection.token_file).decode().strip()
+            shown.append(("x-mq-session-token", token))
+        return shown
+
+
+def _channel(connection: Connection, endpoint: str) -> grpc.Channel:
+    options = (
+        # A body has up to 4 MiB, a list of events more.
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    if not connection.is_tls:
+        return grpc.insecure_channel(endpoint, options=options)
+    read = {
+        name: _read(option, path) if path else None
+        for name, option, path in (
+            ("root_certificates", "tls.caFile", connection.ca_file),
+            ("certificate_chain", "tls.certificateFile", connection.certificate_file),
+            ("private_key", "tls.keyFile", connection.key_file),
+        )
+    }
+    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(**read), options=options)
+
+
+def _read(option: str, path: str) -> bytes:
+    """Return what a file has that an option names. Raises BadOption."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadOption(f"option {option} = {path}: it cannot be read: {error.strerror}") from error
+
+
+def _glob(pattern: str) -> str:
+    if not pattern:
+        return ""
+    return "%DLQ%*" if pattern.startswith("%DLQ%") else "*"
+
+
+def _check(status: v2.Status, what: str) -> None:
+    if status.code == v2.OK:
+        return
+    if status.code >= _SERVER_TROUBLE or status.code == v2.TOO_MANY_REQUESTS:
+        raise _Busy(f"{what}: {status.message}")
+    raise Refused(f"{what}: {status.message} ({v2.Code.Name(status.code)})")
+
+
+def _where_proxies_are(error: Exception) -> str:
+    if "http1.x" in str(error):  # What gRPC says of an answer of HTTP/1.1.
+        return "that is a server of HTTP/1.1, as the admin API is: proxies have another port, 8081"
+    return "is that the address of a proxy (--endpoints, TIDEMILL_ENDPOINTS; port 8081), and up?"
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, grpc.RpcError):
+        return str(error)
+    call: Any = error
+    return f"{call.details()} ({_name_of(error) or call.code().name})"
+
+
+def _name_of(error: grpc.RpcError) -> str:
+    call: Any = error
+    return str(dict(call.trailing_metadata() or ()).get(_ERROR_KEY, ""))

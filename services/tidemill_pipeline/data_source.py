@@ -1,0 +1,119 @@
+"""What Spark finds under the name `rocketmq`: which reader reads which dataset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+
+from tidemill_pipeline import schema as columns
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.options import SourceOptions, parse_sink, parse_source
+from tidemill_pipeline.pulling import log
+from tidemill_pipeline.source.loads import new_load
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NAME = "rocketmq"
+# What Spark itself takes from a stream's options and hands on.
+_OF_STREAMS = frozenset({"checkpointlocation", "path"})
+
+
+class RocketMQDataSource(DataSource):
+    """Reads a cluster: `spark.read.format("rocketmq").option("endpoints", ...)`."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._load = new_load()
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what `.format()` takes."""
+        return NAME
+
+    def schema(self) -> str:
+        """Return the columns of the dataset that was asked for."""
+        options = self._of_any()
+        return columns.ddl(
+            options.dataset,
+            without=() if options.includes_body else columns.of_bodies(options.dataset),
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads a batch."""
+        options = parse_source(dict(self.options), is_stream=False)
+        _check(options, schema)
+        if options.pushes_down:
+            log.warning(
+                "pushdown=true: a .load() is for one look with one predicate; its frame may lack"
+                " rows where it is looked at with another one as well, or whole"
+            )
+        if options.dataset in {"messages", "dlq"}:
+            from tidemill_pipeline.source.messages import MessageReader, PushdownMessageReader
+
+            if options.pushes_down:
+                return PushdownMessageReader(options, schema, load=self._load)
+            return MessageReader(options, schema)
+        if options.dataset == "events":
+            from tidemill_pipeline.source.events import EventReader
+
+            return EventReader(options, schema)
+        if options.dataset == "pending":
+            from tidemill_pipeline.source.pending import pending_reader
+
+            return pending_reader(options, schema, load=self._load)
+        from tidemill_pipeline.source.listings import ListingReader
+
+        return ListingReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return what reads a stream."""
+        options = parse_source(dict(self.options), is_stream=True)
+        _check(options, schema)
+        if options.dataset == "events":
+            from tidemill_pipeline.source.events import EventStreamReader
+
+            return EventStreamReader(options, schema)
+        from tidemill_pipeline.source.messages import MessageStreamReader
+
+        return MessageStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a batch."""
+        from tidemill_pipeline.sink.writer import BatchWriter
+
+        _refuse_overwriting(overwrite=overwrite)
+        return BatchWriter(parse_sink(dict(self.options)), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Return what writes a stream."""
+        from tidemill_pipeline.sink.writer import StreamWriter
+
+        _refuse_overwriting(overwrite=overwrite)
+        given = {name: value for name, value in self.options.items() if name not in _OF_STREAMS}
+        return StreamWriter(parse_sink(given), schema)
+
+    def _of_any(self) -> SourceOptions:
+        # Spark asks for the columns before it says whether it is a stream.
+        return parse_source(dict(self.options), is_stream=None)
+
+
+def _check(options: SourceOptions, schema: StructType) -> None:
+    """Raise BadOption where a read names columns that it cannot have."""
+    columns.check(options.dataset, schema)
+    if options.includes_body:
+        return
+    for name in sorted(set(columns.of_bodies(options.dataset)).intersection(schema.names)):
+        raise BadOption(f"column {name} needs bodies, and includeBody=false leaves them out")
+
+
+def _refuse_overwriting(*, overwrite: bool) -> None:
+    if overwrite:
+        raise BadOption("what is stored stays stored: mode append is the one that there is")

@@ -1,0 +1,82 @@
+"""From where to where a run has read, for its record: in the form that checkpoints of streams have.
+
+Of queues an offset is that of the first message that was read, and that behind the last one; of
+logs, of which events are read, a position likewise, as far as events tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, final
+
+from tidemill_pipeline.client import BrokerLog, connect
+from tidemill_pipeline.offsets import Offsets, Queue
+from tidemill_pipeline.options import LATEST, Topics, parse_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+QUEUES_MAX: Final = 1000  # of one record, about 64 KiB; of those behind it their count is told
+
+
+@final
+class Inputs:
+    """What a run has read so far."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Queue, tuple[int, int]] = {}
+        self._logs: dict[str, tuple[str, int, int]] = {}
+
+    def note(self, queue: Queue, start: int, end: int) -> None:
+        """Take in a part of a queue: from `start`, before `end`."""
+        first, last = self._queues.get(queue, (start, end))
+        self._queues[queue] = min(first, start), max(last, end)
+
+    def note_log(self, broker: str, log_id: str, start: int, end: int) -> None:
+        """Take in a part of a broker group's log."""
+        self._logs[broker] = log_id, start, end
+
+    def as_document(self) -> dict[str, Any]:
+        """Return what a record has of it; nothing of a run that reads nothing."""
+        if self._logs:
+            return {"start": self._places(1), "end": self._places(2)}
+        if not self._queues:
+            return {}
+        told = sorted(self._queues.items())[:QUEUES_MAX]
+        document: dict[str, Any] = {
+            name: Offsets(at={queue: span[i] for queue, span in told}).as_document()
+            for i, name in enumerate(("start", "end"))
+        }
+        left_out = len(self._queues) - len(told)
+        return {**document, "queues_left_out": left_out} if left_out else document
+
+    def _places(self, which: int) -> dict[str, Any]:
+        # A record is written without Spark, too.
+        from tidemill_pipeline.source.events import VERSION
+
+        places = {
+            broker: {"at": of[which], "log": of[0]} for broker, of in sorted(self._logs.items())
+        }
+        return {"v": VERSION, "e": places}
+
+
+def logs_before(given: Mapping[str, str]) -> dict[str, BrokerLog]:
+    """Return where the logs begin and end, before events are read."""
+    options = parse_source({**given, "dataset": "events"}, is_stream=False)
+    return dict(connect(options.connection).whole_cluster(Topics()).logs)
+
+
+def note_events(
+    inputs: Inputs, given: Mapping[str, str], logs: Mapping[str, BrokerLog], events: DataFrame
+) -> None:
+    """Take in what was read of logs: all of what they had before, and what events tell since."""
+    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+    last = {
+        row.broker: row.at
+        for row in events.groupBy("broker").agg(F.max("log_position").alias("at")).collect()
+    }
+    is_new_alone = parse_source({**given, "dataset": "events"}, is_stream=False).start.everywhere
+    for broker, log in logs.items():
+        start = log.log_end if is_new_alone == LATEST else log.log_min
+        inputs.note_log(broker, log.log_id, start, max(log.log_end, last.get(broker) or 0))

@@ -1,0 +1,213 @@
+"""One task of the sink: rows in their order, sends in flight, repeats, a rate, and bad rows.
+
+Messages of one message group leave in the order of the rows: while one of a group is in flight, the
+next waits for its answer. What has an unknown outcome is sent again, so a message may come twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import grpc
+
+from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
+from tidemill_pipeline.client import Client
+from tidemill_pipeline.errors import Refused, Unreachable
+from tidemill_pipeline.options import SinkOptions
+from tidemill_pipeline.pace import Pace
+from tidemill_pipeline.sink.messages import BadRow, RowIds, message_of
+
+_TROUBLE: Final = 50_000  # codes from here on are the server's, and may pass
+BATCH_BYTES: Final = 1 << 20  # of bodies in one send; a larger message goes alone
+
+
+@final
+@dataclass(slots=True)
+class Sent:
+    """What a task has done."""
+
+    rows: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list)  # number of the row, and why
+
+
+@final
+@dataclass(slots=True)
+class _Flight:
+    """One send without an answer: rows of one topic."""
+
+    numbers: list[int]
+    messages: list[v2.Message]
+    call: Any
+    attempt: int = 1
+
+
+@final
+class Sender:
+    """Sends the rows of one task."""
+
+    def __init__(
+        self,
+        client: Client,
+        options: SinkOptions,
+        *,
+        max_retries: int,
+        ids: RowIds,
+        now_ms: Callable[[], int],
+        sleep_s: Callable[[float], None] = time.sleep,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._options, self._max_retries = client, options, max_retries
+        self._ids = ids
+        self._now_ms = now_ms
+        self._flights: deque[_Flight] = deque()
+        self._pace = Pace(options.rate_max, sleep_s=sleep_s, monotonic_s=monotonic_s)
+        self.sent = Sent()
+
+    def send(self, rows: Iterable[Mapping[str, Any]]) -> Sent:
+        """Send all rows, and return once each has its answer."""
+        for numbers, messages in self._batches(rows):
+            in_flight = sum(len(each.messages) for each in self._flights)
+            self._pace.keep(self.sent.rows + in_flight + len(messages))
+            while len(self._flights) >= self._options.inflight_max or self._is_awaited(messages):
+                self._land()
+            self._take_off(numbers, messages)
+        while self._flights:
+            self._land()
+        return self.sent
+
+    def _batches(
+        self, rows: Iterable[Mapping[str, Any]]
+    ) -> Iterator[tuple[list[int], list[v2.Message]]]:
+        """Yield sends: rows that follow each other, of one topic and kind."""
+        numbers: list[int] = []
+        messages: list[v2.Message] = []
+        size = 0
+        # By a rate no send is of more than a second's worth, which would be a burst.
+        rate_max = self._options.rate_max
+        most = self._options.batch_size
+        most = most if rate_max is None else max(1, min(most, int(rate_max)))
+        for number, row in enumerate(rows):
+            try:
+                message = message_of(
+                    row, self._options, self._client.topic, now_ms=self._now_ms(), ids=self._ids
+                )
+            except BadRow as error:
+                self._refuse(number, str(error))
+                continue
+            if messages and (
+                len(messages) >= most
+                or size + len(message.body) > BATCH_BYTES
+                or not _belong_together(messages[0], message)
+            ):
+                yield numbers, messages
+                numbers, messages, size = [], [], 0
+            numbers.append(number)
+            messages.append(message)
+            size += len(message.body)
+        if messages:
+            yield numbers, messages
+
+    def _is_awaited(self, messages: list[v2.Message]) -> bool:
+        group = messages[0].system_properties.message_group
+        return bool(group) and any(
+            flight.messages[0].system_properties.message_group == group for flight in self._flights
+        )
+
+    def _take_off(self, numbers: list[int], messages: list[v2.Message]) -> None:
+        call = self._client.send_soon(messages, timeout_ms=self._options.send_timeout_ms)
+        self._flights.append(_Flight(numbers, messages, call))
+
+    def _land(self) -> None:
+        """Wait for the oldest send; send it again where that may help."""
+        flight = self._flights.popleft()
+        while True:
+            try:
+                answer = flight.call.result()
+            except grpc.RpcError as error:
+                if not self._client.is_worth_repeating(error):
+                    raise Refused(str(error)) from error
+                self._again(flight, str(error))
+                continue
+            left = self._judge(flight, answer)
+            if left is None:
+                return
+            self._again(flight, left)
+
+    def _judge(self, flight: _Flight, answer: Any) -> str | None:
+        """Take an answer in; return why what is left of the send is to be sent again."""
+        entries = answer.entries or []
+        # One bad message spoils all: each has an entry then, which says of all what one is.
+        is_whole = all(entry.status.code == answer.status.code for entry in entries)
+        if is_whole and len(flight.messages) > 1 and _is_refusal(answer.status):
+            self._halve(flight)
+            return None
+        again: list[int] = []
+        told = ""
+        for i in range(len(flight.messages)):
+            status = entries[i].status if i < len(entries) else answer.status
+            if status.code == v2.OK:
+                self.sent.rows += 1
+            elif _is_refusal(status):
+                self._refuse(flight.numbers[i], f"{v2.Code.Name(status.code)}: {status.message}")
+            else:
+                again.append(i)
+                told = status.message
+        if not again:
+            return None
+        flight.numbers = [flight.numbers[i] for i in again]
+        flight.messages = [flight.messages[i] for i in again]
+        return told
+
+    def _halve(self, flight: _Flight) -> None:
+        """Send a refused send as two: one bad message spoils all, and nobody says which.
+
+        Nothing of it was stored. A bad message among 32 takes ten sends until it is alone.
+        """
+        middle = len(flight.messages) // 2
+        halves = []
+        for part in (slice(middle), slice(middle, None)):
+            messages = flight.messages[part]
+            call = self._client.send_soon(messages, timeout_ms=self._options.send_timeout_ms)
+            halves.append(_Flight(flight.numbers[part], messages, call))
+        self._flights.extendleft(reversed(halves))
+
+    def _again(self, flight: _Flight, why: str) -> None:
+        if flight.attempt > self._max_retries:
+            raise Unreachable(f"a send failed {flight.attempt} times: {why}")
+        self._client.pause(flight.attempt)
+        flight.attempt += 1
+        flight.call = self._client.send_soon(
+            flight.messages, timeout_ms=self._options.send_timeout_ms
+        )
+
+    def _refuse(self, number: int, why: str) -> None:
+        if not self._options.dead_letter_path:
+            raise Refused(f"a row cannot be sent: {why}; {_remedy(why)}")
+        self.sent.bad.append((number, why))
+
+
+def _remedy(why: str) -> str:
+    if why.startswith(v2.Code.Name(v2.TOPIC_NOT_FOUND)):
+        return "`tidemill topic create` makes it"  # No row would be sent.
+    return "onError=dead-letter with a deadLetterPath keeps such rows apart"
+
+
+def _is_refusal(status: v2.Status) -> bool:
+    """Say whether it would be the same each time."""
+    return bool(
+        status.code != v2.OK and status.code < _TROUBLE and status.code != v2.TOO_MANY_REQUESTS
+    )
+
+
+def _belong_together(first: v2.Message, other: v2.Message) -> bool:
+    a, b = first.system_properties, other.system_properties
+    return (
+        first.topic.name == other.topic.name
+        and a.message_type == b.message_type
+        # One at a time: of several, some may be refused, and be sent again behind the others.
+        and not b.message_group
+    )

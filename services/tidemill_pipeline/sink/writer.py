@@ -1,0 +1,205 @@
+"""What Spark writes with: a batch and a stream alike, as at least once needs no memory.
+
+A row that cannot be sent fails the task, or goes to a table of its own, with why, before the task
+says that it is done; there it counts when the driver knows which attempts at tasks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from tidemill.common.clock import SystemClock
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.options import SinkOptions
+from tidemill_pipeline.pulling import log
+from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRows, Staged, TaskAttempt, drop, keep
+from tidemill_pipeline.sink.messages import NO_TEXT, RowIds, check_columns
+from tidemill_pipeline.sink.sending import Sender
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+# Spark's names of what a batch of a stream is known by, in every start of its query.
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+_ID_BYTES: Final = 16  # of what a write of a batch is known by
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has done."""
+
+    rows: int
+    bad: Staged
+
+
+def send_rows(
+    options: SinkOptions, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt
+) -> Written:
+    """Send the rows of a task, and keep those apart that cannot be sent; runs in an executor."""
+    sender = Sender(
+        connect(options.connection),
+        options,
+        max_retries=options.connection.max_retries,
+        ids=RowIds(attempt.write, attempt.partition),
+        now_ms=SystemClock().wall_ms,
+    )
+    done = 0
+    with BadRows(options.dead_letter_path, attempt) as bad:
+        for batch in batches:
+            sent = sender.send(rows_of(batch))
+            if sent.bad:
+                bad.add(_bad_rows(batch, sent.bad, first=done))
+                sent.bad.clear()
+            done += batch.num_rows
+    return Written(rows=sender.sent.rows, bad=bad.staged)
+
+
+class _Tasks:
+    """What a task does, and what becomes of its bad rows, in a batch and in a stream."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        check_columns(
+            {field.name: field.dataType.simpleString() for field in schema.fields}, options
+        )
+        self.options = options
+        self.run = secrets.token_hex(_ID_BYTES)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Send the rows of a task; runs in an executor."""
+        task = _task()
+        attempt = TaskAttempt(self._write(), task.partitionId(), task.taskAttemptId())
+        return send_rows(self.options, iterator, attempt)
+
+    def _write(self) -> str:
+        """Return what a write is known by, also where Spark does a task again."""
+        return self.run
+
+    def keep(self, messages: Sequence[Written | None]) -> None:
+        """Let the bad rows of the tasks count that were done, each once, and say how many."""
+        if not self.options.dead_letter_path:
+            return
+        staged = [each.bad for each in messages if each is not None]
+        keep(self.options.dead_letter_path, staged)
+        if bad := sum(each.row_count for each in staged):
+            log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
+
+    def drop(self, messages: Sequence[Written | None]) -> None:
+        """Let no bad rows count: all is written again."""
+        if not self.options.dead_letter_path:
+            return
+        # Of a batch of a stream of which no task is done nobody knows it; done again it knows.
+        writes = {each.bad.attempt.write for each in messages if each is not None}
+        for write in writes | {self.run}:
+            drop(self.options.dead_letter_path, write)
+
+
+class BatchWriter(_Tasks, DataSourceArrowWriter):
+    """Writes a batch, which another one in the same `foreachBatch` is not."""
+
+    def commit(self, messages: list[Written | None]) -> None:
+        """Let bad rows count."""
+        self.keep(messages)
+
+    def abort(self, messages: list[Written | None]) -> None:
+        """Let none count."""
+        self.drop(messages)
+
+
+class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
+    """Writes a stream, each of its batches at least once."""
+
+    def _write(self) -> str:
+        # The same when a query that was stopped does a batch again.
+        return f"{_task().getLocalProperty(_QUERY_ID)}/{_task().getLocalProperty(_BATCH_ID)}"
+
+    def commit(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """Let bad rows count."""
+        self.keep(messages)
+
+    def abort(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """Let none count."""
+        self.drop(messages)
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "a task writes"
+    return context
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
+    """Yield rows as mappings, with bodies as bytes and times in milliseconds.
+
+    What Spark calls a string need not be one (`cast(value as string)` checks nothing): such a value
+    is None, and the row says so under `NO_TEXT`.
+    """
+    columns = {}
+    undecodable: list[list[str]] = [[] for _ in range(batch.num_rows)]
+    for name in batch.schema.names:
+        if name == "body":
+            columns[name] = _bodies(batch).to_pylist()
+        elif pa.types.is_timestamp(batch.schema.field(name).type):
+            of_us = batch[name].cast(pa.int64()).to_pylist()
+            columns[name] = [None if us is None else us // 1000 for us in of_us]
+        else:
+            columns[name] = _values(batch[name], name, undecodable)
+    if any(undecodable):
+        columns[NO_TEXT] = undecodable
+    names = list(columns)
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _bodies(batch: pa.RecordBatch) -> Any:
+    bodies = batch["body"]
+    return bodies if pa.types.is_binary(bodies.type) else bodies.cast(pa.large_binary())
+
+
+def _values(column: Any, name: str, undecodable: list[list[str]]) -> list[Any]:
+    with contextlib.suppress(UnicodeDecodeError):
+        values: list[Any] = column.to_pylist()
+        return values
+    values = []
+    for cell, names in zip(column, undecodable, strict=True):
+        try:
+            values.append(cell.as_py())
+        except UnicodeDecodeError:
+            values.append(None)
+            names.append(name)
+    return values
+
+
+def _bad_rows(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, first: int) -> pa.Table:
+    """Return rows with all that they had, so that they can be sent again.
+
+    `bad`: numbers in the batch, with reasons; `first`: the number of its first row in its task.
+    The columns are the same for every frame, so that all files of a table are read alike.
+    """
+    rows = pa.Table.from_batches([batch]).take([number for number, _ in bad])
+    columns = {
+        "row": pa.array([first + number for number, _ in bad]),
+        "why": pa.array([why for _, why in bad]),
+        **{name: rows[name] for name in rows.column_names},
+    }
+    return pa.table(
+        [
+            columns[field.name].cast(field.type)
+            if field.name in columns
+            else pa.nulls(rows.num_rows, field.type)
+            for field in SCHEMA
+        ],
+        schema=SCHEMA,
+    )

@@ -1,0 +1,97 @@
+"""Messages out of an archive, as they would have come from their broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemill_pipeline.archive.manifest import DataFile, QueueKey
+from tidemill_pipeline.archive.reading import read_range
+from tidemill_pipeline.archive.store import ArchiveStore
+from tidemill_pipeline.bodies import unpacked_parts
+from tidemill_pipeline.offsets import QueueRange
+from tidemill_pipeline.options import SourceOptions
+from tidemill_pipeline.pulling import NOT_ARCHIVED, OnGap, gaps_told
+from tidemill_pipeline.rows import ENCODING, PACKED
+
+
+def read_archived(
+    options: SourceOptions,
+    schema: pa.Schema,
+    part: QueueRange,
+    files: Sequence[DataFile],
+    lost: Sequence[tuple[int, int]],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task as batches. Runs in an executor.
+
+    `lost`: ranges of which the archive lacks something. What that is, is told.
+    """
+    store = ArchiveStore(options.archive_path)
+    tags = _tags(options.filter)
+    # The archive has bodies as they are stored.
+    decodes = options.decodes_body and "body" in schema.names
+    more = [
+        *(["tag"] if tags else []),
+        *(["system_properties"] if decodes else []),
+        *(["queue_offset"] if lost else []),
+    ]
+    columns = list(dict.fromkeys([*schema.names, *more]))
+    key = QueueKey.of(options.connection.namespace, part.queue)
+    batches = read_range(store, files, key, start=part.start, end=part.end, columns=columns)
+    if lost:
+        tell = gaps_told(fails=options.fails_on_data_loss)
+        batches = _with_gaps_told(batches, part, lost, tell)
+    for batch in batches:
+        kept = batch
+        if tags:
+            kept = batch.filter(pc.is_in(batch["tag"], pa.array(tags)))
+        for rows in _decoded(kept) if decodes else [kept]:
+            if rows.num_rows:
+                yield pa.RecordBatch.from_arrays(
+                    [rows[field.name].cast(field.type) for field in schema], schema=schema
+                )
+
+
+def _with_gaps_told(
+    batches: Iterator[pa.RecordBatch],
+    part: QueueRange,
+    lost: Sequence[tuple[int, int]],
+    tell: OnGap,
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and tell which offsets have no row where something was lost."""
+
+    def look(start: int, end: int) -> None:
+        for low, high in lost:
+            if max(start, low) < min(end, high):
+                tell(part.queue, max(start, low), min(end, high), NOT_ARCHIVED)
+
+    at = part.start
+    for batch in batches:
+        offsets = batch["queue_offset"].to_numpy()
+        expected = np.concatenate(([at], offsets[:-1] + 1))
+        for i in np.flatnonzero(offsets > expected):
+            look(int(expected[i]), int(offsets[i]))
+        at = int(offsets[-1]) + 1
+        yield batch
+    look(at, part.end)
+
+
+def _decoded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch with its packed bodies unpacked, in several parts where they need room."""
+    encodings = pc.map_lookup(batch["system_properties"], pa.scalar(ENCODING), "first")
+    packed = pc.equal(encodings, PACKED).fill_null(False)
+    if not pc.any(packed).as_py():
+        yield batch
+        return
+    at = batch.schema.get_field_index("body")
+    field = batch.schema.field(at)
+    for place, bodies in unpacked_parts(batch["body"].to_pylist(), packed.to_pylist()):
+        part = batch.slice(place.start, place.stop - place.start)
+        yield part.set_column(at, field, pa.array(bodies, field.type))
+
+
+def _tags(expression: str) -> list[str]:
+    return [] if expression == "*" else expression.split(" || ")

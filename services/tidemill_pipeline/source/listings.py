@@ -1,0 +1,144 @@
+"""Datasets `inflight` and `groups`: what is out, and how far groups are. And all listings' frame.
+
+Batch only: each is a look at one moment. One task asks one broker group. What was there when a read
+was planned and is deleted before its task comes to it is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from tidemill_pipeline.client import Client, Cluster, LeftOut, connect
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.options import SourceOptions, Topics
+from tidemill_pipeline.pulling import BATCH_BYTES, log
+from tidemill_pipeline.rows import in_flight_batch, progress_batch
+from tidemill_pipeline.schema import arrow_schema
+from tidemill_pipeline.source.topics import check_topics, meant, names_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+BATCH_ROWS: Final = 4_096  # of an Arrow batch: most rows have no body
+
+
+class BrokerPart(InputPartition):
+    """One task: a broker group, and the topics and groups that were chosen."""
+
+    def __init__(
+        self, broker: str, topics: tuple[str, ...] = (), groups: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(broker)
+        self.broker = broker
+        self.topics = topics  # none: all
+        self.groups = groups  # none: all
+
+
+class ListingReader(DataSourceReader):
+    """A batch read of one of the listings."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a task for each broker group that has any of what is asked for.
+
+        Others refuse to be asked for what they have not. Raises BadOption.
+        """
+        return self.parts()
+
+    def parts(self) -> list[BrokerPart]:
+        """Return the tasks."""
+        client = connect(self.options.connection)
+        cluster = client.whole_cluster(self.options.topics, with_groups=bool(self.options.groups))
+        groups = self._groups_by_broker(cluster)
+        if self.options.topics == Topics():
+            topics: Mapping[str, tuple[str, ...]] = dict.fromkeys(cluster.logs, ())
+        else:
+            check_topics(
+                self.options,
+                {queue.topic for queue in cluster.queues},
+                everything=lambda: names_of(client),
+                waits=False,
+            )
+            topics = topics_by_broker(cluster)
+        return [
+            BrokerPart(broker, topics[broker], groups.get(broker, ()))
+            for broker in sorted(topics)
+            if not self.options.groups or broker in groups
+        ]
+
+    def _groups_by_broker(self, cluster: Cluster) -> dict[str, tuple[str, ...]]:
+        """Return which of the groups that are asked for a broker group has; BadOption for others.
+
+        One that was made by its first client is not at all of them.
+        """
+        everything = frozenset[str]().union(*cluster.groups.values())
+        missing = [group for group in self.options.groups if group not in everything]
+        if missing:
+            near = meant(missing[0], everything)
+            raise BadOption(f"there is no consumer group {', '.join(missing)}{near}")
+        asked = sorted(set(self.options.groups))
+        found = {
+            broker: tuple(group for group in asked if group in there)
+            for broker, there in cluster.groups.items()
+        }
+        return {broker: groups for broker, groups in found.items() if groups}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task."""
+        if not isinstance(partition, BrokerPart):
+            return
+        left = LeftOut()
+        for items in _gathered(self._items(connect(self.options.connection), partition, left)):
+            yield from self._batches(items, partition.broker)
+        _tell(partition.broker, left)
+
+    def _items(self, client: Client, part: BrokerPart, left: LeftOut) -> Iterator[Any]:
+        is_progress = self.options.dataset == "groups"
+        ask = client.progress if is_progress else client.in_flight
+        found = ask(part.broker, part.groups, left=left)
+        return (each for each in found if not part.topics or each.topic in part.topics)
+
+    def _batches(self, items: Sequence[Any], broker: str) -> Iterator[pa.RecordBatch]:
+        make = progress_batch if self.options.dataset == "groups" else in_flight_batch
+        yield make(items, self.schema, broker)
+
+
+def topics_by_broker(cluster: Cluster) -> dict[str, tuple[str, ...]]:
+    """Return which of the topics that a cluster was asked for each broker group has."""
+    of: dict[str, set[str]] = {}
+    for queue in cluster.queues:
+        of.setdefault(queue.broker, set()).add(queue.topic)
+    return {broker: tuple(sorted(names)) for broker, names in of.items()}
+
+
+def _tell(broker: str, left: LeftOut) -> None:
+    for name in sorted(left.missing):
+        log.warning("%s: %s was deleted since the read began: it is left out", broker, name)
+    if left.damaged_count:
+        log.warning(
+            "%s: %d delayed messages are left out: their entries in the table of timers are"
+            " damaged. A start of the broker makes that anew of its log",
+            broker,
+            left.damaged_count,
+        )
+
+
+def _gathered(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield items, as they come, in lists of as much as a batch may have."""
+    gathered: list[Any] = []
+    size = 0
+    for item in items:
+        gathered.append(item)
+        size += item.ByteSize()
+        if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered

@@ -1,0 +1,650 @@
+"""Datasets `messages` and `dlq`: stored messages, by ranges of offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tidemill_pipeline import offsets as plan
+from tidemill_pipeline.archive.manifest import DataFile, QueueKey, Range
+from tidemill_pipeline.archive.tasks import check_follows
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.errors import ArchiveError, DataLoss, Unreachable
+from tidemill_pipeline.offsets import Offsets, Queue, QueueRange
+from tidemill_pipeline.options import EARLIEST, LATEST, Place, SourceOptions
+from tidemill_pipeline.pulling import (
+    NOT_ARCHIVED,
+    SHORT_S,
+    TAKEN,
+    gaps_told,
+    log,
+    pull_range,
+    tell_lost,
+    tell_rest_lost,
+    tell_shorter,
+)
+from tidemill_pipeline.rows import message_batches
+from tidemill_pipeline.schema import OF_BODIES, arrow_schema
+from tidemill_pipeline.source.archived import read_archived
+from tidemill_pipeline.source.instants import whole_ms
+from tidemill_pipeline.source.loads import check_asked_alike
+from tidemill_pipeline.source.looking import Away
+from tidemill_pipeline.source.places import Places, View
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromBroker:
+    """Offsets of a queue, as its broker has them."""
+
+    part: QueueRange
+    # What is archived before them, where they are to follow it.
+    behind: Range | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromArchive:
+    """Offsets of a queue, as files of an archive have them."""
+
+    part: QueueRange
+    files: tuple[DataFile, ...]
+    lost: tuple[tuple[int, int], ...]  # ranges of which the archive lacks something
+
+
+class MessageRange(InputPartition):
+    """One task: a range of a queue, in pieces that follow each other.
+
+    Where a task begins and ends does not depend on how far the archive is, so a batch that is
+    repeated has the same tasks.
+    """
+
+    def __init__(self, part: QueueRange, pieces: tuple[FromBroker | FromArchive, ...]) -> None:
+        super().__init__(part)
+        self.part = part
+        self.pieces = pieces
+
+
+def plan_ranges(
+    options: SourceOptions, ranges: Iterable[QueueRange], view: View
+) -> list[MessageRange]:
+    """Return the tasks of some ranges.
+
+    What was lost before it was archived is told as what a broker has not any more.
+    """
+    given = list(ranges)
+    tell = gaps_told(fails=options.fails_on_data_loss)
+    for each in given:
+        for start, end in _lost_whole(options, each, view):
+            tell(each.queue, start, end, NOT_ARCHIVED)
+    parts = plan.split(
+        given, rows_per_partition=options.rows_per_partition, partitions_min=options.partitions_min
+    )
+    return [MessageRange(part, tuple(_pieces(options, part, view))) for part in parts]
+
+
+def _lost_whole(options: SourceOptions, part: QueueRange, view: View) -> Iterator[tuple[int, int]]:
+    """Yield what the archive knows to be lost of a range, where nothing is left between."""
+    if part.queue not in view.archived_to:
+        return
+    of = view.archive.queues[QueueKey.of(options.connection.namespace, part.queue)]
+    first = max(part.start, of.start)  # What expired in the archive the broker may still have.
+    for lost in of.lost_between(first, part.end):
+        if lost.is_lost:
+            yield max(first, lost.start), min(part.end, lost.end)
+
+
+def _pieces(
+    options: SourceOptions, part: QueueRange, view: View
+) -> Iterator[FromBroker | FromArchive]:
+    queue = part.queue
+    if queue not in view.archived_to:
+        yield FromBroker(part=part)
+        return
+    key = QueueKey.of(options.connection.namespace, queue)
+    of = view.archive.queues[key]
+    first = min(part.end, max(part.start, of.start))
+    to = min(part.end, max(first, of.end))
+    if part.start < first:
+        yield FromBroker(part=QueueRange(queue=queue, start=part.start, end=first))
+    at = first
+    for start, end in (*_lost_whole(options, part, view), (to, to)):
+        if at < start:
+            # Which offsets of these are lost their task finds out.
+            lost = of.lost_between(at, start)
+            yield FromArchive(
+                part=QueueRange(queue=queue, start=at, end=start),
+                files=tuple(view.archive.holding(key, at, start)),
+                lost=tuple((each.start, each.end) for each in lost),
+            )
+        at = end
+    if to < part.end:
+        behind = of.last_before(to) if to == of.end else None
+        yield FromBroker(part=QueueRange(queue=queue, start=to, end=part.end), behind=behind)
+
+
+def read_messages(
+    options: SourceOptions, schema: pa.Schema, partition: MessageRange
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task as batches. Runs in an executor."""
+    for piece in partition.pieces:
+        if isinstance(piece, FromArchive):
+            yield from read_archived(options, schema, piece.part, piece.files, piece.lost)
+        else:
+            yield from _read_live(options, schema, piece)
+
+
+def _read_live(
+    options: SourceOptions, schema: pa.Schema, piece: FromBroker
+) -> Iterator[pa.RecordBatch]:
+    part = piece.part
+    try:
+        check_follows(options, part.queue, piece.behind)
+    except ArchiveError as error:
+        if options.fails_on_data_loss:
+            raise DataLoss(
+                f"{error}. With failOnDataLoss=false the read goes on with it behind the archive"
+            ) from error
+        log.warning("%s; it is read behind the archive", error)
+    # Bodies are not even read where no column is made of them.
+    with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
+    for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
+        yield from message_batches(
+            messages,
+            schema=schema,
+            topic=part.queue.topic,
+            broker=part.queue.broker,
+            namespace=options.connection.namespace,
+            decodes_body=options.decodes_body,
+        )
+
+
+# ---------------------------------------------------------------- batch
+
+
+class MessageReader(DataSourceReader):
+    """A batch read of messages."""
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, short_s: float = SHORT_S
+    ) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema)
+        self.wanted = Wanted()
+        self._short_s = short_s
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Look where the queues begin and end, and share the ranges between tasks."""
+        places = Places(self.options, short_s=self._short_s)
+        view = places.whole_view()
+        places.check_topics(view, waits=False)
+        starts = places.resolve(self.options.start, view, word=EARLIEST)
+        places.check_young(starts, view)
+        ends = places.resolve(self.options.end, view, word=LATEST)
+        young: Mapping[Queue, int] = {}
+        if self.wanted.since_ms is not None:
+            young = places.resolve(Place(at_ms=self.wanted.since_ms), view, word=EARLIEST)
+        ranges = []
+        for queue, start in sorted(starts.items()):
+            if not self.wanted.takes(queue):
+                continue
+            first, last = self.wanted.bounds(max(start, young.get(queue, 0)), ends[queue])
+            first = self._after_gap(view, queue, first, last)
+            if first < last and view.has_lost_rest(queue, last):
+                # Whoever has read all that is there need not have lost anything.
+                tell_rest_lost(queue, last, fails=False)
+            ranges.append(QueueRange(queue=queue, start=first, end=last))
+        return list(plan_ranges(self.options, ranges, view))
+
+    def _after_gap(self, view: View, queue: Queue, start: int, end: int) -> int:
+        least = view.queues[queue].min_offset
+        if start < least and start < end:
+            if self.options.start.by_queue is not None:
+                tell = gaps_told(fails=self.options.fails_on_data_loss)
+                tell(queue, start, min(least, end), TAKEN)
+            return min(least, end)
+        return start
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task."""
+        if isinstance(partition, MessageRange):
+            yield from read_messages(self.options, self.schema, partition)
+
+
+@final
+@dataclass(slots=True)
+class Wanted:
+    """What predicates leave of the queues and their offsets."""
+
+    topics: frozenset[str] | None = None
+    brokers: frozenset[str] | None = None
+    queue_ids: frozenset[int] | None = None
+    first: int = 0
+    end: int = 2**63 - 1
+    since_ms: int | None = None  # when the first of them was stored
+
+    def __str__(self) -> str:
+        """Return it as text that is the same in any process."""
+        chosen = (self.topics, self.brokers, self.queue_ids)
+        return str(
+            [
+                *(None if each is None else sorted(each, key=repr) for each in chosen),
+                self.first,
+                self.end,
+                self.since_ms,
+            ]
+        )
+
+    def takes(self, queue: Queue) -> bool:
+        """Say whether a queue is read."""
+        return (
+            (self.topics is None or queue.topic in self.topics)
+            and (self.brokers is None or queue.broker in self.brokers)
+            and (self.queue_ids is None or queue.queue_id in self.queue_ids)
+        )
+
+    def bounds(self, start: int, end: int) -> tuple[int, int]:
+        """Return what is left of a range."""
+        first = max(start, self.first)
+        return first, max(first, min(end, self.end))
+
+    def push(self, predicate: Any) -> None:
+        """Take in what a predicate leaves, as far as it can be told here."""
+        attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
+        column = attribute[0] if len(attribute) == 1 else ""
+        if column == "queue_offset":
+            self._push_offset(predicate)
+        elif column == "store_timestamp":
+            self._push_time(predicate)
+        elif column in _CHOSEN_BY:
+            self._push_choice(_CHOSEN_BY[column], predicate)
+
+    def _push_choice(self, field: str, predicate: Any) -> None:
+        if isinstance(predicate, EqualTo):
+            values = frozenset([predicate.value])
+        elif isinstance(predicate, In):
+            values = frozenset(predicate.value)
+        else:
+            return
+        before = getattr(self, field)
+        setattr(self, field, values if before is None else before & values)
+
+    def _push_offset(self, predicate: Any) -> None:
+        value = getattr(predicate, "value", None)
+        if not isinstance(value, int):
+            return
+        if isinstance(predicate, EqualTo | GreaterThanOrEqual):
+            self.first = max(self.first, value)
+        if isinstance(predicate, GreaterThan):
+            self.first = max(self.first, value + 1)
+        if isinstance(predicate, LessThan):
+            self.end = min(self.end, value)
+        if isinstance(predicate, EqualTo | LessThanOrEqual):
+            self.end = min(self.end, value + 1)
+
+    def _push_time(self, predicate: Any) -> None:
+        """Leave out what stands before the first message of a time. Its end nobody can look up.
+
+        Behind the first there may be older ones, too: clocks are set back.
+        """
+        value = getattr(predicate, "value", None)
+        if isinstance(value, datetime) and isinstance(
+            predicate, EqualTo | GreaterThan | GreaterThanOrEqual
+        ):
+            at_ms = whole_ms(value)
+            self.since_ms = at_ms if self.since_ms is None else max(self.since_ms, at_ms)
+
+
+# Which fields of Wanted hold the values of a column.
+_CHOSEN_BY: Final = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}
+
+
+@final
+class PushdownMessageReader(MessageReader):
+    """A batch read that takes predicates, where the option says so.
+
+    Spark refuses a reader that offers it while its own setting is off.
+    """
+
+    def __init__(
+        self, options: SourceOptions, schema: StructType, *, load: str, short_s: float = SHORT_S
+    ) -> None:
+        super().__init__(options, schema, short_s=short_s)
+        self._load = load
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name.
+        """Take what can be taken, and return all.
+
+        Spark may hand the rows of these predicates to a look with others: so it looks at each row.
+        """
+        for each in filters:
+            self.wanted.push(each)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Share what predicates leave between tasks. Raises BadOption for a second choice."""
+        check_asked_alike(self._load, str(self.wanted))
+        return super().partitions()
+
+
+# ---------------------------------------------------------------- stream
+
+
+def _take_passed(places: dict[Queue, int], view: View) -> dict[Queue, int]:
+    """Take the queues that only the archive has out of new places, of which nothing is read."""
+    passed = {
+        queue: at
+        for queue, at in places.items()
+        if not view.is_at_its_broker(queue) and at == view.queues[queue].max_offset
+    }
+    for queue in passed:
+        del places[queue]
+    return passed
+
+
+class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of messages. Lives beside the driver; `read` runs in executors."""
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: StructType,
+        *,
+        short_s: float = SHORT_S,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema)
+        self._places = Places(options, short_s=short_s)
+        # Queues that were told to end before where this query is: nobody waits for them again.
+        self._shorter: set[Queue] = set()
+        # Queues of which it was told that what stood behind the archive is gone.
+        self._rests_told: set[Queue] = set()
+        self._target: dict[Queue, int] | None = None
+        self._seen: Offsets | None = None
+        self._monotonic_s = monotonic_s
+        self._last_batch_s = monotonic_s()
+        self._away = Away(options.fail_after_ms, monotonic_s=monotonic_s)
+        self._left_told: set[str] = set()  # topics that are not asked for any more
+        self._behind_told: set[Queue] = set()  # queues of which the archive has less than was read
+
+    # ------------------------------------------------------------ what Spark asks
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
+        """Return where a new query starts."""
+        view = self._places.whole_view()
+        self._places.check_topics(view, waits=True)
+        self._places.check_stops(view)
+        starts = self._places.resolve(self.options.start, view, word=LATEST)
+        self._places.check_young(starts, view)
+        passed = _take_passed(starts, view)
+        begin = Offsets(at=starts, knows_archive=self._places.are_both, passed=passed)
+        return self._document(begin)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
+        """Return what the options say of a trigger."""
+        if self.options.rows_per_trigger_max is not None:
+            return ReadMaxRows(self.options.rows_per_trigger_max)
+        if self.options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(self.options.bytes_per_trigger_max)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the next trigger goes. Reads no message."""
+        view = self._look(Offsets.from_document(start))
+        given = Offsets.from_document(start).among(view.queues)
+        self._tell_left(given)
+        begin = self._begin(given, view)
+        new_places = {queue: at for queue, at in begin.items() if queue not in given.at}
+        passed = {queue: at for queue, at in given.passed.items() if queue not in begin}
+        passed |= _take_passed(new_places, view)
+        begin = {queue: at for queue, at in begin.items() if queue not in passed}
+        # Of one that is new its place alone, so that what is gone of it by then is found out.
+        target = self._reachable_ends(begin, view)
+        target |= new_places
+        if not new_places and self._waits_for_more(begin, target):
+            return start
+        if isinstance(limit, ReadMaxRows):
+            target = plan.take_rows(begin, target, limit.max_rows)
+        elif isinstance(limit, ReadMaxBytes):
+            per_row = {queue: ends.bytes_per_row for queue, ends in view.queues.items()}
+            target = plan.take_bytes(begin, target, per_row, limit.max_bytes)
+        # Of a broker that is away nobody can say yet what only the archive has.
+        is_known = given.knows_archive or not view.unreachable
+        reached = Offsets(
+            at=target, knows_archive=self._places.are_both and is_known, passed=passed
+        )
+        if reached == given:
+            return start  # Nothing new: the same text.
+        self._last_batch_s = self._monotonic_s()
+        return self._document(reached)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
+        """Freeze where this run ends."""
+        self._target = self._places.whole_view(excused=self._shorter).ends
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
+        """Return where the queues ended when they were looked at last."""
+        return None if self._seen is None else self._seen.as_document()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Share a trigger between tasks."""
+        planned = Offsets.from_document(end)
+        view = self._places.view(planned, excused=self._shorter, planned=planned.at.keys())
+        self._shorter |= view.taken_back(planned)
+        given = Offsets.from_document(start).among(view.queues)
+        until = planned.among(view.queues)
+        # An earlier program planned replays beyond where they end, and left the rest out later.
+        stops = self._places.stops(view) or {}
+        # Who planned it without an archive has found new queues at their brokers.
+        known = replace(given, knows_archive=given.knows_archive or not until.knows_archive)
+        ranges = []
+        for queue, planned_to in sorted(until.at.items()):
+            last = min(planned_to, stops.get(queue, planned_to))
+            first = given.at.get(queue, given.passed.get(queue))
+            ends = view.queues.get(queue)
+            # Of another topic brokers were not asked: what they have of it its tasks find out.
+            is_asked = view.cluster is None or self.options.topics.have(queue.topic)
+            if ends is None and is_asked and view.has_lost(queue):
+                if first is None or first < last:
+                    tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
+                continue
+            last = self._at_most_its_end(queue, last, view, "was planned to be read up to")
+            if (
+                view.cluster is None
+                and ends is not None
+                and max(first or 0, ends.max_offset) < last
+            ):
+                raise ArchiveError(
+                    f"{queue} is archived up to {ends.max_offset}, and brokers were to be read up"
+                    f" to {last}: archive it, or go on with readMode=auto"
+                )
+            is_away = queue.broker in view.unreachable or not is_asked
+            if first is None:
+                if not is_asked:
+                    continue  # Of one that was found then its place alone was planned.
+                if ends is None or is_away:
+                    raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
+                # This trigger found it. Where it ended then is where it starts, or where it began.
+                first = ends.min_offset if self._is_read_whole(queue, known, view) else last
+            least = first if ends is None or is_away else ends.min_offset  # Its tasks find out.
+            if first < least and first < last:
+                tell = gaps_told(fails=self.options.fails_on_data_loss)
+                tell(queue, first, min(least, last), TAKEN)
+                first = min(least, last)
+            if is_asked and view.has_lost_rest(queue, last) and last > view.archived_to[queue]:
+                at = max(first, view.archived_to[queue])
+                tell_rest_lost(queue, at, fails=self.options.fails_on_data_loss)
+                last = at
+            if first < last:
+                ranges.append(QueueRange(queue=queue, start=first, end=last))
+        return list(plan_ranges(self.options, ranges, view))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a task."""
+        if isinstance(partition, MessageRange):
+            yield from read_messages(self.options, self.schema, partition)
+
+    # ------------------------------------------------------------ its parts
+
+    def _document(self, offsets: Offsets) -> dict[str, Any]:
+        return plan.with_report(
+            offsets.as_document(),
+            group=self.options.reports_as,
+            connection=self.options.connection.as_options(),
+        )
+
+    def _look(self, given: Offsets) -> View:
+        view = self._places.view(given, excused=self._shorter)
+        self._away.note(view.unreachable)
+        stops = self._places.stops(view)
+        self._seen = Offsets(
+            at=view.ends
+            if stops is None
+            else {queue: min(end, stops.get(queue, 0)) for queue, end in view.ends.items()}
+        )
+        self._shorter = view.taken_back(given)
+        return view
+
+    def _tell_left(self, given: Offsets) -> None:
+        """Tell once of topics that the query has read and does not ask for any more."""
+        left = {queue.topic for queue in given.at if not self.options.topics.have(queue.topic)}
+        for topic in sorted(left - self._left_told):
+            log.warning(
+                "the checkpoint has a place in %s, which the options do not name any more: nothing"
+                " of it is read, and it goes on there when they name it again",
+                topic,
+            )
+        self._left_told |= left
+
+    def _begin(self, given: Offsets, view: View) -> dict[Queue, int]:
+        """Return where each queue goes on: as given, or where new ones start; without lost ones."""
+        begin = {}
+        for queue, at in given.at.items():
+            if self._has_lost(queue, view):
+                tell_lost(queue, at, fails=self.options.fails_on_data_loss)
+            else:
+                begin[queue] = self._at_most_its_end(queue, at, view, "was read up to")
+                archived_to = view.archived_to.get(queue, at + 1)
+                # What was to be read of it in this run is known, and may be more than is archived.
+                known = max(at, 0 if self._target is None else self._target.get(queue, 0))
+                if at >= archived_to and view.has_lost_rest(queue, known):
+                    if queue not in self._rests_told:
+                        tell_rest_lost(queue, archived_to, fails=self.options.fails_on_data_loss)
+                    self._rests_told.add(queue)
+                    begin[queue] = archived_to
+        for queue, at in given.passed.items():
+            if view.is_at_its_broker(queue):
+                begin[queue] = self._at_most_its_end(queue, at, view, "was known up to")
+        for queue, ends in view.queues.items():
+            if queue in given.passed:
+                continue
+            # Of what a broker that is away may have more of before, the beginning is not known.
+            if queue not in begin and queue.broker not in view.unreachable:
+                is_whole = self._is_read_whole(queue, given, view)
+                begin[queue] = ends.min_offset if is_whole else ends.max_offset
+                if not is_whole and self.options.new_queues == EARLIEST:
+                    log.warning(
+                        "%s is in the archive alone, and the query's checkpoint, of before this"
+                        " version or of another readMode, cannot say that it was not read: it is"
+                        " taken as read",
+                        queue,
+                    )
+        return begin
+
+    def _at_most_its_end(self, queue: Queue, at: int, view: View, what: str) -> int:
+        """Return an offset that was told, or where its queue ends now, where that is before."""
+        if not view.is_at_its_broker(queue) or at <= view.queues[queue].max_offset:
+            return at
+        ends = view.queues[queue]
+        if view.cluster is None:
+            # Brokers had more than is archived yet, and so it was read from them.
+            if queue not in self._behind_told:
+                log.warning(
+                    "%s is archived up to %d, and %s %d: the read goes on when it is archived",
+                    queue,
+                    ends.max_offset,
+                    what,
+                    at,
+                )
+            self._behind_told.add(queue)
+            return at
+        tell_shorter(
+            queue,
+            ends.max_offset,
+            f"{what} {at}",
+            fails=self.options.fails_on_data_loss,
+            goes_on="the read goes on there",
+        )
+        return ends.max_offset
+
+    def _has_lost(self, queue: Queue, view: View) -> bool:
+        # One of a topic that is not asked for any more keeps its place.
+        return self.options.topics.have(queue.topic) and view.has_lost(queue)
+
+    def _is_read_whole(self, found: Queue, given: Offsets, view: View) -> bool:
+        """Say whether a queue that was found is read from its first message on.
+
+        One of a topic that was made anew always is: its name was read already. One that only an
+        archive has was so itself, where that could not be written down: see Offsets.
+        """
+        if not (given.knows_archive or view.is_at_its_broker(found)):
+            return False
+        if self.options.new_queues == EARLIEST:
+            return True
+        incarnations = {
+            queue.incarnation
+            for queue in given.at
+            if (queue.topic, queue.broker) == (found.topic, found.broker)
+        }
+        # Of a topic that is known it is a queue that it was given.
+        return bool(incarnations) and found.incarnation not in incarnations
+
+    def _reachable_ends(self, begin: Mapping[Queue, int], view: View) -> dict[Queue, int]:
+        """Return how far there is something to read, at most to the frozen target of this run."""
+        target = dict(begin)  # What cannot be asked stays where it is.
+        stops = self._places.stops(view)
+        for queue, ends in view.queues.items():
+            if queue not in begin:
+                continue
+            end = ends.max_offset
+            if stops is not None:
+                end = min(end, stops.get(queue, begin[queue]))
+            if self._target is not None:
+                end = min(end, self._target.get(queue, begin[queue]))
+            target[queue] = max(end, begin[queue])
+        return target
+
+    def _waits_for_more(self, begin: Mapping[Queue, int], target: Mapping[Queue, int]) -> bool:
+        least = self.options.rows_per_trigger_min
+        if least is None or self._target is not None:
+            return False
+        waited_ms = (self._monotonic_s() - self._last_batch_s) * 1000
+        there = sum(plan.backlog(begin, target).values())
+        return there < least and waited_ms < self.options.trigger_delay_ms_max

@@ -1,0 +1,216 @@
+"""Columns of archived messages that are set on their way, each by an expression of SQL.
+
+An expression sees a message as it is archived, with its body unpacked, and nothing that another one
+sets. All that can be wrong with one without a look at a message is told before one is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+
+from tidemill_pipeline.errors import BadOption
+from tidemill_pipeline.schema import MESSAGES
+from tidemill_pipeline.source.topics import meant
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Expressions = Mapping[str, str]  # by column
+# What of a message may be set, and the types that an expression may have for it. Null, and an array
+# or a map without anything in it, may be any of them.
+SETTABLE: Final[dict[str, tuple[str, ...]]] = {
+    "body": ("binary", "string"),
+    "tag": ("string",),
+    "keys": ("array<string>",),
+    "message_group": ("string",),
+    "properties": ("map<string,string>",),
+    "due_timestamp": ("timestamp",),
+}
+_DUE: Final = "due_timestamp"
+_BODY: Final = "body"
+_NOTHING: Final = "void"  # Spark's type of what has none
+_KNOWN: Final = tuple(column.name for column in MESSAGES)
+_SHOWN_CHARACTERS: Final = 60  # of a value
+# By which Spark tells on standard error what it raises as well.
+_LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+# Of what a value brought about, as SQL numbers such errors.
+_OF_VALUES: Final = re.compile(r".*(\[[A-Z0-9_.]+\] .*) SQLSTATE: 22\w{3}")
+_SENTENCE_CHARACTERS: Final = 300  # of what Spark says of a value, which is in it
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What an expression does to messages."""
+
+    column: str
+    changed: int  # messages that have another value by it
+    missing: int  # that have none
+    before: str | None  # of one of those that are changed, shortened; None: none
+    after: str | None
+
+    def sentences(self) -> list[str]:
+        """Return what is to be said of it."""
+        told = f"{self.column} would be another one in {self.changed:,} of them"
+        if self.changed:
+            told += f": {self.before or 'nothing'} becomes {self.after or 'nothing'}"
+        if not self.missing:
+            return [told]
+        what = "have no body, and are not sent" if self.column == _BODY else "have none then"
+        return [told, f"{self.missing:,} {what}"]
+
+
+def check_names(expressions: Expressions, *, timing: str) -> None:
+    """Raise BadOption for columns that cannot be set. Needs no Spark."""
+    for name in expressions:
+        if name == _DUE and timing != "asap":
+            raise BadOption(f"column {name} cannot be set: --timing {timing} says when it comes")
+        if name in SETTABLE:
+            continue
+        those = f"those that can be are {', '.join(SETTABLE)}"
+        if name in _KNOWN:
+            raise BadOption(f"column {name} cannot be set, as it says what was archived; {those}")
+        raise BadOption(
+            f"there is no column {name}{meant(name, SETTABLE) or '.'} Of messages {those}"
+        )
+
+
+def check_expressions(messages: DataFrame, expressions: Expressions) -> None:
+    """Raise BadOption for what is no expression, or not of the type of its column.
+
+    `messages`: any frame with the columns of messages, with or without rows.
+    """
+    for name, text in expressions.items():
+        with _unsaid():
+            try:
+                # What may stand there is of one row alone, and one value.
+                messages.where(F.expr(text).isNotNull())
+                (field,) = messages.select(F.expr(text)).schema
+            except AnalysisException as error:
+                raise BadOption(
+                    f"column {name} cannot be set to {text}: {_sentence(error)}"
+                ) from None
+        of_type = field.dataType.simpleString()
+        if _type(name, of_type) is None:
+            allowed = " or ".join(SETTABLE[name])
+            raise BadOption(f"column {name} is {allowed}, and {text} is {of_type}")
+
+
+def read_bodies(messages: DataFrame, expressions: Expressions) -> bool:
+    """Say whether an expression looks at bodies; those are unpacked for it then."""
+    without = messages.drop(_BODY)
+    for text in expressions.values():
+        with _unsaid():
+            try:
+                without.select(F.expr(text))
+            except AnalysisException:
+                return True
+    return False
+
+
+def with_columns(messages: DataFrame, expressions: Expressions) -> DataFrame:
+    """Return messages with columns set."""
+    types = {
+        name: _type(name, messages.select(F.expr(text)).schema[0].dataType.simpleString())
+        for name, text in expressions.items()
+    }
+    return messages.withColumns(
+        {name: F.expr(text).cast(types[name]) for name, text in expressions.items()}
+    )
+
+
+def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]:
+    """Return what expressions do to messages, all of which are read for it."""
+    if not expressions:
+        return ()
+    was = {name: f"was_{name}" for name in expressions}
+    beside = messages.withColumns({old: F.col(name) for name, old in was.items()})
+    counted = []
+    for name, old in was.items():
+        differs = ~_as_text(name, name).eqNullSafe(_as_text(old, name))
+        pair = F.struct(_shown(old, name).alias("before"), _shown(name, name).alias("after"))
+        counted += [
+            F.count_if(differs).alias(f"changed_{name}"),
+            F.count_if(F.col(name).isNull()).alias(f"missing_{name}"),
+            F.first(F.when(differs, pair), ignorenulls=True).alias(f"example_{name}"),
+        ]
+    (found,) = with_columns(beside, expressions).agg(*counted).collect()
+    return tuple(
+        Effect(
+            column=name,
+            changed=found[f"changed_{name}"],
+            missing=found[f"missing_{name}"],
+            before=None if (pair := found[f"example_{name}"]) is None else pair.before,
+            after=None if pair is None else pair.after,
+        )
+        for name in expressions
+    )
+
+
+@contextlib.contextmanager
+def told_of_values(expressions: Expressions) -> Iterator[None]:
+    """Raise BadOption for a value of which an expression of the block could make nothing."""
+    with _unsaid():
+        try:
+            yield
+        except PySparkException as error:
+            found = _OF_VALUES.search(str(error)) if expressions else None
+            if found is None:
+                raise
+            told = found[1][:_SENTENCE_CHARACTERS]
+            raise BadOption(f"a column cannot be set, for a message that is so: {told}") from error
+
+
+def _type(name: str, of_type: str) -> str | None:
+    """Return which of the types of a column an expression of a type has; None: of none."""
+    for allowed in SETTABLE[name]:
+        if of_type in {allowed, _NOTHING, re.sub(r"\w+(?=[,>])", _NOTHING, allowed)}:
+            return allowed
+    return None
+
+
+def _as_text(column: str, name: str) -> Column:
+    """Return a value as what can be compared, which maps cannot be."""
+    if name == "properties":
+        return F.array_sort(F.map_entries(column))
+    return F.col(column).cast("binary") if name == _BODY else F.col(column)
+
+
+def _shown(column: str, name: str) -> Column:
+    """Return a value as text for people; bytes that are none in hexadecimal digits."""
+    if name == _BODY:
+        body = F.col(column).cast("binary")
+        text = F.coalesce(F.try_validate_utf8(body.cast("string")), F.hex(body))
+    elif name in {"keys", "properties"}:
+        text = F.to_json(column)
+    else:
+        text = F.col(column).cast("string")
+    return F.substring(text, 1, _SHOWN_CHARACTERS)
+
+
+def _sentence(error: PySparkException) -> str:
+    """Return the first line of what Spark says, without its numbers."""
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return line.partition(" SQLSTATE: ")[0]
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keep Spark from telling on standard error what it raises."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
