@@ -16,7 +16,7 @@ import pytest
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
+from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, ReadyMessages
 from tidemill.common.errors import InvalidReceiptHandle
 
 SEEDS = int(os.environ.get("TIDEMILL_READINESS_SEEDS", "30"))
@@ -75,7 +75,7 @@ class Trial:
             with contextlib.suppress(InvalidReceiptHandle):
                 self.world.change(one, self.random.choice((0, 1_000)))
 
-    def look(self, tags: tuple[str, ...]) -> Ready:
+    def look(self, tags: tuple[str, ...]) -> ReadyMessages:
         engine = self.world.engine
         engine.consumption.acks.record(self.world.now_ms)
         before = fingerprint(engine)
@@ -139,17 +139,17 @@ def test_a_look_with_a_filter_is_bounded_and_does_not_look_again() -> None:
     world.send(*map(str, range(6_000)), tag="blue")
     engine = world.engine
 
-    def look() -> tuple[Ready, int]:
+    def look() -> tuple[ReadyMessages, int]:
         before = engine.tally.items
         ready = engine.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
         return ready, engine.tally.items - before
 
     first, looked = look()
     assert (first.is_unsure, looked) == (True, 4_096)
-    assert look() == (Ready(0), 6_000 - 4_096)
-    assert look() == (Ready(0), 0)
+    assert look() == (ReadyMessages(0), 6_000 - 4_096)
+    assert look() == (ReadyMessages(0), 0)
     world.send("a", tag="red")
-    assert look() == (Ready(1), 1)
+    assert look() == (ReadyMessages(1), 1)
     while not (found := world.bodies(tags=("red",))):
         pass
     assert found == ["a"]
@@ -162,9 +162,9 @@ def test_what_is_acked_in_the_round_of_a_look_blocks_no_ordered_queue() -> None:
     [one] = world.pop(1)
     look = world.engine.ready_count
     arguments = {"tags": frozenset[str](), "now_ms": world.now_ms}
-    assert look(group_id, topic_id, **arguments) == Ready(0)  # type: ignore[arg-type]  # by name
+    assert look(group_id, topic_id, **arguments) == ReadyMessages(0)  # type: ignore[arg-type]  # by name
     world.engine.ack(one.delivery, world.now_ms)
-    assert look(group_id, topic_id, **arguments) == Ready(1)  # type: ignore[arg-type]  # by name
+    assert look(group_id, topic_id, **arguments) == ReadyMessages(1)  # type: ignore[arg-type]  # by name
 
 
 def test_what_is_pending_in_an_ordered_queue_is_ready_when_its_time_is_up() -> None:
@@ -176,7 +176,7 @@ def test_what_is_pending_in_an_ordered_queue_is_ready_when_its_time_is_up() -> N
     world.run_due()
     for tags in (frozenset[str](), frozenset({"red"})):
         ready = world.engine.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
-        assert ready == Ready(1)
+        assert ready == ReadyMessages(1)
 
 
 def test_a_look_looks_anew_behind_a_reset() -> None:
@@ -186,7 +186,7 @@ def test_a_look_looks_anew_behind_a_reset() -> None:
     assert world.bodies() == ["a"]
     world.send("b", tag="blue")
     look, tags = world.engine.ready_count, frozenset({"red"})
-    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == Ready(0)
+    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(0)
     earliest = ResetTarget(earliest=True)
     world.engine.administration.reset_offset(GROUP, TOPIC, earliest, world.now_ms)
-    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == Ready(1)
+    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(1)

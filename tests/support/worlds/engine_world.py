@@ -13,7 +13,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.config import EngineConfig
-from tidemill.broker.engine.engine import AckResult, Batch, Delivery, Engine
+from tidemill.broker.engine.engine import AckResult, Delivery, DeliveryBatch, Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import Topic, TopicType
@@ -224,7 +224,7 @@ class World:
         self.commit()
         return popped
 
-    def _popped(self, batch: Batch, group_id: int, topic_id: int) -> list[Popped]:
+    def _popped(self, batch: DeliveryBatch, group_id: int, topic_id: int) -> list[Popped]:
         try:
             records = self.engine.read_batch(batch)
         except (LookupError, MessageDamaged):

@@ -25,7 +25,7 @@ from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, UNPROVEN, DeliveryTable
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.replication.known_end import KnownEnd
 from tidemill.broker.engine.replication.messages import Data
@@ -201,7 +201,7 @@ def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, 
             yield key, (*state, one.named_topic_id)
 
 
-def _ordered(progress: Progress, low: int) -> tuple[object, ...] | None:
+def _ordered(progress: PopProgress, low: int) -> tuple[object, ...] | None:
     ordered = progress.ordered
     if ordered is None:
         return None

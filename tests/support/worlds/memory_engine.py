@@ -23,8 +23,8 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.metadata.membership import Membership
-from tidemill.broker.engine.pop.consumption import AckResult, Batch, Delivery
-from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, Ready
+from tidemill.broker.engine.pop.consumption import AckResult, Delivery, DeliveryBatch
+from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, ReadyMessages
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import (
     BadRequest,
@@ -222,7 +222,7 @@ class MemoryEngine:
     def clients_ended(self, client_ids: Iterable[str]) -> None:
         self.ended_clients += client_ids
 
-    def on_their_way(self, batches: Iterable[Batch]) -> None:
+    def on_their_way(self, batches: Iterable[DeliveryBatch]) -> None:
         """Nothing here runs out."""
 
     def handed_over(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
@@ -240,7 +240,7 @@ class MemoryEngine:
         now_ms: int,
         client_id: str = "",  # It locks no queue.
         renews: bool = False,  # Nothing here runs out.
-    ) -> list[Batch]:
+    ) -> list[DeliveryBatch]:
         if not 1 <= max_messages <= MESSAGES_MAX:
             raise BadRequest("too few or too many messages")
         self.pops.append((client_id, renews))
@@ -264,7 +264,7 @@ class MemoryEngine:
 
     def ready_count(
         self, group_id: int, topic_id: int, *, tags: frozenset[str], now_ms: int
-    ) -> Ready:
+    ) -> ReadyMessages:
         self._topic(topic_id)
         self._group(group_id)
         count = sum(
@@ -273,17 +273,17 @@ class MemoryEngine:
             and (not tags or stored_message.tag_of(message.blob) in tags)
             for position, message in enumerate(self.log)
         )
-        return Ready(min(count, READY_COUNT_MAX))
+        return ReadyMessages(min(count, READY_COUNT_MAX))
 
     def _deliver(
         self, group_id: int, positions: list[int], now_ms: int, visible_at_ms: int
-    ) -> Batch:
+    ) -> DeliveryBatch:
         messages = [self.log[position] for position in positions]
         for position, message in zip(positions, messages, strict=True):
             self._taken.add((group_id, position))
             message.attempts += 1
         delivery_id = self._new_delivery(messages)
-        return Batch(
+        return DeliveryBatch(
             slot=Slot(delivery_id),
             delivery_id=LogOffset(delivery_id),
             popped_at_ms=now_ms,
@@ -297,7 +297,7 @@ class MemoryEngine:
             size_bytes=sum(len(message.blob) for message in messages),
         )
 
-    def read_batch(self, batch: Batch) -> list[Record]:
+    def read_batch(self, batch: DeliveryBatch) -> list[Record]:
         messages = [self.log[position] for position in batch.log_offsets]
         return [Record(message.blob, NOW_MS, message.origin_topic) for message in messages]
 

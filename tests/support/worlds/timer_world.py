@@ -23,7 +23,7 @@ from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
-from tidemill.broker.engine.timer.status import Scheduled, TimerQuery, TimerState, TimerStatus
+from tidemill.broker.engine.timer.status import ScheduleResult, TimerQuery, TimerState, TimerStatus
 from tidemill.message import stored_message
 
 SECOND_MS = 1_000
@@ -96,7 +96,7 @@ class TimerWorld(World):
         size: int = 0,
         keys: tuple[str, ...] = (),
         commit: bool = True,
-    ) -> Scheduled:
+    ) -> ScheduleResult:
         """Send a message that says itself when it is due, or let it wait for `delay_ms`."""
         plain = blob(text, size=size, keys=keys, kind=stored_message.TYPE_DELAY)
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
@@ -112,7 +112,7 @@ class TimerWorld(World):
         )
         if commit:
             self.commit()
-        return Scheduled._make(scheduled)
+        return ScheduleResult._make(scheduled)
 
     def cancel(self, timer_id: int) -> TimerStatus:
         self.engine.timers.cancel(TimerId(timer_id), now_ms=self.now_ms)

@@ -38,7 +38,7 @@ from tidemill.broker.engine.layout.record import Header, Kind
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.status import TimerState
-from tidemill.broker.engine.timer.wheel import Wheel
+from tidemill.broker.engine.timer.wheel import TimerWheel
 from tidemill.message import stored_message
 from tidemill.message.receipt_handle import HandleFields, HandleSigner
 
@@ -367,7 +367,7 @@ def test_the_golden_files_of_timers_are_intact() -> None:
     assert b is not None
     assert {a.generation, b.generation} == {1, 2}
     newest = max(a, b, key=lambda one: one.generation)
-    wheel = Wheel(disk, slot_count=TIMERS.wheel_slots)
+    wheel = TimerWheel(disk, slot_count=TIMERS.wheel_slots)
     wheel.load(
         position_min=0,
         position_max=newest.timer_log_position,

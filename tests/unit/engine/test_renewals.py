@@ -21,7 +21,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 )
 from tidemill.broker.engine.layout.record import Kind
 from tidemill.broker.engine.layout.renewal import Renewal, Why
-from tidemill.broker.engine.pop.holders import Holders
+from tidemill.broker.engine.pop.holder_numbers import HolderNumbers
 from tidemill.broker.engine.pop.renewals import (
     HELD_MAX_MS,
     LOOK_PERIOD_MS,
@@ -633,7 +633,7 @@ def test_what_was_given_back_is_not_extended_after_a_start() -> None:
 
 
 def test_numbers_of_clients_that_hold_nothing_are_given_out_again() -> None:
-    holders = Holders()
+    holders = HolderNumbers()
     for n in range(10_000):
         number = holders.number_of(f"client-{n}")
         holders.counts[number] += 1

@@ -49,7 +49,7 @@ from tidemill.broker.engine.timer.evacuation import MOVES_A_SLICE
 from tidemill.broker.engine.timer.load import SLOTS_A_SCAN
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES, TimerTable
 from tidemill.broker.engine.timer.timer_log import TAIL_PIECE_BYTES, TimerLog
-from tidemill.broker.engine.timer.wheel import Wheel
+from tidemill.broker.engine.timer.wheel import TimerWheel
 from tidemill.broker.engine.upkeep.checkpoint import ENDS_A_SECTION, PROGRESS_A_SECTION
 from tidemill.broker.engine.upkeep.retention import QUEUES_CUT_A_SLICE
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
@@ -804,14 +804,14 @@ def test_the_wheel_is_looked_through_in_bounded_slices(is_backlog: bool) -> None
     world = timers_beyond(10, delay_ms=5_000)
     engine = world.engine
     asked: list[int] = []
-    real = Wheel.filled
+    real = TimerWheel.filled
 
-    def filled(wheel: Wheel, first_s: int, end_s: int) -> list[int]:
+    def filled(wheel: TimerWheel, first_s: int, end_s: int) -> list[int]:
         asked.append(end_s - first_s)
         return real(wheel, first_s, end_s)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Wheel, "filled", filled)
+        patch.setattr(TimerWheel, "filled", filled)
         world.now_ms += 5 * DAY_MS
         if is_backlog:
             world.restart()

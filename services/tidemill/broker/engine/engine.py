@@ -30,9 +30,9 @@ from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.configuration.broker_groups import BrokerGroups
 from tidemill.broker.engine.configuration.following import Following
 from tidemill.broker.engine.events.event import EventQuery
-from tidemill.broker.engine.events.lookup import Lookup
-from tidemill.broker.engine.events.places import PlaceLook, Places
+from tidemill.broker.engine.events.lookup import EventLookup
 from tidemill.broker.engine.events.reader import EventRead
+from tidemill.broker.engine.events.record_starts import RecordStarts, RecordStartSearch
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.config import Config
@@ -44,9 +44,9 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.metadata.quota import Quota
-from tidemill.broker.engine.pop.consumption import AckResult, Batch, Consumption, Delivery
+from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import ON_ITS_WAY
-from tidemill.broker.engine.pop.readiness import Ready
+from tidemill.broker.engine.pop.readiness import ReadyMessages
 from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.queries.inspection import Inspection
@@ -57,9 +57,9 @@ from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import open_index
 from tidemill.broker.engine.timer.patch import with_due_time
-from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.timers import Timers
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.background import Background, Quiet
@@ -79,7 +79,7 @@ from tidemill.common.errors import (
 )
 from tidemill.message import stored_message
 
-__all__ = ["AckResult", "Batch", "Delivery", "Engine", "EngineConfig"]
+__all__ = ["AckResult", "Delivery", "DeliveryBatch", "Engine", "EngineConfig"]
 
 # Below this part of the reserve nothing is popped or copied: acks, and what frees space, go on.
 COPY_RESERVE_PART = 4
@@ -117,7 +117,7 @@ class Engine:
         self.store = MessageStore(self.log, self.catalog, MessageIndex(self.tally))
         self.state = PopState(self.catalog, self.tally)
         timer_index = open_index(disk, self.mappings, config.timer, self.log)
-        set_aside = SetAside(timer_index, self.log, self.catalog)
+        held_segments = HeldSegments(timer_index, self.log, self.catalog)
         self.fold = Fold(self.log, self.catalog, self.store, self.state, timer_index)
         self.consumption = Consumption(
             self.state,
@@ -150,7 +150,7 @@ class Engine:
             self.state,
             self._acks,
             timer_index,
-            set_aside,
+            held_segments,
             self.fold,
             self.checkpoints,
             self._quiet,
@@ -165,7 +165,7 @@ class Engine:
             self.store,
             self.catalog,
             timer_index,
-            set_aside,
+            held_segments,
             self.fold,
             self.tally,
             ready=self._make_ready,
@@ -211,8 +211,8 @@ class Engine:
             self.tally,
             timer_count_of=lambda topic_id: self.timers.index.counts.pending[topic_id],
         )
-        self._event_lookup = Lookup(self.catalog, self.store, timer_index, self.tally)
-        self._event_places = Places(self.log, self.tally)
+        self._event_lookup = EventLookup(self.catalog, self.store, timer_index, self.tally)
+        self._event_places = RecordStarts(self.log, self.tally)
         self.administration = Administration(
             self.catalog,
             self.store,
@@ -395,7 +395,7 @@ class Engine:
         now_ms: int,
         client_id: str = "",
         renews: bool = False,
-    ) -> list[Batch]:
+    ) -> list[DeliveryBatch]:
         """Take up to `max_messages` for a group and hide them from it; none is an answer.
 
         `client_id` is who gets them; what `renews` is extended while that client lives.
@@ -428,14 +428,14 @@ class Engine:
 
     def ready_count(
         self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
-    ) -> Ready:
+    ) -> ReadyMessages:
         """Say how much a pop would find, and take nothing: a hint, right for this moment.
 
         Raises TopicNotFound, GroupNotFound.
         """
         return self.consumption.ready_count(group_id, topic_id, tags=tags, now_ms=now_ms)
 
-    def read_batch(self, batch: Batch) -> list[MessageRecord]:
+    def read_batch(self, batch: DeliveryBatch) -> list[MessageRecord]:
         """Return the messages of a batch. Raises MessageDamaged, and LookupError, for any of them.
 
         Then `left_of` says what of it can be read.
@@ -474,7 +474,7 @@ class Engine:
             with_bodies=with_bodies,
         )
 
-    def left_of(self, batch: Batch) -> Batch:
+    def left_of(self, batch: DeliveryBatch) -> DeliveryBatch:
         """Return a batch without what cannot be read; `run_due` dead-letters what is damaged."""
         return self.consumption.damaged.left_of(batch)
 
@@ -544,7 +544,7 @@ class Engine:
             events_max=events_max,
         )
 
-    def find_place(self, position: int) -> PlaceLook:
+    def find_place(self, position: int) -> RecordStartSearch:
         """Begin to look for the first record that does not begin before a position."""
         return self._event_places.look(position)
 
@@ -568,7 +568,7 @@ class Engine:
         """Give back what clients hold and renew that have ended; `due_slices` does it."""
         self.consumption.renewals.ended(client_ids, log_end=self.log.log_end)
 
-    def on_their_way(self, batches: Iterable[Batch]) -> None:
+    def on_their_way(self, batches: Iterable[DeliveryBatch]) -> None:
         """Extend what was popped only when it is `handed_over`: until then nobody may have it."""
         on_its_way = self.state.table.on_its_way
         for batch in batches:

@@ -9,13 +9,13 @@ import pytest
 from tests.support.disk.counted_work import Meter
 from tests.support.worlds.timer_world import DAY_MS, HOUR_MS, SECOND_MS, TimerWorld
 from tidemill.broker.engine.layout import timer_slot
-from tidemill.broker.engine.timer.audit import RECORDS_A_SLICE, Audit
+from tidemill.broker.engine.timer.audit import RECORDS_A_SLICE, TimerAudit
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 
 IN_ONE_SECOND = 7
 
 
-def audit_of(world: TimerWorld) -> Audit:
+def audit_of(world: TimerWorld) -> TimerAudit:
     return world.engine.timers.janitor.audit
 
 

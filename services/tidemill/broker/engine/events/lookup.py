@@ -77,7 +77,7 @@ class KnownDelivery(NamedTuple):
 
 
 @final
-class Lookup:
+class EventLookup:
     """Finds what records name."""
 
     def __init__(

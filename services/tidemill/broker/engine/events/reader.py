@@ -16,9 +16,9 @@ from tidemill.broker.engine.events.counts import event_count
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.events.lookup import (
     GONE,
+    EventLookup,
     KnownDelivery,
     KnownMessage,
-    Lookup,
     first_topic,
     known_message,
     rows_by_delivery,
@@ -73,7 +73,7 @@ class EventRead:
         self,
         log: CommitLog,
         catalog: Catalog,
-        lookup: Lookup,
+        lookup: EventLookup,
         tally: Tally,
         query: EventQuery,
         *,
@@ -223,7 +223,7 @@ class EventRead:
 class _Maker:
     """Makes the events of records."""
 
-    def __init__(self, catalog: Catalog, lookup: Lookup, query: EventQuery) -> None:
+    def __init__(self, catalog: Catalog, lookup: EventLookup, query: EventQuery) -> None:
         self._catalog = catalog
         self._lookup = lookup
         self._topics = query.topics

@@ -26,7 +26,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 )
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.pop.delivery_table import FREE, NIL
-from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress
+from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
@@ -49,15 +49,15 @@ class CatchUp:
         self._together: list[DeliveryRows] = []  # of slices of the table that are not loaded yet
         # (slot, delivery id) of deliveries of ordered queues whose slot is used again in a later
         # slice, with what their settlement must still reach.
-        self._displaced: dict[tuple[int, int], tuple[Progress, list[int]]] = {}
+        self._displaced: dict[tuple[int, int], tuple[PopProgress, list[int]]] = {}
 
     # ------------------------------------------------------------ what contains what
 
-    def is_new_to_progress(self, progress: Progress, log_offset: LogOffset) -> bool:
+    def is_new_to_progress(self, progress: PopProgress, log_offset: LogOffset) -> bool:
         """Whether the progress of a queue lacks what the record at `log_offset` says."""
         return log_offset >= self._progress_covered.get(progress.index, 0)
 
-    def is_new_to_slot(self, slot: int, progress: Progress, log_offset: LogOffset) -> bool:
+    def is_new_to_slot(self, slot: int, progress: PopProgress, log_offset: LogOffset) -> bool:
         """Whether a slot lacks what the record at `log_offset` says of a queue's delivery."""
         if progress.ordered is not None:
             # The deliveries of an ordered queue are in the same slice as its progress.
@@ -147,7 +147,7 @@ class CatchUp:
             self._displaced[slot, table.ids[slot]] = progress, offsets
 
     def note_displaced(
-        self, slot: int, delivery_id: int, progress: Progress, offsets: list[int]
+        self, slot: int, delivery_id: int, progress: PopProgress, offsets: list[int]
     ) -> None:
         """Remember a delivery that cannot be placed, since a later use of its slot is known."""
         if progress.ordered is not None:

@@ -37,22 +37,22 @@ from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic, group
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
-from tidemill.broker.engine.pop.deliveries import AckResult, Batch, Deliveries, Delivery
+from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch, DeliveryWriter
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.ordered import OrderedPop
-from tidemill.broker.engine.pop.progress import Progress, Subscription
+from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
 from tidemill.broker.engine.pop.queue_reader import QueueReader
-from tidemill.broker.engine.pop.readiness import Readiness, Ready
+from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
-from tidemill.broker.engine.pop.revive import Revive
+from tidemill.broker.engine.pop.revive import Reviver
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import Key, PopState
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.time_search import QUEUES_A_STEP, TimeSearch
 from tidemill.common.errors import GroupNotFound, Overloaded, Repairing, TopicNotFound
 
-__all__ = ["AckResult", "Batch", "Consumption", "Delivery"]
+__all__ = ["AckResult", "Consumption", "Delivery", "DeliveryBatch"]
 
 RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
 QUEUES_A_SLICE = 256  # of which a group's progress is made at once: over a millisecond
@@ -87,7 +87,7 @@ class Consumption:
         # (group, topic) for whom a queue stands still for what is being repaired; bounded by both.
         self._stalled: set[tuple[GroupId, TopicId]] = set()
         self._reader = QueueReader(state, store, tally)
-        self._deliveries = Deliveries(state, recorder)
+        self._deliveries = DeliveryWriter(state, recorder)
         self.acks = RoundAcks(state, recorder)
         self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)
         self._ordered = OrderedPop(
@@ -97,10 +97,10 @@ class Consumption:
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
         self.renewals = Renewals(state, recorder, tally)
-        self.revive = Revive(
+        self.revive = Reviver(
             state, catalog, self._redelivery, self._ordered, self.renewals, tally, may_copy=may_copy
         )
-        self._readiness = Readiness(
+        self._readiness = PopReadiness(
             state,
             catalog,
             tally,
@@ -121,7 +121,7 @@ class Consumption:
         client_id: str,
         renews: bool,
         now_ms: int,
-    ) -> list[Batch]:
+    ) -> list[DeliveryBatch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
 
         An empty list is a normal answer. Raises TopicNotFound, GroupNotFound, Overloaded.
@@ -146,7 +146,7 @@ class Consumption:
         visible_at_ms = now_ms + invisible_duration_ms
         self._deliveries.client_id, self._deliveries.renews = client_id, renews
         want, taken_bytes = max_messages, 0
-        batches: list[Batch] = []
+        batches: list[DeliveryBatch] = []
         queues, first = subscription.queues, subscription.turn % len(subscription.queues)
         sources = queues[first:] + queues[:first]
         is_ordered = group.is_ordered
@@ -214,7 +214,7 @@ class Consumption:
 
     def ready_count(
         self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
-    ) -> Ready:
+    ) -> ReadyMessages:
         """Say how much a pop would find, and take nothing. Raises TopicNotFound, GroupNotFound."""
         return self._readiness.look(group_id, topic_id, tags=tags, now_ms=now_ms)
 
@@ -236,13 +236,13 @@ class Consumption:
         """Return and clear which messages were found damaged, for the shell's log."""
         return self._redelivery.take_notices()
 
-    def _is_retry_first(self, turn: int, retry: Progress, now_ms: int) -> bool:
+    def _is_retry_first(self, turn: int, retry: PopProgress, now_ms: int) -> bool:
         """Whether a pop looks at the retry topic before the others."""
         if turn % RETRY_SHARE == 0:
             return True
         return self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
 
-    def _waits_since(self, progress: Progress, now_ms: int) -> int:
+    def _waits_since(self, progress: PopProgress, now_ms: int) -> int:
         offset = progress.next_offset
         if offset == progress.queue.max_offset:
             return now_ms  # Retention took all of it.
@@ -252,7 +252,7 @@ class Consumption:
             return now_ms
         return self._store.stored_at_ms(log_offset)
 
-    def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> Subscription:
+    def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> PopSubscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress
         # Before there is progress, since a queue file that is damaged ends this, and all is new
         # when the next pop comes.
@@ -274,7 +274,7 @@ class Consumption:
         retry = (
             None if retry_id is None else self._state.progress_of(group.id, retry_id, QueueId(0))
         )
-        subscription = Subscription(
+        subscription = PopSubscription(
             group_id=group.id, topic_id=topic.id, version=topic.version, queues=queues, retry=retry
         )
         self._state.subscriptions[group.id, topic.id] = subscription
@@ -331,13 +331,13 @@ class Consumption:
 
     def _pop_any(
         self,
-        progress: Progress,
+        progress: PopProgress,
         group: Group,
         budget: PopBudget,
         visible_at_ms: int,
         tags: frozenset[str],
         now_ms: int,
-    ) -> Batch | None:
+    ) -> DeliveryBatch | None:
         if progress.position < progress.queue.min_offset:
             self._reader.skip_expired(progress)
         taken = self._reader.take(progress, budget, tags)

@@ -19,9 +19,9 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, Slot
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.pop.acks import RoundAcks
-from tidemill.broker.engine.pop.deliveries import Batch, Delivery
+from tidemill.broker.engine.pop.deliveries import Delivery, DeliveryBatch
 from tidemill.broker.engine.pop.delivery_table import NIL
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
@@ -65,7 +65,7 @@ class DamagedMessages:
         """Whether a round has something to settle."""
         return bool(self._noted)
 
-    def left_of(self, batch: Batch) -> Batch:
+    def left_of(self, batch: DeliveryBatch) -> DeliveryBatch:
         """Return what of a batch can be read; what is damaged is noted, what is gone is not."""
         left = []
         for n, log_offset in enumerate(batch.log_offsets):
@@ -107,7 +107,7 @@ class DamagedMessages:
             if progress is not None:
                 self._settle(noted, progress, now_ms)
 
-    def _find_owner(self, noted: _Noted) -> Progress | None:
+    def _find_owner(self, noted: _Noted) -> PopProgress | None:
         """Return the progress of a message that is still out."""
         table = self._state.table
         slot = noted.slot
@@ -118,7 +118,7 @@ class DamagedMessages:
         is_void = self._state.is_void(progress, noted.delivery_id)
         return progress if is_live and not is_void else None
 
-    def _settle(self, noted: _Noted, progress: Progress, now_ms: int) -> None:
+    def _settle(self, noted: _Noted, progress: PopProgress, now_ms: int) -> None:
         slot, delivery_id, index, attempt = noted
         try:
             is_dead = self._redelivery.bury_if_damaged(slot, index, progress, now_ms, attempt)

@@ -15,8 +15,8 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     PopCheckpoint,
 )
-from tidemill.broker.engine.pop.progress import Progress
-from tidemill.broker.engine.pop.queue_reader import Taken
+from tidemill.broker.engine.pop.progress import PopProgress
+from tidemill.broker.engine.pop.queue_reader import MessageSelection
 from tidemill.broker.engine.pop.state import PopState
 
 # Delivery attempts of a batch whose messages are all delivered for the first time, by its size.
@@ -45,7 +45,7 @@ class Delivery(NamedTuple):
     visible_at_ms: int
 
 
-class Batch(NamedTuple):
+class DeliveryBatch(NamedTuple):
     """What one pop took from one queue; all columns of one length."""
 
     slot: Slot
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 
 @final
-class Deliveries:
+class DeliveryWriter:
     """Makes deliveries: each is one CK."""
 
     def __init__(self, state: PopState, recorder: Recorder) -> None:
@@ -74,15 +74,15 @@ class Deliveries:
 
     def deliver(
         self,
-        progress: Progress,
-        taken: Taken,
+        progress: PopProgress,
+        taken: MessageSelection,
         visible_at_ms: int,
         now_ms: int,
         *,
         size_bytes: int,
         attempts: tuple[int, ...] | None = None,
         attempt_id: str = "",
-    ) -> Batch:
+    ) -> DeliveryBatch:
         """Hide messages of a queue from its group; `attempts` are for an ordered one."""
         offsets = taken.offsets
         start, count = offsets[0], len(offsets)
@@ -122,7 +122,7 @@ class Deliveries:
         )
         self._state.counts["ck", progress.group_id, progress.named_topic_id] += 1
         return _tuple(
-            Batch,
+            DeliveryBatch,
             (
                 slot,
                 delivery_id,

@@ -32,7 +32,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_SUSPEND,
     FLAG_UNPROVEN,
 )
-from tidemill.broker.engine.pop.holders import NOBODY, UNHEARD, Holders
+from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD, HolderNumbers
 
 NIL = 0xFFFFFFFF  # end of a list
 FREE = -1  # delivery id of an empty slot
@@ -70,7 +70,7 @@ class DeliveryTable:
         self.previous = array("I")  # in pop order of the queue
         self.next = array("I")
         self.holders = array("I")  # numbers of `clients`
-        self.clients = Holders()
+        self.clients = HolderNumbers()
         # Not 0: nobody has told yet that its client has it. Of a pop neither a record nor a
         # snapshot says so, of what a start did not know both do.
         self.on_its_way = array("B")

@@ -19,10 +19,10 @@ from tidemill.broker.engine.layout.state import StatedDeliveries
 from tidemill.broker.engine.metadata.catalog import Group
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
-from tidemill.broker.engine.pop.deliveries import Batch, Deliveries
+from tidemill.broker.engine.pop.deliveries import DeliveryBatch, DeliveryWriter
 from tidemill.broker.engine.pop.delivery_table import NIL
-from tidemill.broker.engine.pop.progress import Progress
-from tidemill.broker.engine.pop.queue_reader import QueueReader, Taken
+from tidemill.broker.engine.pop.progress import PopProgress
+from tidemill.broker.engine.pop.queue_reader import MessageSelection, QueueReader
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -36,7 +36,7 @@ class OrderedPop:
         self,
         state: PopState,
         reader: QueueReader,
-        deliveries: Deliveries,
+        deliveries: DeliveryWriter,
         acks: RoundAcks,
         redelivery: Redelivery,
         tally: Tally,
@@ -58,7 +58,7 @@ class OrderedPop:
         self._allowance = Allowance(self._tally, items=MESSAGES_MAX)
         self._acks.record(now_ms)
 
-    def has_nothing(self, progress: Progress, attempt_id: str, now_ms: int) -> bool:
+    def has_nothing(self, progress: PopProgress, attempt_id: str, now_ms: int) -> bool:
         """Whether a look is enough to say that `pop` would take nothing from a queue, or settle."""
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
@@ -73,14 +73,14 @@ class OrderedPop:
 
     def pop(
         self,
-        progress: Progress,
+        progress: PopProgress,
         group: Group,
         budget: PopBudget,
         visible_at_ms: int,
         tags: frozenset[str],
         attempt_id: str,
         now_ms: int,
-    ) -> Batch | None:
+    ) -> DeliveryBatch | None:
         """Take what fits of a queue; None where it is blocked or has nothing that does."""
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
@@ -129,7 +129,7 @@ class OrderedPop:
         ordered.holder = ordered.batch_id, self._client_id
         return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
 
-    def release(self, progress: Progress, now_ms: int) -> list[int]:
+    def release(self, progress: PopProgress, now_ms: int) -> list[int]:
         """Let the next pop have what locks a queue; return the slots, empty where nothing does.
 
         As when their time is up: their attempts count, and their handles hold until that pop.
@@ -142,7 +142,9 @@ class OrderedPop:
             self._recorder.append(StatedDeliveries(deliveries), now_ms)
         return slots
 
-    def _choose(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken:
+    def _choose(
+        self, progress: PopProgress, budget: PopBudget, tags: frozenset[str]
+    ) -> MessageSelection:
         """Choose what is pending, the lowest first, and behind all of it what is new.
 
         What is pending and does not match the filter any more is passed over like what is new
@@ -162,16 +164,16 @@ class OrderedPop:
         if len(offsets) == len(waiting) and budget.messages_left:
             new = self._reader.take(progress, budget, tags)
             if new is not None:
-                return Taken(
+                return MessageSelection(
                     [*offsets, *new.offsets], [*log_offsets, *new.log_offsets], new.next_offset
                 )
-        return Taken(offsets, log_offsets, progress.next_offset)
+        return MessageSelection(offsets, log_offsets, progress.next_offset)
 
-    def _matches(self, progress: Progress, offset: int, tags: frozenset[str]) -> bool:
+    def _matches(self, progress: PopProgress, offset: int, tags: frozenset[str]) -> bool:
         log_offset, _, tag_hash = progress.queue.entry(offset)
         return self._reader.matches(log_offset, tag_hash, tags)
 
-    def _settle_expired(self, progress: Progress) -> None:
+    def _settle_expired(self, progress: PopProgress) -> None:
         """Settle what retention took out of live deliveries: it can block nobody."""
         assert progress.ordered is not None
         low = progress.queue.min_offset
@@ -188,7 +190,9 @@ class OrderedPop:
                 self._acks.add_expired(slot, sum(bits))
                 self._state.count("expired_before_revive", progress, len(bits))
 
-    def _same_batch(self, progress: Progress, out: list[int], budget: PopBudget) -> Batch | None:
+    def _same_batch(
+        self, progress: PopProgress, out: list[int], budget: PopBudget
+    ) -> DeliveryBatch | None:
         """Return what the repeated attempt already holds, as far as it is not settled."""
         assert progress.ordered is not None
         table = self._state.table
@@ -202,7 +206,7 @@ class OrderedPop:
         if not count:
             return None
         indexes, offsets = indexes[:count], offsets[:count]
-        return Batch(
+        return DeliveryBatch(
             Slot(slot),
             LogOffset(table.ids[slot]),
             table.popped_at_ms[slot],
@@ -217,7 +221,12 @@ class OrderedPop:
         )
 
     def dead_letter_exhausted(
-        self, slots: list[int], progress: Progress, group: Group, allowance: Allowance, now_ms: int
+        self,
+        slots: list[int],
+        progress: PopProgress,
+        group: Group,
+        allowance: Allowance,
+        now_ms: int,
     ) -> bool:
         """Dead-letter what has run out in `slots` and has no attempt left; False: not all of it."""
         assert progress.ordered is not None

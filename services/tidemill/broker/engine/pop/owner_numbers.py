@@ -15,7 +15,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.pop.delivery_table import DeliveryTable
-from tidemill.broker.engine.pop.progress import VOID, Progress
+from tidemill.broker.engine.pop.progress import VOID, PopProgress
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
 NOBODY = 0  # as group and topic id, which are given out from 1 on
@@ -29,7 +29,7 @@ class OwnerNumbers:
 
     def __init__(self, table: DeliveryTable) -> None:
         self._table = table
-        self._nobody = Progress(
+        self._nobody = PopProgress(
             index=NO_NUMBER,
             group_id=GroupId(NOBODY),
             topic_id=TopicId(NOBODY),
@@ -37,7 +37,7 @@ class OwnerNumbers:
             queue=ConsumeQueue(TopicId(NOBODY), QueueId(0)),
             void_before=VOID,
         )
-        self.owners: list[Progress] = []  # by number
+        self.owners: list[PopProgress] = []  # by number
         self._free = array("I")
         # Numbers that name nobody, while slots may still have them; those that the sweep under way
         # makes free, and how far in the table it is.
@@ -54,14 +54,14 @@ class OwnerNumbers:
         """Return the number that `add` gives the next owner."""
         return self._free[-1] if self._free else len(self.owners)
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: PopProgress) -> None:
         """Let `next` name an owner."""
         if self._free:
             self.owners[self._free.pop()] = progress
         else:
             self.owners.append(progress)
 
-    def retire(self, progress: Progress) -> None:
+    def retire(self, progress: PopProgress) -> None:
         """Let an owner's number name nobody: all its deliveries are void from here on."""
         self.owners[progress.index] = self._nobody
         if self._nobody.index == NO_NUMBER:
@@ -86,7 +86,7 @@ class OwnerNumbers:
             self._free.extend(self._swept)
             self._swept = array("I")
 
-    def renumber(self, owners: list[Progress]) -> None:
+    def renumber(self, owners: list[PopProgress]) -> None:
         """Give `owners` new numbers, and no other has one; all slots in use are theirs."""
         numbers = np.zeros(len(self.owners) + 1, dtype=np.uint32)  # Slots never used say 0.
         for number, progress in enumerate(owners):

@@ -36,7 +36,7 @@ class OrderedState:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class PopProgress:
     """One (topic, group, queue): where pops go on, and which deliveries are live.
 
     Invariant: every message below pop_offset is settled, in a live delivery, or, in an ordered
@@ -96,13 +96,13 @@ class Progress:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Subscription:
+class PopSubscription:
     """What a pop of a (group, topic) looks at."""
 
     group_id: GroupId
     topic_id: TopicId
     version: int  # of the topic, since its number of queues may grow
-    queues: list[Progress]
-    retry: Progress | None = None
+    queues: list[PopProgress]
+    retry: PopProgress | None = None
     # Counts pops: spreads them over queues, and gives the retry topic its share.
     turn: int = 0

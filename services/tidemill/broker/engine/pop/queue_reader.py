@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.pop.budget import PopBudget
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MAX, WARM_BYTES
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -22,7 +22,7 @@ SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied
 _tuple = tuple.__new__
 
 
-class Taken(NamedTuple):
+class MessageSelection(NamedTuple):
     """Messages that a pop has chosen from a queue, and where the next one goes on."""
 
     offsets: Sequence[int]
@@ -44,14 +44,16 @@ class QueueReader:
         """Begin a pop that has a filter: its queues share what it may look at."""
         self._scan = Allowance(self._tally, items=SCAN_ENTRIES_MAX)
 
-    def skip_expired(self, progress: Progress) -> None:
+    def skip_expired(self, progress: PopProgress) -> None:
         """Go on behind what retention took, and count that."""
         missed = progress.queue.min_offset - progress.position
         if missed > 0:
             self._state.count("expired", progress, missed)
             progress.position = progress.queue.min_offset
 
-    def take(self, progress: Progress, budget: PopBudget, tags: frozenset[str]) -> Taken | None:
+    def take(
+        self, progress: PopProgress, budget: PopBudget, tags: frozenset[str]
+    ) -> MessageSelection | None:
         """Choose the next matching messages that fit; None: there are none at all."""
         # Retention is a matter of the owner too: `skip_expired` has been called in this turn.
         queue, offset = progress.queue, progress.position
@@ -63,10 +65,10 @@ class QueueReader:
             end = offset + count
             if log_offsets[0] < self._store.log.log_end - WARM_BYTES:
                 self._ask_ahead(progress, offset, end)
-            return _tuple(Taken, (range(offset, end), log_offsets[:count], end))
+            return _tuple(MessageSelection, (range(offset, end), log_offsets[:count], end))
         return self._take_matching(progress, offset, budget, tags)
 
-    def _ask_ahead(self, progress: Progress, begin: int, end: int) -> None:
+    def _ask_ahead(self, progress: PopProgress, begin: int, end: int) -> None:
         """Let the kernel read what is delivered now, all of it at once, and next.
 
         Read one by one where they are needed, messages on a disk would hold everybody up.
@@ -93,8 +95,8 @@ class QueueReader:
         return tag_hash in hashes and self._store.has_tag(log_offset, tags)
 
     def _take_matching(
-        self, progress: Progress, offset: int, budget: PopBudget, tags: frozenset[str]
-    ) -> Taken:
+        self, progress: PopProgress, offset: int, budget: PopBudget, tags: frozenset[str]
+    ) -> MessageSelection:
         queue = progress.queue
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         offsets: list[int] = []
@@ -121,4 +123,4 @@ class QueueReader:
         if offset < queue.max_offset and not is_full:
             # The rest is looked at in the next turn: others must not wait for a sparse filter.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
-        return Taken(offsets, log_offsets, offset)
+        return MessageSelection(offsets, log_offsets, offset)

@@ -18,7 +18,7 @@ from tidemill.message import stored_message
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Catalog
-    from tidemill.broker.engine.pop.progress import Progress
+    from tidemill.broker.engine.pop.progress import PopProgress
     from tidemill.broker.engine.pop.state import PopState
     from tidemill.broker.engine.tally import Tally
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 READY_COUNT_MAX: Final = 64
 
 
-class Ready(NamedTuple):
+class ReadyMessages(NamedTuple):
     """How many messages are ready, at most READY_COUNT_MAX."""
 
     ready_count: int
@@ -34,12 +34,12 @@ class Ready(NamedTuple):
     is_unsure: bool = False
 
 
-NOTHING_READY: Final = Ready(0)
-_UNKNOWN = Ready(1, is_unsure=True)
+NOTHING_READY: Final = ReadyMessages(0)
+_UNKNOWN = ReadyMessages(1, is_unsure=True)
 
 
 @final
-class Readiness:
+class PopReadiness:
     """Looks at what is ready for a group."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Readiness:
         catalog: Catalog,
         tally: Tally,
         *,
-        is_blocked: Callable[[Progress, str, int], bool],
+        is_blocked: Callable[[PopProgress, str, int], bool],
         settle_acks: Callable[[int], object],
     ) -> None:
         """Take `is_blocked` as the pop of ordered groups knows it, of what `settle_acks` leaves."""
@@ -60,7 +60,7 @@ class Readiness:
 
     def look(
         self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
-    ) -> Ready:
+    ) -> ReadyMessages:
         """Count what is ready. Raises TopicNotFound, GroupNotFound.
 
         With a filter it costs what the look of a pop costs, and not again for what it has seen.
@@ -90,7 +90,7 @@ class Readiness:
                 sources = [*sources, retry]
         return self._matching(sources, tags) if tags else _all(sources)
 
-    def _matching(self, sources: list[Progress], tags: frozenset[str]) -> Ready:
+    def _matching(self, sources: list[PopProgress], tags: frozenset[str]) -> ReadyMessages:
         scan = Allowance(self._tally, items=SCAN_ENTRIES_MAX)
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         count = 0
@@ -102,14 +102,14 @@ class Readiness:
             except BlockFileDamaged:
                 continue
             if count >= READY_COUNT_MAX:
-                return Ready(READY_COUNT_MAX)
+                return ReadyMessages(READY_COUNT_MAX)
             if scan.items_left <= 0:
-                return Ready(count) if count else _UNKNOWN
-        return Ready(count)
+                return ReadyMessages(count) if count else _UNKNOWN
+        return ReadyMessages(count)
 
     def _matching_in(
         self,
-        progress: Progress,
+        progress: PopProgress,
         tags: frozenset[str],
         hashes: set[int],
         scan: Allowance,
@@ -130,7 +130,7 @@ class Readiness:
         return count
 
 
-def _all(sources: list[Progress]) -> Ready:
+def _all(sources: list[PopProgress]) -> ReadyMessages:
     count = 0
     for progress in sources:
         ready = progress.ready_count
@@ -138,15 +138,15 @@ def _all(sources: list[Progress]) -> Ready:
             count += ready
         count += _pending_count(progress)
         if count >= READY_COUNT_MAX:
-            return Ready(READY_COUNT_MAX)
-    return Ready(count) if count else NOTHING_READY
+            return ReadyMessages(READY_COUNT_MAX)
+    return ReadyMessages(count) if count else NOTHING_READY
 
 
-def _pending_count(progress: Progress) -> int:
+def _pending_count(progress: PopProgress) -> int:
     return 0 if progress.ordered is None else len(progress.ordered.pending)
 
 
-def _behind_passed(progress: Progress, tags: frozenset[str]) -> int:
+def _behind_passed(progress: PopProgress, tags: frozenset[str]) -> int:
     """Return where to look on: an earlier look has found none of these tags before."""
     passed_tags, begin, end = progress.passed
     offset = progress.next_offset

@@ -29,8 +29,8 @@ from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, c
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.acks import RoundAcks
-from tidemill.broker.engine.pop.deliveries import Batch
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.deliveries import DeliveryBatch
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import MessageBodyTooLarge
@@ -86,8 +86,13 @@ class Redelivery:
         return notices
 
     def within_limit(
-        self, batch: Batch, attempts: Sequence[int], progress: Progress, group: Group, now_ms: int
-    ) -> Batch | None:
+        self,
+        batch: DeliveryBatch,
+        attempts: Sequence[int],
+        progress: PopProgress,
+        group: Group,
+        now_ms: int,
+    ) -> DeliveryBatch | None:
         """Fill in the attempts, and dead-letter the messages that have none left.
 
         The limit is checked when an invisible duration ends; it may have been lowered since.
@@ -114,7 +119,7 @@ class Redelivery:
             log_offsets=[batch.log_offsets[index] for index in kept],
         )
 
-    def revive(self, slot: int, index: int, progress: Progress, now_ms: int) -> None:
+    def revive(self, slot: int, index: int, progress: PopProgress, now_ms: int) -> None:
         """Make a message available again: a copy on the retry topic, or the dead-letter one."""
         table = self._state.table
         offset = table.offset_of(slot, index)
@@ -147,7 +152,13 @@ class Redelivery:
         self._state.ready.add((progress.group_id, progress.named_topic_id))
 
     def copy_to_dlq(
-        self, slot: int, index: int, progress: Progress, reason: Reason, now_ms: int, attempts: int
+        self,
+        slot: int,
+        index: int,
+        progress: PopProgress,
+        reason: Reason,
+        now_ms: int,
+        attempts: int,
     ) -> None:
         """Move one message of a delivery to the group's dead-letter topic.
 
@@ -167,7 +178,7 @@ class Redelivery:
             self._bury(slot, index, progress, now_ms, attempts)
 
     def bury_if_damaged(
-        self, slot: int, index: int, progress: Progress, now_ms: int, attempts: int
+        self, slot: int, index: int, progress: PopProgress, now_ms: int, attempts: int
     ) -> bool:
         """Settle a message that could not be read; False when it can be.
 
@@ -182,7 +193,9 @@ class Redelivery:
             return False
         return True
 
-    def _bury(self, slot: int, index: int, progress: Progress, now_ms: int, attempts: int) -> None:
+    def _bury(
+        self, slot: int, index: int, progress: PopProgress, now_ms: int, attempts: int
+    ) -> None:
         """Move what is left of a damaged message to the dead-letter topic."""
         offset = self._state.table.offset_of(slot, index)
         log_offset, size, _ = progress.queue.entry(offset)
@@ -202,7 +215,7 @@ class Redelivery:
         self,
         slot: int,
         index: int,
-        progress: Progress,
+        progress: PopProgress,
         original: _Original,
         reason: Reason,
         now_ms: int,
@@ -214,13 +227,13 @@ class Redelivery:
         self._state.ready_topics.add(target.id)
         self._state.count("dead_lettered", progress, 1)
 
-    def _expire(self, slot: int, index: int, progress: Progress) -> None:
+    def _expire(self, slot: int, index: int, progress: PopProgress) -> None:
         """Settle a message that retention took while it was out: final, and counted."""
         self._tally.add(1)
         self._state.count("expired_before_revive", progress, 1)
         self._acks.add_expired(slot, 1 << index)
 
-    def attempts_of(self, progress: Progress, offset: int) -> int:
+    def attempts_of(self, progress: PopProgress, offset: int) -> int:
         """Count the deliveries of a message of a group that is not ordered, this one included."""
         is_gone = offset < progress.queue.min_offset
         if is_gone or progress.topic_id == progress.named_topic_id:
@@ -234,7 +247,7 @@ class Redelivery:
         except (MessageDamaged, LookupError):
             return 1  # It goes no further than to the dead-letter topic.
 
-    def _find_original(self, progress: Progress, offset: int) -> _Original | None:
+    def _find_original(self, progress: PopProgress, offset: int) -> _Original | None:
         """Return what is to be copied; None: it is damaged. Raises BlockFileDamaged."""
         log_offset, _, _ = progress.queue.entry(offset)
         try:
@@ -271,7 +284,7 @@ class Redelivery:
         self,
         slot: int,
         index: int,
-        progress: Progress,
+        progress: PopProgress,
         target: Topic,
         original: _Original,
         reason: Reason,

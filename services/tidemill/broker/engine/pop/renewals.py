@@ -23,7 +23,7 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, cut_client_id
 from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, Why
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, ON_ITS_WAY, UNPROVEN
-from tidemill.broker.engine.pop.holders import NOBODY, UNHEARD
+from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
 

@@ -18,7 +18,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.ordered import OrderedPop
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.state import PopState
@@ -32,7 +32,7 @@ REVIVE_MESSAGES_A_WINDOW = 5_000
 
 
 @final
-class Revive:
+class Reviver:
     """Works off the deadlines of all deliveries."""
 
     def __init__(
@@ -222,7 +222,7 @@ class Revive:
         return True
 
     def _expire_ordered(
-        self, slot: int, progress: Progress, allowance: Allowance, now_ms: int
+        self, slot: int, progress: PopProgress, allowance: Allowance, now_ms: int
     ) -> bool:
         """Let the next pop have an ordered delivery, without what has no attempt left."""
         group = self._catalog.groups[progress.group_id]

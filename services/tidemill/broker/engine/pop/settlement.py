@@ -24,7 +24,7 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
 from tidemill.broker.engine.pop.delivery_table import NIL, ON_ITS_WAY
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded, Repairing
@@ -85,7 +85,7 @@ class Settlement:
             state.counts[_NAMES[result], group_id, topic_id] += 1
         return result
 
-    def _is_of(self, progress: Progress, delivery: Delivery) -> bool:
+    def _is_of(self, progress: PopProgress, delivery: Delivery) -> bool:
         return (
             progress.group_id == delivery.group_id
             and progress.named_topic_id == delivery.topic_id
@@ -112,7 +112,7 @@ class Settlement:
         is_void = progress is not None and delivery.delivery_id < progress.void_before
         return AckResult.GONE if is_void else AckResult.ALREADY
 
-    def _find_live(self, delivery: Delivery) -> Progress:
+    def _find_live(self, delivery: Delivery) -> PopProgress:
         """Return the progress of a delivery whose message is live. Raises InvalidReceiptHandle."""
         table = self._state.table
         slot = delivery.slot
@@ -195,7 +195,7 @@ class Settlement:
         except BlockFileDamaged as error:
             raise Repairing from error
 
-    def _forward(self, delivery: Delivery, progress: Progress, now_ms: int) -> None:
+    def _forward(self, delivery: Delivery, progress: PopProgress, now_ms: int) -> None:
         offset = self._state.table.offset_of(delivery.slot, delivery.message_index)
         if progress.ordered is not None:
             attempts = progress.ordered.pending.get(offset, 1)

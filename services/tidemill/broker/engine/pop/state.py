@@ -50,7 +50,7 @@ from tidemill.broker.engine.pop.delivery_table import (
     DeliveryTable,
 )
 from tidemill.broker.engine.pop.owner_numbers import OwnerNumbers
-from tidemill.broker.engine.pop.progress import VOID, OrderedState, Progress, Subscription
+from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress, PopSubscription
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.histogram import Histogram
 
@@ -96,15 +96,15 @@ class PopState:
         self.catalog = catalog
         self._tally = tally
         self.table = DeliveryTable()
-        self.progress: dict[Key, Progress] = {}
+        self.progress: dict[Key, PopProgress] = {}
         # Of each group and of each topic: what goes when one of them is deleted.
-        self._of_group: dict[GroupId, dict[Key, Progress]] = {}
-        self._of_topic: dict[TopicId, dict[Key, Progress]] = {}
+        self._of_group: dict[GroupId, dict[Key, PopProgress]] = {}
+        self._of_topic: dict[TopicId, dict[Key, PopProgress]] = {}
         # Of what was deleted: it is void, and forgotten some a slice.
-        self._going: deque[dict[Key, Progress]] = deque()
+        self._going: deque[dict[Key, PopProgress]] = deque()
         self._numbers = OwnerNumbers(self.table)
         self.owners = self._numbers.owners  # by the number that slots of the table name
-        self.subscriptions: dict[tuple[GroupId, TopicId], Subscription] = {}
+        self.subscriptions: dict[tuple[GroupId, TopicId], PopSubscription] = {}
         self.ready: set[tuple[GroupId, TopicId]] = (
             set()
         )  # (group id, topic id) with new availability
@@ -114,7 +114,7 @@ class PopState:
         self.ack_times_ms: Histogram[tuple[GroupId, TopicId]] = Histogram(DELIVERY_BUCKETS_MS)
         self.catch_up: CatchUp | None = None
 
-    def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> Progress:
+    def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> PopProgress:
         """Return the progress of a group in a queue, made when it is new."""
         key = group_id, topic_id, queue_id
         progress = self.progress.get(key)
@@ -126,7 +126,7 @@ class PopState:
             self._of_topic.setdefault(topic_id, {})[key] = progress
         return progress
 
-    def look_at(self, key: Key) -> Progress:
+    def look_at(self, key: Key) -> PopProgress:
         """Return the progress of a group in a queue; where it has none, how it would begin.
 
         Looking changes nothing: what was made for it belongs to nobody.
@@ -134,10 +134,10 @@ class PopState:
         progress = self.progress.get(key)
         return self._new_progress(key, index=NIL) if progress is None else progress
 
-    def _new_progress(self, key: Key, *, index: int) -> Progress:
+    def _new_progress(self, key: Key, *, index: int) -> PopProgress:
         group_id, topic_id, queue_id = key
         topic, group = self.catalog.topics.get(topic_id), self.catalog.groups.get(group_id)
-        return Progress(
+        return PopProgress(
             index=index,
             group_id=group_id,
             topic_id=topic_id,
@@ -146,17 +146,17 @@ class PopState:
             ordered=OrderedState() if group is not None and group.is_ordered else None,
         )
 
-    def count_again(self, slot: int, progress: Progress, count: int) -> None:
+    def count_again(self, slot: int, progress: PopProgress, count: int) -> None:
         """Count messages of a delivery that has run out, and that are delivered once more."""
         # Who gives a message back replaces its delivery by a shorter one.
         is_nack = self.table.flags[slot] & FLAG_SUPERSEDES
         self.count("again_nack" if is_nack else "again_expired", progress, count)
 
-    def count(self, what: str, progress: Progress, count: int) -> None:
+    def count(self, what: str, progress: PopProgress, count: int) -> None:
         """Count something that happened to a group's messages, for the metrics."""
         self.counts[what, progress.group_id, progress.named_topic_id] += count
 
-    def deliveries_of(self, progress: Progress) -> list[int]:
+    def deliveries_of(self, progress: PopProgress) -> list[int]:
         """Return the slots of a queue's live deliveries in pop order."""
         slots, slot = [], progress.head
         while slot != NIL:
@@ -190,7 +190,9 @@ class PopState:
         if catch_up is None or catch_up.is_new_to_slot(slot, progress, log_offset):
             self._place(ck, progress, log_offset, popped_at_ms)
 
-    def _apply_ordered(self, progress: Progress, ck: PopCheckpoint, log_offset: LogOffset) -> None:
+    def _apply_ordered(
+        self, progress: PopProgress, ck: PopCheckpoint, log_offset: LogOffset
+    ) -> None:
         assert ck.attempts is not None, "a CK of an ordered group has attempts"
         ordered = progress.ordered
         if ordered is None:
@@ -218,7 +220,7 @@ class PopState:
         ordered.pending.update(zip(ck.offsets, ck.attempts, strict=True))
 
     def _place(
-        self, ck: PopCheckpoint, progress: Progress, delivery_id: int, popped_at_ms: int
+        self, ck: PopCheckpoint, progress: PopProgress, delivery_id: int, popped_at_ms: int
     ) -> None:
         table = self.table
         slot, _, _, _, count, flags, _, start, visible_at_ms, _, gaps, *_, client_id, renews = ck
@@ -334,7 +336,7 @@ class PopState:
         visible_at_ms = np.frombuffer(table.visible_at_ms, dtype=np.int64)
         visible_at_ms[renewed] = np.minimum(visible_at_ms[renewed], ends_ms)
 
-    def _owner(self, slot: int, delivery_id: int, log_offset: LogOffset) -> Progress | None:
+    def _owner(self, slot: int, delivery_id: int, log_offset: LogOffset) -> PopProgress | None:
         """Return the progress of a delivery that is in the table; None where it is not, or void."""
         table = self.table
         if slot >= len(table.ids) or table.ids[slot] != delivery_id:
@@ -347,7 +349,7 @@ class PopState:
             return None
         return progress
 
-    def _remove(self, slot: int, bits: int, progress: Progress) -> None:
+    def _remove(self, slot: int, bits: int, progress: PopProgress) -> None:
         table = self.table
         left = table.live[slot] & ~bits
         table.live[slot] = left
@@ -370,7 +372,7 @@ class PopState:
             table.move(slot, min(table.visible_at_ms[slot], self._handles_end_ms(slot)))
         # Otherwise it stays until its deadline, for the same reason.
 
-    def _unlink(self, slot: int, progress: Progress) -> None:
+    def _unlink(self, slot: int, progress: PopProgress) -> None:
         table = self.table
         before, after = table.previous[slot], table.next[slot]
         if after == NIL:
@@ -415,7 +417,7 @@ class PopState:
             if progress.position < end:
                 progress.pop_offset = progress.position = end
 
-    def find_expired(self, progress: Progress, end: int) -> list[ExpiredRange]:
+    def find_expired(self, progress: PopProgress, end: int) -> list[ExpiredRange]:
         """Return what a group has not been given of what is before `end` and about to go.
 
         Of an ordered queue also what was given, was not settled, and nobody holds now. What is in
@@ -463,7 +465,7 @@ class PopState:
                 progress.ordered = OrderedState()
             self.ready.add((progress.group_id, progress.named_topic_id))
 
-    def _void(self, progress: Progress, log_offset: LogOffset) -> None:
+    def _void(self, progress: PopProgress, log_offset: LogOffset) -> None:
         # Slots are emptied when their deadlines come: a reset costs the same at any size. Those of
         # an ordered queue, a batch at most, may be past theirs and wait for a pop.
         if progress.ordered is not None:
@@ -520,19 +522,19 @@ class PopState:
         if not count and self._numbers.has_retired:
             self._numbers.sweep()
 
-    def is_gone(self, progress: Progress) -> bool:
+    def is_gone(self, progress: PopProgress) -> bool:
         """Whether a group or topic was deleted, whose progress is not forgotten yet."""
         catalog = self.catalog
         return progress.group_id not in catalog.groups or not catalog.is_alive(progress.topic_id)
 
-    def is_void(self, progress: Progress, delivery_id: int) -> bool:
+    def is_void(self, progress: PopProgress, delivery_id: int) -> bool:
         """Whether a reset or a deletion came after a delivery of a queue was made."""
         if delivery_id < progress.void_before:
             return True
         # Not `_has_void`: every ack passes here.
         return bool(self._going or self.catalog.dying) and self.is_gone(progress)
 
-    def _forget(self, progress: Progress) -> None:
+    def _forget(self, progress: PopProgress) -> None:
         self._void(progress, LogOffset(VOID))
         self.drop(progress)
         pair = progress.group_id, progress.topic_id
@@ -542,7 +544,7 @@ class PopState:
                 self.counts.pop((what, *pair), None)
             self.ack_times_ms.drop(pair)
 
-    def drop(self, progress: Progress) -> None:
+    def drop(self, progress: PopProgress) -> None:
         """Take away a progress whose deliveries are void: its group or topic is gone."""
         group_id, topic_id = progress.group_id, progress.topic_id
         key = group_id, topic_id, progress.queue.queue_id
@@ -590,7 +592,7 @@ class PopState:
         """Apply a STATE record of progress."""
         self.apply_progress(entry.rows, log_offset)
 
-    def apply_progress(self, rows: list[ProgressRow], log_offset: LogOffset) -> list[Progress]:
+    def apply_progress(self, rows: list[ProgressRow], log_offset: LogOffset) -> list[PopProgress]:
         """Take positions over that contain everything before `log_offset`; return whose."""
         taken = []
         for row in rows:
@@ -704,7 +706,7 @@ class PopState:
 
     # ------------------------------------------------------------ what is known
 
-    def consumer_offset(self, progress: Progress) -> int:
+    def consumer_offset(self, progress: PopProgress) -> int:
         """Return the offset below which all is settled or delivered; only a reset lowers it."""
         if progress.ordered is not None:
             return min(progress.ordered.pending, default=progress.position)
@@ -723,7 +725,7 @@ class PopState:
         is_undecided = flags & (FLAG_RENEWS | FLAG_DUE) == FLAG_RENEWS
         return is_undecided or self.table.visible_at_ms[slot] > now_ms
 
-    def locking_slots(self, progress: Progress) -> list[int]:
+    def locking_slots(self, progress: PopProgress) -> list[int]:
         """Return the slots whose deliveries lock an ordered queue, in pop order."""
         if progress.ordered is None:
             return []
@@ -734,7 +736,7 @@ class PopState:
             if not flags[slot] & (FLAG_DUE | FLAG_RELEASED)
         ]
 
-    def expired_ordered_count(self, progress: Progress) -> int:
+    def expired_ordered_count(self, progress: PopProgress) -> int:
         """Count the messages of an ordered queue whose delivery has run out, or was released."""
         if progress.ordered is None:
             return 0
@@ -749,7 +751,7 @@ class PopState:
 _Id = TypeVar("_Id", GroupId, TopicId)
 
 
-def _take_out(of_each: dict[_Id, dict[Key, Progress]], id_: _Id, key: Key) -> None:
+def _take_out(of_each: dict[_Id, dict[Key, PopProgress]], id_: _Id, key: Key) -> None:
     known = of_each.get(id_)
     if known is not None:
         known.pop(key, None)

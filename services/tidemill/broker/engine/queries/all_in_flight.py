@@ -20,7 +20,7 @@ from tidemill.broker.engine.queries.in_flight import EVER, InFlight, InFlightLoo
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import GroupId
     from tidemill.broker.engine.message_store import MessageStore
-    from tidemill.broker.engine.pop.progress import Progress
+    from tidemill.broker.engine.pop.progress import PopProgress
     from tidemill.broker.engine.pop.state import PopState
     from tidemill.broker.engine.tally import Tally
 
@@ -73,7 +73,7 @@ class InFlightWalk:
         self._began_at = store.log.log_end
         self._owners_from = 0
         # The first queues with something in flight, in their order, and the first behind them.
-        self._owners: list[Progress] = []
+        self._owners: list[PopProgress] = []
         self._next_owner: PlaceInQueues | None = None
         # By number of the table: which of them it is, or -1; the last one stands for new numbers.
         self._ranks = np.empty(0, dtype=np.int64)
@@ -84,7 +84,7 @@ class InFlightWalk:
         # Behind which there may be others; None: there are none.
         self._bound: _Rank | None = None
         self._is_taken = False
-        self._taken: deque[tuple[Progress, InFlight]] = deque()  # whose ids are not read
+        self._taken: deque[tuple[PopProgress, InFlight]] = deque()  # whose ids are not read
         self.found: list[InFlight] = []
         # Where the next page begins; None: this was the last one.
         self.next_place: PlaceInQueues | None = None
@@ -120,7 +120,7 @@ class InFlightWalk:
         for dropped in owners[OWNERS_A_PAGE : OWNERS_A_PAGE + 1]:
             self._next_owner = min(self._next_owner or _place_of(dropped), _place_of(dropped))
 
-    def _is_wanted(self, progress: Progress) -> bool:
+    def _is_wanted(self, progress: PopProgress) -> bool:
         return (
             progress.in_flight > 0
             and (self._group_ids is None or progress.group_id in self._group_ids)
@@ -199,7 +199,7 @@ class InFlightWalk:
         known = self._candidates[:, 2][ids[self._candidates[:, 2]] == self._candidates[:, 3]]
         late = np.flatnonzero(ids >= self._began_at)
         self._keep(self._matching(np.concatenate([known, late]), now_ms))
-        taken: list[tuple[_Rank, Progress, InFlight]] = []
+        taken: list[tuple[_Rank, PopProgress, InFlight]] = []
         for rank, _, slot, delivery_id in self._candidates.tolist():
             progress = self._pops.owners[table.owners[slot]]
             if progress is self._owners[rank] and not self._pops.is_void(progress, delivery_id):
@@ -222,5 +222,5 @@ class InFlightWalk:
         return self._next_owner
 
 
-def _place_of(progress: Progress) -> PlaceInQueues:
+def _place_of(progress: PopProgress) -> PlaceInQueues:
     return PlaceInQueues(progress.group_id, progress.topic_id, progress.queue.queue_id)

@@ -24,13 +24,13 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE
-from tidemill.broker.engine.pop.holders import NOBODY
+from tidemill.broker.engine.pop.holder_numbers import NOBODY
 from tidemill.message import stored_message
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
     from tidemill.broker.engine.message_store import MessageStore
-    from tidemill.broker.engine.pop.progress import Progress
+    from tidemill.broker.engine.pop.progress import PopProgress
     from tidemill.broker.engine.pop.state import PopState
     from tidemill.broker.engine.tally import Tally
 
@@ -190,7 +190,7 @@ class InFlightLook:
         of_wanted: np.ndarray = is_wanted[used_at] & (ids >= void_before[used_at])
         return of_wanted
 
-    def _is_wanted(self, progress: Progress) -> bool:
+    def _is_wanted(self, progress: PopProgress) -> bool:
         wanted = self._wanted
         if wanted.group_id not in {None, progress.group_id} or self._pops.is_gone(progress):
             return False
@@ -253,7 +253,7 @@ class InFlightLook:
             bool(flags & FLAG_RENEWS and table.on_its_way[slot]),
         )
 
-    def named(self, progress: Progress, placed: InFlight) -> InFlight:
+    def named(self, progress: PopProgress, placed: InFlight) -> InFlight:
         """Return a message with its id, and which delivery of it that is."""
         self._tally.add(1)
         message_id, attempt = "", 1

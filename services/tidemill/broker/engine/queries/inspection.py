@@ -15,7 +15,7 @@ from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Q
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import Key, PopState
 from tidemill.broker.engine.queries.all_in_flight import InFlightWalk, PlaceInQueues
 from tidemill.broker.engine.queries.in_flight import InFlightLook, Place, Wanted
@@ -239,7 +239,7 @@ class Inspection:
         """Return the topics of which a group has said how far it has pulled."""
         return {topic_id for _, topic_id, _ in self._catalog.pull_offsets.of_group(group.id)}
 
-    def queue_progress(self, progress: Progress) -> QueueProgress:
+    def queue_progress(self, progress: PopProgress) -> QueueProgress:
         """Return how far a group is in one queue."""
         queue = progress.queue
         name = self._catalog.topics[progress.named_topic_id].name

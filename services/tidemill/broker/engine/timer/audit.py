@@ -21,7 +21,7 @@ from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.tally import Tally
-from tidemill.broker.engine.timer.counts import Counts
+from tidemill.broker.engine.timer.counts import TimerCounts
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
@@ -36,7 +36,7 @@ _DUE_VALUES = 0xFFFFFFFF  # a due time is noted as 1 to that
 
 
 @final
-class Audit:
+class TimerAudit:
     """What was corrected, and the audit under way."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Audit:
         self._tally = tally
         self._quarantined = quarantined
         self._passed = 0  # ids that the audit under way has counted
-        self._recount = Counts(log, index.table)
+        self._recount = TimerCounts(log, index.table)
         self._links = _Links(0)
         self.drift: Counter[TopicId] = Counter()  # corrections, by topic id
 
@@ -60,7 +60,7 @@ class Audit:
         """Correct what is wrong, in slices."""
         index = self._index
         index.link_gathered()
-        self._passed, self._recount = 0, Counts(self._log, index.table)
+        self._passed, self._recount = 0, TimerCounts(self._log, index.table)
         index.follower = self
         try:
             for _, pages in groupby(index.table.page_numbers(), _pass_of):

@@ -34,7 +34,7 @@ class BodyDamaged(Exception):
     """The message of a timer is not what its entry says."""
 
 
-class Body(NamedTuple):
+class TimerBody(NamedTuple):
     """The message of a timer."""
 
     queue_id: QueueId  # of its topic, as chosen when it was sent
@@ -51,7 +51,7 @@ class Body(NamedTuple):
 
 
 @final
-class Bodies:
+class TimerBodies:
     """Messages of timers, in the commit log."""
 
     def __init__(self, log: CommitLog, originals: Mapping[int, LogOffset | None]) -> None:
@@ -83,7 +83,7 @@ class Bodies:
                 self._log.advise(LogOffset(log_offset), size)
         return bool(self._reads)
 
-    def read(self, timer_id: TimerId, entry: TimerEntry) -> Body:
+    def read(self, timer_id: TimerId, entry: TimerEntry) -> TimerBody:
         """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's.
 
         Of one that was damaged it is what is left, until somebody has repaired the original.
@@ -108,7 +108,7 @@ class Bodies:
         found = self._originals.get(timer_id) if said < 0 else None
         return said if found is None else found
 
-    def _read(self, timer_id: TimerId, log_offset: LogOffset, topic_id: TopicId) -> Body:
+    def _read(self, timer_id: TimerId, log_offset: LogOffset, topic_id: TopicId) -> TimerBody:
         log = self._log
         try:
             if log_offset < log.min_offset:
@@ -132,7 +132,7 @@ class Bodies:
         original = None
         if header.flags & FLAG_REMAINS:
             original = message.decode_remains(found.body).log_offset
-        return Body(
+        return TimerBody(
             queue_id, header.tail_crc, header.stored_at_ms, found.tail, found.body, original
         )
 

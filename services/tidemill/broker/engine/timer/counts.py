@@ -20,7 +20,7 @@ from tidemill.broker.engine.timer.table import TimerTable
 
 
 @final
-class Counts:
+class TimerCounts:
     """How many timers wait, and what they hold."""
 
     def __init__(self, log: CommitLog, table: TimerTable) -> None:

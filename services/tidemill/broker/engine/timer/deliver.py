@@ -26,7 +26,7 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.tally import Tally
-from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
+from tidemill.broker.engine.timer.body import BodyDamaged, TimerBodies, TimerBody
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import NearWheel
 from tidemill.broker.engine.timer.patch import with_due_time
@@ -72,7 +72,7 @@ class Deliverer:
         self,
         index: TimerIndex,
         near: NearWheel,
-        bodies: Bodies,
+        bodies: TimerBodies,
         catalog: Catalog,
         recorder: Recorder,
         tally: Tally,
@@ -290,7 +290,7 @@ class Deliverer:
             self.quarantined[timer_id] = entry.topic_id
 
     def _deliver_body(
-        self, timer_id: TimerId, entry: TimerEntry, body: Body, now_ms: int, firing_ms: int
+        self, timer_id: TimerId, entry: TimerEntry, body: TimerBody, now_ms: int, firing_ms: int
     ) -> None:
         is_expired = 0 < self._expire_after_ms < firing_ms - entry.due_at_ms
         queues = self._catalog.open_queues.get(entry.topic_id)
@@ -307,7 +307,12 @@ class Deliverer:
             self.lateness.observe(entry.topic_id, firing_ms - entry.due_at_ms)
 
     def _drop(
-        self, timer_id: TimerId, entry: TimerEntry, body: Body, reason: TimerReason, now_ms: int
+        self,
+        timer_id: TimerId,
+        entry: TimerEntry,
+        body: TimerBody,
+        reason: TimerReason,
+        now_ms: int,
     ) -> None:
         """Move a message that can never be delivered to the timers' dead-letter topic."""
         target = ensure_system_topic(self._catalog, self._recorder, TIMER_DEAD_LETTER_TOPIC, now_ms)
@@ -321,7 +326,7 @@ class Deliverer:
         self,
         timer_id: TimerId,
         entry: TimerEntry,
-        body: Body,
+        body: TimerBody,
         queue: ConsumeQueue,
         now_ms: int,
         reason: TimerReason = TimerReason.DELIVERED,

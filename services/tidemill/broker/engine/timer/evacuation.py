@@ -3,7 +3,7 @@
 The oldest segment is read once from its beginning to its end; of each timer that still waits and
 whose newest copy lies there, another copy is appended, at no more than a set rate. The timer keeps
 its id, its due time, its recall handle and its message id. Where there is no message to copy, what
-is left of it is recorded, and the segment will be set aside (`set_aside.py`).
+is left of it is recorded, and the segment will be set aside (`held_segments.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import CorruptStore, Segment
 from tidemill.broker.engine.tally import Allowance, Tally
-from tidemill.broker.engine.timer.body import Bodies, Body, BodyDamaged
+from tidemill.broker.engine.timer.body import BodyDamaged, TimerBodies, TimerBody
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import COPY_QUEUE, REMAINS_QUEUE, TIMER_TOPIC, TimerState
 from tidemill.common.errors import MessageBodyTooLarge
@@ -61,7 +61,7 @@ class Evacuation:
         store: MessageStore,
         catalog: Catalog,
         recorder: Recorder,
-        bodies: Bodies,
+        bodies: TimerBodies,
         tally: Tally,
         *,
         quarantined: dict[int, int],
@@ -174,7 +174,7 @@ class Evacuation:
             pass  # Segments have become smaller than the message.
         self._leave_remains(timer_id, entry, now_ms)
 
-    def _copy(self, timer_id: TimerId, entry: TimerEntry, body: Body, now_ms: int) -> None:
+    def _copy(self, timer_id: TimerId, entry: TimerEntry, body: TimerBody, now_ms: int) -> None:
         target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
         self._append(COPY_QUEUE, FLAG_SCHEDULE, target, body.blob, body.crc, now_ms)
         self.evacuated[entry.topic_id] += 1

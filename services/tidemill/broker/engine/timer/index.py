@@ -26,11 +26,11 @@ from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.timer.config import TimerConfig
-from tidemill.broker.engine.timer.counts import Counts
+from tidemill.broker.engine.timer.counts import TimerCounts
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
 from tidemill.broker.engine.timer.table import TimerTable
 from tidemill.broker.engine.timer.timer_log import TimerLog, TimerLogDamaged
-from tidemill.broker.engine.timer.wheel import Wheel
+from tidemill.broker.engine.timer.wheel import TimerWheel
 
 # The ring ends a little earlier than a revolution, so that a slot is never reused while it is read.
 RING_RESERVE_S = 60
@@ -42,7 +42,7 @@ Arrival = Callable[[int, TimerId, TopicId, int, int], None]
 ArrivedRows = Callable[[int, np.ndarray], None]
 
 
-class Follower(Protocol):
+class IndexObserver(Protocol):
     """Who follows what changes while it counts, and looks at links, by itself."""
 
     def counted(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
@@ -57,7 +57,7 @@ class TimerIndex:
     """Table, wheel and timer log as one, and the counts over them."""
 
     def __init__(
-        self, table: TimerTable, wheel: Wheel, timer_log: TimerLog, log: CommitLog
+        self, table: TimerTable, wheel: TimerWheel, timer_log: TimerLog, log: CommitLog
     ) -> None:
         self.table = table
         self.wheel = wheel
@@ -78,12 +78,14 @@ class TimerIndex:
         self._gathered_bytes = 0
         self._gathered_at_ms = 0
         self._gathered_due_ms = _NEVER_MS  # when the first of them is due
-        self.counts = Counts(log, table)
+        self.counts = TimerCounts(log, table)
         self.latest_s: dict[int, int] = {}  # by timer log file: its latest slot
         # Told of every timer that is linked: due_at_ms, timer_id, topic_id, size, slot second.
         self.arrived: Arrival = _nobody
         self.arrived_rows: ArrivedRows = _no_rows
-        self.follower: Follower | None = None  # told of all that is counted and linked: an audit
+        self.follower: IndexObserver | None = (
+            None  # told of all that is counted and linked: an audit
+        )
 
     @property
     def ring_end_s(self) -> int:
@@ -102,7 +104,7 @@ class TimerIndex:
         self.wheel.clear()
         self.timer_log.clear()
         self.hand_s = self.next_id = 0
-        self.counts = Counts(self._log, self.table)
+        self.counts = TimerCounts(self._log, self.table)
         self.latest_s.clear()
 
     # ------------------------------------------------------------ transitions
@@ -448,7 +450,7 @@ def open_index(disk: Disk, mappings: Mappings, config: TimerConfig, log: CommitL
     table = TimerTable(
         disk, file_entries=config.table_file_entries, pages_max=config.table_pages_max
     )
-    wheel = Wheel(disk, slot_count=config.wheel_slots)
+    wheel = TimerWheel(disk, slot_count=config.wheel_slots)
     timer_log = TimerLog(disk, mappings, file_bytes=config.timer_log_file_bytes)
     return TimerIndex(table, wheel, timer_log, log)
 

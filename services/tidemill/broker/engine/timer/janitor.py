@@ -19,7 +19,7 @@ from tidemill.broker.engine.layout import timer_record
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.timer_record import SIZE
 from tidemill.broker.engine.store.disk import File
-from tidemill.broker.engine.timer.audit import Audit
+from tidemill.broker.engine.timer.audit import TimerAudit
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -38,7 +38,7 @@ class Janitor:
     """What may go, and what must be corrected."""
 
     def __init__(
-        self, index: TimerIndex, flusher: Flusher, config: TimerConfig, audit: Audit
+        self, index: TimerIndex, flusher: Flusher, config: TimerConfig, audit: TimerAudit
     ) -> None:
         self._index = index
         self.audit = audit

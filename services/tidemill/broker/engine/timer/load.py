@@ -20,7 +20,7 @@ import numpy as np
 from tidemill.broker.engine.layout import timer_record
 from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.layout.timer_record import NO_POSITION
-from tidemill.broker.engine.timer.body import Bodies
+from tidemill.broker.engine.timer.body import TimerBodies
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, RUN_ITEMS_MAX, NearWheel, in_order
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
@@ -39,11 +39,17 @@ class _Walk(NamedTuple):
 
 
 @final
-class Loader:
+class SlotLoader:
     """What is loaded, and what comes next."""
 
     def __init__(
-        self, index: TimerIndex, near: NearWheel, bodies: Bodies, *, horizon_ms: int, chunk: int
+        self,
+        index: TimerIndex,
+        near: NearWheel,
+        bodies: TimerBodies,
+        *,
+        horizon_ms: int,
+        chunk: int,
     ) -> None:
         self._index = index
         self._near = near

@@ -22,7 +22,7 @@ from tidemill.message import stored_message
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from tidemill.broker.engine.timer.body import Bodies
+    from tidemill.broker.engine.timer.body import TimerBodies
     from tidemill.broker.engine.timer.index import TimerIndex
 
 TABLE_PAGES_A_STEP: Final = 32  # 16,384 entries, 1 to 2 ms
@@ -59,7 +59,7 @@ class PendingWalk:
     """One page under way: call `step` until it returns False, then read `found` and `next_id`."""
 
     def __init__(
-        self, index: TimerIndex, bodies: Bodies, tally: Tally, query: PendingQuery
+        self, index: TimerIndex, bodies: TimerBodies, tally: Tally, query: PendingQuery
     ) -> None:
         self._index = index
         self._bodies = bodies

@@ -25,7 +25,7 @@ class TimerState(IntEnum):
     FORGOTTEN = 5  # final, and how is not known any more
 
 
-class Scheduled(NamedTuple):
+class ScheduleResult(NamedTuple):
     """What became of a delayed message that was sent."""
 
     queue_offset: QueueOffset  # the timer id, or the queue offset of a message that was due already

@@ -32,27 +32,27 @@ from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.admission import Admission
-from tidemill.broker.engine.timer.audit import Audit
-from tidemill.broker.engine.timer.body import Bodies, BodyDamaged
+from tidemill.broker.engine.timer.audit import TimerAudit
+from tidemill.broker.engine.timer.body import BodyDamaged, TimerBodies
 from tidemill.broker.engine.timer.census import Census
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.deliver import Deliverer
 from tidemill.broker.engine.timer.due_count import DueCount
 from tidemill.broker.engine.timer.evacuation import Evacuation
 from tidemill.broker.engine.timer.flush import Flusher
+from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import Janitor
-from tidemill.broker.engine.timer.load import Loader
+from tidemill.broker.engine.timer.load import SlotLoader
 from tidemill.broker.engine.timer.near_wheel import NearWheel
-from tidemill.broker.engine.timer.opening import Opening
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.pending import PendingQuery, PendingWalk
+from tidemill.broker.engine.timer.recovery import TimerRecovery
 from tidemill.broker.engine.timer.search import TimerSearch
-from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.status import (
     SCHEDULE_QUEUE,
     TIMER_TOPIC,
-    Scheduled,
+    ScheduleResult,
     TimerQuery,
     TimerState,
     TimerStatus,
@@ -85,7 +85,7 @@ class Timers:
         store: MessageStore,
         catalog: Catalog,
         index: TimerIndex,
-        set_aside: SetAside,
+        held_segments: HeldSegments,
         recorder: Recorder,
         tally: Tally,
         *,
@@ -99,11 +99,11 @@ class Timers:
         self._recorder = recorder
         self._may_append = may_append
         self.index = index
-        self.set_aside = set_aside
+        self.held_segments = held_segments
         self.near = NearWheel()
-        self.bodies = Bodies(log, set_aside.originals)
+        self.bodies = TimerBodies(log, held_segments.originals)
         self.admission = Admission(index, config, volume_bytes=disk.total_bytes())
-        self.loader = Loader(
+        self.loader = SlotLoader(
             index,
             self.near,
             self.bodies,
@@ -119,7 +119,7 @@ class Timers:
             tally,
             ready=ready,
             may_append=may_append,
-            quarantined=set_aside.quarantined,
+            quarantined=held_segments.quarantined,
             rate_max=config.max_rate,
             expire_after_ms=config.expire_backlog_after_ms,
         )
@@ -131,18 +131,18 @@ class Timers:
             recorder,
             self.bodies,
             tally,
-            quarantined=set_aside.quarantined,
+            quarantined=held_segments.quarantined,
             rate_bytes=config.evacuation_rate_bytes,
             may_copy=may_copy,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
         )
         self.flusher = Flusher(disk, index, log, config)
-        self.opening = Opening(index, self.loader, self.flusher, log, catalog)
+        self.opening = TimerRecovery(index, self.loader, self.flusher, log, catalog)
         self.janitor = Janitor(
             index,
             self.flusher,
             config,
-            audit=Audit(index, log, tally, quarantined=lambda: self.quarantined),
+            audit=TimerAudit(index, log, tally, quarantined=lambda: self.quarantined),
         )
         self.census = Census(index, tally)
         self._tally = tally
@@ -166,7 +166,7 @@ class Timers:
         due_at_ms: int,
         now_ms: int,
         firing_ms: int,
-    ) -> Scheduled:
+    ) -> ScheduleResult:
         """Keep a message until it is due; that is later than `firing_ms`. Raises Overloaded."""
         if not self.index.pending_count:
             self.opening.begin(firing_ms)
@@ -186,7 +186,7 @@ class Timers:
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         # Its first delivery shall be seen as one more.
         self.deliverer.lateness.know(topic.id)
-        return Scheduled(timer_id, due_at_ms)
+        return ScheduleResult(timer_id, due_at_ms)
 
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
         """Return when a message wants to be delivered. Raises IllegalDeliveryTime."""
@@ -325,7 +325,7 @@ class Timers:
     @property
     def quarantined(self) -> dict[int, int]:
         """Pending timers whose record is damaged, with their topic ids; 0 when even that is."""
-        return self.set_aside.quarantined
+        return self.held_segments.quarantined
 
     @property
     def files_bytes(self) -> int:
@@ -436,7 +436,7 @@ class Timers:
             return self.flusher.flush_log(now_ms)
         if self.census.is_due(now_ms):
             return self.census.take(now_ms)
-        return self.set_aside.find_work(now_ms, quiet) or self.janitor.find_work(now_ms)
+        return self.held_segments.find_work(now_ms, quiet) or self.janitor.find_work(now_ms)
 
     def finish(self, now_ms: int) -> Iterator[list[File]]:
         """Write all files for the last time: the next start has nothing to fold in again."""

@@ -29,7 +29,7 @@ class WheelDamaged(Exception):
 
 
 @final
-class Wheel:
+class TimerWheel:
     """The slots."""
 
     def __init__(self, disk: Disk, *, slot_count: int) -> None:

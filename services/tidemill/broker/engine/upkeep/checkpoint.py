@@ -37,7 +37,7 @@ from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, Section
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.progress import Progress
+from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import Block, BlockFile
@@ -330,7 +330,7 @@ class Checkpoints:
             data = snapshot.encode_ends(chunk)
             yield [Block(Section.QUEUES, first, begin, len(data), data)]
 
-    def _progress_sections(self, progresses: list[Progress]) -> Iterator[list[Block]]:
+    def _progress_sections(self, progresses: list[PopProgress]) -> Iterator[list[Block]]:
         """Yield how far groups are, each slice as of a moment at which no round is pending."""
         for first in range(0, len(progresses), PROGRESS_A_SECTION):
             yield from self._when_quiet()
@@ -344,7 +344,7 @@ class Checkpoints:
             blocks += self._ordered_sections([one for one in chunk if one.ordered is not None])
             yield blocks
 
-    def _ordered_sections(self, progresses: list[Progress]) -> list[Block]:
+    def _ordered_sections(self, progresses: list[PopProgress]) -> list[Block]:
         """Return a section of each ordered queue; the rows of all of them are made at once."""
         slots: list[int] = []
         ends = []

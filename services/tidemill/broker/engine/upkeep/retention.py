@@ -27,8 +27,8 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, Key, PopState
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.set_aside import SetAside
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
@@ -56,7 +56,7 @@ class Retention:
         pops: PopState,
         acks: RoundAcks,
         timer_index: TimerIndex,
-        set_aside: SetAside,
+        held_segments: HeldSegments,
         fold: Fold,
         checkpoints: Checkpoints,
         quiet: Quiet,
@@ -71,7 +71,7 @@ class Retention:
         self._pops = pops
         self._acks = acks
         self._timer_index = timer_index
-        self._set_aside = set_aside
+        self._held_segments = held_segments
         self._fold = fold
         self._checkpoints = checkpoints
         self._quiet = quiet
@@ -246,7 +246,7 @@ class Retention:
             if n % QUEUES_CUT_A_SLICE == 0:
                 yield []
         try:
-            is_needed = yield from self._set_aside.is_needed(self._log.segments[0])
+            is_needed = yield from self._held_segments.is_needed(self._log.segments[0])
         except BlockFileDamaged:
             return
         index_files = self._store.index.drop_before(end)

@@ -27,7 +27,7 @@ from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.pop.consumption import AckResult, Batch
+    from tidemill.broker.engine.pop.consumption import AckResult, DeliveryBatch
     from tidemill.broker.server.link.link import Link
     from tidemill.broker.server.round.rounds import Turn
     from tidemill.common.histogram import Histogram
@@ -254,7 +254,7 @@ def _deadline_ms(turn: Turn, poll_duration_ms: int) -> int:
     return -(-(turn.monotonic_ms + poll_duration_ms) // EXPIRY_TICK_MS) * EXPIRY_TICK_MS
 
 
-def take(pop: Pop, turn: Turn) -> list[Batch]:
+def take(pop: Pop, turn: Turn) -> list[DeliveryBatch]:
     """Take messages for a pop, new or parked."""
     return turn.engine.pop(
         GroupId(pop.group_id),
@@ -269,7 +269,7 @@ def take(pop: Pop, turn: Turn) -> list[Batch]:
     )
 
 
-def give_back(pop: Pop, batches: Iterable[Batch], turn: Turn) -> None:
+def give_back(pop: Pop, batches: Iterable[DeliveryBatch], turn: Turn) -> None:
     """Make visible again soon what was popped for a proxy that has left."""
     for batch in batches:
         for index in batch.indexes:
@@ -296,7 +296,7 @@ def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], link: Link) -> 
     return size
 
 
-def _add_batch(reply: pb.PopReply, pop: Pop, batch: Batch, link: Link) -> int:
+def _add_batch(reply: pb.PopReply, pop: Pop, batch: DeliveryBatch, link: Link) -> int:
     """Add one batch with its messages; return their size in bytes."""
     try:
         records = link.engine.read_batch(batch)

@@ -22,7 +22,7 @@ from tests.support.worlds.timer_world import (
 from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
-from tidemill.broker.engine.timer.set_aside import LOOK_PERIOD_MS
+from tidemill.broker.engine.timer.held_segments import LOOK_PERIOD_MS
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
@@ -159,7 +159,9 @@ def test_a_file_waits_until_what_settled_its_timer_is_durable() -> None:
     retire(world)
     world.now_ms += LOOK_PERIOD_MS
     world.engine.timers.cancel(TimerId(BROKEN), now_ms=world.now_ms)
-    steps = world.engine.timers.set_aside.find_work(world.now_ms, world.engine.background._quiet)
+    steps = world.engine.timers.held_segments.find_work(
+        world.now_ms, world.engine.background._quiet
+    )
     assert steps is not None
     for _ in range(100):
         next(steps)

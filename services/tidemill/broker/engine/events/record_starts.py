@@ -23,7 +23,7 @@ WAYS_MAX: Final = 16_384  # marks, about 100 bytes each
 
 
 @final
-class Places:
+class RecordStarts:
     """Positions at which a record begins, of one log."""
 
     def __init__(self, log: CommitLog, tally: Tally) -> None:
@@ -56,7 +56,7 @@ class Places:
         if len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
 
-    def look(self, position: int) -> PlaceLook:
+    def look(self, position: int) -> RecordStartSearch:
         """Begin to look for the first record that does not begin before `position`."""
         log = self._log
         is_known = (
@@ -64,15 +64,15 @@ class Places:
             or position <= log.min_offset
             or position >= log.committed_offset
         )
-        return PlaceLook(log, self._tally, self, position, is_known=is_known)
+        return RecordStartSearch(log, self._tally, self, position, is_known=is_known)
 
 
 @final
-class PlaceLook:
+class RecordStartSearch:
     """One look under way: call `step` until it returns False, and read `place`."""
 
     def __init__(
-        self, log: CommitLog, tally: Tally, places: Places, position: int, *, is_known: bool
+        self, log: CommitLog, tally: Tally, places: RecordStarts, position: int, *, is_known: bool
     ) -> None:
         self._log = log
         self._tally = tally

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.worlds.engine_world import World, blob
 from tests.unit.engine.test_events import read, small
-from tidemill.broker.engine.events import places
+from tidemill.broker.engine.events import record_starts
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.store.segment import Record
@@ -78,7 +78,7 @@ def test_a_body_that_looks_like_a_record_is_none() -> None:
 
 def test_a_place_that_was_told_is_not_looked_for() -> None:
     world = World()
-    world.send(*[str(n) for n in range(4 * places.RECORDS_A_STEP)])
+    world.send(*[str(n) for n in range(4 * record_starts.RECORDS_A_STEP)])
     last = records(world)[-1][0]
     look = world.engine.find_place(last)
     assert look.step(), "it takes more than a slice"
@@ -86,7 +86,7 @@ def test_a_place_that_was_told_is_not_looked_for() -> None:
     look = world.engine.find_place(last)
     assert not look.step()
     assert look.place == last
-    for n in range(places.KNOWN_MAX):
+    for n in range(record_starts.KNOWN_MAX):
         world.engine.note_place(n)
     assert world.engine.find_place(last).step(), "as many are kept, and no more"
 
@@ -104,8 +104,8 @@ def test_what_was_walked_has_marks_for_who_asks_for_another_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else each position in a record would cost a walk from the begin of its segment."""
-    monkeypatch.setattr(places, "WAY_BYTES", 1 << 14)
-    monkeypatch.setattr(places, "RECORDS_A_STEP", 8)
+    monkeypatch.setattr(record_starts, "WAY_BYTES", 1 << 14)
+    monkeypatch.setattr(record_starts, "RECORDS_A_STEP", 8)
     world = World()
     world.send(*[str(n) for n in range(1000)], size=500)
     found = records(world)
@@ -119,9 +119,9 @@ def test_what_was_walked_has_marks_for_who_asks_for_another_place(
 
 
 def test_marks_are_bounded_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "WAY_BYTES", 1 << 12)
-    monkeypatch.setattr(places, "WAYS_MAX", 4)
-    monkeypatch.setattr(places, "RECORDS_A_STEP", 8)
+    monkeypatch.setattr(record_starts, "WAY_BYTES", 1 << 12)
+    monkeypatch.setattr(record_starts, "WAYS_MAX", 4)
+    monkeypatch.setattr(record_starts, "RECORDS_A_STEP", 8)
     world = World()
     world.send(*[str(n) for n in range(200)], size=500)
     found = records(world)

@@ -48,7 +48,7 @@ class _Left(NamedTuple):
 
 
 @final
-class SetAside:
+class HeldSegments:
     """Which segments are to be set aside, and when their files may go."""
 
     def __init__(self, index: TimerIndex, log: CommitLog, catalog: Catalog) -> None:

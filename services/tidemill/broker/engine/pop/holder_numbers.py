@@ -23,7 +23,7 @@ UNCOUNTED_MAX = 65_536  # ids known before it is looked which of them are in use
 
 
 @final
-class Holders:
+class HolderNumbers:
     """The clients that hold deliveries."""
 
     def __init__(self) -> None:

@@ -24,18 +24,23 @@ from tidemill.broker.engine.store.disk import File, ReadFailed
 from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
-from tidemill.broker.engine.timer.load import Loader
+from tidemill.broker.engine.timer.load import SlotLoader
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TIMER_TOPIC, TimerState
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 from tidemill.broker.engine.timer.wheel import WheelDamaged
 
 
 @final
-class Opening:
+class TimerRecovery:
     """What a start finds of timers, and what it makes again."""
 
     def __init__(
-        self, index: TimerIndex, loader: Loader, flusher: Flusher, log: CommitLog, catalog: Catalog
+        self,
+        index: TimerIndex,
+        loader: SlotLoader,
+        flusher: Flusher,
+        log: CommitLog,
+        catalog: Catalog,
     ) -> None:
         self._index = index
         self._loader = loader
