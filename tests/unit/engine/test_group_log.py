@@ -12,7 +12,7 @@ from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout import truncate_intent
-from tidemill.broker.engine.layout.truncate_intent import Cut
+from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.replica.group_log import Identity, open_group_log
 from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
@@ -253,7 +253,8 @@ def test_a_cut_that_a_crash_has_interrupted_is_made_at_the_start() -> None:
     replica.sync()
     assert len(replica.engine.log.segments) > 2
     file = replica.disk.open(INTENT, create=True)
-    file.write_at(0, [truncate_intent.encode(Cut(cut, epoch=3, size_bytes=900))])
+    expected = LogCut(cut, epoch=3, size_bytes=900, records=2, confirmed_bytes=0)
+    file.write_at(0, [truncate_intent.encode(expected)])
     file.sync()
     replica.disk.folder(FOLDER).sync()
     group.kill(1, power_cut=True)
@@ -262,7 +263,7 @@ def test_a_cut_that_a_crash_has_interrupted_is_made_at_the_start() -> None:
     assert replica.log.log_end == cut
     group.cut_off = set()
     assert replica.disk.read(INTENT) is None
-    assert replica.log.cut == Cut(cut, epoch=3, size_bytes=900), "which nobody may have heard of"
+    assert replica.log.cut == expected, "which nobody may have heard of"
     group.settle(1_000)
     assert replica.log.log_end == group.nodes[0].log.log_end
 

@@ -12,7 +12,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import ENTROPY, SMALL
 from tidemill.broker.engine.layout import truncate_intent
-from tidemill.broker.engine.layout.truncate_intent import Cut
+from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import segment_name
@@ -48,7 +48,14 @@ def findings(report: Report) -> list[tuple[Damage, str, bool]]:
 
 def intend_to_cut(node: Node, log_offset: int) -> None:
     file = node.disk.open(INTENT, create=True)
-    file.write_at(0, [truncate_intent.encode(Cut(log_offset))])
+    file.write_at(
+        0,
+        [
+            truncate_intent.encode(
+                LogCut(log_offset, epoch=1, size_bytes=1, records=1, confirmed_bytes=0)
+            )
+        ],
+    )
     file.sync()
     node.disk.folder(FOLDER).sync()
 

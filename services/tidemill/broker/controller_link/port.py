@@ -24,7 +24,7 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.replica_wire import from_view, to_member, to_proposal
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.layout.truncate_intent import Cut
+    from tidemill.broker.engine.layout.truncate_intent import LogCut
     from tidemill.broker.engine.replication.actions import Release
     from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
@@ -47,7 +47,7 @@ class Status(NamedTuple):
     peer_silence_ms: dict[ReplicaId, int]
     is_slow: bool = False
     writable_epoch: int = 0  # the epoch that it leads, when that has its first commit
-    cut: Cut | None = None  # of its log, the last one
+    cut: LogCut | None = None  # of its log, the last one
     diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's
 
 

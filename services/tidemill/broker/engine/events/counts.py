@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -27,9 +26,7 @@ def _of_renewal(record: Record) -> int:
     renewed = renewal.decode(record.body)
     if renewed.why is Why.HANDED_OVER:
         return 0
-    live = renewal.decode_live(record.tail, len(renewed.entries))
-    # An old record does not say which messages its deliveries have left.
-    return sys.maxsize if live is None else sum(map(int.bit_count, live))
+    return sum(map(int.bit_count, renewal.decode_live(record.tail, len(renewed.entries))))
 
 
 def _of_config(record: Record) -> int:

@@ -556,7 +556,7 @@ class _Maker:
         self,
         header: Header,
         renewed: renewal.Renewal,
-        live: Sequence[int] | None,
+        live: Sequence[int],
         rows: dict[int, DeliveryRows] | None,
     ) -> Iterator[Event | None]:
         why = renewed.why
@@ -567,10 +567,7 @@ class _Maker:
         begin = 0
         for number, (_, delivery_id) in enumerate(renewed.entries):
             known = self._lookup.delivery(delivery_id, rows)
-            if live is not None:
-                indexes: Sequence[int] = _indexes_of(live[number])
-            else:
-                indexes = range(len(known.offsets)) if known is not None else ()
+            indexes = _indexes_of(live[number])
             numbered = enumerate(indexes, begin)
             begin += len(indexes)
             yield from self._told(

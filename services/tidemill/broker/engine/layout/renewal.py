@@ -12,7 +12,7 @@ settled by then stays as it is.
 
 The tail says what that leaves: for each entry in order its live messages, as bits in a u32; and
 behind them the rows (`layout.delivery_rows`) of those deliveries whose CK is in no segment any
-more, where there are such. Records of earlier versions have no tail.
+more, where there are such.
 """
 
 from __future__ import annotations
@@ -63,10 +63,8 @@ def encode_live(live: Sequence[int]) -> bytes:
     return struct.pack(f">{len(live)}I", *live)
 
 
-def decode_live(tail: bytes | memoryview, entry_count: int) -> Sequence[int] | None:
-    """Decode which messages of each delivery are live; None: the record does not say."""
-    if len(tail) < LIVE_SIZE * entry_count:
-        return None
+def decode_live(tail: bytes | memoryview, entry_count: int) -> Sequence[int]:
+    """Decode which messages of each delivery are live."""
     return struct.unpack_from(f">{entry_count}I", tail)
 
 

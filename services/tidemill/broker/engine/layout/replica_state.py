@@ -1,19 +1,17 @@
-"""The replica state: what of a replica must survive beside its log, in two alternating copies.
+"""The replica state: the durable facts beside a replica's log, in two alternating copies.
 
      0            4            8                12               20                28
-    ┌────────────┬────────────┬────────────────┬────────────────┬─────────────────┬──────────────┐
-    │ magic  u32 │ crc32  u32 │ generation u32 │ epoch_seen i64 │ confirm     i64 │ clean_end    │
-    │            │            │                │                │                 │ i64          │
-    └────────────┴────────────┴────────────────┴────────────────┴─────────────────┴──────────────┘
-     36                52           56
-    ┌─────────────────┬────────────┬──────────────────────────────────────┐
-    │ boot_id 16 bytes│ count  u32 │ count entries: epoch i64, start  i64 │
-    └─────────────────┴────────────┴──────────────────────────────────────┘
+    ┌────────────┬────────────┬────────────────┬────────────────┬─────────────────┬────────────┐
+    │ magic  u32 │ crc32  u32 │ generation u32 │ epoch_seen i64 │ confirm     i64 │ count  u32 │
+    └────────────┴────────────┴────────────────┴────────────────┴─────────────────┴────────────┘
+     32
+    ┌──────────────────────────────────────┐
+    │ count entries: epoch i64, start  i64 │
+    └──────────────────────────────────────┘
 
-Big-endian. The intact copy with the higher generation counts; the crc covers all behind itself.
-`confirm` may be less than what is confirmed, and is never more. `clean_end` and `boot_id`
-are no longer written, but for -1 and zeros: `durable_mark.py` has come in their place. Entries of
-the epoch journal that begin at the log's end or behind it do not count.
+Big-endian. The intact copy with the higher generation is valid. The crc covers all bytes after it.
+`confirm` is at most the confirm offset. Entries of the epoch journal that begin at or after the end
+of the log are ignored.
 """
 
 from __future__ import annotations
@@ -24,12 +22,10 @@ from zlib import crc32
 
 MAGIC = 0x544D5253  # "TMRS"
 _PREFIX = struct.Struct(">II")
-_FIELDS = struct.Struct(">Iqqq16sI")
+_FIELDS = struct.Struct(">IqqI")
 _ENTRY = struct.Struct(">qq")
-FIELDS_SIZE = 56
+FIELDS_SIZE = 32
 assert _PREFIX.size + _FIELDS.size == FIELDS_SIZE, "part of the disk format"
-NO_BOOT_ID = bytes(16)
-NOT_CLEAN = -1  # for what is no longer written
 
 
 class ReplicaState(NamedTuple):
@@ -38,9 +34,7 @@ class ReplicaState(NamedTuple):
     generation: int = 0
     epoch_seen: int = 0
     confirm: int = 0
-    clean_end: int = NOT_CLEAN
-    boot_id: bytes = NO_BOOT_ID
-    journal: tuple[tuple[int, int], ...] = ()  # epoch, and where it begins
+    journal: tuple[tuple[int, int], ...] = ()  # (epoch, log offset of its first record)
 
 
 def encode(state: ReplicaState) -> bytes:
@@ -52,15 +46,13 @@ def encode(state: ReplicaState) -> bytes:
 
 
 def find(data: bytes | None) -> ReplicaState | None:
-    """Decode a copy; None where it is missing, torn or damaged."""
+    """Decode a copy; return None if it is missing, torn or damaged."""
     if data is None or len(data) < FIELDS_SIZE:
         return None
     magic, crc = _PREFIX.unpack_from(data)
-    generation, epoch_seen, confirm, clean_end, boot_id, count = _FIELDS.unpack_from(
-        data, _PREFIX.size
-    )
+    generation, epoch_seen, confirm, count = _FIELDS.unpack_from(data, _PREFIX.size)
     end = FIELDS_SIZE + count * _ENTRY.size
     if magic != MAGIC or end > len(data) or crc32(data[_PREFIX.size : end]) != crc:
         return None
     journal = tuple(_ENTRY.iter_unpack(data[FIELDS_SIZE:end]))
-    return ReplicaState(generation, epoch_seen, confirm, clean_end, boot_id, journal)
+    return ReplicaState(generation, epoch_seen, confirm, journal)

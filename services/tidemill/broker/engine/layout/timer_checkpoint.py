@@ -1,6 +1,6 @@
 """The timer checkpoint: from where the timers' files are folded on, in two alternating copies.
 
-   0   "TMRCKPT2"
+   0   "TMRCKPT1"
    8   generation                i64   the copy with the highest one that is intact counts
   16   lastReadTimeMs            i64   the hand: every timer linked up to it is settled or linked
                                        again later
@@ -31,7 +31,7 @@ from zlib import crc32
 from tidemill.broker.engine.layout.numbers import QueueOffset
 
 SIZE = 4096  # bytes: one page, and one sector of most disks
-MAGIC = b"TMRCKPT2"
+MAGIC = b"TMRCKPT1"
 UUID_SIZE = 16  # bytes
 FLAG_CLEAN = 1
 _FIELDS = struct.Struct(">8s11qI16s")

@@ -31,7 +31,7 @@ import numpy as np
 from tidemill.broker.engine.layout.array_crc import crc32_of_rows
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
 
-VERSION = 2
+VERSION = 1
 SIZE = 64  # bytes
 SCHEDULE = 1
 PARKED = 2

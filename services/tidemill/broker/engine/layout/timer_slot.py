@@ -23,7 +23,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.array_crc import crc32_of_rows
 
-VERSION = 2
+VERSION = 1
 SIZE = 32  # bytes
 _SLOT = struct.Struct(">qqqII")
 unpack_from, pack_into = _SLOT.unpack_from, _SLOT.pack_into  # for the one path that is hot

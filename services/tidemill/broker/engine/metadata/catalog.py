@@ -451,7 +451,7 @@ _GROUP_FIELDS = tuple([one.name for one in fields(Group)])
 def topic_item(topic: Topic) -> dict[str, Any]:
     """Return the configuration item that puts a topic."""
     values = {name: getattr(topic, name) for name in _TOPIC_FIELDS}
-    # Versions of before know of no such fields, and no store of one broker group needs the last.
+    # Leave out fields that most topics do not use: a broker may have tens of thousands of topics.
     for name in ("delivery_spread_ms", "home_id", "placements", "created_at_ms"):
         if not values[name]:
             del values[name]

@@ -394,7 +394,7 @@ class PopState:
         if self.catch_up is None:
             progress = self.owners[table.owners[slot]]
             if table.live[slot] and table.ids[slot] >= progress.void_before:
-                # An earlier release settled without a record what retention had taken.
+                # The log has no record that settles this delivery.
                 progress.in_flight -= table.live[slot].bit_count()
                 self._unlink(slot, progress)
             table.unwatch(slot)

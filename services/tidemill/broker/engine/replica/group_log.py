@@ -24,7 +24,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import store_identity
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.truncate_intent import Cut
+from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.recovery import RecoveryReport, open_damaged, open_replica
 from tidemill.broker.engine.replication.epoch_journal import Journal
@@ -169,7 +169,7 @@ class GroupLog:
         applied = int(engine.log.folded_offset)
         self._stored.confirm_offset = max(self._stored.confirm_offset, applied)
         # The last, also of an earlier life: controllers may not have heard of it before its end.
-        self.cut: Cut | None = find_cut(engine.disk)
+        self.cut: LogCut | None = find_cut(engine.disk)
         # Met in what a replica was to be sent, or to be compared with.
         self.damage = ""
         self._is_full = False  # too full for more of the log, when somebody has looked last
@@ -392,14 +392,14 @@ class GroupLog:
         self.known_end.cut(cut)
         self._stored.truncate(found)
 
-    def _what_is_cut(self, cut: int) -> Cut:
+    def _what_is_cut(self, cut: int) -> LogCut:
         """Return what goes, for people to read: what is damaged of it is not counted."""
         end, records = self._log.log_end, 0
         with contextlib.suppress(CorruptStore):
             for _ in itertools.islice(self._log.records_from(cut, end), COUNTED_RECORDS_MAX):
                 records += 1
         confirmed_bytes = max(min(self.confirm_offset, end) - cut, 0)
-        return Cut(
+        return LogCut(
             offset=cut,
             epoch=self.epoch_seen,
             size_bytes=end - cut,

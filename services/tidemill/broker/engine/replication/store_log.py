@@ -19,14 +19,13 @@ from zlib import crc32
 from tidemill.broker.engine.layout import replica_state, truncate_intent
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.replica_state import ReplicaState
-from tidemill.broker.engine.layout.truncate_intent import Cut
+from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.replication.epoch_journal import ENTRIES_MAX, EpochEntry, Journal
 from tidemill.broker.engine.replication.messages import Data, Digest
 from tidemill.broker.engine.replication.replicated_log import DIGEST_BYTES
 from tidemill.broker.engine.store.checked_run import find_last_run
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, File, ReadFailed
-from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.segment import CorruptStore
 
 FOLDER = "replica"
@@ -36,7 +35,7 @@ CUT = f"{FOLDER}/cut"
 ADDRESSES = f"{FOLDER}/addresses"
 
 
-def find_intent(disk: Disk) -> Cut | None:
+def find_intent(disk: Disk) -> LogCut | None:
     """Return where a truncation was to cut that a crash has interrupted; None: there was none.
 
     A start cuts there before it looks at what the log holds, and then calls `end_intent`.
@@ -44,12 +43,11 @@ def find_intent(disk: Disk) -> Cut | None:
     return truncate_intent.find(disk.read(INTENT))
 
 
-def find_cut(disk: Disk) -> Cut | None:
-    """Return what was cut last, for people to read; None: nothing, or nobody knows."""
-    cut = None
+def find_cut(disk: Disk) -> LogCut | None:
+    """Return the last cut, for operators; None if there is none or the file is unreadable."""
     with contextlib.suppress(ReadFailed):
-        cut = truncate_intent.find(disk.read(CUT))
-    return cut if cut is not None and cut.size_bytes else None
+        return truncate_intent.find(disk.read(CUT))
+    return None
 
 
 def find_addresses(disk: Disk) -> dict[int, str]:
@@ -114,12 +112,8 @@ def make_state(disk: Disk) -> None:
 
 
 def refuse_forgotten(disk: Disk) -> None:
-    """Raise CorruptStore where a store that has a name, and a log, has no state any more.
-
-    One that has no log may have been made before states were.
-    """
-    has_state = any(replica_state.find(disk.read(name)) is not None for name in COPIES)
-    if not has_state and disk.names(LOG_FOLDER):
+    """Raise CorruptStore if a store that has a name has no replica state."""
+    if all(replica_state.find(disk.read(name)) is None for name in COPIES):
         raise CorruptStore(
             f"{' and '.join(COPIES)} are missing: nobody can say which epochs this replica has"
             f" acknowledged, so it does not join. Empty its folder, and it is copied again."
@@ -269,7 +263,7 @@ class StoreLog:
         run = find_last_run(self._log, low, end, DIGEST_BYTES)
         return Digest(run.begin, end, run.crc)
 
-    def truncate(self, cut: Cut) -> None:
+    def truncate(self, cut: LogCut) -> None:
         """Take away what is cut, durably, whole or not at all."""
         if cut.offset < self.confirm_offset:
             # An election since then was unclean: what was confirmed is so no more.
@@ -279,11 +273,11 @@ class StoreLog:
         self._log.cut(LogOffset(cut.offset))
         end_intent(self._disk)
 
-    def note_cut(self, cut: Cut) -> None:
+    def note_cut(self, cut: LogCut) -> None:
         """Note, durably, what goes with all of the store."""
         self._write_cut(CUT, cut)
 
-    def _write_cut(self, name: str, cut: Cut) -> None:
+    def _write_cut(self, name: str, cut: LogCut) -> None:
         data = truncate_intent.encode(cut)
         file = self._disk.open(name, create=self._disk.read(name) is None)
         file.resize(len(data))
