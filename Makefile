@@ -134,12 +134,13 @@ meta-store-test: setup ## Run what every store of group records passes against t
 	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
 		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
 
-lint: setup $(STAMPS)/helm ## Check format, style, imports, names, prose and the chart.
+lint: setup $(STAMPS)/helm ## Check format, style, imports, names, prose, commit subjects and the chart.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.check_names
 	$(BIN)/python -m tools.check_prose
+	$(BIN)/python -m tools.check_commits
 	@! test -x $(HELM)/build/helm || for values in $(CHART)/values*.yaml; do \
 		$(HELM)/build/helm lint --quiet --strict --kube-version 1.33 -f $$values $(CHART) || exit 1; done
 
