@@ -1,4 +1,4 @@
-"""The sentences that docs/pipeline.md explains are those that the pipeline says."""
+"""docs/pipeline.md explains only messages that the pipeline prints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SERVICES = ROOT / "services" / "tidemill"
-SOURCES = [*(SERVICES / "pipeline").rglob("*.py"), SERVICES / "cli" / "pipeline.py"]
+SERVICES = ROOT / "services"
+SOURCES = list((SERVICES / "tidemill_pipeline").rglob("*.py"))
 HEADING = "## When a job says ..."
 ELLIPSIS = "…"
 
