@@ -17,9 +17,9 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, confirm, fail
-from tidemill.cli.times import DURATION, INSTANT, instant_ms, seconds, utc
 from tidemill.common.clock import SystemClock
+from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, confirm, fail
+from tidemill.common.times import DURATION, INSTANT, instant_ms, seconds, utc
 from tidemill_pipeline import errors
 from tidemill_pipeline.ending import terminated
 from tidemill_pipeline.priority import Priority, give_way

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill.cli.times import utc
+from tidemill.common.times import utc
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive import writing
 from tidemill_pipeline.archive.manifest import Archive, DataFile, Span

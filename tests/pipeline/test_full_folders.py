@@ -16,7 +16,7 @@ from tests.support.processes.processes import command, environment
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import read_batch
-from tidemill.cli.rest import EXIT_REFUSED
+from tidemill.common.prompts import EXIT_REFUSED
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive import writing
 from tidemill_pipeline.archive.manifest import Entry

@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.processes.processes import command, descendants, environment, is_running
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill.cli.rest import EXIT_UNREACHABLE, EXIT_USAGE
+from tidemill.common.prompts import EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.cli import (
     EXIT_DAMAGED,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stored
-from tidemill.cli.rest import EXIT_USAGE
+from tidemill.common.prompts import EXIT_USAGE
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.cli import app
 from tidemill_pipeline.errors import BadOption

@@ -8,20 +8,18 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import (
-    EXIT_REFUSED,
     Json,
     OutputFormat,
     call,
     check_is_sure,
-    confirm,
-    fail,
     options_of,
     say,
     segment,
     show,
 )
-from tidemill.cli.times import utc
 from tidemill.cli.watching import watch
+from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.times import utc
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,19 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.rest import (
-    EXIT_REFUSED,
-    EXIT_USAGE,
-    Json,
-    call,
-    check_is_sure,
-    confirm,
-    fail,
-    say,
-    segment,
-    show,
-)
-from tidemill.cli.times import span, utc
+from tidemill.cli.rest import Json, call, check_is_sure, say, segment, show
+from tidemill.common.prompts import EXIT_REFUSED, EXIT_USAGE, confirm, fail
+from tidemill.common.times import span, utc
 
 app = typer.Typer(
     no_args_is_help=True,

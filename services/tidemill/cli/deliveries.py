@@ -12,16 +12,15 @@ from tidemill.cli.rest import (
     Json,
     call,
     check_is_sure,
-    confirm,
     has_several,
     say,
     segment,
     show,
-    warn,
     warn_unreachable,
 )
-from tidemill.cli.times import age, from_now
 from tidemill.common.clock import SystemClock
+from tidemill.common.prompts import confirm, warn
+from tidemill.common.times import age, from_now
 
 app = typer.Typer(
     no_args_is_help=True, help="List what consumers have and have not acked, and give it to others."

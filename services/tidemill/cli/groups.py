@@ -10,14 +10,11 @@ import typer
 from tidemill.cli import progress_watch
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
-    EXIT_REFUSED,
     Json,
     OutputFormat,
     call,
     call_pages,
     check_is_sure,
-    confirm,
-    fail,
     has_several,
     options_of,
     say,
@@ -26,8 +23,9 @@ from tidemill.cli.rest import (
     show_table,
     warn_unreachable,
 )
-from tidemill.cli.times import INSTANT, age, from_now, instant_ms
 from tidemill.common.clock import SystemClock
+from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.times import INSTANT, age, from_now, instant_ms
 
 app = typer.Typer(
     no_args_is_help=True, help="Create, list, show, reset, release, forget and delete groups."

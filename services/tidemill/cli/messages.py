@@ -13,7 +13,6 @@ import typer
 
 from tidemill.cli.reading import queues_of, read
 from tidemill.cli.rest import (
-    EXIT_REFUSED,
     Json,
     OutputFormat,
     call,
@@ -24,9 +23,10 @@ from tidemill.cli.rest import (
     show,
     warn_unreachable,
 )
-from tidemill.cli.times import DURATION, INSTANT, duration_ms, instant_ms, utc
 from tidemill.cli.tracing import columns_of, follow, rows_of, warn_damaged
 from tidemill.cli.watching import watch
+from tidemill.common.prompts import EXIT_REFUSED
+from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms, utc
 
 app = typer.Typer(
     no_args_is_help=True, help="Send messages, and look at them without consuming them."

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import typer
 
 from tidemill.cli.rest import Json, OutputFormat, call, options_of, segment
-from tidemill.cli.times import span
 from tidemill.cli.watching import watch
+from tidemill.common.times import span
 
 PERIOD_S = 2.0  # long enough for a rate that means something, short enough to look at
 _LINE = "{:<8}  {:>10}  {:>10}  {:>9}  {:>10}  {:>10}  {}"

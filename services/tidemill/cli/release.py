@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidemill.cli.rest import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, options_of, warn
+from tidemill.cli.rest import options_of
+from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, warn
 from tidemill.release.rest import Json, Refused, Rest, Unreachable
 
 if TYPE_CHECKING:

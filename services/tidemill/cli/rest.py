@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 import typer
+
+from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, warn
 
 # httpx imports its own command line, with click, rich and pygments: a third of the time until this
 # one does anything.
@@ -29,9 +31,6 @@ if _blocked:
     del sys.modules["httpx._main"]
 
 ADMIN_URL = "http://127.0.0.1:8080"
-EXIT_REFUSED = 1
-EXIT_USAGE = 2
-EXIT_UNREACHABLE = 3
 TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
 PAGE_SIZE = 1000  # the largest that the API allows
 # Columns of text that nobody has to copy: they are folded where a terminal is narrow. All others
@@ -174,11 +173,6 @@ def check_is_sure(command: str, *, is_sure: bool) -> None:
         )
 
 
-def confirm(question: str) -> None:
-    """Ask; end the command for any other answer than yes."""
-    typer.confirm(question, abort=True, err=True)
-
-
 def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> list[Json]:
     """Collect all pages of a list."""
     items: list[Json] = []
@@ -255,17 +249,6 @@ def warn_unreachable(answer: Json) -> None:
 def has_several(items: Sequence[Json]) -> bool:
     """Whether what is listed is of several broker groups, so that their names say something."""
     return len({item["broker"] for item in items}) > 1
-
-
-def warn(sentence: str) -> None:
-    """Print a sentence that changes nothing on standard error."""
-    typer.echo(f"warning: {sentence}", err=True)
-
-
-def fail(reason: str, status: int) -> NoReturn:
-    """Print `reason` on standard error and exit."""
-    typer.echo(f"error: {reason}", err=True)
-    raise typer.Exit(status)
 
 
 def admin_url(address: str) -> str:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidemill.cli.rest import Json, OutputFormat, fail, options_of, say, show, warn
-from tidemill.cli.times import utc
+from tidemill.cli.rest import Json, OutputFormat, options_of, say, show
+from tidemill.common.prompts import fail, warn
+from tidemill.common.times import utc
 
 if TYPE_CHECKING:
     from tidemill.broker.offline.check import Report

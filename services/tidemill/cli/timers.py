@@ -7,20 +7,18 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import (
-    EXIT_REFUSED,
     PAGE_SIZE,
     Json,
     call,
     check_is_sure,
-    confirm,
-    fail,
     has_several,
     say,
     show,
     warn_unreachable,
 )
-from tidemill.cli.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.common.clock import SystemClock
+from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
 app = typer.Typer(

@@ -12,15 +12,14 @@ from tidemill.cli.rest import (
     call,
     call_pages,
     check_is_sure,
-    confirm,
     has_several,
     say,
     segment,
     show,
-    warn,
     warn_unreachable,
 )
-from tidemill.cli.times import DURATION, duration_ms
+from tidemill.common.prompts import confirm, warn
+from tidemill.common.times import DURATION, duration_ms
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from tidemill.cli.rest import Json, call, has_several, segment
-from tidemill.cli.times import utc
+from tidemill.common.times import utc
 
 COLUMNS = ("AT", "AFTER", "EVENT", "GROUP", "ATTEMPT", "PLACE", "DETAIL", "BROKER")
 _MIB = 1 << 20

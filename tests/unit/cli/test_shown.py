@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.cli.messages import printable
-from tidemill.cli.times import age
+from tidemill.common.times import age
 
 
 @pytest.mark.parametrize(

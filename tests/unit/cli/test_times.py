@@ -7,7 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.cli.times import duration_ms, from_now, instant_ms, seconds, utc
+from tidemill.common.times import duration_ms, from_now, instant_ms, seconds, utc
 
 
 @pytest.mark.parametrize(
