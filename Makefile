@@ -31,6 +31,8 @@ PROMETHEUS := tests/monitoring/prometheus
 FUZZ := .venv-fuzz
 # What has Spark in it: apart, since it shares one session.
 SPARK := tests/pipeline
+# The distribution of the data pipeline, with its own locks.
+PIPELINE := services/tidemill_pipeline
 CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec $(STAMPS)/helm
 # Who judges dashboards and alerts without Grafana, and without a process of ours.
 JUDGES := $(STAMPS)/grafana $(STAMPS)/promtool
@@ -186,13 +188,13 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra dev --extra client \
 		--output-file requirements.lock --python-version 3.11 --universal --no-header --no-annotate \
 		--generate-hashes
-	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra pipeline \
-		--constraint requirements.lock --output-file requirements-pipeline.lock --python-version 3.11 \
-		--universal --no-header --no-annotate --generate-hashes
-	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet pyproject.toml --extra pipeline-tests \
-		--constraint requirements.lock --constraint requirements-pipeline.lock \
-		--output-file requirements-pipeline-tests.lock --python-version 3.11 \
-		--universal --no-header --no-annotate --generate-hashes
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet $(PIPELINE)/pyproject.toml \
+		--constraint requirements.lock --output-file $(PIPELINE)/requirements.lock --python-version 3.11 \
+		--no-emit-package tidemill --universal --no-header --no-annotate --generate-hashes
+	PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet $(PIPELINE)/pyproject.toml --extra tests \
+		--constraint requirements.lock --constraint $(PIPELINE)/requirements.lock \
+		--output-file $(PIPELINE)/requirements-tests.lock --python-version 3.11 \
+		--no-emit-package tidemill --universal --no-header --no-annotate --generate-hashes
 	$(call lock_image,build,deploy/image/build.in)
 	$(call lock_image,broker,pyproject.toml --extra cli)
 	$(call lock_image,proxy,pyproject.toml --extra cli --no-emit-package numpy)
@@ -227,17 +229,18 @@ $(STAMPS)/stubs: $(STAMPS)/dependencies tools/generate_stubs.py $(PROTOS)
 
 # Editable: the program runs what is in services/. Bytecode is compiled ahead, by `setup`, because the
 # time from the command to the first stored message is promised.
-$(STAMPS)/package: $(STAMPS)/stubs pyproject.toml
+$(STAMPS)/package: $(STAMPS)/stubs pyproject.toml $(PIPELINE)/pyproject.toml
 	$(call tell,installing and compiling tidemill)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-e . -e services/tidemill_pipeline
 	@$(BIN)/python -m compileall -q services
 	@touch $@
 
 # Built here, since PySpark comes as source; with the setuptools of requirements.lock.
-$(STAMPS)/pipeline: $(STAMPS)/package requirements-pipeline-tests.lock
+$(STAMPS)/pipeline: $(STAMPS)/package $(PIPELINE)/requirements-tests.lock
 	$(call tell,installing Spark; a minute or two)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --require-hashes \
-		-r requirements-pipeline-tests.lock
+		-r $(PIPELINE)/requirements-tests.lock
 	@touch $@
 
 # Jobs start without it, too: a Java that keeps no classes is no reason to stop.

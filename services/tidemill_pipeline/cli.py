@@ -1,4 +1,4 @@
-"""`tidemill pipeline ...`: jobs on Spark, which `pip install tidemill[pipeline]` brings.
+"""`tidemill pipeline ...`: jobs on Spark, installed with `pip install tidemill-pipeline`.
 
 Exit status: 0 done; 1 it could not be done, or an archive is not what it should be; 2 wrong usage,
 or an audit or a measurement found what must not be; 3 the cluster cannot be reached.
@@ -37,7 +37,7 @@ def beside_brokers(
         ),
     ] = Priority.LOW,
 ) -> None:
-    """Archive, audit, measure and replay what a cluster stores; needs tidemill[pipeline]."""
+    """Archive, audit, measure and replay the messages of a cluster with Spark."""
     give_way(priority)
 
 
@@ -193,7 +193,7 @@ def _check_spark() -> None:
     try:
         importlib.import_module("tidemill_pipeline.session").check_spark()
     except ModuleNotFoundError as error:
-        fail(f"{error}: pip install 'tidemill[pipeline]'", EXIT_REFUSED)
+        fail(f"{error}: pip install tidemill-pipeline", EXIT_REFUSED)
     except errors.PipelineError as error:
         fail(str(error), EXIT_REFUSED)
 

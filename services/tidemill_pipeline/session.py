@@ -135,7 +135,7 @@ def check_spark() -> None:
         found = version("pyspark")
     except ModuleNotFoundError as error:
         raise PipelineError(
-            "Spark is not installed: pip install 'tidemill[pipeline]', and Java 17 or 21"
+            "Spark is not installed: pip install tidemill-pipeline, and install Java 17 or 21"
         ) from error
     parts = tuple(int(part) for part in found.split(".")[:2])
     if not SPARK_LEAST <= parts < SPARK_END:

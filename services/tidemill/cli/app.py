@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,8 @@ from tidemill.cli import (
 )
 from tidemill.cli.processes import PROCESSES
 from tidemill.cli.rest import ADMIN_URL, Options, OutputFormat, admin_url, read_token
+from tidemill.common.prompts import EXIT_USAGE, fail
 from tidemill.common.version import version
-from tidemill_pipeline import cli as pipeline
 
 app = typer.Typer(
     name="tidemill",
@@ -58,8 +59,44 @@ app.add_typer(clients.app, name="client")
 app.add_typer(broker_groups.app, name="broker-group")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(store.app, name="store")
-app.add_typer(pipeline.app, name="pipeline")
+
 app.add_typer(release.app, name="release")
+
+
+# Distributions that may be missing, with the command that each of them adds.
+_OPTIONAL = {"pipeline": "tidemill-pipeline"}
+
+
+def add_commands(root: typer.Typer, found: Iterable[EntryPoint]) -> None:
+    """Add the commands of other distributions, entry points of the group `tidemill.commands`.
+
+    If a known distribution is missing, its command names it and exits with 2.
+    """
+    names = set()
+    for entry_point in found:
+        root.add_typer(entry_point.load(), name=entry_point.name)
+        names.add(entry_point.name)
+    for name in _OPTIONAL.keys() - names:
+        root.command(
+            name,
+            help=f"Not installed. Run: pip install {_OPTIONAL[name]}",
+            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+            add_help_option=False,
+        )(_missing(name))
+
+
+def _missing(name: str) -> Callable[[], None]:
+    def report() -> None:
+        fail(
+            f"`tidemill {name}` is not installed; install {_OPTIONAL[name]}: "
+            f"pip install {_OPTIONAL[name]}",
+            EXIT_USAGE,
+        )
+
+    return report
+
+
+add_commands(app, entry_points(group="tidemill.commands"))
 
 
 def _list_by_both_words(noun: typer.Typer) -> None:

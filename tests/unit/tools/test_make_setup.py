@@ -38,6 +38,8 @@ def fresh(tmp_path: Path) -> Path:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "generate_stubs.py").touch()
     (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "services" / "tidemill_pipeline").mkdir(parents=True)
+    (tmp_path / "services" / "tidemill_pipeline" / "pyproject.toml").touch()
     (tmp_path / "fake-python").write_text(PYTHON)
     (tmp_path / "fake-python").chmod(0o755)
     return tmp_path
