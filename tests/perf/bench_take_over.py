@@ -29,7 +29,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.recovery import open_engine
-from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
+from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpening
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.message import stored_message
 
@@ -118,7 +118,7 @@ def main() -> None:
         apply_s = timed(follow)
         gc.collect()
         gc.freeze()  # As a process does when it has started.
-        cut_s = timed(lambda: opening.finish(Proofs()))
+        cut_s = timed(lambda: opening.finish(DurabilityProofs()))
         take_over_s = timed(lambda: engine.take_over(SECRET, now_ms()))
         first_round_s = timed(lambda: engine.run_due(now_ms(), firing_ms=now_ms()))
         assert engine.state.table.used_count == arguments.in_flight

@@ -18,7 +18,7 @@ from tests.support.chunks import chunks
 from tests.support.worlds.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.engine import Engine
-from tidemill.broker.engine.metadata.catalog import Group
+from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 from tidemill.broker.engine.replication import fencing
 from tidemill.controller.election import replacement
 
@@ -183,7 +183,7 @@ def _answers_at_once(self: ReplicaProcess, act: Callable[[ReplicaProcess], Answe
     _carry_out(self, answered_at_once)
 
 
-def _is_not_ordered(self: Administration, name: str, **options: Any) -> Group:
+def _is_not_ordered(self: Administration, name: str, **options: Any) -> ConsumerGroup:
     return _put_group(self, name, **{**options, "is_ordered": False})
 
 

@@ -17,14 +17,14 @@ from tests.support.worlds.following import Follower
 from tidemill.broker.engine.pop.consumption import AckResult
 from tidemill.broker.engine.replica.group_log import Identity, open_group_log
 from tidemill.broker.engine.replication.actions import (
-    Close,
-    Dial,
-    Diverging,
-    Promoted,
-    Propose,
-    Release,
-    Send,
+    DivergenceAlarm,
+    MastershipRelease,
+    Promotion,
+    SetProposal,
     StepDown,
+    StreamClose,
+    StreamDial,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.config import ReplicationConfig
 from tidemill.broker.engine.replication.messages import Ack, Hello
@@ -116,14 +116,14 @@ class Group:
     def _do(self, source: Replica, action: object) -> None:
         now_ms = self.now_ms
         match action:
-            case Dial(member, _):
+            case StreamDial(member, _):
                 target = next((r for r in self.replicas if r.member == member), None)
                 if target is None:
                     source.machine.closed(None, now_ms)
                     return
                 self._streams[len(self._streams)] = source, target
                 source.machine.dialled(len(self._streams) - 1, now_ms)
-            case Send(stream, message):
+            case StreamSend(stream, message):
                 replica, master = self._streams[stream]
                 if isinstance(message, Hello):
                     master.machine.hello(stream, message, now_ms)
@@ -131,17 +131,17 @@ class Group:
                     master.machine.ack(stream, message, now_ms)
                 elif replica in self.replicas:
                     replica.machine.receive(stream, message, now_ms)
-            case Close(stream, _):
+            case StreamClose(stream, _):
                 for one in self._streams[stream]:
                     if one is not source and one in self.replicas:
                         one.machine.closed(stream, now_ms)
-            case Propose(proposal):
+            case SetProposal(proposal):
                 self.view = self.view._replace(version=self.view.version + 1, sss=proposal.sss)
                 for one in self.replicas:
                     one.machine.learn(self.view, now_ms)
-            case Promoted():
+            case Promotion():
                 pass
-            case Diverging() | StepDown() | Release():
+            case DivergenceAlarm() | StepDown() | MastershipRelease():
                 raise AssertionError(f"{source.member}: {action}")
 
     def pass_time(self, duration_ms: int) -> None:

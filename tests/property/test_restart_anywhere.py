@@ -25,7 +25,7 @@ from tests.support.worlds.engine_world import SMALL, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.engine.metadata.catalog import Group, Topic, TopicType
+from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic, TopicType
 from tidemill.broker.engine.store.disk import File
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
 
@@ -69,7 +69,7 @@ class RestartAnywhere(RuleBasedStateMachine):
             name, type_=TopicType.NORMAL, queues=1, now_ms=self.world.now_ms
         )
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> ConsumerGroup:
         engine = self.world.engine
         return engine.catalog.find_group(name) or engine.administration.put_group(
             name,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, final
 
-from tidemill.broker.engine.replication.actions import Release
+from tidemill.broker.engine.replication.actions import MastershipRelease
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import (
     FOUNDER,
@@ -78,7 +78,7 @@ class ForgetGroup(NamedTuple):
     """An operator takes away what is known of the group: all its replicas seem to be gone."""
 
 
-Change = Registration | Proposal | Release | Drain | Forget | Replace | MinInSync
+Change = Registration | Proposal | MastershipRelease | Drain | Forget | Replace | MinInSync
 Request = Change | ForgetGroup
 
 

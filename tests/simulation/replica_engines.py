@@ -42,8 +42,8 @@ from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
 from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.replication.config import AckMode
-from tidemill.broker.engine.store.damaged_places import Answer as Found
-from tidemill.broker.engine.store.damaged_places import Question
+from tidemill.broker.engine.store.damaged_ranges import MendOutcome as Found
+from tidemill.broker.engine.store.damaged_ranges import MendRequest
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.server.replicas.mending import served
@@ -77,7 +77,7 @@ class EngineVolume:
         self._world = world
         self._replica = replica
         self._identity = Identity(world.random.randbytes(16), ENTROPY)
-        self._asked: Question | None = None  # another replica, for what is damaged here
+        self._asked: MendRequest | None = None  # another replica, for what is damaged here
 
     @property
     def store_uuid(self) -> str:
@@ -157,7 +157,7 @@ class EngineVolume:
             self._world.loop.call_later(ANSWER_S_MAX, self._hear, self.log, question, None)
             self._world.network.send(me.name, other.name, lambda: self._serve(other, question))
 
-    def _serve(self, other: ReplicaProcess, question: Question) -> None:
+    def _serve(self, other: ReplicaProcess, question: MendRequest) -> None:
         if other.is_alive and not other.is_paused:
             assert isinstance(other.volume, EngineVolume), "all are"
             found, log = served(other.volume.log, question.begin, question.end), self.log
@@ -165,7 +165,7 @@ class EngineVolume:
                 other.name, self._replica.name, lambda: self._hear(log, question, found)
             )
 
-    def _hear(self, log: GroupLog, question: Question, found: bytes | None) -> None:
+    def _hear(self, log: GroupLog, question: MendRequest, found: bytes | None) -> None:
         if question is not self._asked or log is not self.log or not self._replica.is_alive:
             return
         answer = Found.SILENT if found is None else Found.NOTHING

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.replication.actions import (
     Action,
-    Close,
-    Dial,
-    Diverging,
-    Promoted,
-    Propose,
-    Release,
-    Send,
+    DivergenceAlarm,
+    MastershipRelease,
+    Promotion,
+    SetProposal,
     StepDown,
+    StreamClose,
+    StreamDial,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
 from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
@@ -280,23 +280,23 @@ class ReplicaProcess:
 
     def _do(self, action: Action, network: object, world: World) -> None:
         match action:
-            case Dial(master, _):
+            case StreamDial(master, _):
                 world.network.dial(self, world.replicas[master.replica_id])
-            case Send(stream, message):
+            case StreamSend(stream, message):
                 if isinstance(message, Ack):
                     world.check_ack(self, message)
                 world.network.send_on(stream, self.name, message)
-            case Close(stream, _):
+            case StreamClose(stream, _):
                 world.network.close(stream, self.name)
-            case Propose(proposal):
+            case SetProposal(proposal):
                 for controller in world.controllers:
                     world.network.send(
                         self.name, controller.name, partial(controller.ask, proposal)
                     )
-            case Release():
+            case MastershipRelease():
                 for controller in world.controllers:
                     world.network.send(self.name, controller.name, partial(controller.ask, action))
-            case Promoted(view):
+            case Promotion(view):
                 world.promoted(self, view)
                 self._written.set()
             case StepDown():
@@ -305,7 +305,7 @@ class ReplicaProcess:
                 self.volume.close()
                 world.network.end_streams_of(self.name)
                 self._tasks.append(asyncio.ensure_future(self._reopen()))
-            case Diverging(why):
+            case DivergenceAlarm(why):
                 world.findings.append(f"C2: {self.name} diverges: {why}")
 
     async def _tick(self) -> None:

@@ -21,7 +21,7 @@ from tidemill.message.stored_message import MESSAGE_TYPE_AT
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
     from tidemill.broker.engine.queries.inspection import QueueProgress
     from tidemill.broker.engine.timer.firing_clock import FiringClock
 
@@ -228,7 +228,7 @@ class BrokerMetrics:
         yield from self._collect_pop()
         yield from self._collect_dead_letters(groups)
 
-    def _collect_dead_letters(self, groups: dict[GroupId, Group]) -> Iterator[Metric]:
+    def _collect_dead_letters(self, groups: dict[GroupId, ConsumerGroup]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "rocketmq_dlq_messages",
             "Messages in a group's dead-letter topic.",
@@ -276,7 +276,7 @@ class BrokerMetrics:
         yield from (lag, behind)
 
     def _collect_load(
-        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, ConsumerGroup]
     ) -> Iterator[Metric]:
         watermark = GaugeMetricFamily(
             "rocketmq_processor_watermark",
@@ -338,7 +338,7 @@ class BrokerMetrics:
         )
 
     def _collect_sent(
-        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, ConsumerGroup]
     ) -> Iterator[Metric]:
         messages = CounterMetricFamily(
             "rocketmq_messages_out_total", "Messages handed to a consumer.", labels=OUT_LABELS
@@ -398,7 +398,7 @@ class BrokerMetrics:
         )
 
     def _collect_engine(
-        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, ConsumerGroup]
     ) -> Iterator[Metric]:
         """Yield what the engine does by itself when nobody asks."""
         dead = CounterMetricFamily(
@@ -489,7 +489,7 @@ class BrokerMetrics:
         yield from families
 
     def _collect_lag(
-        self, topics: dict[TopicId, Topic], groups: dict[GroupId, Group]
+        self, topics: dict[TopicId, Topic], groups: dict[GroupId, ConsumerGroup]
     ) -> Iterator[Metric]:
         gauges = {
             name: GaugeMetricFamily(f"rocketmq_consumer_{name}", help_, labels=OUT_LABELS)

@@ -15,7 +15,7 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult, Delivery
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.common.errors import InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -269,8 +269,8 @@ def forgeries(delivery: Delivery) -> list[Delivery]:
         delivery._replace(delivery_id=LogOffset(delivery.delivery_id + 1)),
         delivery._replace(delivery_id=LogOffset(delivery.delivery_id + (1 << 32))),
         delivery._replace(delivery_id=LogOffset(delivery.delivery_id - 1)),
-        delivery._replace(slot=Slot(delivery.slot + 1)),
-        delivery._replace(slot=Slot(1 << 31)),
+        delivery._replace(slot=DeliverySlot(delivery.slot + 1)),
+        delivery._replace(slot=DeliverySlot(1 << 31)),
         delivery._replace(message_index=delivery.message_index + 2),
         delivery._replace(message_index=31),
         delivery._replace(group_id=GroupId(delivery.group_id + 1)),

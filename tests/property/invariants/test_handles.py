@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.store.log_opening import LogOpening
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, codes_of
 from tidemill.message.receipt_handle import INDEX_COUNT_MAX, HandleSigner
@@ -112,7 +112,7 @@ def test_invariant_28_a_checkpoint_holds_at_most_32_rising_offsets() -> None:
         for one in LogOpening(world.engine.log, world.disk, world.engine.mappings).scan(
             LogOffset(0)
         )
-        if one.header.kind == Kind.CK
+        if one.header.kind == RecordKind.CK
     ]
     assert disk is not world.disk
     assert [ck.num for ck in found] == [32, 32]

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from tests.support.worlds.engine_world import GROUP, blob
 from tests.support.worlds.round_world import Proxy, RoundWorld
-from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.message import MessageEntry
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -80,7 +80,7 @@ def test_invariant_39_a_batch_that_went_to_the_dead_letters_hides_nothing_behind
         retry_id = inner.engine.catalog.retry_topic_ids[world.group_id, world.topic_id]
         data = blob("good")
         end = inner.engine.catalog.queue(retry_id, QueueId(0)).max_offset
-        again = Message(retry_id, QueueId(0), 1, end, 0, None, data, crc32(data))
+        again = MessageEntry(retry_id, QueueId(0), 1, end, 0, None, data, crc32(data))
         inner.engine.fold.append(again, inner.now_ms)
         inner.commit()
         await proxy.send(world.pop_frame(1, poll_ms=20_000))

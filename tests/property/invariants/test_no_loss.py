@@ -13,7 +13,7 @@ from tests.support.disk.observation import observe
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.engine import AckResult, Delivery
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.common.errors import DiskFull, Overloaded
 
@@ -89,7 +89,7 @@ def test_invariant_4_no_response_leaves_before_its_checkpoint_is_durable() -> No
             delivery = Delivery(
                 GroupId(world.group_id),
                 TopicId(world.topic_id),
-                Slot(batch.slot),
+                DeliverySlot(batch.slot),
                 LogOffset(batch.delivery_id),
                 0,
                 batch.visible_at_ms,

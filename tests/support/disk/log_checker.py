@@ -48,9 +48,9 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_SUPERSEDES,
     PopCheckpoint,
 )
-from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, Header, Kind
-from tidemill.broker.engine.layout.renewal import Renewal, Why
-from tidemill.broker.engine.layout.state import What
+from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, RecordHeader, RecordKind
+from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
+from tidemill.broker.engine.layout.state import StateKind
 from tidemill.broker.engine.store.disk import Disk
 
 Queue = tuple[int, int, int]  # group id, topic id, queue id
@@ -106,31 +106,31 @@ class LogChecker:
         self.kinds: dict[int, int] = defaultdict(int)
         self.timers = TimerFold()
 
-    def fold(self, header: Header, body: bytes, tail: bytes) -> None:
+    def fold(self, header: RecordHeader, body: bytes, tail: bytes) -> None:
         """Take one record in. Raises BrokenPromise."""
         self.kinds[header.kind] += 1
         at, now_ms = header.log_offset, header.stored_at_ms
         self.timers.fold(header, body, tail)
-        if header.kind == Kind.MESSAGE:
+        if header.kind == RecordKind.MESSAGE:
             self._message(header, body, now_ms)
-        elif header.kind == Kind.CK:
+        elif header.kind == RecordKind.CK:
             self._delivery(pop_checkpoint.decode(body), at, now_ms)
-        elif header.kind == Kind.ACK:
+        elif header.kind == RecordKind.ACK:
             for slot, delivery_id, bits in ack.ENTRY.iter_unpack(body):
                 self._settle(slot, delivery_id, bits, "12: an ack")
-        elif header.kind == Kind.RENEW:
+        elif header.kind == RecordKind.RENEW:
             self._renewal(renewal.decode(body), now_ms)
-        elif header.kind == Kind.EXPIRE:
+        elif header.kind == RecordKind.EXPIRE:
             self._expiry(expiry.decode(body))
-        elif header.kind == Kind.CONFIG:
+        elif header.kind == RecordKind.CONFIG:
             self._config(decode_item(body), at)
-        elif header.kind == Kind.STATE:
+        elif header.kind == RecordKind.STATE:
             self._state(body[0], tail)
 
     # ------------------------------------------------------------ records
 
-    def _message(self, header: Header, body: bytes, now_ms: int) -> None:
-        place = message.Place._make(message.PLACE.unpack_from(body))
+    def _message(self, header: RecordHeader, body: bytes, now_ms: int) -> None:
+        place = message.MessagePosition._make(message.PLACE.unpack_from(body))
         end = self.ends.get((place.topic_id, place.queue_id), 0)
         _check(place.queue_offset == end, 21, f"message at {place.queue_offset}, not at {end}")
         self.ends[place.topic_id, place.queue_id] = end + 1
@@ -240,18 +240,18 @@ class LogChecker:
                 raise BrokenPromise(f"13: {delivery_id} is renewed, and is not live")
             is_void = delivery_id < self.queues[one.queue].void_before
             _check(not is_void, 13, f"{delivery_id} is renewed, and is void")
-            is_told = found.why is Why.HANDED_OVER
-            has_ended = found.why in (Why.CLIENT_ENDED, Why.CLIENT_SILENT)
+            is_told = found.why is RenewalReason.HANDED_OVER
+            has_ended = found.why in (RenewalReason.CLIENT_ENDED, RenewalReason.CLIENT_SILENT)
             may_move = one.renews or is_told or (one.is_unproven and has_ended)
             _check(may_move, 13, f"{delivery_id} does not renew")
-            one.is_unproven = found.why is Why.NOT_HANDED_OVER
+            one.is_unproven = found.why is RenewalReason.NOT_HANDED_OVER
             _check(
                 one.client_id == found.client_id, 13, f"{delivery_id} is not {found.client_id}'s"
             )
             _check(found.visible_at_ms >= now_ms, 13, f"{delivery_id} ended in the past")
             one.visible_at_ms, one.renews = (
                 found.visible_at_ms,
-                is_told or found.why is Why.EXTENDED,
+                is_told or found.why is RenewalReason.EXTENDED,
             )
 
     def _expiry(self, found: Expiry) -> None:
@@ -283,7 +283,7 @@ class LogChecker:
                 self.queues[key] = OneQueue(void_before=1 << 62)
 
     def _state(self, what: int, tail: bytes) -> None:
-        if what == What.DELIVERIES:
+        if what == StateKind.DELIVERIES:
             rows = delivery_rows.decode(tail).rows
             for row in rows[rows["flags"] & FLAG_RELEASED > 0]:
                 self.deliveries[int(row["delivery_id"])].is_released = True
@@ -322,7 +322,7 @@ def check_log(disk: Disk) -> LogChecker:
     return checker
 
 
-def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[Header, bytes, bytes]]:
+def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[RecordHeader, bytes, bytes]]:
     """Yield the intact records on `disk` from `log_offset` on: header, body and tail."""
     expected = -1
     for name in disk.names("log"):
@@ -343,7 +343,7 @@ def records_of(disk: Disk, log_offset: int = 0) -> Iterator[tuple[Header, bytes,
                 break
             if record.find_damage(data, at, log_offset=LogOffset(start + at)):
                 return
-            header = Header._make(HEADER.unpack_from(data, at))
+            header = RecordHeader._make(HEADER.unpack_from(data, at))
             head_end, end = at + header.head_size, at + header.size
             yield header, bytes(data[at + HEADER_SIZE : head_end]), bytes(data[head_end:end])
             at = end

@@ -26,7 +26,7 @@ from tidemill.broker.engine.layout.message import (
     FLAG_TIMER,
     TimerReason,
 )
-from tidemill.broker.engine.layout.record import Header, Kind
+from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.message import stored_message
 
 PENDING, DELIVERED, CANCELLED, DROPPED = "pending", "delivered", "cancelled", "dropped"
@@ -72,15 +72,15 @@ class TimerFold:
     def ids(self, state: str) -> set[int]:
         return {n for n, one in self.timers.items() if one.state == state}
 
-    def fold(self, header: Header, body: bytes, tail: bytes) -> None:
+    def fold(self, header: RecordHeader, body: bytes, tail: bytes) -> None:
         """Take one record in. Raises BrokenTimer."""
-        if header.kind == Kind.MESSAGE and header.flags & FLAG_SCHEDULE:
+        if header.kind == RecordKind.MESSAGE and header.flags & FLAG_SCHEDULE:
             self._schedule(header, body, tail)
-        elif header.kind == Kind.MESSAGE and header.flags & FLAG_TIMER:
+        elif header.kind == RecordKind.MESSAGE and header.flags & FLAG_TIMER:
             self._settle(header, body, tail)
-        elif header.kind == Kind.TIMER:
+        elif header.kind == RecordKind.TIMER:
             self._control(header, body)
-        elif header.kind == Kind.FRONTIER:
+        elif header.kind == RecordKind.FRONTIER:
             self._frontier(timer_control.decode_frontier(body).frontier_ms)
 
     def fold_config(self, config: dict[str, Any]) -> None:
@@ -91,8 +91,8 @@ class TimerFold:
 
     # ------------------------------------------------------------ records
 
-    def _schedule(self, header: Header, body: bytes, tail: bytes) -> None:
-        place = message.Place._make(message.PLACE.unpack_from(body))
+    def _schedule(self, header: RecordHeader, body: bytes, tail: bytes) -> None:
+        place = message.MessagePosition._make(message.PLACE.unpack_from(body))
         target = message.decode_target(body)
         _check(self.topics.get(place.topic_id) == "%SYS%TIMER", "T-3", "on the hidden topic")
         if place.queue_id:
@@ -112,7 +112,9 @@ class TimerFold:
         )
         heapq.heappush(self._dues, (target.due_at_ms, target.timer_id))
 
-    def _evacuate(self, header: Header, target: message.Target, body: bytes, tail: bytes) -> None:
+    def _evacuate(
+        self, header: RecordHeader, target: message.TimerTarget, body: bytes, tail: bytes
+    ) -> None:
         one = self._pending(target.timer_id, "T-26: a copy")
         _check(
             (target.due_at_ms, target.topic_id, target.origin)
@@ -135,9 +137,9 @@ class TimerFold:
         one.log_offset, one.size = header.log_offset, header.size
         one.copies += 1
 
-    def _settle(self, header: Header, body: bytes, tail: bytes) -> None:
+    def _settle(self, header: RecordHeader, body: bytes, tail: bytes) -> None:
         cause = message.decode_timer_cause(body)
-        place = message.Place._make(message.PLACE.unpack_from(body))
+        place = message.MessagePosition._make(message.PLACE.unpack_from(body))
         one = self._pending(cause.timer_id, "T-6: an outcome")
         _check(cause.due_at_ms == one.due_at_ms, "T-13", f"{cause}, due at {one.due_at_ms}")
         _check(
@@ -164,11 +166,11 @@ class TimerFold:
             one.state = DROPPED
         one.settled_at_ms = header.stored_at_ms
 
-    def _control(self, header: Header, body: bytes) -> None:
+    def _control(self, header: RecordHeader, body: bytes) -> None:
         control = timer_control.decode(body)
         one = self._pending(control.timer_id, f"T-12: {control}")
         _check(control.due_at_ms == one.due_at_ms, "T-12", f"{control}, due at {one.due_at_ms}")
-        if control.operation == timer_control.Operation.CANCEL:
+        if control.operation == timer_control.TimerOperation.CANCEL:
             one.state, one.settled_at_ms = CANCELLED, header.stored_at_ms
             return
         _check(control.new_due_at_ms > 0, "T-13", f"{control} at {header.stored_at_ms}")

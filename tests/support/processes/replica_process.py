@@ -22,7 +22,7 @@ from tidemill.common.log import configure_logging
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.replication.actions import Release
+    from tidemill.broker.engine.replication.actions import MastershipRelease
     from tidemill.broker.server.replicas.replicas import Replicas
 
 
@@ -82,7 +82,7 @@ class Pipes:
     def propose(self, proposal: Proposal) -> None:
         say(version=proposal.version, sss=sorted(proposal.sss))
 
-    def release(self, release: Release) -> None:
+    def release(self, release: MastershipRelease) -> None:
         say(release=release.target)
 
 

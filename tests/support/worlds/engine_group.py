@@ -14,18 +14,18 @@ from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.replica.group_log import Identity, MustBeEmptied, open_group_log
 from tidemill.broker.engine.replication.actions import (
-    Close,
-    Dial,
-    Diverging,
-    Promoted,
-    Send,
+    DivergenceAlarm,
+    Promotion,
     StepDown,
+    StreamClose,
+    StreamDial,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.config import ReplicationConfig
 from tidemill.broker.engine.replication.messages import Ack, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
-from tidemill.broker.engine.store.damaged_places import Answer, Question
-from tidemill.broker.engine.store.mending import Foreign, mend
+from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
+from tidemill.broker.engine.store.mending import ForeignBytes, mend
 from tidemill.broker.server.replicas.mending import served
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
@@ -167,7 +167,7 @@ class Group:
                 self._carry(node)
                 node.apply()
 
-    def mend(self, number: int) -> list[Answer]:
+    def mend(self, number: int) -> list[MendOutcome]:
         """Let a replica ask the others that are up for what was noted; return what came of it.
 
         Whoever cannot be reached is asked once, and no time passes.
@@ -182,22 +182,22 @@ class Group:
         damage.forget_before(log.min_offset)
         return answers
 
-    def _ask(self, node: Node, question: Question) -> Answer:
+    def _ask(self, node: Node, question: MendRequest) -> MendOutcome:
         asked = self.nodes[question.replica_id]
         if not asked.is_up or asked.number in self.cut_off:
-            return Answer.SILENT
+            return MendOutcome.SILENT
         found = served(asked.log, question.begin, question.end)
         if not found:
-            return Answer.NOTHING
+            return MendOutcome.NOTHING
         is_written = False
         try:
             for files in mend(node.engine.log, node.disk, question.begin, found):
                 for file in files:
                     file.sync()
                     is_written = True
-        except Foreign:
-            return Answer.NOTHING
-        return Answer.MENDED if is_written else Answer.SOUND
+        except ForeignBytes:
+            return MendOutcome.NOTHING
+        return MendOutcome.MENDED if is_written else MendOutcome.SOUND
 
     def kill(self, number: int, *, power_cut: bool = False) -> None:
         node = self.nodes[number]
@@ -220,11 +220,11 @@ class Group:
 
     def _carry(self, node: Node) -> None:
         for action in node.replication.take_actions():
-            if isinstance(action, Dial):
+            if isinstance(action, StreamDial):
                 self._dial(node, action)
-            elif isinstance(action, Send):
+            elif isinstance(action, StreamSend):
                 self._deliver(node, action)
-            elif isinstance(action, Close):
+            elif isinstance(action, StreamClose):
                 self._close(action.stream)
             elif isinstance(action, StepDown):
                 self.lose_streams(node)
@@ -233,12 +233,12 @@ class Group:
                 node.replication.learn(self.view, self.now_ms)
                 self._carry(node)
                 return
-            elif isinstance(action, Diverging):
+            elif isinstance(action, DivergenceAlarm):
                 node.diverged = action.why
-            elif isinstance(action, Promoted):
+            elif isinstance(action, Promotion):
                 pass
 
-    def _dial(self, node: Node, action: Dial) -> None:
+    def _dial(self, node: Node, action: StreamDial) -> None:
         master = self.nodes[action.master.replica_id]
         if not master.is_up or {master.number, node.number} & self.cut_off:
             node.replication.closed(None, self.now_ms)
@@ -248,7 +248,7 @@ class Group:
             node.replication.dialled(stream, self.now_ms)
         self._carry(node)
 
-    def _deliver(self, node: Node, action: Send) -> None:
+    def _deliver(self, node: Node, action: StreamSend) -> None:
         ends = self._streams.get(action.stream)
         if ends is None:
             return

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.broker.engine.engine import Sent
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.metadata.catalog import (
     ConfigChanges,
+    ConsumerGroup,
     ExponentialRetry,
-    Group,
     Topic,
     TopicType,
 )
@@ -81,12 +81,12 @@ class MemoryCatalog:
         self.broker_name = "broker-0"
         self.membership = Membership()
         self.topics: dict[str, Topic] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, ConsumerGroup] = {}
 
     def find_topic(self, name: str) -> Topic | None:
         return self.topics.get(name)
 
-    def find_group(self, name: str) -> Group | None:
+    def find_group(self, name: str) -> ConsumerGroup | None:
         return self.groups.get(name)
 
 
@@ -140,8 +140,8 @@ class MemoryEngine:
         self._changes.topics[topic.id] = topic
         return topic
 
-    def put_group(self, name: str, *, is_ordered: bool = False) -> Group:
-        group = self.catalog.groups[name] = Group(
+    def put_group(self, name: str, *, is_ordered: bool = False) -> ConsumerGroup:
+        group = self.catalog.groups[name] = ConsumerGroup(
             id=GroupId(self._new_id()),
             version=1,
             name=name,
@@ -163,7 +163,7 @@ class MemoryEngine:
                 return topic
         raise TopicNotFound("no such topic")
 
-    def _group(self, group_id: int) -> Group:
+    def _group(self, group_id: int) -> ConsumerGroup:
         for group in self.catalog.groups.values():
             if group.id == group_id:
                 return group
@@ -284,7 +284,7 @@ class MemoryEngine:
             message.attempts += 1
         delivery_id = self._new_delivery(messages)
         return DeliveryBatch(
-            slot=Slot(delivery_id),
+            slot=DeliverySlot(delivery_id),
             delivery_id=LogOffset(delivery_id),
             popped_at_ms=now_ms,
             visible_at_ms=visible_at_ms,
@@ -324,7 +324,7 @@ class MemoryEngine:
             self._taken.discard((delivery.group_id, self.log.index(message)))
         new_id = self._new_delivery([message])
         return delivery._replace(
-            slot=Slot(new_id),
+            slot=DeliverySlot(new_id),
             delivery_id=LogOffset(new_id),
             message_index=0,
             visible_at_ms=now_ms + invisible_duration_ms,

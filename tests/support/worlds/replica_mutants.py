@@ -19,7 +19,12 @@ from tests.support.worlds import replica_world
 from tidemill.broker.engine.replication import confirm as commits
 from tidemill.broker.engine.replication import epoch_journal, fencing
 from tidemill.broker.engine.replication.confirm import Commitment
-from tidemill.broker.engine.replication.epoch_journal import Agreement, Cut, Journal, LogExtent
+from tidemill.broker.engine.replication.epoch_journal import (
+    Agreement,
+    CommonPrefix,
+    Journal,
+    LogExtent,
+)
 from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 from tidemill.controller.election import elect, membership, record, registration
 from tidemill.controller.election.record import GroupRecord, ids_of
@@ -137,7 +142,7 @@ def _starts_do_not_matter(master: LogExtent, replica: LogExtent) -> Agreement:
 
 
 def _cuts_at_the_shorter_log(master: LogExtent, replica: LogExtent) -> Agreement:
-    return Cut(min(master.log_end, replica.log_end))
+    return CommonPrefix(min(master.log_end, replica.log_end))
 
 
 def _keeps_what_was_cut(journal: Journal, _log_offset: int) -> Journal:

@@ -22,7 +22,12 @@ from tests.support.disk.claims import LastRun
 from tidemill.broker.engine.replication import confirm as commits
 from tidemill.broker.engine.replication import epoch_journal, fencing, truncation
 from tidemill.broker.engine.replication.confirm import Commitment
-from tidemill.broker.engine.replication.epoch_journal import Cut, EpochEntry, Journal, LogExtent
+from tidemill.broker.engine.replication.epoch_journal import (
+    CommonPrefix,
+    EpochEntry,
+    Journal,
+    LogExtent,
+)
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election import elect, membership, registration
 from tidemill.controller.election.membership import Refused
@@ -264,7 +269,7 @@ def _replications(
     own = epoch_journal.cut_at(other.journal, len(other.log))
     mine = LogExtent(epoch_journal.cut_at(node.journal, len(node.log)), 0, len(node.log))
     agreement = epoch_journal.agree(mine, LogExtent(own, 0, len(other.log)))
-    if not isinstance(agreement, Cut):
+    if not isinstance(agreement, CommonPrefix):
         raise Broken(f"F-24: {r} and {n} diverge: {agreement}")
     cut = agreement.offset
     if not truncation.may_truncate(

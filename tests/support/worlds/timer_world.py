@@ -19,7 +19,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_TIMER, TimerReason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.engine.timer.search import TimerSearch
@@ -182,12 +182,12 @@ class TimerWorld(World):
                 break
             self._judged_to = header.log_offset + header.size
             self.fold.fold(header, body, tail)
-            if header.kind == Kind.MESSAGE and header.flags & FLAG_TIMER:
+            if header.kind == RecordKind.MESSAGE and header.flags & FLAG_TIMER:
                 self._take(header.stored_at_ms, body, tail)
 
     def _take(self, stored_at_ms: int, body: bytes, tail: bytes) -> None:
         cause = message.decode_timer_cause(body)
-        place = message.Place._make(message.PLACE.unpack_from(body))
+        place = message.MessagePosition._make(message.PLACE.unpack_from(body))
         topic = self.fold.timers.topics[place.topic_id]
         text = text_of(tail)
         self.delivered.append(

@@ -13,7 +13,7 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
@@ -262,7 +262,7 @@ def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) 
     offsets: list[int] = []
 
     def append() -> None:
-        offsets.extend(log.append(Kind.STATE, b"b" * 100, 0) for _ in range(records))
+        offsets.extend(log.append(RecordKind.STATE, b"b" * 100, 0) for _ in range(records))
         log.write()
         log_offset, files = log.begin_sync()
         for file in files:
@@ -290,7 +290,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
     for seed in range(20):
         disk = FaultyDisk(Random(seed))
         log = CommitLog(disk, Mappings(disk), segment_bytes=4096)
-        offsets = [log.append(Kind.STATE, b"b" * 100, 0) for _ in range(20)]
+        offsets = [log.append(RecordKind.STATE, b"b" * 100, 0) for _ in range(20)]
         log.write()
         log_offset, files = log.begin_sync()
         for file in files:
@@ -298,7 +298,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
         log.synced(log_offset)
         for _ in log.prepare(slice_bytes=4096):
             if log._next.is_ready:  # Renamed, and its folder not synced.
-                offsets += [log.append(Kind.STATE, b"b" * 100, 0) for _ in range(20)]
+                offsets += [log.append(RecordKind.STATE, b"b" * 100, 0) for _ in range(20)]
                 log.write()
                 log_offset, files = log.begin_sync()
                 for file in files:

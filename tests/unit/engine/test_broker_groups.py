@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.engine.metadata.catalog import Group, TopicType
+from tidemill.broker.engine.metadata.catalog import ConsumerGroup, TopicType
 from tidemill.broker.engine.metadata.membership import Home, without
 from tidemill.broker.engine.queries.removal_check import ITEMS_MAX, Left, Readers
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
@@ -552,7 +552,7 @@ def count(world: World, readers: Readers | None = None) -> Left:
     return found
 
 
-def note_begun(home: World, group: Group) -> None:
+def note_begun(home: World, group: ConsumerGroup) -> None:
     for _ in home.engine.following.note_begun([(group.home_id, group.begun)], home.now_ms):
         pass
 

@@ -10,9 +10,9 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_world import SMALL, World
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
+from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpening
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.errors import MessageBodyTooLarge
@@ -30,7 +30,7 @@ def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
     opening.find_segments(durable_offset=0)
     found = [one.log_offset for one in opening.scan(LogOffset(0))] if log.segments else []
     if log.segments:
-        opening.finish(Proofs())
+        opening.finish(DurabilityProofs())
     log.epoch += 1
     return log, found
 
@@ -44,7 +44,7 @@ def commit(log: CommitLog) -> None:
 
 
 def append(log: CommitLog, count: int, body: bytes = BODY) -> list[int]:
-    return [log.append(Kind.STATE, body, 0) for _ in range(count)]
+    return [log.append(RecordKind.STATE, body, 0) for _ in range(count)]
 
 
 def test_records_are_found_again_in_order_across_segments() -> None:
@@ -69,7 +69,7 @@ def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing() -> None
     append(log, 1)
     end = log.log_end
     with pytest.raises(MessageBodyTooLarge):
-        log.append(Kind.MESSAGE, BODY, 0, tail=bytes(SEGMENT), tail_crc=0)
+        log.append(RecordKind.MESSAGE, BODY, 0, tail=bytes(SEGMENT), tail_crc=0)
     assert log.log_end == end
 
 
@@ -179,7 +179,7 @@ def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
     opening = LogOpening(log, disk, mappings)
     opening.find_segments(durable_offset=0)
     found = [one.log_offset for one in opening.scan(LogOffset(offset))]
-    opening.finish(Proofs())
+    opening.finish(DurabilityProofs())
     return log, found
 
 

@@ -15,7 +15,7 @@ from tidemill.broker.engine.events.reader import RECORDS_A_STEP
 from tidemill.broker.engine.layout.ack import ENTRIES_MAX
 from tidemill.broker.engine.layout.message import PLACE
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
 from tidemill.broker.engine.pop.renewals import MINUTE_MS
 from tidemill.common.errors import LogChanged
 
@@ -216,7 +216,7 @@ def test_names_of_what_was_deleted_are_told_as_long_as_the_log_speaks_of_it(
     new = world.engine.catalog.topic_ids["gone"]
     assert delivered[0].topic_id != new
     fill(world, 6)
-    assert not world.engine.catalog.gone, "the log has forgotten them"
+    assert not world.engine.catalog.deleted_names, "the log has forgotten them"
 
 
 def test_names_that_the_log_has_forgotten_stay_forgotten_at_a_start() -> None:
@@ -228,13 +228,13 @@ def test_names_that_the_log_has_forgotten_stay_forgotten_at_a_start() -> None:
     world.commit()
     world.send("filler-0", "filler-1", topic="filler", size=12_000)
     world.checkpoint()
-    assert world.engine.catalog.gone
+    assert world.engine.catalog.deleted_names
     # Retention goes on behind the newest snapshot, which knows the names.
     world.retire()
-    assert not world.engine.catalog.gone
+    assert not world.engine.catalog.deleted_names
     world.restart()
     assert world.report.snapshot
-    assert not world.engine.catalog.gone
+    assert not world.engine.catalog.deleted_names
 
 
 @pytest.mark.parametrize("where", ["of a message", "behind those of a delivery"])
@@ -491,7 +491,7 @@ def test_a_damaged_tail_of_an_ack_takes_its_own_events_and_no_others() -> None:
     reader = world.engine.read_events(
         EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
     )
-    reader._maker._makers[Kind.ACK] = breaks  # type: ignore[assignment]
+    reader._maker._makers[RecordKind.ACK] = breaks  # type: ignore[assignment]
     while reader.step():
         pass
     found = reader.take()

@@ -9,7 +9,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.replica.group_log import FRAMES_LEFT_BYTES
-from tidemill.broker.engine.replication.replica import State
+from tidemill.broker.engine.replication.replica import ReplicaPhase
 from tidemill.broker.engine.store.cutting import erase
 
 SEGMENT_BYTES = 1 << 20
@@ -40,7 +40,9 @@ def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:
     assert replica.disk.free_bytes() >= FRAMES_LEFT_BYTES - SEGMENT_BYTES
     assert 0 < replica.log.log_end < master.log.log_end
     assert replica.replication.replica is not None
-    assert replica.replication.replica.state is State.FOLLOWING, "it hears what it may give up"
+    assert replica.replication.replica.state is ReplicaPhase.FOLLOWING, (
+        "it hears what it may give up"
+    )
     assert master.replication.master is not None
     assert replica.me not in master.replication.master.sync_state.wanted(group.now_ms)
     leave_room(replica, 3 * FRAMES_LEFT_BYTES)

@@ -34,7 +34,7 @@ from tidemill.broker.engine.layout import (
 )
 from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
-from tidemill.broker.engine.layout.record import Header, Kind
+from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.status import TimerState
@@ -508,7 +508,7 @@ def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> 
     timer_checker = check_log(golden_timer_disk(with_timer_files=False))
     renewed_checker = check_log(golden_log_disk("renewed_log.bin"))
     checkers = checker, timer_checker, renewed_checker
-    assert {kind for one in checkers for kind in one.kinds} == set(Kind)
+    assert {kind for one in checkers for kind in one.kinds} == set(RecordKind)
     assert {one.visible_at_ms - START_MS for one in renewed_checker.deliveries.values()} == {
         300_000,
         131_000,
@@ -524,15 +524,15 @@ def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> 
             continue
         if record.find_damage(view, at, log_offset=LogOffset(at)):
             break
-        header = Header._make(record.HEADER.unpack_from(view, at))
+        header = RecordHeader._make(record.HEADER.unpack_from(view, at))
         body = bytes(view[at + record.HEADER_SIZE : at + header.head_size])
-        if header.kind == Kind.CK:
+        if header.kind == RecordKind.CK:
             flags |= pop_checkpoint.decode(body).flags
-        elif header.kind == Kind.STATE:
+        elif header.kind == RecordKind.STATE:
             states.add(body[0])
-        elif header.kind == Kind.CONFIG:
+        elif header.kind == RecordKind.CONFIG:
             operations.add(body.partition(b'"op":"')[2].partition(b'"')[0])
-        elif header.kind == Kind.MESSAGE and header.flags & message.FLAG_CAUSE:
+        elif header.kind == RecordKind.MESSAGE and header.flags & message.FLAG_CAUSE:
             reasons.add(message.decode_cause(body).reason)
         at += header.size
     assert flags == (
@@ -557,7 +557,7 @@ def test_an_engine_of_today_goes_on_with_the_golden_files(with_derived_files: bo
     assert bool(world.report.snapshot) == with_derived_files
     catalog = world.engine.catalog
     assert catalog.find_topic("gone") is None
-    assert [one.name for one in catalog.gone.topics.values()] == ["gone"]
+    assert [one.name for one in catalog.deleted_names.topics.values()] == ["gone"]
     group, fifo = catalog.find_group(GROUP), catalog.find_group("fifo")
     assert group is not None
     assert fifo is not None

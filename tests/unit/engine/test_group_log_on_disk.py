@@ -14,7 +14,7 @@ from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.layout import durable_mark, replica_state, truncate_intent
 from tidemill.broker.engine.layout.durable_mark import DurableMark
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.replica_state import ReplicaState
 from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.replica.group_log import (
@@ -60,7 +60,7 @@ def append(log: GroupLog, count: int, random: Random) -> list[bytes]:
     """Let a master append and sync records of which no engine has to know more."""
     bodies = [random.randbytes(random.randint(1, 900)) for _ in range(count)]
     for body in bodies:
-        log.engine.log.append(Kind.STATE, body, 0)
+        log.engine.log.append(RecordKind.STATE, body, 0)
     log.engine.log.write()
     sync(log)
     return bodies
@@ -181,7 +181,7 @@ def test_a_cut_is_whole_or_has_not_begun() -> None:
 
 def _check_that_nothing_comes_back(log: GroupLog, kept: list[bytes], *, size: int) -> None:
     """Write behind the cut what is as long as what stood there: the rest must not follow it."""
-    log.engine.log.append(Kind.STATE, b"n" * size, 0)
+    log.engine.log.append(RecordKind.STATE, b"n" * size, 0)
     log.engine.log.write()
     sync(log)
     again = open_log(disk_of(log).after_power_cut())

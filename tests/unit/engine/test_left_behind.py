@@ -9,7 +9,7 @@ import pytest
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.replica import group_log
-from tidemill.broker.engine.replication.replica import State
+from tidemill.broker.engine.replication.replica import ReplicaPhase
 
 SEGMENT_BYTES = 128 << 10
 CONFIG = replace(SMALL, segment_bytes=SEGMENT_BYTES)
@@ -23,7 +23,7 @@ def retire(node: Node, *, up_to: int) -> None:
                 file.sync()
 
 
-def state_of(node: Node) -> State | None:
+def state_of(node: Node) -> ReplicaPhase | None:
     replica = node.replication.replica
     return None if replica is None else replica.state
 
@@ -92,9 +92,9 @@ def test_who_hears_late_that_it_is_no_member_any_more_begins_again_then() -> Non
     after, group.view = group.view, before
     group.cut_off.clear()
     group.settle(1_000)
-    assert state_of(member) is State.DIVERGED
+    assert state_of(member) is ReplicaPhase.DIVERGED
     group.view = after
     group.tell()
     group.settle(1_000)
-    assert state_of(member) is State.FOLLOWING
+    assert state_of(member) is ReplicaPhase.FOLLOWING
     assert member.log.log_end == master.log.log_end

@@ -16,7 +16,7 @@ from tests.support.worlds.engine_world import SMALL, blob
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.queries.pull import ENDLESS
-from tidemill.broker.engine.store.damaged_places import GIVE_UP_MS, Answer
+from tidemill.broker.engine.store.damaged_ranges import GIVE_UP_MS, MendOutcome
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.server.replicas.mending import served
@@ -139,7 +139,7 @@ def test_a_damaged_message_is_fetched_and_delivered(position: int) -> None:
     assert pop(group, node) == ["a", "c", "d"], "the others do not wait"
     run_due(group, node)
     assert pop(group, node) == []
-    assert group.mend(1) == [Answer.MENDED]
+    assert group.mend(1) == [MendOutcome.MENDED]
     node.engine.log.verify(place)
     run_due(group, node)
     run_due(group, node)
@@ -156,7 +156,7 @@ def test_what_all_have_lost_is_a_dead_letter_as_before() -> None:
     assert pop(group, node) == ["a", "c", "d"]
     run_due(group, node)
     assert not has_dead_letters(node)
-    assert group.mend(1) == [Answer.NOTHING, Answer.NOTHING]
+    assert group.mend(1) == [MendOutcome.NOTHING, MendOutcome.NOTHING]
     run_due(group, node)
     assert has_dead_letters(node)
 
@@ -168,12 +168,12 @@ def test_a_replica_that_is_away_is_waited_for() -> None:
     damage(group.nodes[0], 1)
     group.cut_off = {2}
     pop(group, node)
-    assert group.mend(1) == [Answer.NOTHING, Answer.SILENT]
+    assert group.mend(1) == [MendOutcome.NOTHING, MendOutcome.SILENT]
     run_due(group, node)
     assert not has_dead_letters(node)
     group.cut_off = set()
     group.now_ms += 1_000
-    assert group.mend(1) == [Answer.MENDED]
+    assert group.mend(1) == [MendOutcome.MENDED]
     run_due(group, node)
     assert not has_dead_letters(node)
 
@@ -202,7 +202,7 @@ def test_what_runs_out_and_is_damaged_comes_again_when_it_is_mended(position: in
     group.now_ms += HIDDEN_MS + 1
     run_due(group, node)
     assert sorted(pop(group, node)) == ["a", "c", "d"]
-    assert group.mend(0) == [Answer.MENDED]
+    assert group.mend(0) == [MendOutcome.MENDED]
     run_due(group, node)
     assert pop(group, node) == ["b"]
     assert not has_dead_letters(node)
@@ -218,7 +218,7 @@ def test_a_master_goes_on_sending_when_its_log_is_mended() -> None:
     group.settle()
     assert group.nodes[0].log.log_end < node.log.log_end
     # It lags, so it does not hold up what is asked of the third one.
-    assert Answer.MENDED in group.mend(1)
+    assert MendOutcome.MENDED in group.mend(1)
     group.settle()
     assert group.nodes[0].log.log_end == node.log.log_end
 
@@ -264,7 +264,7 @@ def test_a_delayed_message_that_is_damaged_comes_when_it_is_mended() -> None:
     node.disk.damage(segment.name, place - segment.start + found.header.size - 1)
     group.now_ms += HOUR_MS
     run_until(group, node, lambda: bool(node.engine.timers.quarantined))
-    assert group.mend(0) == [Answer.MENDED]
+    assert group.mend(0) == [MendOutcome.MENDED]
     run_until(group, node, lambda: not node.engine.timers.index.pending_count)
     assert not node.engine.timers.quarantined
     assert "later" in pop(group, node)
@@ -311,7 +311,7 @@ def test_a_pull_ends_before_what_another_replica_may_have_and_is_told_to_come_ag
     assert pull(node, 0) == (whole[:1], 1)
     with pytest.raises(Repairing, match="another replica is asked for it"):
         pull(node, 1)
-    assert Answer.MENDED in group.mend(1)
+    assert MendOutcome.MENDED in group.mend(1)
     assert pull(node, 1) == (whole[1:], len(whole))
 
 
@@ -341,7 +341,7 @@ def test_another_record_is_not_written_over_what_stands_here() -> None:
     group.nodes[1] = other.nodes[1]
     group.nodes[2] = other.nodes[2]
     node.engine.log.damage.ask_for(begin)
-    assert group.mend(0) == [Answer.NOTHING, Answer.NOTHING]
+    assert group.mend(0) == [MendOutcome.NOTHING, MendOutcome.NOTHING]
     assert bytes(node.engine.log.bytes_at(LogOffset(begin), 400)) == before
 
 
@@ -356,7 +356,7 @@ def test_pages_that_cannot_be_read_are_written_whole() -> None:
     log = node.engine.log
     assert not log.is_readable(LogOffset(segment.start + first * 4096))
     assert pop(group, node) == ["a", "d"], "the next one has a part of the last page"
-    assert Answer.MENDED in group.mend(1)
+    assert MendOutcome.MENDED in group.mend(1)
     assert log.is_readable(LogOffset(segment.start + first * 4096))
     assert bytes(log.bytes_at(LogOffset(begin), size)) == expected
     run_due(group, node)

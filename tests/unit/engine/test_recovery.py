@@ -11,7 +11,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_world import GROUP, World
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.errors import BadRequest, MessageCorrupted
 
@@ -107,7 +107,7 @@ def test_an_empty_file_left_by_the_making_of_a_segment_does_no_harm() -> None:
 
 def test_a_log_of_a_later_version_is_refused_with_a_sentence() -> None:
     world = World(FaultyDisk(Random(0)))
-    world.engine.log.append(Kind.CONFIG, encode_item({"op": "fromTheFuture"}), 0)
+    world.engine.log.append(RecordKind.CONFIG, encode_item({"op": "fromTheFuture"}), 0)
     world.commit()
     with pytest.raises(CorruptStore, match=r"fromTheFuture.*later one"):
         world.restart()

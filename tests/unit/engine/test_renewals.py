@@ -12,15 +12,15 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import delivery_rows, pop_checkpoint, renewal
-from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_HOLDER,
     FLAG_ORDERED,
     FLAG_RENEWS,
     PopCheckpoint,
 )
-from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.layout.renewal import Renewal, Why
+from tidemill.broker.engine.layout.record import RecordKind
+from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.pop.holder_numbers import HolderNumbers
 from tidemill.broker.engine.pop.renewals import (
     HELD_MAX_MS,
@@ -117,7 +117,7 @@ def visible_at(world: World, popped: Popped) -> int:
 
 def test_a_checkpoint_says_who_holds_it_behind_all_its_other_parts() -> None:
     ck = PopCheckpoint(
-        Slot(1),
+        DeliverySlot(1),
         GroupId(2),
         TopicId(3),
         QueueId(4),
@@ -151,7 +151,7 @@ def test_a_client_id_is_cut_to_whole_characters() -> None:
 
 
 def test_a_renewal_is_what_its_drawing_says() -> None:
-    found = Renewal(258, Why.CLIENT_SILENT, "ab", [(1, 2), (3, 4)])
+    found = Renewal(258, RenewalReason.CLIENT_SILENT, "ab", [(1, 2), (3, 4)])
     body = renewal.encode(found)
     assert body == bytes.fromhex(
         "0000000000000102 03 02 6162 00000001 0000000000000002 00000003 0000000000000004"
@@ -225,7 +225,7 @@ def test_deliveries_of_one_client_that_run_out_together_share_a_record() -> None
     for _ in range(4):
         push(world, want=1)
     live_on(world, FIRST_MS, ONE)
-    assert judge(world).kinds[Kind.RENEW] == 1
+    assert judge(world).kinds[RecordKind.RENEW] == 1
 
 
 def test_what_does_not_renew_runs_out_though_its_client_lives() -> None:
@@ -255,7 +255,7 @@ def test_a_reset_voids_what_would_be_extended() -> None:
     assert world.ack(popped) == [AckResult.GONE]
     world.end(ONE)
     assert counts["given_back_ended", *ids] == 0
-    assert Kind.RENEW not in judge(world).kinds
+    assert RecordKind.RENEW not in judge(world).kinds
 
 
 # ---------------------------------------------------------------- when it does not
@@ -521,13 +521,13 @@ def test_a_start_and_a_hand_over_say_nothing_of_what_a_reset_has_voided() -> Non
     world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
     world.commit()
     world.restart()
-    assert Kind.RENEW not in judge(world).kinds
+    assert RecordKind.RENEW not in judge(world).kinds
     world = world_with("m")
     (popped,) = push(world)
     world.restart()
     world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
     hand_over(world, popped)
-    assert judge(world).kinds[Kind.RENEW] == 1, "that of the start"
+    assert judge(world).kinds[RecordKind.RENEW] == 1, "that of the start"
 
 
 def test_a_hand_over_brings_nothing_back_that_is_over() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.worlds.engine_group import Group
-from tidemill.broker.engine.replication.actions import Dial
+from tidemill.broker.engine.replication.actions import StreamDial
 
 FROZEN_MS = 5_000
 STEP_MS = 50
@@ -20,7 +20,7 @@ def test_a_connection_that_is_accepted_is_no_word_of_the_master() -> None:
     for now_ms in range(began_ms, began_ms + FROZEN_MS, STEP_MS):
         replica.tick(now_ms)
         for action in replica.take_actions():
-            if isinstance(action, Dial):
+            if isinstance(action, StreamDial):
                 dialled += 1
                 replica.dialled(1_000 + dialled, now_ms)
         found = replica.peer_silence_ms(now_ms)[group.nodes[0].me.replica_id]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.worlds.engine_group import Group, Node
-from tidemill.broker.engine.replication.actions import Send
+from tidemill.broker.engine.replication.actions import StreamSend
 from tidemill.broker.engine.replication.epoch_journal import LogExtent
 from tidemill.broker.engine.replication.messages import Hello, Refusal
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
@@ -23,7 +23,7 @@ def group_of_three() -> Group:
 
 def answer(node: Node, hello: Hello) -> Refusal:
     node.replication.hello(77, hello, 1_000_000)
-    sent = [one.message for one in node.replication.take_actions() if isinstance(one, Send)]
+    sent = [one.message for one in node.replication.take_actions() if isinstance(one, StreamSend)]
     (refusal,) = [message for message in sent if isinstance(message, Refusal)]
     return refusal
 

@@ -12,8 +12,8 @@ from tidemill.broker.engine.layout import ack, message, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.config import encode_item
 from tidemill.broker.engine.layout.message import Cause, Reason
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.layout.renewal import Renewal, Why
+from tidemill.broker.engine.layout.record import RecordKind
+from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 
 FIFO = "fifo"
 START = 1_000_000
@@ -33,7 +33,7 @@ class Forger:
         self.ordered = self.world.pop(3, group=FIFO, invisible_ms=10_000)
         self.world.ack(self.popped[0], self.ordered[0])
 
-    def append(self, kind: Kind, body: bytes, *, after_ms: int = 0) -> None:
+    def append(self, kind: RecordKind, body: bytes, *, after_ms: int = 0) -> None:
         self.world.engine.log.append(kind, body, START + after_ms)
         self.world.commit()
 
@@ -59,11 +59,13 @@ class Forger:
         body = pop_checkpoint.BODY.pack(
             slot, group_id, self.topic_id, 0, count, flags, 0, start, START + 60_000, next_offset
         )
-        self.append(Kind.CK, body + extra, after_ms=after_ms)
+        self.append(RecordKind.CK, body + extra, after_ms=after_ms)
 
     def settle(self, index: int) -> None:
         one = self.popped[index].delivery
-        self.append(Kind.ACK, ack.ENTRY.pack(one.slot, one.delivery_id, 1 << one.message_index))
+        self.append(
+            RecordKind.ACK, ack.ENTRY.pack(one.slot, one.delivery_id, 1 << one.message_index)
+        )
 
     def revive(self, *, after_ms: int, reason: Reason = Reason.INVISIBLE_DURATION_ENDED) -> None:
         one = self.popped[1].delivery
@@ -80,13 +82,15 @@ class Forger:
             "orders",
         )
         body = message.PLACE.pack(99, 0, 1, self.copies) + message.encode_cause(cause)
-        self.world.engine.log.append(Kind.MESSAGE, body, START + after_ms, flags=message.FLAG_CAUSE)
+        self.world.engine.log.append(
+            RecordKind.MESSAGE, body, START + after_ms, flags=message.FLAG_CAUSE
+        )
         self.copies += 1
         self.world.commit()
 
     def reset(self, offset: int) -> None:
         config = {"op": "reset", "group_id": self.group_id, "offsets": [[self.topic_id, 0, offset]]}
-        self.append(Kind.CONFIG, encode_item(config))
+        self.append(RecordKind.CONFIG, encode_item(config))
 
 
 def change_twice(forger: Forger) -> None:
@@ -106,8 +110,8 @@ def twice(command: Callable[[Forger], None]) -> Callable[[Forger], None]:
 def renew(forger: Forger) -> None:
     one = forger.popped[1].delivery
     entries: list[tuple[int, int]] = [(one.slot, one.delivery_id)]
-    body = renewal.encode(Renewal(START + 60_000, Why.HANDED_OVER, "", entries))
-    forger.append(Kind.RENEW, body)
+    body = renewal.encode(Renewal(START + 60_000, RenewalReason.HANDED_OVER, "", entries))
+    forger.append(RecordKind.RENEW, body)
 
 
 def reset_and_renew(forger: Forger) -> None:
@@ -177,10 +181,10 @@ def test_a_second_dead_letter_breaks_the_fifteenth_promise() -> None:
 def test_the_checker_reads_every_kind_of_record() -> None:
     forger = Forger()
     checker = check_log(forger.world.disk)
-    assert {Kind(kind) for kind in checker.kinds} >= {
-        Kind.EPOCH_START,
-        Kind.MESSAGE,
-        Kind.CK,
-        Kind.ACK,
-        Kind.CONFIG,
+    assert {RecordKind(kind) for kind in checker.kinds} >= {
+        RecordKind.EPOCH_START,
+        RecordKind.MESSAGE,
+        RecordKind.CK,
+        RecordKind.ACK,
+        RecordKind.CONFIG,
     }

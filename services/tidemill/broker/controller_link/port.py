@@ -25,7 +25,7 @@ from tidemill.transport.replica_wire import from_view, to_member, to_proposal
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.truncate_intent import LogCut
-    from tidemill.broker.engine.replication.actions import Release
+    from tidemill.broker.engine.replication.actions import MastershipRelease
     from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 STATUS_PERIOD_S: Final = 0.05  # a fortieth of what a standstill may last
@@ -116,7 +116,7 @@ class SupervisorPort:
         self._proposed = {self._numbers + 1: proposal.version}
         self._say(wire.SessionUp(proposal=to_proposal(proposal)))
 
-    def release(self, release: Release) -> None:
+    def release(self, release: MastershipRelease) -> None:
         """Ask for another master."""
         asked = wire.Release(
             epoch=release.epoch,

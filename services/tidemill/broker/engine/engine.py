@@ -35,9 +35,9 @@ from tidemill.broker.engine.events.reader import EventRead
 from tidemill.broker.engine.events.record_starts import RecordStarts, RecordStartSearch
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout import pop_checkpoint
-from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import EpochStart
-from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, Message
+from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, MessageEntry
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
 from tidemill.broker.engine.layout.record import HEADER_SIZE
@@ -322,7 +322,7 @@ class Engine:
         else:
             data = blob
         queue_offset = queues[queue_id].max_offset
-        entry = _tuple(Message, (topic_id, queue_id, 0, queue_offset, 0, None, data, blob_crc))
+        entry = _tuple(MessageEntry, (topic_id, queue_id, 0, queue_offset, 0, None, data, blob_crc))
         self.fold.append_message(entry, now_ms)
         self.state.ready_topics.add(topic_id)
         return queue_offset, 0
@@ -766,14 +766,14 @@ class Engine:
             # Whoever looks for a time has to look on both sides.
             known = [one for one in self.catalog.falls if one > self.log.min_offset]
             item = {"op": "clockBack", "at": [*known, fall][-FALLS_MAX:]}
-            self.fold.append(Config(item), now_ms)
+            self.fold.append(ConfigItem(item), now_ms)
         self._bring_back(now_ms)
         for _ in self.consumption.renewals.begin(now_ms):
             self.commit(now_ms)
         self.consumption.revive.take_over()
         if not self.catalog.handle_secret:
             item = {"op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()}
-            self.fold.append(Config(item), now_ms)
+            self.fold.append(ConfigItem(item), now_ms)
         self.commit(now_ms)
 
     def go_on_in(self, epoch: int, now_ms: int) -> None:
@@ -790,7 +790,7 @@ class Engine:
                 # First: a start that is cut short between these records leaves the rest to the
                 # next one, and nobody may say ALREADY of those that it has brought back.
                 item = {"op": "broughtBack", "before": self.log.log_end}
-                self.fold.append(Config(item), now_ms)
+                self.fold.append(ConfigItem(item), now_ms)
             self.fold.append(entry, now_ms)
             if n % STATED_A_COMMIT == STATED_A_COMMIT - 1:
                 self.commit(now_ms)

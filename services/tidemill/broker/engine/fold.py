@@ -35,13 +35,19 @@ from tidemill.broker.engine.layout import (
     timer_control,
 )
 from tidemill.broker.engine.layout.ack import Acks
-from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Entry, EpochStart
 from tidemill.broker.engine.layout.expiry import Expiry
-from tidemill.broker.engine.layout.message import Cause, Message, Remains, Target, TimerCause
+from tidemill.broker.engine.layout.message import (
+    Cause,
+    MessageEntry,
+    SalvagedTimer,
+    TimerCause,
+    TimerTarget,
+)
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
-from tidemill.broker.engine.layout.record import Kind, UnknownRecord
+from tidemill.broker.engine.layout.record import RecordKind, UnknownRecord
 from tidemill.broker.engine.layout.renewal import Renewal
 from tidemill.broker.engine.layout.state import (
     State,
@@ -60,29 +66,29 @@ from tidemill.broker.engine.timer.index import TimerIndex
 
 _pack_place = message.PLACE.pack
 # What becomes the body of a record, and nothing beside it.
-_BODIES: Final[dict[type, tuple[Kind, Callable[[Any], bytes]]]] = {
-    PopCheckpoint: (Kind.CK, pop_checkpoint.encode),
-    Expiry: (Kind.EXPIRE, expiry.encode),
-    Config: (Kind.CONFIG, lambda entry: config.encode_item(entry.item)),
-    TimerControl: (Kind.TIMER, timer_control.encode),
-    Frontier: (Kind.FRONTIER, timer_control.encode_frontier),
-    EpochStart: (Kind.EPOCH_START, lambda _: b""),
+_BODIES: Final[dict[type, tuple[RecordKind, Callable[[Any], bytes]]]] = {
+    PopCheckpoint: (RecordKind.CK, pop_checkpoint.encode),
+    Expiry: (RecordKind.EXPIRE, expiry.encode),
+    ConfigItem: (RecordKind.CONFIG, lambda entry: config.encode_item(entry.item)),
+    TimerControl: (RecordKind.TIMER, timer_control.encode),
+    Frontier: (RecordKind.FRONTIER, timer_control.encode_frontier),
+    EpochStart: (RecordKind.EPOCH_START, lambda _: b""),
 }
 
 
 # What the body and tail of a record that is no message say, by its kind.
 _DECODERS: Final[dict[int, Callable[[memoryview, memoryview], Entry]]] = {
-    Kind.CK: lambda body, _: pop_checkpoint.decode(body),
-    Kind.ACK: lambda body, _: ack.decode(body),
-    Kind.RENEW: lambda body, _: renewal.decode(body),
-    Kind.EXPIRE: lambda body, _: expiry.decode(body),
-    Kind.CONFIG: lambda body, _: Config(config.decode_item(body)),
-    Kind.STATE: state.decode,
-    Kind.TIMER: lambda body, _: timer_control.decode(body),
-    Kind.FRONTIER: lambda body, _: timer_control.decode_frontier(body),
-    Kind.EPOCH_START: lambda _body, _tail: EpochStart(),
+    RecordKind.CK: lambda body, _: pop_checkpoint.decode(body),
+    RecordKind.ACK: lambda body, _: ack.decode(body),
+    RecordKind.RENEW: lambda body, _: renewal.decode(body),
+    RecordKind.EXPIRE: lambda body, _: expiry.decode(body),
+    RecordKind.CONFIG: lambda body, _: ConfigItem(config.decode_item(body)),
+    RecordKind.STATE: state.decode,
+    RecordKind.TIMER: lambda body, _: timer_control.decode(body),
+    RecordKind.FRONTIER: lambda body, _: timer_control.decode_frontier(body),
+    RecordKind.EPOCH_START: lambda _body, _tail: EpochStart(),
 }
-_MESSAGE = int(Kind.MESSAGE)
+_MESSAGE = int(RecordKind.MESSAGE)
 
 
 @final
@@ -111,7 +117,7 @@ class Fold:
             Acks: pops.apply_acks,
             Renewal: pops.apply_renewal,
             Expiry: pops.apply_expiry,
-            Config: self._config,
+            ConfigItem: self._config,
             TimerControl: self._timer,
             Frontier: self._frontier,
             EpochStart: self._epoch_start,
@@ -134,22 +140,22 @@ class Fold:
             if type_ is PopCheckpoint and cast("PopCheckpoint", entry).superseded is not None:
                 flags = self._flags_of_change(cast("PopCheckpoint", entry))
             log_offset = log.append(kind, encode(entry), now_ms, flags)
-        elif isinstance(entry, Message):
+        elif isinstance(entry, MessageEntry):
             body, crc = message.encode(entry), entry.blob_crc
-            log_offset = log.append(Kind.MESSAGE, body, now_ms, entry.flags, entry.blob, crc)
+            log_offset = log.append(RecordKind.MESSAGE, body, now_ms, entry.flags, entry.blob, crc)
             self._message(entry, log_offset, log.log_end - log_offset, now_ms)
             return log_offset
         elif isinstance(entry, Acks):
             body, tail = ack.encode(entry), self._rows_not_in_log(entry.entries)
-            log_offset = log.append(Kind.ACK, body, now_ms, entry.flags, tail, crc32(tail))
+            log_offset = log.append(RecordKind.ACK, body, now_ms, entry.flags, tail, crc32(tail))
         elif isinstance(entry, Renewal):
             body, table = renewal.encode(entry), self._pops.table
             tail = renewal.encode_live([table.live[slot] for slot, _ in entry.entries])
             tail += self._rows_not_in_log(entry.entries)
-            log_offset = log.append(Kind.RENEW, body, now_ms, 0, tail, crc32(tail))
+            log_offset = log.append(RecordKind.RENEW, body, now_ms, 0, tail, crc32(tail))
         else:
             body, tail = state.encode(cast("State", entry))
-            log_offset = log.append(Kind.STATE, body, now_ms, 0, tail, crc32(tail))
+            log_offset = log.append(RecordKind.STATE, body, now_ms, 0, tail, crc32(tail))
         self._appliers[type_](entry, log_offset, now_ms)
         return log_offset
 
@@ -171,14 +177,14 @@ class Fold:
         slots = [entry[0] for entry in entries if entry[1] < low]
         return delivery_rows.encode(self._pops.rows_of(np.array(slots))) if slots else b""
 
-    def append_message(self, entry: Message, now_ms: int) -> None:
+    def append_message(self, entry: MessageEntry, now_ms: int) -> None:
         """Do what `append` does for a message that settles nothing and waits for nothing.
 
         Nearly all entries are such, so their way is written out.
         """
         log = self._log
         log_offset = log.append(
-            Kind.MESSAGE, _pack_place(*entry[:4]), now_ms, 0, entry.blob, entry.blob_crc
+            RecordKind.MESSAGE, _pack_place(*entry[:4]), now_ms, 0, entry.blob, entry.blob_crc
         )
         self._store.apply_message(entry, log_offset, log.log_end - log_offset)
 
@@ -200,7 +206,9 @@ class Fold:
 
     # ------------------------------------------------------------ one method an entry
 
-    def _message(self, entry: Message, log_offset: LogOffset, size: int, stored_at_ms: int) -> None:
+    def _message(
+        self, entry: MessageEntry, log_offset: LogOffset, size: int, stored_at_ms: int
+    ) -> None:
         self._store.apply_message(entry, log_offset, size)
         cause = entry.cause
         if isinstance(cause, Cause):
@@ -208,18 +216,18 @@ class Fold:
             self._pops.settle(cause.slot, cause.delivery_id, bit, log_offset)
         elif log_offset < self.timers_from:
             return
-        elif isinstance(cause, Target):
+        elif isinstance(cause, TimerTarget):
             self._timers.apply_schedule(
                 cause, log_offset, size, stored_at_ms, queue_id=entry.queue_id
             )
         elif isinstance(cause, TimerCause):
             self._timers.apply_outcome(cause)
-        elif isinstance(cause, Remains):
+        elif isinstance(cause, SalvagedTimer):
             self._timers.apply_schedule(
                 cause.target, log_offset, size, stored_at_ms, queue_id=entry.queue_id
             )
 
-    def _config(self, entry: Config, log_offset: LogOffset, _stored_at_ms: int) -> None:
+    def _config(self, entry: ConfigItem, log_offset: LogOffset, _stored_at_ms: int) -> None:
         item = entry.item
         if item["op"] == "reset":
             self._pops.apply_reset(item["group_id"], item["offsets"], log_offset)

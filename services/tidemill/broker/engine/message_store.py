@@ -8,7 +8,13 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_TIMER, Cause, Message, Place
+from tidemill.broker.engine.layout.message import (
+    FLAG_CAUSE,
+    FLAG_TIMER,
+    Cause,
+    MessageEntry,
+    MessagePosition,
+)
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
@@ -92,7 +98,7 @@ class MessageStore:
         self.verified_from = 0
         self.damaged_count = 0  # of reads that met damage in the log
 
-    def apply_message(self, entry: Message, log_offset: LogOffset, size: int) -> None:
+    def apply_message(self, entry: MessageEntry, log_offset: LogOffset, size: int) -> None:
         """Derive the queue and index entries of a MESSAGE record of `size` bytes."""
         if log_offset < self.derived_offset:
             return
@@ -241,11 +247,11 @@ class MessageStore:
         except _UNREADABLE:
             return self.log.stored_by_ms(log_offset)
 
-    def place(self, log_offset: LogOffset) -> Place:
+    def place(self, log_offset: LogOffset) -> MessagePosition:
         """Return where the message at `log_offset` stands, unverified. Raises as `record`."""
         try:
             head, _ = self.log.read(log_offset)
-            return Place._make(message.PLACE.unpack_from(head, record.HEADER_SIZE))
+            return MessagePosition._make(message.PLACE.unpack_from(head, record.HEADER_SIZE))
         except _UNREADABLE as error:
             raise self._reason(log_offset, error) from error
 
@@ -264,7 +270,7 @@ class MessageStore:
         return False
 
     def remains_of(
-        self, log_offset: LogOffset, size: int, place: Place | None = None
+        self, log_offset: LogOffset, size: int, place: MessagePosition | None = None
     ) -> tuple[Cause | None, bytes]:
         """Return what is left of a damaged message: its cause, and a stored message without body.
 
@@ -288,11 +294,11 @@ class MessageStore:
         return None, salvage.encode(known)
 
 
-def _is_at(place: Place, kind: int, body: memoryview) -> bool:
+def _is_at(place: MessagePosition, kind: int, body: memoryview) -> bool:
     """Whether a record is of the message at a place, whatever its attempts are."""
-    if kind != record.Kind.MESSAGE or len(body) < message.PLACE_SIZE:
+    if kind != record.RecordKind.MESSAGE or len(body) < message.PLACE_SIZE:
         return False
-    return Place._make(_unpack_place(body))._replace(attempts=place.attempts) == place
+    return MessagePosition._make(_unpack_place(body))._replace(attempts=place.attempts) == place
 
 
 def cause_of(found: Record) -> Cause | None:

@@ -31,12 +31,12 @@ from tidemill.broker.engine.layout import (
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
-from tidemill.broker.engine.layout.snapshot import Section
+from tidemill.broker.engine.layout.snapshot import SnapshotSection
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.store.block_file import BlockFile, open_block_file, open_chain
 from tidemill.broker.engine.store.commit_log import NEVER_MS, CommitLog
 from tidemill.broker.engine.store.disk import Disk, ReadFailed
-from tidemill.broker.engine.store.log_opening import LogOpening, Proofs
+from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpening
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
@@ -103,7 +103,7 @@ def open_replica(
     config: EngineConfig,
     *,
     now_ms: int,
-    proofs: Proofs,
+    proofs: DurabilityProofs,
     before: Callable[[LogOpening], None],
 ) -> tuple[Engine, RecoveryReport]:
     """Recover an engine that may follow another one: nothing is decided, and nothing recorded.
@@ -201,7 +201,9 @@ class _Recovery:
         self._engine = engine
         self._opening = opening
         self._disk = engine.disk
-        self.proofs = Proofs(durable_offset=checkpoint.durable_offset if checkpoint else 0)
+        self.proofs = DurabilityProofs(
+            durable_offset=checkpoint.durable_offset if checkpoint else 0
+        )
         self._derived_offset = checkpoint.derived_offset if checkpoint else 0
         self._min_offset = checkpoint.min_offset if checkpoint else None
         self._epoch = checkpoint.epoch if checkpoint else 0
@@ -263,7 +265,7 @@ class _Recovery:
             catch_up.finish(now_ms=now_ms)
         self._drop_unknown_queues()
         # A snapshot may be older than the last retirement, which no record tells.
-        engine.catalog.gone.drop_before(engine.log.min_offset)
+        engine.catalog.deleted_names.drop_before(engine.log.min_offset)
         engine.store.verified_from = replay_from
         engine.log.record_count = records
         engine.take_config_changes()
@@ -354,24 +356,26 @@ class _Recovery:
                 return name, file.from_offset, max(row.first for row in rows)
         return "", 0, NEVER
 
-    def _load_section(self, catch_up: CatchUp, row: block_file.Row, data: memoryview) -> None:
+    def _load_section(
+        self, catch_up: CatchUp, row: block_file.DirectoryRow, data: memoryview
+    ) -> None:
         engine, covered = self._engine, row.first
         match row.key_1:
-            case Section.CATALOG:
+            case SnapshotSection.CATALOG:
                 for item in snapshot.decode_items(data):
                     # Which record states them is not known: the next retirement states them again.
                     engine.catalog.apply(item, LogOffset(0))
                 engine.fold.catalog_from = covered
-            case Section.QUEUES:
+            case SnapshotSection.QUEUES:
                 for end in snapshot.decode_ends(data):
                     queue = engine.catalog.queue(end.topic_id, end.queue_id)
                     queue.restart_at(QueueOffset(end.end_offset), LogOffset(end.stated_at))
-            case Section.PROGRESS:
+            case SnapshotSection.PROGRESS:
                 catch_up.load_progress(progress_rows.decode(data), covered)
-            case Section.ORDERED:
+            case SnapshotSection.ORDERED:
                 (progress,), deliveries = snapshot.decode_ordered(data)
                 catch_up.load_ordered(progress, deliveries, covered)
-            case Section.DELIVERIES:
+            case SnapshotSection.DELIVERIES:
                 catch_up.load_deliveries(row.key_2, delivery_rows.decode(data), covered)
             case kind:
                 raise AssertionError(f"unknown snapshot section {kind}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file, queue_entry
-from tidemill.broker.engine.layout.block_file import HEADER, HEADER_SIZE, ROW_SIZE, Row
+from tidemill.broker.engine.layout.block_file import HEADER, HEADER_SIZE, ROW_SIZE, DirectoryRow
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.upkeep.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, SNAPSHOTS_FOLDER
 from tidemill.broker.offline.findings import Damage
@@ -51,7 +51,7 @@ class BlockDamage(NamedTuple):
 class Block(NamedTuple):
     """One intact block."""
 
-    row: Row
+    row: DirectoryRow
     data: bytes
 
 
@@ -80,7 +80,7 @@ def walk(source: Source, kind: Kind, file: Range) -> Iterator[Block | BlockDamag
         opened.close()
 
 
-def _rows(opened: SourceFile, kind: Kind, file: Range) -> list[Row] | BlockDamage:
+def _rows(opened: SourceFile, kind: Kind, file: Range) -> list[DirectoryRow] | BlockDamage:
     head = opened.read_at(0, HEADER_SIZE)
     if len(head) == HEADER_SIZE:
         count = min(HEADER.unpack(head)[2], opened.size() // ROW_SIZE)

@@ -13,7 +13,7 @@ from typing import TypeVar, final
 
 from tidemill.broker.engine.layout import block_file, record, snapshot, store_checkpoint
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.store.segment import SUFFIX
@@ -213,9 +213,9 @@ class _Check:
             report.record_count += 1
             report.epoch = max(report.epoch, found.header.epoch)
             self._names.learn_record(found)
-            if found.header.kind == Kind.MESSAGE:
+            if found.header.kind == RecordKind.MESSAGE:
                 self._concerns.see(found)
-            elif found.header.kind == Kind.TIMER:
+            elif found.header.kind == RecordKind.TIMER:
                 self._concerns.see_control(found)
         cut = self._replica.cut
         report.log_end = scan.end if cut is None else min(scan.end, cut)
@@ -303,7 +303,10 @@ class _Check:
                     damages.append(one)
                 elif kind is block_files.QUEUES:
                     self._concerns.look_up(one.row, one.data)
-                elif kind is block_files.SNAPSHOTS and one.row.key_1 == snapshot.Section.CATALOG:
+                elif (
+                    kind is block_files.SNAPSHOTS
+                    and one.row.key_1 == snapshot.SnapshotSection.CATALOG
+                ):
                     for item in snapshot.decode_items(one.data):
                         self._names.learn(item)
         except FileNotFoundError:
@@ -345,7 +348,7 @@ class _Check:
         for damage, broken in self._broken:
             detail = broken.why
             if broken.header is not None:
-                detail = f"{detail} in a record of kind {Kind(broken.header.kind).name}"
+                detail = f"{detail} in a record of kind {RecordKind(broken.header.kind).name}"
             report.findings.append(
                 Finding(
                     damage=damage,

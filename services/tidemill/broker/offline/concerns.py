@@ -13,17 +13,17 @@ from typing import NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout import message, record, timer_control
-from tidemill.broker.engine.layout.block_file import Row
+from tidemill.broker.engine.layout.block_file import DirectoryRow
 from tidemill.broker.engine.layout.message import (
     FLAG_REMAINS,
     FLAG_SCHEDULE,
     FLAG_TIMER,
-    Place,
-    Remains,
-    Target,
+    MessagePosition,
+    SalvagedTimer,
+    TimerTarget,
 )
 from tidemill.broker.engine.layout.queue_entry import SIZE
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
 from tidemill.broker.offline import check_timers
 from tidemill.broker.offline.findings import Concern, TimerConcern
@@ -65,14 +65,14 @@ class Concerns:
         self._listed: dict[int, dict[tuple[int, int, int], _Listed]] = defaultdict(dict)
         self._room = CONCERNS_MAX
         # By where its message stands that could not be copied: a timer, as the log has it.
-        self._originals: dict[int, Remains] = {}
+        self._originals: dict[int, SalvagedTimer] = {}
         # By timer: what is newest of one of which the log has what is left, and that waits.
-        self._left: dict[int, tuple[Remains, str]] = {}
+        self._left: dict[int, tuple[SalvagedTimer, str]] = {}
 
     def expect(self, broken: Broken) -> None:
         """Note a damaged stretch of the log."""
         self._broken.append(broken)
-        if broken.header is not None and broken.header.kind == Kind.MESSAGE:
+        if broken.header is not None and broken.header.kind == RecordKind.MESSAGE:
             place = _place(broken.remains[HEADER_SIZE:])
             self._seen[place.topic_id, place.queue_id] = _Seen(
                 place.queue_offset, broken.log_offset
@@ -97,7 +97,7 @@ class Concerns:
     def see_control(self, found: Intact) -> None:
         """Take in a TIMER record."""
         control = timer_control.decode(found.body)
-        if control.operation == timer_control.Operation.CANCEL:
+        if control.operation == timer_control.TimerOperation.CANCEL:
             self._left.pop(control.timer_id, None)
 
     def _note_timer(self, found: Intact) -> None:
@@ -128,7 +128,7 @@ class Concerns:
             timer=timer,
         )
 
-    def look_up(self, row: Row, data: bytes) -> None:
+    def look_up(self, row: DirectoryRow, data: bytes) -> None:
         """Take in a block of a queue file."""
         if not self._broken:
             return
@@ -152,7 +152,7 @@ class Concerns:
     def of(self, broken: Broken) -> Iterator[Concern]:
         """Yield the messages that a stretch concerns."""
         if broken.header is not None:
-            if broken.header.kind == Kind.MESSAGE:
+            if broken.header.kind == RecordKind.MESSAGE:
                 yield self._of_record(broken, broken.header)
             return
         listed = sorted(self._listed[broken.log_offset].values())
@@ -173,7 +173,7 @@ class Concerns:
                 message_id = _salvaged(broken.remains[log_offset - broken.log_offset :])
                 yield self._timers_concern(self._timer(remains.target), message_id)
 
-    def _of_record(self, broken: Broken, header: record.Header) -> Concern:
+    def _of_record(self, broken: Broken, header: record.RecordHeader) -> Concern:
         """Return whom a record concerns whose head is intact."""
         body = broken.remains[HEADER_SIZE : header.head_size]
         place = _place(body)
@@ -188,7 +188,7 @@ class Concerns:
             timer=timer,
         )
 
-    def _timer(self, target: Target) -> TimerConcern:
+    def _timer(self, target: TimerTarget) -> TimerConcern:
         known = check_timers.find_timer(self._source, self._names, target.timer_id)
         return known or TimerConcern(
             timer_id=target.timer_id,
@@ -211,8 +211,8 @@ class Concerns:
         )
 
 
-def _place(body: bytes | memoryview) -> Place:
-    return Place._make(message.PLACE.unpack_from(body))
+def _place(body: bytes | memoryview) -> MessagePosition:
+    return MessagePosition._make(message.PLACE.unpack_from(body))
 
 
 def _id_of(blob: bytes) -> str:

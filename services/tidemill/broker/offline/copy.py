@@ -26,7 +26,7 @@ from typing import TypeVar, final
 
 from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
@@ -266,7 +266,7 @@ class _Copy:
                 )
             else:
                 self._report.record_count += 1
-                if found.header.kind == Kind.MESSAGE and found.header.flags & FLAG_REMAINS:
+                if found.header.kind == RecordKind.MESSAGE and found.header.flags & FLAG_REMAINS:
                     self._originals.add(message.decode_remains(found.body).log_offset)
 
     def _drop_unneeded(self, held: list[LogSegment]) -> list[LogSegment]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Header
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.disk import DROPPED
 from tidemill.broker.engine.store.segment import BLOCK_BYTES, FOLDER, HELD, PREPARED, SUFFIX
 from tidemill.broker.offline.source import Source, Window
@@ -39,7 +39,7 @@ class Intact(NamedTuple):
     """A record whose checksums are all right. Its bytes are valid until the next one is taken."""
 
     segment: LogSegment
-    header: Header
+    header: RecordHeader
     data: memoryview
 
     @property
@@ -70,7 +70,7 @@ class Broken(NamedTuple):
     log_offset: int
     end: int
     why: str
-    header: Header | None  # of a record whose head is intact
+    header: RecordHeader | None  # of a record whose head is intact
     remains: bytes  # its first bytes
 
 
@@ -165,7 +165,7 @@ def read_one(window: Window, segment: LogSegment, at: int) -> Found | None:
         return Pad(segment, offset)
     why = record.find_damage(data, 0, log_offset=offset, room=room)
     if not why:
-        return Intact(segment, Header._make(record.HEADER.unpack_from(data)), data)
+        return Intact(segment, RecordHeader._make(record.HEADER.unpack_from(data)), data)
     header = record.find_head(data, 0, log_offset=offset)
     end = offset + header.size if header else _next_head(window, segment, at + 1)
     remains = bytes(window.view(at, min(end - offset, REMAINS_BYTES_MAX)))

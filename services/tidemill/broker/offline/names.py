@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Any, final
 
 from tidemill.broker.engine.layout import config, state
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.timer_checkpoint import UUID_SIZE
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.offline.log_scan import Intact
@@ -30,9 +30,9 @@ class Names:
 
     def learn_record(self, found: Intact) -> None:
         """Take in a record of configuration; what is none is passed over."""
-        if found.header.kind == Kind.CONFIG:
+        if found.header.kind == RecordKind.CONFIG:
             self.learn(config.decode_item(found.body))
-        elif found.header.kind == Kind.STATE and found.body[0] == state.What.CONFIG:
+        elif found.header.kind == RecordKind.STATE and found.body[0] == state.StateKind.CONFIG:
             self.learn(config.decode_item(found.tail))
 
     def topic(self, topic_id: int) -> str:

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar, final
 
 from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE
-from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC, Kind
+from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC, RecordKind
 from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.store.mappings import PAGE_BYTES
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
@@ -650,7 +650,7 @@ def _walk_from(source: Source, segments: list[LogSegment], log_offset: int) -> I
 def _is_message_of(found: Intact, concern: Concern) -> bool:
     """Whether a record is the message of the timer that damage concerns."""
     flags = found.header.flags & (FLAG_SCHEDULE | FLAG_REMAINS)
-    if found.header.kind != Kind.MESSAGE or flags != FLAG_SCHEDULE or concern.timer is None:
+    if found.header.kind != RecordKind.MESSAGE or flags != FLAG_SCHEDULE or concern.timer is None:
         return False
     message_id = salvage.properties_of(bytes(found.tail)).message_id.decode(errors="replace")
     is_its = message.decode_target(found.body).timer_id == concern.timer.timer_id

@@ -7,10 +7,10 @@ import pytest
 from tidemill.broker.engine.replication.confirm import confirm_offset
 from tidemill.broker.engine.replication.epoch_journal import (
     Agreement,
-    CopyAll,
-    Cut,
-    Diverged,
+    CommonPrefix,
+    Divergence,
     EpochEntry,
+    FullCopy,
     Journal,
     LogExtent,
     agree,
@@ -31,39 +31,47 @@ def journal(*entries: tuple[int, int]) -> Journal:
     ("master", "replica", "agreement"),
     [
         # The same epoch: up to where the shorter one ends.
-        (LogExtent(journal((1, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50), Cut(50)),
-        (LogExtent(journal((1, 0)), 0, 50), LogExtent(journal((1, 0)), 0, 90), Cut(50)),
+        (LogExtent(journal((1, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50), CommonPrefix(50)),
+        (LogExtent(journal((1, 0)), 0, 50), LogExtent(journal((1, 0)), 0, 90), CommonPrefix(50)),
         # The master has begun an epoch where the replica had more of the one before.
-        (LogExtent(journal((1, 0), (3, 60)), 0, 90), LogExtent(journal((1, 0)), 0, 80), Cut(60)),
+        (
+            LogExtent(journal((1, 0), (3, 60)), 0, 90),
+            LogExtent(journal((1, 0)), 0, 80),
+            CommonPrefix(60),
+        ),
         # Two masters of later epochs, at the same offset and at different ones.
         (
             LogExtent(journal((1, 0), (3, 60)), 0, 90),
             LogExtent(journal((1, 0), (2, 60)), 0, 80),
-            Cut(60),
+            CommonPrefix(60),
         ),
         (
             LogExtent(journal((1, 0), (3, 70)), 0, 90),
             LogExtent(journal((1, 0), (2, 60)), 0, 95),
-            Cut(60),
+            CommonPrefix(60),
         ),
         # Epochs that one of them has never heard of, between two that both have.
         (
             LogExtent(journal((1, 0), (2, 10), (4, 30), (5, 50)), 0, 90),
             LogExtent(journal((1, 0), (2, 10), (3, 20)), 0, 99),
-            Cut(20),
+            CommonPrefix(20),
         ),
         # Empty replicas: of a log from its beginning, and of one that retention has cut.
-        (LogExtent(journal((1, 0)), 0, 90), LogExtent((), 0, 0), Cut(0)),
-        (LogExtent(journal((2, 40)), 64, 90), LogExtent((), 0, 0), CopyAll(64)),
+        (LogExtent(journal((1, 0)), 0, 90), LogExtent((), 0, 0), CommonPrefix(0)),
+        (LogExtent(journal((2, 40)), 64, 90), LogExtent((), 0, 0), FullCopy(64)),
         # One that was away for so long that retention has passed its end.
-        (LogExtent(journal((2, 40)), 64, 90), LogExtent(journal((1, 0)), 0, 30), CopyAll(64)),
+        (LogExtent(journal((2, 40)), 64, 90), LogExtent(journal((1, 0)), 0, 30), FullCopy(64)),
         # They part before the beginning of the master's.
         (
             LogExtent(journal((1, 0), (3, 50)), 64, 90),
             LogExtent(journal((1, 0), (2, 40)), 0, 80),
-            CopyAll(64),
+            FullCopy(64),
         ),
-        (LogExtent(journal((2, 40)), 64, 90), LogExtent(journal((1, 0), (2, 40)), 0, 80), Cut(80)),
+        (
+            LogExtent(journal((2, 40)), 64, 90),
+            LogExtent(journal((1, 0), (2, 40)), 0, 80),
+            CommonPrefix(80),
+        ),
     ],
 )
 def test_where_two_logs_part(master: LogExtent, replica: LogExtent, agreement: Agreement) -> None:
@@ -72,7 +80,7 @@ def test_where_two_logs_part(master: LogExtent, replica: LogExtent, agreement: A
 
 def test_logs_that_overlap_and_have_no_epoch_in_common_have_diverged() -> None:
     found = agree(LogExtent(journal((2, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50))
-    assert isinstance(found, Diverged)
+    assert isinstance(found, Divergence)
     assert "1 from 0" in found.why
 
 

@@ -9,17 +9,22 @@ import pytest
 
 from tidemill.broker.engine.replication.actions import (
     Action,
-    Close,
-    Dial,
-    Diverging,
-    Promoted,
-    Propose,
-    Release,
-    Send,
+    DivergenceAlarm,
+    MastershipRelease,
+    Promotion,
+    SetProposal,
     StepDown,
+    StreamClose,
+    StreamDial,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
-from tidemill.broker.engine.replication.epoch_journal import Cut, EpochEntry, Journal, LogExtent
+from tidemill.broker.engine.replication.epoch_journal import (
+    CommonPrefix,
+    EpochEntry,
+    Journal,
+    LogExtent,
+)
 from tidemill.broker.engine.replication.messages import (
     Ack,
     Beat,
@@ -133,16 +138,16 @@ class Pair:
     def _do(self, source: Replication, action: Action) -> None:
         now_ms = self.now_ms
         match action:
-            case Dial():
+            case StreamDial():
                 self.replica.dialled(1, now_ms)
-            case Send(1, Hello() as hello):
+            case StreamSend(1, Hello() as hello):
                 self.master.hello(1, hello, now_ms)
-            case Send(1, Ack() as ack):
+            case StreamSend(1, Ack() as ack):
                 self.master.ack(1, ack, now_ms)
-            case Send(1, message) if source is self.master:
+            case StreamSend(1, message) if source is self.master:
                 assert not isinstance(message, Hello | Ack)
                 self.replica.receive(1, message, now_ms)
-            case Close(1):
+            case StreamClose(1):
                 (self.replica if source is self.master else self.master).closed(1, now_ms)
                 self.left.append(action)
             case _:
@@ -162,7 +167,7 @@ class Pair:
 def test_nothing_is_confirmed_before_every_member_has_it_on_its_disk() -> None:
     pair = Pair()
     pair.learn(view(sss=(0, 1)))
-    assert any(isinstance(action, Promoted) for action in pair.left)
+    assert any(isinstance(action, Promotion) for action in pair.left)
     pair.sync(0)
     assert pair.logs[1].data == pair.logs[0].data == b"\x01"
     assert pair.logs[0].confirm_offset == 0
@@ -191,7 +196,7 @@ def test_a_learner_is_proposed_when_it_has_caught_up_and_counts_from_then_on() -
     pair.now_ms += 50
     pair.master.tick(pair.now_ms)
     pair.go()
-    (proposal,) = (one.proposal for one in pair.left if isinstance(one, Propose))
+    (proposal,) = (one.proposal for one in pair.left if isinstance(one, SetProposal))
     assert proposal.sss == {run(0), run(1)}
     assert proposal.version == 1
     assert pair.logs[0].confirm_offset == 0
@@ -207,12 +212,12 @@ def test_a_replica_that_is_retired_follows_and_is_not_proposed() -> None:
     pair.master.tick(pair.now_ms)
     pair.go()
     assert pair.logs[1].data == pair.logs[0].data
-    assert not [one for one in pair.left if isinstance(one, Propose)]
+    assert not [one for one in pair.left if isinstance(one, SetProposal)]
     pair.learn(view(version=2, sss=(0,))._replace(min_in_sync=1))
     pair.now_ms += 50
     pair.master.tick(pair.now_ms)
     pair.go()
-    (proposal,) = (one.proposal for one in pair.left if isinstance(one, Propose))
+    (proposal,) = (one.proposal for one in pair.left if isinstance(one, SetProposal))
     assert proposal.sss == {run(0), run(1)}
 
 
@@ -234,7 +239,7 @@ def test_a_member_with_a_slow_disk_is_done_without_where_enough_are_left() -> No
         pair.replica.tick(pair.now_ms)
         pair.master.tick(pair.now_ms)
         pair.go()
-        return [one.proposal.sss for one in pair.left if isinstance(one, Propose)]
+        return [one.proposal.sss for one in pair.left if isinstance(one, SetProposal)]
 
     assert proposed((0, 1, 2), is_slow=True) == [frozenset({run(0), run(2)})]
     assert proposed((0, 1, 2), is_slow=False) == []
@@ -252,7 +257,7 @@ def test_a_member_whose_stream_is_gone_is_proposed_away_and_a_refusal_ends_nothi
     pair.master.closed(1, pair.now_ms)
     pair.now_ms += 301
     pair.master.tick(pair.now_ms)
-    (proposal,) = (a.proposal for a in pair.master.take_actions() if isinstance(a, Propose))
+    (proposal,) = (a.proposal for a in pair.master.take_actions() if isinstance(a, SetProposal))
     assert proposal.sss == {run(0)}
     pair.logs[0].data += b"x"
     pair.master.moved(pair.now_ms)
@@ -297,7 +302,7 @@ def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None
     hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
     pair.master.hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
-    assert [a.stream for a in actions if isinstance(a, Close)] == [9]
+    assert [a.stream for a in actions if isinstance(a, StreamClose)] == [9]
     pair.logs[0].data += b"x"
     pair.sync(0)
     assert pair.logs[1].data == pair.logs[0].data
@@ -305,8 +310,8 @@ def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None
     pair.now_ms += 1_001
     pair.master.hello(10, hello, pair.now_ms)
     actions = pair.master.take_actions()
-    assert [a.stream for a in actions if isinstance(a, Close)] == [1]
-    assert any(isinstance(a, Send) and isinstance(a.message, Welcome) for a in actions)
+    assert [a.stream for a in actions if isinstance(a, StreamClose)] == [1]
+    assert any(isinstance(a, StreamSend) and isinstance(a.message, Welcome) for a in actions)
 
 
 def test_a_replica_cuts_what_its_master_does_not_have() -> None:
@@ -325,7 +330,7 @@ def test_what_is_confirmed_is_never_cut() -> None:
     pair = _parted()
     pair.logs[1].confirm_offset = 4
     pair.learn(view(3, 5, sss=(0, 1)))
-    assert any(isinstance(action, Diverging) for action in pair.left)
+    assert any(isinstance(action, DivergenceAlarm) for action in pair.left)
     assert pair.logs[1].data == b"\x01aabb\x02c"
     assert pair.replica.diverged == {1}
     assert not pair.master.diverged
@@ -337,12 +342,12 @@ def test_another_run_does_not_take_the_place_of_one_that_copies_and_is_heard() -
     hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
     pair.master.hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
-    assert [a.stream for a in actions if isinstance(a, Close)] == [9]
+    assert [a.stream for a in actions if isinstance(a, StreamClose)] == [9]
     # The same run opens another stream when its own has broken.
     again = hello._replace(member=run(1))
     pair.master.hello(10, again, pair.now_ms)
     actions = pair.master.take_actions()
-    assert [a.stream for a in actions if isinstance(a, Close)] == [1]
+    assert [a.stream for a in actions if isinstance(a, StreamClose)] == [1]
 
 
 def test_a_log_without_an_epoch_in_common_is_told_by_the_master_that_refuses_it() -> None:
@@ -364,7 +369,7 @@ def test_bytes_that_differ_before_the_cut_stop_a_member() -> None:
     pair = _parted()
     pair.logs[1].data = b"\x01xabb\x02c"
     pair.learn(view(3, 5, sss=(0, 1)))
-    assert any(isinstance(action, Diverging) for action in pair.left)
+    assert any(isinstance(action, DivergenceAlarm) for action in pair.left)
     learner = _parted()
     learner.logs[1].data = b"\x01xabb\x02c"
     learner.learn(view(3, 5, sss=(0,)))
@@ -378,7 +383,7 @@ def test_a_master_that_meets_a_later_epoch_steps_down_and_does_not_lead_again() 
     pair.master.hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
     assert any(isinstance(action, StepDown) for action in actions)
-    assert any(isinstance(a, Send) and isinstance(a.message, Refusal) for a in actions)
+    assert any(isinstance(a, StreamSend) and isinstance(a.message, Refusal) for a in actions)
     again = Replication(
         run(0), group="g", store_uuid="store 0", log=pair.logs[0], config=ReplicationConfig()
     )
@@ -412,7 +417,7 @@ def test_an_impossible_ack_ends_its_stream(change: dict[str, int]) -> None:
     pair.learn(view(sss=(0, 1)))
     ack = Ack(1, run(1), 1, 1, 0)._replace(**change)  # type: ignore[arg-type]
     pair.master.ack(1, ack, pair.now_ms)
-    assert any(isinstance(action, Close) for action in pair.master.take_actions())
+    assert any(isinstance(action, StreamClose) for action in pair.master.take_actions())
 
 
 def test_a_frame_that_does_not_fit_ends_the_stream() -> None:
@@ -422,7 +427,7 @@ def test_a_frame_that_does_not_fit_ends_the_stream() -> None:
         pair.learn(view(sss=(0, 1)))
         frame = Data(1, 1, b"x", crc32(b"x"), 0, 0, 1 << 20)._replace(**change)
         pair.replica.receive(1, frame, pair.now_ms)
-        assert any(isinstance(action, Close) for action in pair.replica.take_actions())
+        assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
         assert pair.logs[1].data == b"\x01"
 
 
@@ -432,11 +437,11 @@ def test_silence_ends_a_stream_on_both_sides_and_the_replica_dials_again_later()
     late_ms = pair.now_ms + 1_001
     for one in (pair.master, pair.replica):
         one.tick(late_ms)
-        assert any(isinstance(action, Close) for action in one.take_actions())
+        assert any(isinstance(action, StreamClose) for action in one.take_actions())
     pair.replica.tick(late_ms + 49)
     assert not pair.replica.take_actions()
     pair.replica.tick(late_ms + 50)
-    assert any(isinstance(action, Dial) for action in pair.replica.take_actions())
+    assert any(isinstance(action, StreamDial) for action in pair.replica.take_actions())
 
 
 def test_an_idle_stream_carries_heartbeats_both_ways() -> None:
@@ -445,7 +450,7 @@ def test_an_idle_stream_carries_heartbeats_both_ways() -> None:
     for one, kind in ((pair.master, Beat), (pair.replica, Ack)):
         one.tick(pair.now_ms + 200)
         assert any(
-            isinstance(action, Send) and isinstance(action.message, kind)
+            isinstance(action, StreamSend) and isinstance(action.message, kind)
             for action in one.take_actions()
         )
 
@@ -458,12 +463,12 @@ def test_a_transfer_waits_for_its_target_and_tells_it_at_once() -> None:
     assert pair.master.master is not None
     assert not pair.master.master.accepts_sends
     pair.go()
-    assert not any(isinstance(action, Release) for action in pair.left)
+    assert not any(isinstance(action, MastershipRelease) for action in pair.left)
     pair.sync(1)
-    (release,) = (action for action in pair.left if isinstance(action, Release))
+    (release,) = (action for action in pair.left if isinstance(action, MastershipRelease))
     assert (release.epoch, release.master, release.target) == (1, run(0), 1)
     pair.master.learn(view(2, 2, master=1, sss=(0, 1)), pair.now_ms)
-    news = [a for a in pair.master.take_actions() if isinstance(a, Send)]
+    news = [a for a in pair.master.take_actions() if isinstance(a, StreamSend)]
     assert [type(one.message) for one in news] == [News]
     pair.replica.receive(1, News(view(2, 2, master=1, sss=(0, 1))), pair.now_ms)
     assert pair.replica.master is not None
@@ -489,7 +494,7 @@ def test_what_waits_for_acks_is_bounded() -> None:
     sent = sum(
         len(action.message.data)
         for action in pair.master.take_actions()
-        if isinstance(action, Send) and isinstance(action.message, Data)
+        if isinstance(action, StreamSend) and isinstance(action.message, Data)
     )
     assert sent == 16 << 20
 
@@ -544,7 +549,7 @@ def test_a_welcome_of_an_epoch_that_is_over_is_not_followed() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(3, 3, sss=(0, 1)))
     extent = LogExtent((), 0, 0)
-    old = Welcome(2, run(2), Cut(0), pair.logs[1].digest(0, 0), extent, 0)
+    old = Welcome(2, run(2), CommonPrefix(0), pair.logs[1].digest(0, 0), extent, 0)
     pair.replica.receive(1, old, pair.now_ms)
-    assert any(isinstance(action, Close) for action in pair.replica.take_actions())
+    assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
     assert pair.logs[1].data == b"\x03"

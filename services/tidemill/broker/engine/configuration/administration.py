@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 from tidemill.broker.engine.fold import Fold
-from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import (
     QUEUES_MAX,
     Catalog,
+    ConsumerGroup,
     ExponentialRetry,
-    Group,
     Topic,
     TopicType,
     group_item,
@@ -210,7 +210,7 @@ class Administration:
     def _put(self, item: dict[str, Any], now_ms: int) -> None:
         # Acks of before a deletion or a reset come before it in the log.
         self._acks.record(now_ms)
-        self._fold.append(Config(item), now_ms)
+        self._fold.append(ConfigItem(item), now_ms)
 
     def delete_topic(self, name: str, now_ms: int) -> None:
         """Delete a topic, its messages, and all groups' progress in it.
@@ -252,7 +252,7 @@ class Administration:
         customized_ms: Sequence[int] = (),
         start_from_latest: bool = False,
         now_ms: int,
-    ) -> Group:
+    ) -> ConsumerGroup:
         """Create or change a consumer group; None, 0 and empty keep what is, or the defaults.
 
         Raises Conflict, BadRequest.
@@ -266,7 +266,7 @@ class Administration:
             )
         if old is None:
             self._quota.check_groups(len(self._catalog.groups))
-        group = old or Group(
+        group = old or ConsumerGroup(
             id=GroupId(self._catalog.next_id),
             version=0,
             name=name,
@@ -340,7 +340,7 @@ class Administration:
         if known is None:
             self._check_pull_offsets(group_id)
         self._check_room()
-        self._fold.append(Config(pull_offset_item(key, offset)), now_ms)
+        self._fold.append(ConfigItem(pull_offset_item(key, offset)), now_ms)
 
     def _check_pull_offsets(self, group_id: GroupId) -> None:
         """Raise Overloaded where a group may have no other pull offset."""
@@ -360,7 +360,7 @@ class Administration:
         """Forget how far a group has pulled a topic; where it has not said so nothing is done."""
         for key in self._catalog.pull_offsets.of_group(group_id):
             if key[1] == topic_id:
-                self._fold.append(Config(pull_offset_item(key, FORGOTTEN)), now_ms)
+                self._fold.append(ConfigItem(pull_offset_item(key, FORGOTTEN)), now_ms)
 
     def release_lock(self, key: Key, now_ms: int) -> None:
         """Let the next pop have what locks an ordered queue, before its time is up.
@@ -375,7 +375,7 @@ class Administration:
 
     def plan_reset(
         self, group_name: str, topic_name: str, target: ResetTarget
-    ) -> tuple[Group, Topic, list[QueueStatus]]:
+    ) -> tuple[ConsumerGroup, Topic, list[QueueStatus]]:
         """Return what a reset would do, and raise what it would raise."""
         group = self._catalog.find_group(group_name)
         topic = self._catalog.find_topic(topic_name)

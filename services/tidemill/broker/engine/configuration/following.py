@@ -17,7 +17,7 @@ from tidemill.broker.engine.metadata.beginnings import BEGUN_TOPICS_MAX, homes_i
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
     Catalog,
-    Group,
+    ConsumerGroup,
     Topic,
     group_item,
     topic_item,
@@ -107,7 +107,7 @@ class Following:
     def follow(
         self,
         topics: Iterable[Topic],
-        groups: Iterable[Group],
+        groups: Iterable[ConsumerGroup],
         *,
         deleted_topic_ids: Iterable[int],
         deleted_group_ids: Iterable[int],
@@ -153,7 +153,7 @@ class Following:
             if begun != group.begun:
                 self._administration.record(group_item(replace(group, begun=begun)), now_ms)
 
-    def _put_group(self, homes: Group, now_ms: int) -> None:
+    def _put_group(self, homes: ConsumerGroup, now_ms: int) -> None:
         catalog = self._catalog
         known = catalog.groups.get(catalog.group_ids_at_home.get(homes.id, GroupId(0)))
         for other in (known, catalog.find_group(homes.name)):
@@ -210,7 +210,7 @@ class Following:
                     self._administration.record(item, now_ms)
             yield
 
-    def take_begun(self) -> list[Group]:
+    def take_begun(self) -> list[ConsumerGroup]:
         """At a follower: return some groups whose beginnings the home is to be told."""
         untold = self._catalog.begun_untold
         some = list(islice(untold, BEGUN_GROUPS_A_REPLY))
@@ -218,7 +218,7 @@ class Following:
             del untold[group_id]
         return [self._catalog.groups[group_id] for group_id in some]
 
-    def _put_begun(self, group: Group, earlier: list[tuple[int, int]], now_ms: int) -> None:
+    def _put_begun(self, group: ConsumerGroup, earlier: list[tuple[int, int]], now_ms: int) -> None:
         known = dict(group.begun)
         missing = [each for each in earlier if each[0] not in known]
         begun = merged(group.begun, catalog=self._catalog)
@@ -255,7 +255,7 @@ class Following:
         self._administration.record(home_item(None, left_cluster_id=cluster_id), now_ms)
 
 
-def _is_same(own: Topic | Group, homes: Topic | Group) -> bool:
+def _is_same(own: Topic | ConsumerGroup, homes: Topic | ConsumerGroup) -> bool:
     """Whether what is known here is the incarnation that the home tells of."""
     named = own.home_id, own.name, own.created_at_ms
     return named == (homes.id, homes.name, homes.created_at_ms)

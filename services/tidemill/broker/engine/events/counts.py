@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tidemill.broker.engine.layout import ack, config, expiry, pop_checkpoint, renewal
-from tidemill.broker.engine.layout.record import Kind
-from tidemill.broker.engine.layout.renewal import Why
+from tidemill.broker.engine.layout.record import RecordKind
+from tidemill.broker.engine.layout.renewal import RenewalReason
 from tidemill.broker.engine.store.segment import Record
 
 
@@ -24,7 +24,7 @@ def _of_checkpoint(record: Record) -> int:
 
 def _of_renewal(record: Record) -> int:
     renewed = renewal.decode(record.body)
-    if renewed.why is Why.HANDED_OVER:
+    if renewed.why is RenewalReason.HANDED_OVER:
         return 0
     return sum(map(int.bit_count, renewal.decode_live(record.tail, len(renewed.entries))))
 
@@ -37,11 +37,13 @@ def _of_config(record: Record) -> int:
 
 
 _COUNTS: Final[dict[int, Callable[[Record], int]]] = {
-    Kind.MESSAGE: lambda _: 1,
-    Kind.TIMER: lambda _: 1,
-    Kind.CK: _of_checkpoint,
-    Kind.ACK: lambda record: sum(bits.bit_count() for *_, bits in ack.decode(record.body).entries),
-    Kind.RENEW: _of_renewal,
-    Kind.CONFIG: _of_config,
-    Kind.EXPIRE: lambda record: len(expiry.decode(record.body).ranges),
+    RecordKind.MESSAGE: lambda _: 1,
+    RecordKind.TIMER: lambda _: 1,
+    RecordKind.CK: _of_checkpoint,
+    RecordKind.ACK: lambda record: sum(
+        bits.bit_count() for *_, bits in ack.decode(record.body).entries
+    ),
+    RecordKind.RENEW: _of_renewal,
+    RecordKind.CONFIG: _of_config,
+    RecordKind.EXPIRE: lambda record: len(expiry.decode(record.body).ranges),
 }

@@ -16,11 +16,11 @@ import numpy as np
 from tidemill.broker.engine.layout import delivery_rows, message, pop_checkpoint, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
-from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_SCHEDULE, FLAG_TIMER, Target
+from tidemill.broker.engine.layout.message import FLAG_CAUSE, FLAG_SCHEDULE, FLAG_TIMER, TimerTarget
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, PopCheckpoint
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
-from tidemill.broker.engine.layout.timer_entry import EntryDamaged
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
+from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.segment import CorruptStore
@@ -40,7 +40,7 @@ _tuple = tuple.__new__
 _UNREADABLE = (
     BlockFileDamaged,
     CorruptStore,
-    EntryDamaged,
+    TimerEntryDamaged,
     LookupError,
     record.UnknownRecord,
     struct.error,
@@ -152,7 +152,7 @@ class EventLookup:
             if delivery_id < self._store.log.min_offset:
                 return None
             head, _ = self._store.log.read(LogOffset(delivery_id))
-            if memoryview(head)[record.KIND_POSITION] != Kind.CK:
+            if memoryview(head)[record.KIND_POSITION] != RecordKind.CK:
                 return None
             ck = pop_checkpoint.decode(memoryview(head)[HEADER_SIZE:])
         except _UNREADABLE:
@@ -218,7 +218,7 @@ class EventLookup:
 
     # ------------------------------------------------------------ timers
 
-    def timer(self, timer_id: TimerId) -> tuple[Target, KnownMessage] | None:
+    def timer(self, timer_id: TimerId) -> tuple[TimerTarget, KnownMessage] | None:
         """Return where a delayed message goes, and what is known of it; None: it is gone."""
         log = self._store.log
         self._tally.add(1)

@@ -43,9 +43,9 @@ from tidemill.broker.engine.layout.message import (
 )
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND, PopCheckpoint
-from tidemill.broker.engine.layout.record import Header, Kind
-from tidemill.broker.engine.layout.renewal import Why
-from tidemill.broker.engine.layout.timer_control import Operation
+from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
+from tidemill.broker.engine.layout.renewal import RenewalReason
+from tidemill.broker.engine.layout.timer_control import TimerOperation
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import Hole, Record
@@ -62,7 +62,10 @@ _FIXED_SIZE, _HASH_SIZE = stored_message.FIXED_SIZE, stored_message.KEY_HASH_SIZ
 _STORED, _DELIVERED, _ACKED = EventKind.STORED, EventKind.DELIVERED, EventKind.ACKED
 # What a record whose head is intact may still raise: the walk does not verify its tail.
 _UNREADABLE = (struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError)
-_GIVEN_BACK: Final = {Why.CLIENT_ENDED: "client_ended", Why.CLIENT_SILENT: "client_silent"}
+_GIVEN_BACK: Final = {
+    RenewalReason.CLIENT_ENDED: "client_ended",
+    RenewalReason.CLIENT_SILENT: "client_silent",
+}
 
 
 @final
@@ -178,11 +181,11 @@ class EventRead:
                 continue
             header = record.header
             # What is cold comes from the disk as a whole, and of messages all is looked at.
-            is_whole = not is_warm or header.kind == Kind.MESSAGE
+            is_whole = not is_warm or header.kind == RecordKind.MESSAGE
             tally.add(1, size_bytes=header.size if is_whole else header.head_size)
             if self.next_index:
                 self._check_index(record)
-            if header.kind == Kind.MESSAGE:
+            if header.kind == RecordKind.MESSAGE:
                 try:
                     event = None if self.next_index else of_message(record)
                 except _UNREADABLE:
@@ -230,12 +233,12 @@ class _Maker:
         self._kinds = query.kinds
         self._message_id = query.message_id
         self._makers: Final[dict[int, Callable[[Record], Iterable[Event | None]]]] = {
-            Kind.CK: self._of_checkpoint,
-            Kind.ACK: self._of_acks,
-            Kind.RENEW: self._of_renewal,
-            Kind.TIMER: self._of_timer,
-            Kind.CONFIG: self._of_config,
-            Kind.EXPIRE: self._of_expiry,
+            RecordKind.CK: self._of_checkpoint,
+            RecordKind.ACK: self._of_acks,
+            RecordKind.RENEW: self._of_renewal,
+            RecordKind.TIMER: self._of_timer,
+            RecordKind.CONFIG: self._of_config,
+            RecordKind.EXPIRE: self._of_expiry,
         }
 
     def events_of(self, record: Record) -> Iterator[Event | None]:
@@ -389,7 +392,7 @@ class _Maker:
             return self._of_change(header, ck, ck.superseded)
         return self._delivered(header, self._lookup.keep_delivery(header.log_offset, ck))
 
-    def _delivered(self, header: Header, known: KnownDelivery) -> Iterator[Event]:
+    def _delivered(self, header: RecordHeader, known: KnownDelivery) -> Iterator[Event]:
         position, at_ms = header.log_offset, header.stored_at_ms
         group, topic, topic_id, queue_id, offsets, messages, attempts, client_id, until = known
         is_all = not (self._kinds or self._topics or self._message_id)
@@ -426,7 +429,7 @@ class _Maker:
                 )
 
     def _of_change(
-        self, header: Header, ck: PopCheckpoint, replaced: tuple[int, int, int]
+        self, header: RecordHeader, ck: PopCheckpoint, replaced: tuple[int, int, int]
     ) -> Iterator[Event]:
         """Make the event of a delivery that replaces another one."""
         _, old_id, old_index = replaced
@@ -447,7 +450,7 @@ class _Maker:
 
     def _told(
         self,
-        header: Header,
+        header: RecordHeader,
         kind: EventKind,
         known: KnownDelivery | None,
         numbered: Iterable[tuple[int, int]],
@@ -524,7 +527,7 @@ class _Maker:
 
     def _settled(
         self,
-        header: Header,
+        header: RecordHeader,
         kind: EventKind,
         reason: str,
         entries: Sequence[tuple[int, int, int]],
@@ -554,16 +557,16 @@ class _Maker:
 
     def _renewed(
         self,
-        header: Header,
+        header: RecordHeader,
         renewed: renewal.Renewal,
         live: Sequence[int],
         rows: dict[int, DeliveryRows] | None,
     ) -> Iterator[Event | None]:
         why = renewed.why
-        if why is Why.HANDED_OVER:
+        if why is RenewalReason.HANDED_OVER:
             return  # Nobody's time has changed.
         kind = EventKind.NACKED if why in _GIVEN_BACK else EventKind.RENEWED
-        reason = _GIVEN_BACK.get(why, "" if why is Why.EXTENDED else "not_handed_over")
+        reason = _GIVEN_BACK.get(why, "" if why is RenewalReason.EXTENDED else "not_handed_over")
         begin = 0
         for number, (_, delivery_id) in enumerate(renewed.entries):
             known = self._lookup.delivery(delivery_id, rows)
@@ -585,7 +588,7 @@ class _Maker:
 
     def _of_timer(self, record: Record) -> Iterator[Event]:
         control = timer_control.decode(record.body)
-        is_cancel = control.operation == Operation.CANCEL
+        is_cancel = control.operation == TimerOperation.CANCEL
         kind = EventKind.RECALLED if is_cancel else EventKind.SCHEDULED
         found = self._lookup.timer(control.timer_id) if self._wants(kind) else None
         header = record.header
@@ -688,7 +691,7 @@ class _Maker:
                 )
 
 
-def _check(header: Header, blob: memoryview | bytes) -> None:
+def _check(header: RecordHeader, blob: memoryview | bytes) -> None:
     if crc32(blob) != header.tail_crc:
         raise ValueError("the message is damaged")
 

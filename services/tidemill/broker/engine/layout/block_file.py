@@ -41,7 +41,7 @@ assert HEADER.size == HEADER_SIZE, "part of the disk format"
 assert ROW.size == ROW_SIZE, "part of the disk format"
 
 
-class Row(NamedTuple):
+class DirectoryRow(NamedTuple):
     """One directory row."""
 
     key_1: int
@@ -64,7 +64,7 @@ def encode_header(
     return HEADER.pack(magic, VERSION, count, crc32(directory), from_offset, to_offset)
 
 
-class Header(NamedTuple):
+class BlockFileHeader(NamedTuple):
     """What a file says of itself: the stretch of the log, and its packed directory."""
 
     from_offset: int
@@ -72,7 +72,7 @@ class Header(NamedTuple):
     directory: bytes
 
 
-def decode_header(view: memoryview, magic: int) -> Header:
+def decode_header(view: memoryview, magic: int) -> BlockFileHeader:
     """Return the header and the directory behind it. Raises BlockFileDamaged."""
     if len(view) < HEADER_SIZE:
         raise BlockFileDamaged("too short")
@@ -82,7 +82,7 @@ def decode_header(view: memoryview, magic: int) -> Header:
         raise BlockFileDamaged("another kind or version of file")
     if len(directory) != count * ROW_SIZE or crc32(directory) != crc:
         raise BlockFileDamaged("directory checksum mismatch")
-    return Header(from_offset, to_offset, directory)
+    return BlockFileHeader(from_offset, to_offset, directory)
 
 
 def directory_end(view: memoryview, magic: int) -> int:
@@ -93,9 +93,9 @@ def directory_end(view: memoryview, magic: int) -> int:
     return HEADER_SIZE + count * ROW_SIZE if (found, version) == (magic, VERSION) else 0
 
 
-def rows_of(directory: bytes) -> Iterator[Row]:
+def rows_of(directory: bytes) -> Iterator[DirectoryRow]:
     """Decode the rows of a packed directory."""
-    return map(Row._make, ROW.iter_unpack(directory))
+    return map(DirectoryRow._make, ROW.iter_unpack(directory))
 
 
 def position_of(directory: bytes, number: int) -> int:

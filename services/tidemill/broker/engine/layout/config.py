@@ -30,7 +30,7 @@ import json
 from typing import Any, NamedTuple
 
 
-class Config(NamedTuple):
+class ConfigItem(NamedTuple):
     """A CONFIG record: one item of the forms above."""
 
     item: dict[str, Any]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol, TypeAlias
 
 from tidemill.broker.engine.layout.ack import Acks
-from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.expiry import Expiry
-from tidemill.broker.engine.layout.message import Message
+from tidemill.broker.engine.layout.message import MessageEntry
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import PopCheckpoint
 from tidemill.broker.engine.layout.renewal import Renewal
@@ -26,11 +26,11 @@ class EpochStart(NamedTuple):
 
 Entry: TypeAlias = (
     EpochStart
-    | Message
+    | MessageEntry
     | PopCheckpoint
     | Acks
     | Renewal
-    | Config
+    | ConfigItem
     | TimerControl
     | Frontier
     | Expiry

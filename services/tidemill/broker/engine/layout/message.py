@@ -49,11 +49,11 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import (
+    DeliverySlot,
     GroupId,
     LogOffset,
     QueueId,
     QueueOffset,
-    Slot,
     TimerId,
     TopicId,
 )
@@ -102,7 +102,7 @@ class TimerReason(IntEnum):
     DAMAGED = 3
 
 
-class Place(NamedTuple):
+class MessagePosition(NamedTuple):
     """Where a message stands."""
 
     topic_id: TopicId
@@ -115,7 +115,7 @@ class Cause(NamedTuple):
     """The delivery that a copy settles, and where the original stands."""
 
     group_id: GroupId
-    slot: Slot
+    slot: DeliverySlot
     delivery_id: LogOffset
     message_index: int
     reason: int
@@ -126,7 +126,7 @@ class Cause(NamedTuple):
     origin: str
 
 
-class Target(NamedTuple):
+class TimerTarget(NamedTuple):
     """Where a delayed message goes, and when."""
 
     timer_id: TimerId
@@ -136,10 +136,10 @@ class Target(NamedTuple):
     origin: str
 
 
-class Remains(NamedTuple):
+class SalvagedTimer(NamedTuple):
     """A delayed message of which nobody could make a copy; the blob is what is left of it."""
 
-    target: Target
+    target: TimerTarget
     log_offset: LogOffset  # where it stands, damaged; below 0: see above
 
 
@@ -152,7 +152,7 @@ class TimerCause(NamedTuple):
     origin: str  # "" for what was delivered
 
 
-class Message(NamedTuple):
+class MessageEntry(NamedTuple):
     """A MESSAGE record: a stored message, where it stands, and why it is there."""
 
     topic_id: TopicId
@@ -160,38 +160,38 @@ class Message(NamedTuple):
     attempts: int
     queue_offset: QueueOffset
     flags: int  # 0, or the one of the flags above that says what `cause` is
-    cause: Cause | Target | Remains | TimerCause | None
+    cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None
     blob: bytes | memoryview
     blob_crc: int
 
 
-def encode(message: Message) -> bytes:
+def encode(message: MessageEntry) -> bytes:
     """Encode the body of a MESSAGE record; its tail is the blob as it is."""
     place = PLACE.pack(*message[:4])
     cause = message.cause
     if cause is None:
         return place
-    if isinstance(cause, Target):
+    if isinstance(cause, TimerTarget):
         return place + encode_target(cause)
-    if isinstance(cause, Remains):
+    if isinstance(cause, SalvagedTimer):
         return place + encode_target(cause.target) + _ORIGINAL.pack(cause.log_offset)
     if isinstance(cause, TimerCause):
         return place + encode_timer_cause(cause)
     return place + encode_cause(cause)
 
 
-def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> Message:
+def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> MessageEntry:
     """Decode a MESSAGE record; of the blob nothing is copied."""
-    cause: Cause | Target | Remains | TimerCause | None = None
+    cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None = None
     if not flags:
-        return _tuple(Message, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
+        return _tuple(MessageEntry, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
     if flags & FLAG_CAUSE:
         cause = decode_cause(body)
     elif flags & FLAG_SCHEDULE:
         cause = decode_remains(body) if flags & FLAG_REMAINS else decode_target(body)
     elif flags & FLAG_TIMER:
         cause = decode_timer_cause(body)
-    return Message._make((*PLACE.unpack_from(body), flags, cause, blob, blob_crc))
+    return MessageEntry._make((*PLACE.unpack_from(body), flags, cause, blob, blob_crc))
 
 
 def encode_cause(cause: Cause) -> bytes:
@@ -207,23 +207,23 @@ def decode_cause(body: bytes | memoryview) -> Cause:
     return Cause._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
 
 
-def encode_target(target: Target) -> bytes:
+def encode_target(target: TimerTarget) -> bytes:
     """Encode `target` as it stands behind the place."""
     origin = target.origin.encode()
     return TARGET.pack(*target[:-1], len(origin)) + origin
 
 
-def decode_target(body: bytes | memoryview) -> Target:
+def decode_target(body: bytes | memoryview) -> TimerTarget:
     """Decode the target in a delayed message's body."""
     *fields, origin_size = TARGET.unpack_from(body, PLACE_SIZE)
     begin = PLACE_SIZE + TARGET_SIZE
-    return Target._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
+    return TimerTarget._make((*fields, str(body[begin : begin + origin_size], "utf-8")))
 
 
-def decode_remains(body: bytes | memoryview) -> Remains:
+def decode_remains(body: bytes | memoryview) -> SalvagedTimer:
     """Decode the target in the body of what is left of a delayed message, and where that stands."""
     (log_offset,) = _ORIGINAL.unpack_from(body, len(body) - _ORIGINAL.size)
-    return Remains(decode_target(body), LogOffset(log_offset))
+    return SalvagedTimer(decode_target(body), LogOffset(log_offset))
 
 
 def encode_timer_cause(cause: TimerCause) -> bytes:

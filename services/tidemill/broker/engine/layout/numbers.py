@@ -14,4 +14,4 @@ TopicId = NewType("TopicId", int)  # of one incarnation of a topic
 GroupId = NewType("GroupId", int)  # of one incarnation of a consumer group
 QueueId = NewType("QueueId", int)  # number of a queue of a topic, from 0
 TimerId = NewType("TimerId", int)  # of a delayed message: its queue offset on the timers' topic
-Slot = NewType("Slot", int)  # row of the delivery table
+DeliverySlot = NewType("DeliverySlot", int)  # row of the delivery table

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from tidemill.broker.engine.layout.numbers import GroupId, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
 
 GIVEN_BACK = 1  # of the header
 FLAG_GAPS = 1
@@ -66,7 +66,7 @@ ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
 class PopCheckpoint(NamedTuple):
     """A CK record's body, decoded."""
 
-    slot: Slot
+    slot: DeliverySlot
     group_id: GroupId
     topic_id: TopicId
     queue_id: QueueId

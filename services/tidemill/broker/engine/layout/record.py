@@ -43,14 +43,14 @@ PAD = struct.Struct(">II")
 assert HEADER.size == PREFIX.size + COVERED.size == HEADER_SIZE, "part of the disk format"
 CRC_FROM = PREFIX.size
 UNSYNCED_MAX = 0xFFFFFFFF
-# Where the fields stand in the tuple that HEADER unpacks to, for paths too hot for a `Header`.
+# Indexes of fields in the tuple that HEADER unpacks to, for paths too hot for a `RecordHeader`.
 SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
 KIND_POSITION = 17  # byte that is the kind
 STORED_AT_MS_POSITION = 24  # byte at which stored_at_ms begins
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is. A closed set: a new capability adds a kind and its fold."""
 
     EPOCH_START = 1
@@ -65,10 +65,10 @@ class Kind(IntEnum):
     EXPIRE = 10
 
 
-KINDS = frozenset(int(kind) for kind in Kind)
+KINDS = frozenset(int(kind) for kind in RecordKind)
 
 
-class Header(NamedTuple):
+class RecordHeader(NamedTuple):
     """A record's header, decoded."""
 
     magic: int
@@ -91,7 +91,7 @@ class UnknownRecord(Exception):
 
 def find_head(
     view: memoryview, at: int, *, log_offset: LogOffset, room: int | None = None
-) -> Header | None:
+) -> RecordHeader | None:
     """Return the header of the record at `view[at:]` if its head is intact; the tail may not be.
 
     `room`: bytes that there are for it, where `view` ends with its head.
@@ -99,7 +99,7 @@ def find_head(
     if len(view) - at < HEADER_SIZE:
         return None
     room = len(view) - at if room is None else room
-    header = Header._make(HEADER.unpack_from(view, at))
+    header = RecordHeader._make(HEADER.unpack_from(view, at))
     is_intact = (
         header.magic == MAGIC
         and header.log_offset == log_offset
@@ -123,7 +123,7 @@ def find_damage(
     if len(view) - at < HEADER_SIZE:
         return "no room for a header"
     room = len(view) - at if room is None else room
-    header = Header._make(HEADER.unpack_from(view, at))
+    header = RecordHeader._make(HEADER.unpack_from(view, at))
     if header.magic != MAGIC:
         return "no record begins here"
     if not HEADER_SIZE <= header.head_size <= header.size <= room:

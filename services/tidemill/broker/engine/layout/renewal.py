@@ -31,7 +31,7 @@ LIVE_SIZE = 4  # bytes
 ENTRIES_MAX = 2_048  # of one record: its head stays below the 64 KiB that head_size can say
 
 
-class Why(IntEnum):
+class RenewalReason(IntEnum):
     """Why a deadline moves."""
 
     EXTENDED = 1
@@ -45,7 +45,7 @@ class Renewal(NamedTuple):
     """A RENEW record's body, decoded; the entries are (slot, delivery id)."""
 
     visible_at_ms: int
-    why: Why
+    why: RenewalReason
     client_id: str
     entries: list[tuple[int, int]]
 
@@ -73,4 +73,6 @@ def decode(body: bytes | memoryview) -> Renewal:
     visible_at_ms, why, size = HEAD.unpack_from(body)
     end = HEAD_SIZE + size
     client_id = str(body[HEAD_SIZE:end], "utf-8", "replace")
-    return Renewal(visible_at_ms, Why(why), client_id, list(ENTRY.iter_unpack(body[end:])))
+    return Renewal(
+        visible_at_ms, RenewalReason(why), client_id, list(ENTRY.iter_unpack(body[end:]))
+    )

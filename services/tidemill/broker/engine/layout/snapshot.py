@@ -33,7 +33,7 @@ from tidemill.broker.engine.layout.progress_rows import ProgressRow
 SLOTS_A_SLICE = 2048  # of the delivery table in one section: encoded in under a millisecond
 
 
-class Section(IntEnum):
+class SnapshotSection(IntEnum):
     """The kinds of sections."""
 
     CATALOG = 1

@@ -26,7 +26,7 @@ from tidemill.broker.engine.layout.progress_rows import ProgressRow
 from tidemill.broker.engine.layout.record import UnknownRecord
 
 
-class What(IntEnum):
+class StateKind(IntEnum):
     """What a STATE record says again: the first byte of its body."""
 
     CONFIG = 1
@@ -66,25 +66,25 @@ def encode(state: State) -> tuple[bytes, bytes]:
     """Return body and tail of a STATE record."""
     match state:
         case StatedConfig(item):
-            return bytes([What.CONFIG]), config.encode_item(item)
+            return bytes([StateKind.CONFIG]), config.encode_item(item)
         case StatedQueues(ends):
-            return bytes([What.QUEUES]), json.dumps(ends).encode()
+            return bytes([StateKind.QUEUES]), json.dumps(ends).encode()
         case StatedProgress(rows):
-            return bytes([What.PROGRESS]), progress_rows.encode(rows)
+            return bytes([StateKind.PROGRESS]), progress_rows.encode(rows)
         case StatedDeliveries(deliveries):
-            return bytes([What.DELIVERIES]), delivery_rows.encode(deliveries)
+            return bytes([StateKind.DELIVERIES]), delivery_rows.encode(deliveries)
 
 
 def decode(body: bytes | memoryview, tail: bytes | memoryview) -> State:
     """Decode a STATE record. Raises UnknownRecord."""
     match body[0]:
-        case What.CONFIG:
+        case StateKind.CONFIG:
             return StatedConfig(config.decode_item(tail))
-        case What.QUEUES:
+        case StateKind.QUEUES:
             return StatedQueues([(row[0], row[1], row[2]) for row in json.loads(bytes(tail))])
-        case What.PROGRESS:
+        case StateKind.PROGRESS:
             return StatedProgress(progress_rows.decode(tail))
-        case What.DELIVERIES:
+        case StateKind.DELIVERIES:
             return StatedDeliveries(delivery_rows.decode(tail))
         case what:
             raise UnknownRecord(f"STATE record of kind {what}")

@@ -27,7 +27,7 @@ _FRONTIER = struct.Struct(">q")
 assert _CONTROL.size == CONTROL_SIZE, "part of the disk format"
 
 
-class Operation(IntEnum):
+class TimerOperation(IntEnum):
     """What happens to a timer."""
 
     CANCEL = 1

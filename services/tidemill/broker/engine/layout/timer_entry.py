@@ -47,7 +47,7 @@ class TimerEntry(NamedTuple):
     state: int
 
 
-class EntryDamaged(Exception):
+class TimerEntryDamaged(Exception):
     """The entry's checksum was wrong when it was read from the disk."""
 
 

@@ -39,7 +39,7 @@ DTYPE = np.dtype(
 assert DTYPE.itemsize == SIZE, "the array form is the slot"
 
 
-class Slot(NamedTuple):
+class TimerSlot(NamedTuple):
     """A slot, decoded."""
 
     time_ms: int
@@ -49,9 +49,9 @@ class Slot(NamedTuple):
     magic: int
 
 
-def read(buffer: bytearray, at: int) -> Slot:
+def read(buffer: bytearray, at: int) -> TimerSlot:
     """Decode a slot, unchecked."""
-    return Slot._make(_SLOT.unpack_from(buffer, at))
+    return TimerSlot._make(_SLOT.unpack_from(buffer, at))
 
 
 def seal(rows: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tidemill.broker.engine.layout.numbers import TopicId
-from tidemill.broker.engine.metadata.catalog import Beginnings, Catalog, Group, Topic
+from tidemill.broker.engine.metadata.catalog import Beginnings, Catalog, ConsumerGroup, Topic
 
 # Topics of one group; such a group reads a few. Of more, each broker group decides for itself.
 BEGUN_TOPICS_MAX: Final = 128
@@ -53,7 +53,7 @@ def homes_id(topic: Topic, catalog: Catalog) -> int | None:
     return topic.id if home.name == catalog.broker_name else topic.home_id or None
 
 
-def begun_before_ms(group: Group, topic: Topic, catalog: Catalog) -> int | None:
+def begun_before_ms(group: ConsumerGroup, topic: Topic, catalog: Catalog) -> int | None:
     """Return since when a topic's messages are the group's; None: since it polls here first."""
     begun_at_ms = dict(group.begun).get(homes_id(topic, catalog) or 0)
     if begun_at_ms is None or not _is_of(topic, begun_at_ms):

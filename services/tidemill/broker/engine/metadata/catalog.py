@@ -19,7 +19,7 @@ from typing import Any, TypeVar, final
 
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.record import UnknownRecord
-from tidemill.broker.engine.metadata.gone_names import GoneName, GoneNames
+from tidemill.broker.engine.metadata.deleted_names import DeletedName, DeletedNames
 from tidemill.broker.engine.metadata.membership import (
     ITEM_PREFIX,
     Membership,
@@ -91,7 +91,7 @@ class ExponentialRetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ConsumerGroup:
     """One incarnation of a consumer group."""
 
     id: GroupId
@@ -115,7 +115,7 @@ class ConfigChanges:
     """What changed since somebody last asked."""
 
     topics: dict[TopicId, Topic] = field(default_factory=dict)
-    groups: dict[GroupId, Group] = field(default_factory=dict)
+    groups: dict[GroupId, ConsumerGroup] = field(default_factory=dict)
     deleted_topic_ids: set[TopicId] = field(default_factory=set)
     deleted_group_ids: set[GroupId] = field(default_factory=set)
     membership: Membership | None = None  # as it is, when it changed
@@ -136,7 +136,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self.topics: dict[TopicId, Topic] = {}
-        self.groups: dict[GroupId, Group] = {}
+        self.groups: dict[GroupId, ConsumerGroup] = {}
         self.topic_ids: dict[str, TopicId] = {}
         self.group_ids: dict[str, GroupId] = {}
         self.queues: dict[tuple[TopicId, QueueId], ConsumeQueue] = {}
@@ -154,7 +154,7 @@ class Catalog:
         self.group_ids_at_home: dict[int, GroupId] = {}
         # At a follower: groups whose beginnings the home may not know; emptied by what it asks.
         self.begun_untold: dict[GroupId, None] = {}
-        self.gone = GoneNames()
+        self.deleted_names = DeletedNames()
         self.membership = Membership()
         self.is_draining = False  # for appends: this broker takes none of producers any more
         self.broker_name = ""
@@ -174,7 +174,7 @@ class Catalog:
         id_ = self.topic_ids.get(name)
         return None if id_ is None else self.topics[id_]
 
-    def find_group(self, name: str) -> Group | None:
+    def find_group(self, name: str) -> ConsumerGroup | None:
         """Return the group of that name."""
         id_ = self.group_ids.get(name)
         return None if id_ is None else self.groups[id_]
@@ -205,12 +205,12 @@ class Catalog:
     def topic_name(self, topic_id: TopicId) -> str:
         """Return what a topic is called, or was; "" where nobody knows any more."""
         topic = self.topics.get(topic_id)
-        return topic.name if topic is not None else _name(self.gone.topics.get(topic_id))
+        return topic.name if topic is not None else _name(self.deleted_names.topics.get(topic_id))
 
     def group_name(self, group_id: GroupId) -> str:
         """Return what a group is called, or was; "" where nobody knows any more."""
         group = self.groups.get(group_id)
-        return group.name if group is not None else _name(self.gone.groups.get(group_id))
+        return group.name if group is not None else _name(self.deleted_names.groups.get(group_id))
 
     # ------------------------------------------------------------ fold
 
@@ -250,13 +250,13 @@ class Catalog:
                 else:
                     self.stated_at.pop(key, None)
             case "deleteTopic":
-                self.gone.note_deletion(log_offset)
+                self.deleted_names.note_deletion(log_offset)
                 self._delete_topic(config["id"])
             case "deleteGroup":
-                self.gone.note_deletion(log_offset)
+                self.deleted_names.note_deletion(log_offset)
                 self._delete_group(config["id"])
             case "gone":
-                self.gone.apply(config, log_offset)
+                self.deleted_names.apply(config, log_offset)
             case other:
                 raise UnknownRecord(f"configuration item {other!r} at log offset {log_offset}")
 
@@ -284,7 +284,7 @@ class Catalog:
             self._retries_of_group.setdefault(group_id, {})[topic.id] = None
             self._retries_of_topic.setdefault(topic_id, {})[topic.id] = None
 
-    def _put_group(self, group: Group, log_offset: LogOffset) -> None:
+    def _put_group(self, group: ConsumerGroup, log_offset: LogOffset) -> None:
         if self.groups.get(group.id) != group:
             self.changes.groups[group.id] = group
         self.groups[group.id] = group
@@ -304,7 +304,9 @@ class Catalog:
         self._let_go(self._retries_of_group.pop(group_id, {}))
         group = self.groups.pop(group_id, None)
         if group is not None:
-            self.gone.add_group(group_id, group.name, self.stated_at.get(f"group {group_id}", 0))
+            self.deleted_names.add_group(
+                group_id, group.name, self.stated_at.get(f"group {group_id}", 0)
+            )
             del self.group_ids[group.name]
             self.group_ids_at_home.pop(group.home_id, None)
             self.begun_untold.pop(group_id, None)
@@ -337,7 +339,9 @@ class Catalog:
     def _forget_topic(self, topic_id: TopicId) -> None:
         topic = self.topics.pop(topic_id, None)
         if topic is not None:
-            self.gone.add_topic(topic_id, topic.name, self.stated_at.get(f"topic {topic_id}", 0))
+            self.deleted_names.add_topic(
+                topic_id, topic.name, self.stated_at.get(f"topic {topic_id}", 0)
+            )
             for number in range(topic.queues):
                 del self.queues[topic_id, QueueId(number)]
         else:
@@ -382,7 +386,7 @@ class Catalog:
     @property
     def item_count(self) -> int:
         """How many items there are."""
-        return len(self.stated_at) + len(self.gone.topics) + len(self.gone.groups)
+        return len(self.stated_at) + len(self.deleted_names.topics) + len(self.gone.groups)
 
     def items(self) -> Iterator[dict[str, Any]]:
         """Return all items for a snapshot: as they are at this call, whenever they are taken."""
@@ -403,7 +407,7 @@ class Catalog:
                 return pull_offset_item(key_of(key), pulled[key_of(key)])
             return group_item(groups[GroupId(int(number))]) if kind == "group" else own[key]
 
-        return chain(map(item, list(self.stated_at)), list(self.gone.items()))
+        return chain(map(item, list(self.stated_at)), list(self.deleted_names.items()))
 
     def _item(self, key: str) -> dict[str, Any]:
         kind, _, number = key.partition(" ")
@@ -428,7 +432,7 @@ class Catalog:
         return group_item(self.groups[GroupId(int(number))])
 
 
-def _name(gone: GoneName | None) -> str:
+def _name(gone: DeletedName | None) -> str:
     return "" if gone is None else gone.name
 
 
@@ -445,7 +449,7 @@ def _take_out(of_each: dict[_Id, dict[TopicId, None]], id_: _Id, topic_id: Topic
 
 # By name: `asdict` copies deeply, and that takes ten times as long.
 _TOPIC_FIELDS = tuple([one.name for one in fields(Topic)])
-_GROUP_FIELDS = tuple([one.name for one in fields(Group)])
+_GROUP_FIELDS = tuple([one.name for one in fields(ConsumerGroup)])
 
 
 def topic_item(topic: Topic) -> dict[str, Any]:
@@ -458,7 +462,7 @@ def topic_item(topic: Topic) -> dict[str, Any]:
     return {"op": "topic", "topic": values}
 
 
-def group_item(group: Group) -> dict[str, Any]:
+def group_item(group: ConsumerGroup) -> dict[str, Any]:
     """Return the configuration item that puts a group."""
     values = {name: getattr(group, name) for name in _GROUP_FIELDS}
     for name in ("home_id", "created_at_ms", "begun"):  # As of topics.
@@ -477,11 +481,11 @@ def decode_topic(values: dict[str, Any]) -> Topic:
     return replace(topic, type=TopicType(values["type"]), retry_of=retry_of, placements=placements)
 
 
-def decode_group(values: dict[str, Any]) -> Group:
+def decode_group(values: dict[str, Any]) -> ConsumerGroup:
     """Build a group from its JSON form."""
     exponential = values["exponential"]
     return replace(
-        Group(**values),
+        ConsumerGroup(**values),
         exponential=ExponentialRetry(**exponential) if exponential else None,
         customized_ms=tuple(values["customized_ms"]),
         begun=tuple([(topic_id, at_ms) for topic_id, at_ms in values.get("begun", ())]),

@@ -16,7 +16,7 @@ from tidemill.message.broker_names import natural_order
 BROKER_GROUPS_MAX = 64  # of one cluster: every poll of a proxy asks them all
 ITEM_PREFIX = "brokerGroup "  # of the keys under which broker groups are stated
 
-State: TypeAlias = Literal["active", "draining"]
+MemberState: TypeAlias = Literal["active", "draining"]
 # Broker group and number of queues; a message group is hashed over all of a list of them.
 Placements: TypeAlias = "tuple[tuple[str, int], ...]"
 
@@ -42,7 +42,7 @@ class BrokerGroup:
 
     name: str
     address: str
-    state: State = "active"
+    state: MemberState = "active"
 
 
 @final

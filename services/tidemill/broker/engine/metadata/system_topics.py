@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic, TopicType, topic_item
@@ -30,5 +30,5 @@ def ensure_system_topic(
             retry_of=retry_of,
             is_system=True,
         )
-        recorder.append(Config(topic_item(topic)), now_ms)
+        recorder.append(ConfigItem(topic_item(topic)), now_ms)
     return topic

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.config import Config
+from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
@@ -33,7 +33,7 @@ from tidemill.broker.engine.metadata.beginnings import (
     homes_id,
     merged,
 )
-from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic, group_item
+from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic, group_item
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
@@ -252,7 +252,7 @@ class Consumption:
             return now_ms
         return self._store.stored_at_ms(log_offset)
 
-    def _subscribe(self, group: Group, topic: Topic, now_ms: int) -> PopSubscription:
+    def _subscribe(self, group: ConsumerGroup, topic: Topic, now_ms: int) -> PopSubscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress
         # Before there is progress, since a queue file that is damaged ends this, and all is new
         # when the next pop comes.
@@ -280,7 +280,7 @@ class Consumption:
         self._state.subscriptions[group.id, topic.id] = subscription
         return subscription
 
-    def _begins(self, group: Group, topic: Topic) -> list[int]:
+    def _begins(self, group: ConsumerGroup, topic: Topic) -> list[int]:
         """Return where in each queue a group at the latest begins. Raises Repairing."""
         queues = self._catalog.queues_of(topic)
         since_ms = begun_before_ms(group, topic, self._catalog)
@@ -299,7 +299,7 @@ class Consumption:
         catalog = self._catalog
         return TimeSearch(self._store, catalog.queues_of(topic), since_ms, falls=catalog.falls)
 
-    def _prepare_search(self, group: Group, topic: Topic) -> bool:
+    def _prepare_search(self, group: ConsumerGroup, topic: Topic) -> bool:
         """Look up in some queues where a group that began elsewhere begins; True: in more later."""
         is_new = (group.id, topic.id, 0) not in self._state.progress
         since_ms = begun_before_ms(group, topic, self._catalog) if is_new else None
@@ -318,7 +318,7 @@ class Consumption:
             del self._searches[key]
             return False  # The pop says so.
 
-    def _note_begun(self, group: Group, topic: Topic, now_ms: int) -> None:
+    def _note_begun(self, group: ConsumerGroup, topic: Topic, now_ms: int) -> None:
         """Record that a group has begun with a topic, where no broker group is known to know it."""
         topic_id = homes_id(topic, self._catalog)
         # Of topics that were deleted nobody asks any more; they must not use its places up.
@@ -327,12 +327,12 @@ class Consumption:
             return
         begun = tuple(sorted({**known, topic_id: now_ms}.items()))
         self.acks.record(now_ms)  # As before every change of configuration.
-        self._recorder.append(Config(group_item(replace(group, begun=begun))), now_ms)
+        self._recorder.append(ConfigItem(group_item(replace(group, begun=begun))), now_ms)
 
     def _pop_any(
         self,
         progress: PopProgress,
-        group: Group,
+        group: ConsumerGroup,
         budget: PopBudget,
         visible_at_ms: int,
         tags: frozenset[str],

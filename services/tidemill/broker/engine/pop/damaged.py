@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.numbers import LogOffset, Slot
+from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import Delivery, DeliveryBatch
@@ -33,7 +33,7 @@ MESSAGES_A_TURN = 64  # about a millisecond of copying, as of what is revived
 class _Noted(NamedTuple):
     """One message of a delivery, and which delivery attempt it was."""
 
-    slot: Slot
+    slot: DeliverySlot
     delivery_id: LogOffset
     message_index: int
     attempt: int

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, Slot, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_HOLDER,
@@ -39,7 +39,7 @@ class Delivery(NamedTuple):
 
     group_id: GroupId
     topic_id: TopicId
-    slot: Slot
+    slot: DeliverySlot
     delivery_id: LogOffset
     message_index: int
     visible_at_ms: int
@@ -48,7 +48,7 @@ class Delivery(NamedTuple):
 class DeliveryBatch(NamedTuple):
     """What one pop took from one queue; all columns of one length."""
 
-    slot: Slot
+    slot: DeliverySlot
     delivery_id: LogOffset
     popped_at_ms: int
     visible_at_ms: int

@@ -22,7 +22,7 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout.delivery_rows import ROW, DeliveryRows, named_once
-from tidemill.broker.engine.layout.numbers import Slot
+from tidemill.broker.engine.layout.numbers import DeliverySlot
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_ORDERED,
@@ -90,7 +90,7 @@ class DeliveryTable:
 
     # ------------------------------------------------------------ slots
 
-    def allocate(self) -> Slot:
+    def allocate(self) -> DeliverySlot:
         """Return an empty slot, which stays empty until `place`."""
         while True:
             if not self._free:

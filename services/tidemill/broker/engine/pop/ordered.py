@@ -13,10 +13,10 @@ import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import Reason
-from tidemill.broker.engine.layout.numbers import LogOffset, Slot
+from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, MESSAGES_MAX
 from tidemill.broker.engine.layout.state import StatedDeliveries
-from tidemill.broker.engine.metadata.catalog import Group
+from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.deliveries import DeliveryBatch, DeliveryWriter
@@ -74,7 +74,7 @@ class OrderedPop:
     def pop(
         self,
         progress: PopProgress,
-        group: Group,
+        group: ConsumerGroup,
         budget: PopBudget,
         visible_at_ms: int,
         tags: frozenset[str],
@@ -207,7 +207,7 @@ class OrderedPop:
             return None
         indexes, offsets = indexes[:count], offsets[:count]
         return DeliveryBatch(
-            Slot(slot),
+            DeliverySlot(slot),
             LogOffset(table.ids[slot]),
             table.popped_at_ms[slot],
             table.visible_at_ms[slot],
@@ -224,7 +224,7 @@ class OrderedPop:
         self,
         slots: list[int],
         progress: PopProgress,
-        group: Group,
+        group: ConsumerGroup,
         allowance: Allowance,
         now_ms: int,
     ) -> bool:

@@ -15,18 +15,18 @@ from zlib import crc32
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.message import Cause, Message, Place, Reason
+from tidemill.broker.engine.layout.message import Cause, MessageEntry, MessagePosition, Reason
 from tidemill.broker.engine.layout.numbers import (
+    DeliverySlot,
     GroupId,
     LogOffset,
     QueueId,
     QueueOffset,
-    Slot,
     TopicId,
 )
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_SUSPEND
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
-from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import DeliveryBatch
@@ -53,7 +53,7 @@ class DamagedNotice(NamedTuple):
 class _Original(NamedTuple):
     """What a copy takes from the message that it is a copy of."""
 
-    place: Place
+    place: MessagePosition
     cause: Cause | None
     blob: bytes | memoryview
     blob_crc: int
@@ -90,7 +90,7 @@ class Redelivery:
         batch: DeliveryBatch,
         attempts: Sequence[int],
         progress: PopProgress,
-        group: Group,
+        group: ConsumerGroup,
         now_ms: int,
     ) -> DeliveryBatch | None:
         """Fill in the attempts, and dead-letter the messages that have none left.
@@ -199,7 +199,7 @@ class Redelivery:
         """Move what is left of a damaged message to the dead-letter topic."""
         offset = self._state.table.offset_of(slot, index)
         log_offset, size, _ = progress.queue.entry(offset)
-        place = Place(progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset))
+        place = MessagePosition(progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset))
         cause, blob = self._store.remains_of(log_offset, size, place)
         original = _Original(place, cause, blob, crc32(blob))
         attempts = min(attempts, ATTEMPTS_STORED_MAX)
@@ -252,7 +252,7 @@ class Redelivery:
         log_offset, _, _ = progress.queue.entry(offset)
         try:
             found = self._store.record(log_offset)
-            place = Place._make(message.PLACE.unpack_from(found.body))
+            place = MessagePosition._make(message.PLACE.unpack_from(found.body))
             if place[:2] == (progress.topic_id, progress.queue.queue_id) and place[3] == offset:
                 return _Original(place, cause_of(found), found.tail, found.header.tail_crc)
         except (MessageDamaged, LookupError, struct.error):
@@ -263,7 +263,7 @@ class Redelivery:
         self._store.check_awaited(log_offset)
         return None
 
-    def _retry_topic(self, group: Group, topic_id: TopicId, now_ms: int) -> Topic:
+    def _retry_topic(self, group: ConsumerGroup, topic_id: TopicId, now_ms: int) -> Topic:
         retry_of = group.id, topic_id
         known = self._catalog.retry_topic_ids.get(retry_of)
         if known is not None:
@@ -305,7 +305,7 @@ class Redelivery:
             first_popped_at_ms = table.popped_at_ms[slot]
         cause = Cause(
             progress.group_id,
-            Slot(slot),
+            DeliverySlot(slot),
             LogOffset(table.ids[slot]),
             index,
             reason,
@@ -315,7 +315,7 @@ class Redelivery:
         )
         queue = self._catalog.queue(target.id, QueueId(0))
         self._recorder.append(
-            Message(
+            MessageEntry(
                 target.id,
                 queue.queue_id,
                 attempts,

@@ -21,7 +21,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, cut_client_id
-from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, Why
+from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, RenewalReason
 from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, ON_ITS_WAY, UNPROVEN
 from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
@@ -56,7 +56,7 @@ class _Leaver(NamedTuple):
     """A client whose deliveries are to be given back."""
 
     client_id: str
-    why: Why
+    why: RenewalReason
     before: int  # deliveries of this identity or a later one were popped since
 
 
@@ -88,7 +88,7 @@ class Renewals:
             clients.heard_at_ms[number] = monotonic_ms
             for leavers in (self._leaving, self._pass):
                 leaver = leavers.get(number)
-                if leaver is not None and leaver.why is Why.CLIENT_SILENT:
+                if leaver is not None and leaver.why is RenewalReason.CLIENT_SILENT:
                     del leavers[number]
 
     def ended(self, client_ids: Iterable[str], *, log_end: int) -> None:
@@ -98,7 +98,7 @@ class Renewals:
             number = clients.find(client_id)
             if number != NOBODY:
                 clients.heard_at_ms[number] = _GONE
-                self._leaving[number] = _Leaver(client_id, Why.CLIENT_ENDED, log_end)
+                self._leaving[number] = _Leaver(client_id, RenewalReason.CLIENT_ENDED, log_end)
 
     def next_look_ms(self) -> int | None:
         """Return in how many ms from the last look on there is something to do; None: never."""
@@ -125,7 +125,7 @@ class Renewals:
             self._look_at_ms = monotonic_ms  # And the others in the next turn.
         for number in silent[:CLIENTS_A_LOOK]:
             clients.heard_at_ms[number] = _GONE
-            leaver = _Leaver(clients.client_ids[number], Why.CLIENT_SILENT, log_end)
+            leaver = _Leaver(clients.client_ids[number], RenewalReason.CLIENT_SILENT, log_end)
             self._leaving.setdefault(number, leaver)
 
     def _is_alive(self, number: int) -> bool:
@@ -154,7 +154,7 @@ class Renewals:
             is_unproven = table.on_its_way[slot] & UNPROVEN
             if is_unproven and not (is_over or table.flags[slot] & (FLAG_RENEWS | FLAG_RELEASED)):
                 again.append((slot, delivery_id))
-        self._record(again, None, Why.HANDED_OVER, now_ms)
+        self._record(again, None, RenewalReason.HANDED_OVER, now_ms)
 
     def begin(self, now_ms: int) -> Iterator[None]:
         """Renew nothing at a start of which the log does not say that its client has it.
@@ -174,7 +174,7 @@ class Renewals:
         for first in range(0, len(slots), UNPROVEN_A_COMMIT):
             part = slots[first : first + UNPROVEN_A_COMMIT].tolist()
             deliveries = [(slot, table.ids[slot]) for slot in part if not self._is_void(slot)]
-            self._record(deliveries, now_ms + START_GRACE_MS, Why.NOT_HANDED_OVER, now_ms)
+            self._record(deliveries, now_ms + START_GRACE_MS, RenewalReason.NOT_HANDED_OVER, now_ms)
             yield
 
     def _is_void(self, slot: int) -> bool:
@@ -183,7 +183,11 @@ class Renewals:
         return self._state.is_void(self._state.owners[table.owners[slot]], table.ids[slot])
 
     def _record(
-        self, deliveries: Iterable[tuple[int, int]], until_ms: int | None, why: Why, now_ms: int
+        self,
+        deliveries: Iterable[tuple[int, int]],
+        until_ms: int | None,
+        why: RenewalReason,
+        now_ms: int,
     ) -> None:
         """Record what becomes of deliveries; where no `until_ms` is given each keeps its time."""
         table = self._state.table
@@ -215,7 +219,9 @@ class Renewals:
             state.count("extended", state.owners[table.owners[slot]], 1)
         for (number, until_ms), entries in extended.items():
             client_id = table.clients.client_ids[number]
-            self._recorder.append(Renewal(until_ms, Why.EXTENDED, client_id, entries), now_ms)
+            self._recorder.append(
+                Renewal(until_ms, RenewalReason.EXTENDED, client_id, entries), now_ms
+            )
         return run_out
 
     def _count_unread(self, slot: int) -> None:
@@ -260,12 +266,12 @@ class Renewals:
             if self._is_void(slot):
                 continue
             found.setdefault(number, []).append((slot, delivery_id))
-            is_ended = leaver.why is Why.CLIENT_ENDED
+            is_ended = leaver.why is RenewalReason.CLIENT_ENDED
             what = "given_back_ended" if is_ended else "given_back_silent"
             state.count(what, progress, table.live[slot].bit_count())
         for number, entries in found.items():
             client_id, why, _ = self._pass[number]
-            until_ms = now_ms if why is Why.CLIENT_ENDED else now_ms + SILENT_GRACE_MS
+            until_ms = now_ms if why is RenewalReason.CLIENT_ENDED else now_ms + SILENT_GRACE_MS
             self._recorder.append(Renewal(until_ms, why, client_id, entries), now_ms)
         if self._passed_to >= len(table.ids):
             self._pass = {}

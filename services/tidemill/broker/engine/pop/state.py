@@ -36,7 +36,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     PopCheckpoint,
 )
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
-from tidemill.broker.engine.layout.renewal import Renewal, Why
+from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.layout.state import StatedDeliveries, StatedProgress
 from tidemill.broker.engine.metadata.catalog import Catalog
@@ -269,11 +269,11 @@ class PopState:
             progress = self._owner(slot, delivery_id, log_offset)
             if progress is None or not table.live[slot]:
                 continue
-            if why is Why.HANDED_OVER:
+            if why is RenewalReason.HANDED_OVER:
                 table.flags[slot] |= FLAG_RENEWS
-            elif why is not Why.EXTENDED:
+            elif why is not RenewalReason.EXTENDED:
                 table.flags[slot] &= ~FLAG_RENEWS
-            table.on_its_way[slot] = UNPROVEN if why is Why.NOT_HANDED_OVER else 0
+            table.on_its_way[slot] = UNPROVEN if why is RenewalReason.NOT_HANDED_OVER else 0
             if self.catch_up is None:
                 table.move(slot, visible_at_ms)
             else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.numbers import LogOffset, Slot
+from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_RELEASED,
     FLAG_RENEWS,
@@ -235,7 +235,7 @@ class InFlightLook:
         delivery = Delivery(
             progress.group_id,
             progress.named_topic_id,
-            Slot(slot),
+            DeliverySlot(slot),
             LogOffset(table.ids[slot]),
             index,
             table.visible_at_ms[slot],

@@ -13,7 +13,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
-from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.pop.delivery_table import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import Key, PopState
@@ -141,7 +141,7 @@ class Inspection:
             for queue in self._catalog.queues_of(topic)
         ]
 
-    def consumer_offsets(self, group: Group, topic: Topic) -> list[int]:
+    def consumer_offsets(self, group: ConsumerGroup, topic: Topic) -> list[int]:
         """Return where a group stands in each queue of a topic; -1: it has not read that one."""
         found = [
             self._pops.progress.get((group.id, topic.id, queue.queue_id))
@@ -179,14 +179,14 @@ class Inspection:
         self._tally.add(len(sizes))
         return sum(sizes) * count // len(sizes) if sizes else 0
 
-    def group_progress(self, group: Group) -> list[QueueProgress]:
+    def group_progress(self, group: ConsumerGroup) -> list[QueueProgress]:
         """Return how far a group is in each queue of the topics it reads, retries included.
 
         As many as there are: who has a loop to serve takes some of `queues_read` at once.
         """
         return list(filter(None, map(self.find_progress, self.queues_read(group))))
 
-    def queues_read(self, group: Group) -> list[Key]:
+    def queues_read(self, group: ConsumerGroup) -> list[Key]:
         """Return the queues of the topics that a group reads, retries included."""
         return [
             (group.id, topic_id, QueueId(queue_id))
@@ -194,7 +194,7 @@ class Inspection:
             for queue_id in range(self._catalog.topics[topic_id].queues)
         ]
 
-    def topics_read(self, group: Group) -> set[TopicId]:
+    def topics_read(self, group: ConsumerGroup) -> set[TopicId]:
         """Return the topics that a group has begun to read, its retry topics among them."""
         return self._pops.topic_ids_of(group.id)
 
@@ -206,7 +206,7 @@ class Inspection:
             return None
         return self.queue_progress(self._pops.look_at(key))
 
-    def pulled_by(self, group: Group) -> list[PulledQueue]:
+    def pulled_by(self, group: ConsumerGroup) -> list[PulledQueue]:
         """Return how far a group has pulled, by its own word, where it has said so."""
         found = []
         for key in self._catalog.pull_offsets.of_group(group.id):
@@ -216,7 +216,7 @@ class Inspection:
         self._tally.add(len(found))
         return found
 
-    def unpulled_by(self, group: Group) -> list[PulledQueue]:
+    def unpulled_by(self, group: ConsumerGroup) -> list[PulledQueue]:
         """Return the queues of which a group has not said so, though of others of their topic."""
         found, said = [], self._catalog.pull_offsets.all
         for topic_id in self.topics_pulled(group):
@@ -235,7 +235,7 @@ class Inspection:
         name = self._catalog.topics[topic_id].name
         return PulledQueue(name, queue_id, at, queue.min_offset, queue.max_offset)
 
-    def topics_pulled(self, group: Group) -> set[TopicId]:
+    def topics_pulled(self, group: ConsumerGroup) -> set[TopicId]:
         """Return the topics of which a group has said how far it has pulled."""
         return {topic_id for _, topic_id, _ in self._catalog.pull_offsets.of_group(group.id)}
 
@@ -528,7 +528,7 @@ class QueueRead:
 def _describe(catalog: Catalog, store: MessageStore, log_offset: LogOffset) -> FoundMessage | None:
     """Return a message as people see it; None: its topic is gone. Raises as `record`."""
     found = store.record(log_offset)
-    place = message.Place._make(message.PLACE.unpack_from(found.body))
+    place = message.MessagePosition._make(message.PLACE.unpack_from(found.body))
     stored_topic = catalog.topics.get(place.topic_id)
     if stored_topic is None:
         return None

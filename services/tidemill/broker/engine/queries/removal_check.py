@@ -19,7 +19,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.metadata.beginnings import begun_before_ms
-from tidemill.broker.engine.metadata.catalog import Catalog, Group, Topic
+from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.common.errors import Repairing
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
@@ -127,7 +127,7 @@ class LeftCount:
             if n % COUNTED_A_SLICE == 0:
                 yield
 
-    def _topic_ids(self, group: Group) -> tuple[set[TopicId], set[TopicId]]:
+    def _topic_ids(self, group: ConsumerGroup) -> tuple[set[TopicId], set[TopicId]]:
         """Return what a group has begun to read here, and at the home, of what is here."""
         own_ids = self._inspection.topics_read(group)
         known = self._catalog.topic_ids_at_home
@@ -135,7 +135,7 @@ class LeftCount:
         begun = [topic_id for topic_id, _ in group.begun]
         return own_ids, {known[id_] for id_ in (*at_home, *begun) if id_ in known}
 
-    def _count_pulled(self, group: Group, *, is_archive: bool) -> None:
+    def _count_pulled(self, group: ConsumerGroup, *, is_archive: bool) -> None:
         """Count what is behind the pull offsets of a group.
 
         A queue of which it has none is all to come for who has begun with its topic. Of the archive
@@ -151,7 +151,7 @@ class LeftCount:
             )
             self._left.add(item)
 
-    def _count_begun(self, group: Group) -> Iterator[None]:
+    def _count_begun(self, group: ConsumerGroup) -> Iterator[None]:
         ready: Counter[str] = Counter()
         in_flight: Counter[str] = Counter()
         for n, key in enumerate(self._inspection.queues_read(group), 1):
@@ -165,7 +165,7 @@ class LeftCount:
             item = LeftItem(topic, group.name, ready[topic], in_flight[topic], is_unread=False)
             self._left.add(item)
 
-    def _count_unread(self, group: Group, topic_ids: AbstractSet[TopicId]) -> None:
+    def _count_unread(self, group: ConsumerGroup, topic_ids: AbstractSet[TopicId]) -> None:
         """Count what a group that reads a topic elsewhere has not begun with here.
 
         Of one that starts at the latest that is what came here since it began there.
@@ -179,7 +179,7 @@ class LeftCount:
                     count = self._inspection.count_since(held.topic, since_ms)
             self._left.add(LeftItem(held.topic.name, group.name, count, 0, is_unread=True))
 
-    def _count_idle(self, idle: list[Group]) -> None:
+    def _count_idle(self, idle: list[ConsumerGroup]) -> None:
         """Count what groups may begin with that read nothing anywhere: any topic of users."""
         left = self._left
         topics = [held for held in self._held.values() if not held.topic.is_system]

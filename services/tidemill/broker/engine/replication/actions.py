@@ -13,34 +13,34 @@ from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, Repli
 Stream = int  # a stream's number, which who carries it gives; never used twice
 
 
-class Dial(NamedTuple):
+class StreamDial(NamedTuple):
     """Open a stream to the master; tell `dialled`, or `closed` when it cannot be done."""
 
     master: ReplicaRun
     address: str
 
 
-class Send(NamedTuple):
+class StreamSend(NamedTuple):
     """Send on a stream."""
 
     stream: Stream
     message: ToReplica | ToMaster
 
 
-class Close(NamedTuple):
+class StreamClose(NamedTuple):
     """End a stream; nothing is heard of it again."""
 
     stream: Stream
     why: str
 
 
-class Propose(NamedTuple):
+class SetProposal(NamedTuple):
     """Tell the controllers what the sync state set should be."""
 
     proposal: Proposal
 
 
-class Release(NamedTuple):
+class MastershipRelease(NamedTuple):
     """Ask the controllers to elect `target` in place of this master."""
 
     epoch: int
@@ -50,7 +50,7 @@ class Release(NamedTuple):
     paused_ms: int = 0  # for how long no sends were taken
 
 
-class Promoted(NamedTuple):
+class Promotion(NamedTuple):
     """This replica is the master of an epoch: sends are taken; effects wait for `confirm`."""
 
     view: ReplicationView
@@ -65,10 +65,19 @@ class StepDown(NamedTuple):
     why: str
 
 
-class Diverging(NamedTuple):
+class DivergenceAlarm(NamedTuple):
     """This replica's log is not its master's, and nobody may cut it: an alarm."""
 
     why: str
 
 
-Action: TypeAlias = Dial | Send | Close | Propose | Release | Promoted | StepDown | Diverging
+Action: TypeAlias = (
+    StreamDial
+    | StreamSend
+    | StreamClose
+    | SetProposal
+    | MastershipRelease
+    | Promotion
+    | StepDown
+    | DivergenceAlarm
+)

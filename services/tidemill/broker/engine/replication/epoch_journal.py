@@ -24,25 +24,25 @@ class EpochEntry(NamedTuple):
 Journal: TypeAlias = tuple[EpochEntry, ...]
 
 
-class Cut(NamedTuple):
+class CommonPrefix(NamedTuple):
     """Up to where two logs are the same: what the replica has behind it goes."""
 
     offset: int
 
 
-class CopyAll(NamedTuple):
+class FullCopy(NamedTuple):
     """The master's log begins behind the replica's end: it is copied whole, from there."""
 
     log_min: int
 
 
-class Diverged(NamedTuple):
+class Divergence(NamedTuple):
     """Two logs that overlap and have no epoch in common. Nothing is cut; an operator must look."""
 
     why: str
 
 
-Agreement: TypeAlias = Cut | CopyAll | Diverged
+Agreement: TypeAlias = CommonPrefix | FullCopy | Divergence
 
 
 def with_epoch(journal: Journal, epoch: int, start: int) -> Journal:
@@ -89,10 +89,12 @@ def agree(master: LogExtent, replica: LogExtent) -> Agreement:
     """
     if not replica.journal or replica.log_end == replica.log_min:
         return (
-            Cut(replica.log_end) if replica.log_end == master.log_min else CopyAll(master.log_min)
+            CommonPrefix(replica.log_end)
+            if replica.log_end == master.log_min
+            else FullCopy(master.log_min)
         )
     if replica.log_end < master.log_min:
-        return CopyAll(master.log_min)
+        return FullCopy(master.log_min)
     starts = {entry: n for n, entry in enumerate(master.journal)}
     for n in range(len(replica.journal) - 1, -1, -1):
         other = starts.get(replica.journal[n])
@@ -100,8 +102,8 @@ def agree(master: LogExtent, replica: LogExtent) -> Agreement:
             end = end_of(replica.journal, n, replica.log_end)
             cut = min(end, end_of(master.journal, other, master.log_end))
             # What the master has had before its beginning nobody can compare, and none is sent.
-            return Cut(cut) if cut >= master.log_min else CopyAll(master.log_min)
-    return Diverged(
+            return CommonPrefix(cut) if cut >= master.log_min else FullCopy(master.log_min)
+    return Divergence(
         f"no epoch of {_text(replica.journal)} is one of {_text(master.journal)}, and the logs"
         f" overlap: [{replica.log_min}, {replica.log_end}) and"
         f" [{master.log_min}, {master.log_end})"

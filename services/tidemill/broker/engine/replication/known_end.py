@@ -25,7 +25,7 @@ from typing import final
 from tidemill.broker.engine.layout import durable_mark
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID, DurableMark
 from tidemill.broker.engine.store.disk import Disk, File
-from tidemill.broker.engine.store.log_opening import Proofs
+from tidemill.broker.engine.store.log_opening import DurabilityProofs
 
 COPIES = ("replica/durable.a", "replica/durable.b")
 
@@ -58,10 +58,10 @@ class KnownEnd:
         """How far the log is known to be durable, by this mark alone."""
         return self._mark.durable
 
-    def proofs(self, *, confirmed: int) -> Proofs:
+    def proofs(self, *, confirmed: int) -> DurabilityProofs:
         """Return what proves that something had been durable; `confirmed` was so too."""
         mark = self._mark
-        return Proofs(
+        return DurabilityProofs(
             durable_offset=max(confirmed, mark.durable),
             led_epoch=mark.led_epoch,
             is_kept=mark.boot_id == self._boot_id != NO_BOOT_ID,

@@ -9,17 +9,17 @@ from typing import final
 
 from tidemill.broker.engine.replication.actions import (
     Action,
-    Close,
-    Propose,
-    Release,
-    Send,
+    MastershipRelease,
+    SetProposal,
     StepDown,
     Stream,
+    StreamClose,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
 from tidemill.broker.engine.replication.epoch_journal import (
-    CopyAll,
-    Diverged,
+    Divergence,
+    FullCopy,
     LogExtent,
     agree,
     cut_at,
@@ -160,7 +160,7 @@ class Master:
 
     def _send(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
         self._streams[stream].sent_at_ms = now_ms
-        self._actions.append(Send(stream, message))
+        self._actions.append(StreamSend(stream, message))
 
     # ------------------------------------------------------------ streams
 
@@ -192,12 +192,12 @@ class Master:
         mine = LogExtent(self._journal, log.log_min, log.log_end)
         agreement = agree(mine, hello.extent)
         alone = frozenset({hello.member.replica_id})
-        if isinstance(agreement, Diverged):
+        if isinstance(agreement, Divergence):
             self.diverged |= alone
             self._refuse(stream, agreement.why)
             return
         self.diverged -= alone
-        begin = agreement.log_min if isinstance(agreement, CopyAll) else agreement.offset
+        begin = agreement.log_min if isinstance(agreement, FullCopy) else agreement.offset
         # Retention has taken from each of them what it has: of both this is there.
         low = max(log.log_min, hello.extent.log_min)
         digest, confirm = log.digest(min(low, begin), begin), self.sync_state.confirm
@@ -215,8 +215,8 @@ class Master:
 
     def _refuse(self, stream: Stream, why: str, *, is_stranger: bool = False) -> None:
         view = None if is_stranger else self.sync_state.view
-        self._actions.append(Send(stream, Refusal(why, view)))
-        self._actions.append(Close(stream, why))
+        self._actions.append(StreamSend(stream, Refusal(why, view)))
+        self._actions.append(StreamClose(stream, why))
 
     def _has_another(self, newcomer: ReplicaRun, now_ms: int) -> bool:
         """Whether another run of the replica was heard a moment ago, and the newcomer is no member.
@@ -273,7 +273,7 @@ class Master:
 
     def _close(self, stream: Stream, why: str, now_ms: int) -> None:
         self.closed(stream, now_ms)
-        self._actions.append(Close(stream, why))
+        self._actions.append(StreamClose(stream, why))
 
     # ------------------------------------------------------------ views and time
 
@@ -295,7 +295,7 @@ class Master:
                 self._send(stream, Beat(self.epoch, self.sync_state.confirm), now_ms)
         proposal = self.sync_state.tick(self._log.log_end, now_ms)
         if proposal is not None:
-            self._actions.append(Propose(proposal))
+            self._actions.append(SetProposal(proposal))
         if self.transfer is not None and self.transfer.has_failed(now_ms):
             self._give_up_transfer(now_ms)
 
@@ -342,14 +342,16 @@ class Master:
             transfer.is_requested = True
             target = transfer.target.replica_id
             paused_ms = now_ms - transfer.began_at_ms
-            self._actions.append(Release(self.epoch, view.version, self._me, target, paused_ms))
+            self._actions.append(
+                MastershipRelease(self.epoch, view.version, self._me, target, paused_ms)
+            )
 
     def resign(self, view: ReplicationView | None) -> None:
         """End all streams; tell their replicas of the epoch that has begun, if it is known."""
         for stream in self._streams:
             if view is not None:
-                self._actions.append(Send(stream, News(view)))
-            self._actions.append(Close(stream, "a later epoch has begun"))
+                self._actions.append(StreamSend(stream, News(view)))
+            self._actions.append(StreamClose(stream, "a later epoch has begun"))
         self._streams.clear()
 
     def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:

@@ -10,9 +10,21 @@ from enum import Enum, auto
 from typing import final
 from zlib import crc32
 
-from tidemill.broker.engine.replication.actions import Action, Close, Dial, Diverging, Send, Stream
+from tidemill.broker.engine.replication.actions import (
+    Action,
+    DivergenceAlarm,
+    Stream,
+    StreamClose,
+    StreamDial,
+    StreamSend,
+)
 from tidemill.broker.engine.replication.config import AckMode, ReplicationConfig
-from tidemill.broker.engine.replication.epoch_journal import CopyAll, Cut, LogExtent, cut_at
+from tidemill.broker.engine.replication.epoch_journal import (
+    CommonPrefix,
+    FullCopy,
+    LogExtent,
+    cut_at,
+)
 from tidemill.broker.engine.replication.fencing import is_late, is_of_epoch, may_follow
 from tidemill.broker.engine.replication.messages import Ack, Beat, Data, Digest, Hello, Welcome
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
@@ -20,7 +32,7 @@ from tidemill.broker.engine.replication.truncation import may_truncate
 from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 
-class State(Enum):
+class ReplicaPhase(Enum):
     """How far a replica is with its master."""
 
     AWAY = auto()  # until it dials again
@@ -48,7 +60,7 @@ class Replica:
         assert view.epoch >= log.epoch_seen, "who is not outdated"
         self.epoch = view.epoch
         self.master: ReplicaRun = view.master
-        self.state = State.AWAY
+        self.state = ReplicaPhase.AWAY
         self.view = view
         self._me = me
         self._group = group
@@ -80,15 +92,15 @@ class Replica:
         needs what it has, and it may be copied again.
         """
         self.view = view
-        if self.state is State.DIVERGED and not self._is_needed:
-            self.state, self._dial_at_ms = State.AWAY, now_ms
+        if self.state is ReplicaPhase.DIVERGED and not self._is_needed:
+            self.state, self._dial_at_ms = ReplicaPhase.AWAY, now_ms
 
     # ------------------------------------------------------------ the stream
 
     def dialled(self, stream: Stream, now_ms: int) -> None:
         """Say who we are: the master is connected."""
         log = self._log
-        self._stream, self.state, self._dialled_at_ms = stream, State.GREETING, now_ms
+        self._stream, self.state, self._dialled_at_ms = stream, ReplicaPhase.GREETING, now_ms
         extent = LogExtent(cut_at(log.journal, log.log_end), log.log_min, log.log_end)
         self._is_full = not log.has_room_for(0)
         hello = Hello(
@@ -101,33 +113,33 @@ class Replica:
             log.durable_offset,
             self._is_full,
         )
-        self._actions.append(Send(stream, hello))
+        self._actions.append(StreamSend(stream, hello))
 
     def closed(self, now_ms: int) -> None:
         """Try again after a pause: there is no stream to the master, or no more."""
         self._stream, self._acked = None, None
-        if self.state is not State.DIVERGED:
-            self.state = State.AWAY
+        if self.state is not ReplicaPhase.DIVERGED:
+            self.state = ReplicaPhase.AWAY
             self._dial_at_ms = now_ms + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, self._config.dial_longest_ms)
 
     def close(self, why: str, now_ms: int) -> None:
         """End the stream."""
         if self._stream is not None:
-            self._actions.append(Close(self._stream, why))
+            self._actions.append(StreamClose(self._stream, why))
         self.closed(now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Dial, ack, and give up a master that is silent."""
-        if self.state is State.AWAY and now_ms >= self._dial_at_ms:
-            self.state = State.DIALLING
+        if self.state is ReplicaPhase.AWAY and now_ms >= self._dial_at_ms:
+            self.state = ReplicaPhase.DIALLING
             address = self.view.address_of(self.master.replica_id)
-            self._actions.append(Dial(self.master, address))
+            self._actions.append(StreamDial(self.master, address))
         elif self._stream is not None and self._silent_ms(now_ms) > self._config.stream_silence_ms:
             self.close("silent", now_ms)
         elif self._stream is not None and self._is_full and self._log.has_room_for(0):
             self.close("there is room again for what the master sends", now_ms)
-        elif self.state is State.FOLLOWING:
+        elif self.state is ReplicaPhase.FOLLOWING:
             is_quiet = now_ms - self._sent_at_ms >= self._config.heartbeat_ms
             self._ack(now_ms, anyway=is_quiet)
 
@@ -149,19 +161,21 @@ class Replica:
         self.epoch, self.master = welcome.epoch, welcome.master
         why = self._join(welcome)
         if why:
-            self.state = State.DIVERGED
-            self._actions.append(Diverging(why))
+            self.state = ReplicaPhase.DIVERGED
+            self._actions.append(DivergenceAlarm(why))
             self.close(why, now_ms)
             return
         log.save_journal(welcome.extent.journal)
-        self.state, self._pause_ms = State.FOLLOWING, self._config.dial_first_ms
+        self.state, self._pause_ms = ReplicaPhase.FOLLOWING, self._config.dial_first_ms
         self._confirm(welcome.confirm)
         self._ack(now_ms, anyway=True)
 
     def _join(self, welcome: Welcome) -> str:
         """Cut the log to where it agrees; return why that may not be, or nothing."""
         log, agreement = self._log, welcome.agreement
-        if isinstance(agreement, Cut) and self._has_the_same(agreement.offset, welcome.digest):
+        if isinstance(agreement, CommonPrefix) and self._has_the_same(
+            agreement.offset, welcome.digest
+        ):
             cut, journal = agreement.offset, cut_at(log.journal, log.log_end)
             if not may_truncate(
                 journal, cut=cut, confirm=log.confirm_offset, unclean_since=self.view.unclean_since
@@ -173,7 +187,7 @@ class Replica:
         if self._is_needed:
             return "what this replica holds is not what its master has, and others may need it"
         log.start_at(
-            agreement.log_min if isinstance(agreement, CopyAll) else welcome.extent.log_min
+            agreement.log_min if isinstance(agreement, FullCopy) else welcome.extent.log_min
         )
         return ""
 
@@ -195,7 +209,7 @@ class Replica:
             self.close("silent", now_ms)
             return
         self.heard_at_ms = now_ms
-        if self.state is not State.FOLLOWING or not is_of_epoch(frame.epoch, self.epoch):
+        if self.state is not ReplicaPhase.FOLLOWING or not is_of_epoch(frame.epoch, self.epoch):
             self.close(f"a frame of epoch {frame.epoch}", now_ms)
         elif frame.offset != self._log.log_end or crc32(frame.data) != frame.crc:
             self.close(f"a frame for {frame.offset} that does not fit, or is damaged", now_ms)
@@ -211,12 +225,12 @@ class Replica:
     def beat(self, beat: Beat, now_ms: int) -> None:
         """Hear that the master is there."""
         self.heard_at_ms = now_ms
-        if self.state is State.FOLLOWING and is_of_epoch(beat.epoch, self.epoch):
+        if self.state is ReplicaPhase.FOLLOWING and is_of_epoch(beat.epoch, self.epoch):
             self._confirm(beat.confirm)
 
     def moved(self, now_ms: int) -> None:
         """Hear that more of the log is durable, or applied."""
-        if self.state is State.FOLLOWING:
+        if self.state is ReplicaPhase.FOLLOWING:
             self._ack(now_ms)
 
     def _confirm(self, offset: int) -> None:
@@ -233,4 +247,4 @@ class Replica:
         )
         if self._stream is not None and (anyway or ack != self._acked):
             self._acked, self._sent_at_ms = ack, now_ms
-            self._actions.append(Send(self._stream, ack))
+            self._actions.append(StreamSend(self._stream, ack))

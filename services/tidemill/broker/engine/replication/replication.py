@@ -16,11 +16,11 @@ from typing import assert_never, final
 
 from tidemill.broker.engine.replication.actions import (
     Action,
-    Close,
-    Promoted,
-    Send,
+    Promotion,
     StepDown,
     Stream,
+    StreamClose,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.config import ReplicationConfig
 from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
@@ -36,7 +36,7 @@ from tidemill.broker.engine.replication.messages import (
     ToReplica,
     Welcome,
 )
-from tidemill.broker.engine.replication.replica import Replica, State
+from tidemill.broker.engine.replication.replica import Replica, ReplicaPhase
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
@@ -136,7 +136,7 @@ class Replication:
             self._gather()
         self._leave_master("this replica is the master", now_ms)
         self.master = Master(self.me, self._group, self._log, view, self._config, now_ms)
-        self._actions.append(Promoted(view))
+        self._actions.append(Promotion(view))
         self.master.moved(now_ms)
 
     def _follow(self, view: ReplicationView, now_ms: int) -> None:
@@ -178,8 +178,8 @@ class Replication:
         """Hear of a replica that has opened a stream to us."""
         if self.master is None:
             view = self.view if hello.group == self._group else None
-            self._actions.append(Send(stream, Refusal("this replica is no master", view)))
-            self._actions.append(Close(stream, "no master"))
+            self._actions.append(StreamSend(stream, Refusal("this replica is no master", view)))
+            self._actions.append(StreamClose(stream, "no master"))
         else:
             self.master.hello(stream, hello, now_ms)
 
@@ -191,7 +191,7 @@ class Replication:
     def dialled(self, stream: Stream, now_ms: int) -> None:
         """Hear that the master was reached, as a `Dial` asked for."""
         if self.replica is None:
-            self._actions.append(Close(stream, "nobody wants it any more"))
+            self._actions.append(StreamClose(stream, "nobody wants it any more"))
             return
         self._dialled = stream
         self.replica.dialled(stream, now_ms)
@@ -259,7 +259,7 @@ class Replication:
         """Whose log is not their master's, and may not be cut: our own, or of who follows us."""
         if self.master is not None:
             return self.master.diverged
-        is_so = self.replica is not None and self.replica.state is State.DIVERGED
+        is_so = self.replica is not None and self.replica.state is ReplicaPhase.DIVERGED
         return frozenset({self.me.replica_id}) if is_so else frozenset()
 
     def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:

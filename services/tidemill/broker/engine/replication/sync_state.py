@@ -30,7 +30,7 @@ MARK_MS = 100  # between two notes of where the log ended: a lag is told by so m
 
 
 @final
-class Peer:
+class ReplicaPeer:
     """What a master knows of one run of a replica."""
 
     __slots__ = (
@@ -67,8 +67,8 @@ class SyncState:
     ) -> None:
         assert view.master == me, "a set is kept by its master"
         self.commitment = Commitment(me, view, epoch_start_end, confirm)
-        self.peers: dict[ReplicaRun, Peer] = {
-            member: Peer(now_ms) for member in view.sss if member != me
+        self.peers: dict[ReplicaRun, ReplicaPeer] = {
+            member: ReplicaPeer(now_ms) for member in view.sss if member != me
         }
         self._me = me
         self._config = config
@@ -108,12 +108,12 @@ class SyncState:
             kept = deque[int](maxlen=self._config.removals_max)
             self._removals.setdefault(member.replica_id, kept).append(now_ms)
         for member in view.sss - {self._me}:
-            self.peers.setdefault(member, Peer(now_ms))
+            self.peers.setdefault(member, ReplicaPeer(now_ms))
         self._forget_the_gone()
 
     def connected(self, member: ReplicaRun, now_ms: int, *, is_full: bool) -> None:
         """Hear that a stream of `member` was welcomed."""
-        peer = self.peers.setdefault(member, Peer(now_ms))
+        peer = self.peers.setdefault(member, ReplicaPeer(now_ms))
         peer.is_connected, peer.is_full = True, is_full
 
     def gone(self, member: ReplicaRun, now_ms: int) -> None:

@@ -7,13 +7,13 @@ from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
 
 from tidemill.broker.engine.layout import block_file
-from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
-from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged, DirectoryRow
+from tidemill.broker.engine.store.disk import CachedFolder, Disk, File
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.tally import Tally
 
 
-class Block(NamedTuple):
+class EncodedBlock(NamedTuple):
     """One block to be written."""
 
     key_1: int
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     data: bytes
 
 
-class NoRoom(Exception):
+class InsufficientSpace(Exception):
     """The disk is too full for a file that can be written later."""
 
 
@@ -33,10 +33,10 @@ def file_name(folder: str, *, from_offset: int, to_offset: int) -> str:
 
 
 def write_block_file(
-    folder: KnownFolder,
+    folder: CachedFolder,
     mappings: Mappings,
     magic: int,
-    slices: Iterable[Sequence[Block]],
+    slices: Iterable[Sequence[EncodedBlock]],
     tally: Tally,
     damaged: DamagedFiles,
     *,
@@ -68,7 +68,7 @@ def write_block_file(
                 position += len(block.data)
                 tally.add(1, size_bytes=len(block.data))
             yield []
-    except (BlockFileDamaged, NoRoom):
+    except (BlockFileDamaged, InsufficientSpace):
         file.close()
         yield from folder.drop(temporary)
         raise
@@ -83,7 +83,7 @@ def write_block_file(
     new = BlockFile(
         mappings,
         name,
-        block_file.Header(from_offset, to_offset, bytes(directory)),
+        block_file.BlockFileHeader(from_offset, to_offset, bytes(directory)),
         magic=magic,
         damaged=damaged,
         size_bytes=position,
@@ -111,7 +111,7 @@ class BlockFile:
         self,
         mappings: Mappings,
         name: str,
-        header: block_file.Header,
+        header: block_file.BlockFileHeader,
         *,
         magic: int,
         damaged: DamagedFiles,
@@ -129,11 +129,13 @@ class BlockFile:
         self._verified = bytearray(self.row_count)
         self._changes = mappings.changes  # when a block was PRESENT last
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DirectoryRow:
         """Return a row of the directory."""
-        return Row._make(block_file.ROW.unpack_from(self._directory, number * block_file.ROW_SIZE))
+        return DirectoryRow._make(
+            block_file.ROW.unpack_from(self._directory, number * block_file.ROW_SIZE)
+        )
 
-    def rows(self, begin: int = 0, end: int | None = None) -> Iterator[Row]:
+    def rows(self, begin: int = 0, end: int | None = None) -> Iterator[DirectoryRow]:
         """Yield the rows of the directory from `begin` to `end`, or all."""
         size = block_file.ROW_SIZE
         stop = None if end is None else end * size

@@ -31,11 +31,11 @@ from tidemill.broker.engine.layout.record import (
     MAGIC,
     UNSYNCED_MAX,
     VERSION,
-    Header,
-    Kind,
+    RecordHeader,
+    RecordKind,
 )
 from tidemill.broker.engine.store.cutting import drop_behind, erase
-from tidemill.broker.engine.store.damaged_places import DamagedPlaces
+from tidemill.broker.engine.store.damaged_ranges import DamagedRanges
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.store.next_segment import NextSegment
@@ -77,7 +77,7 @@ class CommitLog:
         self.segments: list[Segment] = []  # all in use, oldest first
         self.held: list[Segment] = []  # files that are no part of the log any more
         self.reader = SegmentReader(mappings, self._is_cold)
-        self.damage = DamagedPlaces()
+        self.damage = DamagedRanges()
         self._next = NextSegment(disk, segment_bytes=segment_bytes, start=lambda: self._active_end)
         self._pending: list[tuple[Segment, int, list[bytes | memoryview]]] = []
         self._buffers: list[bytes | memoryview] = []
@@ -117,7 +117,7 @@ class CommitLog:
 
     def append(
         self,
-        kind: Kind,
+        kind: RecordKind,
         body: bytes,
         stored_at_ms: int,
         flags: int = 0,
@@ -298,7 +298,7 @@ class CommitLog:
     def record_at(self, log_offset: LogOffset) -> Record:
         """Return a record with its header decoded. Raises as `read`."""
         head, tail = self.read(log_offset)
-        header = Header._make(record.HEADER.unpack_from(head))
+        header = RecordHeader._make(record.HEADER.unpack_from(head))
         return Record(header, memoryview(head)[record.HEADER_SIZE :], memoryview(tail))
 
     def bytes_at(self, log_offset: LogOffset, size: int) -> memoryview:

@@ -19,7 +19,7 @@ from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.block_file import BlockFile
 
 
-class Run(NamedTuple):
+class QueueRun(NamedTuple):
     """A stretch of a queue's entries: a block of a derived file."""
 
     file: BlockFile
@@ -118,14 +118,14 @@ class ConsumeQueue:
         begin = (offset - first) * SIZE
         return read(self._blocks[number], (end - first) * SIZE)[begin : begin + count * SIZE]
 
-    def _run_of(self, offset: int) -> Run:
+    def _run_of(self, offset: int) -> QueueRun:
         return self._run(bisect_right(self._firsts, offset) - 1)
 
-    def _run(self, number: int) -> Run:
+    def _run(self, number: int) -> QueueRun:
         firsts = self._firsts
         end = firsts[number + 1] if number + 1 < len(firsts) else self.base
         first = firsts[number]
-        return Run(self._files[number], self._blocks[number], first, end - first)
+        return QueueRun(self._files[number], self._blocks[number], first, end - first)
 
     def entry(self, offset: int) -> tuple[LogOffset, int, int]:
         """Return the entry at `offset`, which must lie inside the queue. Raises as `entries`."""
@@ -150,7 +150,7 @@ class ConsumeQueue:
         """Count the entries in the tail of messages before a log offset."""
         return _count_before(self.tail, len(self.tail) // SIZE, log_offset)
 
-    def add_run(self, run: Run) -> None:
+    def add_run(self, run: QueueRun) -> None:
         """Take entries of a derived file over; those in the tail that it states are given up."""
         if self._firsts and self.base != run.first:
             # The queue went on at a later offset after retention: older runs are below it.
@@ -179,7 +179,7 @@ class ConsumeQueue:
         last = self._run(numbers[-1])
         return range(self._firsts[numbers[0]], last.first + last.entry_count)
 
-    def replace_runs(self, numbers: range, runs: list[Run]) -> None:
+    def replace_runs(self, numbers: range, runs: list[QueueRun]) -> None:
         """Answer from `runs` what other ones answered."""
         at = slice(numbers.start, numbers.stop)
         self._firsts[at] = array("q", [run.first for run in runs])

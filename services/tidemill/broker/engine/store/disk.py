@@ -108,7 +108,7 @@ def reload_folder(disk: Disk, folder: str) -> None:
 
 
 @final
-class KnownFolder:
+class CachedFolder:
     """A folder that only its owner changes: listed once, and known from then on.
 
     A listing takes as long as there are files, and a large store has thousands a folder.

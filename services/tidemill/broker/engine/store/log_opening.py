@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import Header
+from tidemill.broker.engine.layout.record import RecordHeader
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.cutting import drop_behind, erase
 from tidemill.broker.engine.store.disk import DROPPED, Disk
@@ -38,7 +38,7 @@ SEARCH_BYTES = 1 << 20  # read, or looked through for remains behind the end of 
 TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
 
 
-class Proofs(NamedTuple):
+class DurabilityProofs(NamedTuple):
     """What proves that broken bytes had been durable: then they are damaged, and not torn."""
 
     # All before it was so, as a file beside the log says.
@@ -51,7 +51,7 @@ class Proofs(NamedTuple):
     # Called before something is cut that was written, where that was no power cut's doing.
     doubt: Callable[[], None] = lambda: None
 
-    def prove(self, end: int, found: Remains) -> bool:
+    def prove(self, end: int, found: TailRemnant) -> bool:
         """Whether what is found behind `end` proves that the log went on there."""
         if found.header is None:
             return False
@@ -59,11 +59,11 @@ class Proofs(NamedTuple):
         return self.is_kept or (is_written_here and found.log_offset - found.header.unsynced > end)
 
 
-class Remains(NamedTuple):
+class TailRemnant(NamedTuple):
     """Something behind the end of the log that begins like a record."""
 
     log_offset: int
-    header: Header | None  # None: it is broken, so that nothing is known of it
+    header: RecordHeader | None  # None: it is broken, so that nothing is known of it
 
 
 @final
@@ -235,7 +235,7 @@ class LogOpening:
             raise unreadable(segment, at, error) from error
         return end
 
-    def finish(self, proofs: Proofs) -> int:
+    def finish(self, proofs: DurabilityProofs) -> int:
         """Cut what is torn behind `log_end`, and return how many bytes that were.
 
         Raises CorruptStore when what is broken had been durable.
@@ -251,7 +251,7 @@ class LogOpening:
         self._log.go_on()
         return cut_bytes
 
-    def _find_remains(self, end: int) -> Iterator[Remains]:
+    def _find_remains(self, end: int) -> Iterator[TailRemnant]:
         """Yield whatever begins like a record behind `end`."""
         for segment in self._log.segments:
             if segment.end <= end:
@@ -268,11 +268,11 @@ class LogOpening:
                     view = self._views[segment.name]
                     is_intact = not record.find_damage(view, position, log_offset=offset)
                     header = (
-                        Header._make(record.HEADER.unpack_from(view, position))
+                        RecordHeader._make(record.HEADER.unpack_from(view, position))
                         if is_intact
                         else None
                     )
-                    yield Remains(offset, header)
+                    yield TailRemnant(offset, header)
                     at = chunk.find(record.MAGIC_BYTES, at + 1)
 
     def _read_chunk(self, segment: Segment, begin: int, stop: int) -> bytes:
@@ -281,7 +281,7 @@ class LogOpening:
         except PageUnreadable as error:
             raise unreadable(segment, begin, error) from error
 
-    def _cut(self, end: int, *, has_remains: bool, proofs: Proofs) -> int:
+    def _cut(self, end: int, *, has_remains: bool, proofs: DurabilityProofs) -> int:
         """Make everything from `end` on unreadable, so that no torn record ever comes back."""
         segments = self._log.segments
         if has_remains and proofs.is_kept:

@@ -18,7 +18,7 @@ from tidemill.broker.engine.store.segment import Segment, intact_at
 from tidemill.broker.engine.tally import SLICE_BYTES
 
 
-class Foreign(Exception):
+class ForeignBytes(Exception):
     """What another replica has sent is not what stood here."""
 
 
@@ -44,17 +44,17 @@ def intact_end(data: memoryview, segment: Segment, begin: int) -> int:
 def mend(
     log: CommitLog, disk: Disk, begin: LogOffset, data: bytes
 ) -> Generator[list[File], None, None]:
-    """Write what differs; yield between slices, and at the end what to sync, if anything.
+    """Write the bytes that differ. Yield between slices, and at the end the file to sync, if any.
 
-    What was yielded last is synced before this goes on. Raises Foreign, LookupError where retention
-    took it, DiskFailed.
+    The caller syncs the last yielded file before it continues. Raises ForeignBytes, DiskFailed, and
+    LookupError if retention removed the segment.
     """
     segment = log.segment_of(begin)
     view = memoryview(data)
     end = intact_end(view, segment, begin)
     if not end:
         # Also where there is nothing at all.
-        raise Foreign("no intact record")
+        raise ForeignBytes("no intact record")
     stretches = list(_differing(log, segment, begin, view[:end]))
     if not stretches:
         return
@@ -94,7 +94,7 @@ def proved(log: CommitLog, begin: int, data: bytes) -> bytes:
 def _differing(
     log: CommitLog, segment: Segment, begin: LogOffset, data: memoryview
 ) -> Iterator[tuple[int, int]]:
-    """Yield which stretches of `data` are to be written: records that differ. Raises Foreign."""
+    """Yield the ranges of `data` to write: records that differ. Raises ForeignBytes."""
     at = 0
     while at < len(data):
         offset = LogOffset(begin + at)
@@ -105,7 +105,7 @@ def _differing(
         ours = log.bytes_at(offset, stop - at)
         known = record.find_head(ours, 0, log_offset=offset)
         if found is not None and known is not None and known.head_crc != found.header.head_crc:
-            raise Foreign(f"another record stands at log offset {offset}")
+            raise ForeignBytes(f"another record stands at log offset {offset}")
         if ours != data[at:stop]:
             yield _in_whole_pages(log, begin - segment.start, (at, stop), segment.start, len(data))
         at = len(data) if found is None else stop
@@ -114,7 +114,7 @@ def _differing(
 def _in_whole_pages(
     log: CommitLog, base: int, stretch: tuple[int, int], segment_start: int, size: int
 ) -> tuple[int, int]:
-    """Extend a stretch to where pages that cannot be read begin and end. Raises Foreign.
+    """Extend a stretch to where pages that cannot be read begin and end. Raises ForeignBytes.
 
     Into a part of such a page nothing can be written: the system would read the rest first.
     """
@@ -126,5 +126,5 @@ def _in_whole_pages(
     if stop < high and not log.is_readable(LogOffset(segment_start + high - PAGE_BYTES)):
         stop = high
     if first < base or stop > base + size:
-        raise Foreign("a part of a page that cannot be read")
+        raise ForeignBytes("a part of a page that cannot be read")
     return first - base, stop - base

@@ -19,7 +19,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.store.block_file import Block, BlockFile
+from tidemill.broker.engine.store.block_file import BlockFile, EncodedBlock
 from tidemill.broker.engine.tally import Tally
 
 FOLDER = "index"
@@ -46,7 +46,7 @@ class MessageIndex:
             self.hashes.append(int.from_bytes(hashes[at : at + 8], "big"))
             self.offsets.append(log_offset)
 
-    def blocks(self, count: int) -> Iterator[Block]:
+    def blocks(self, count: int) -> Iterator[EncodedBlock]:
         """Yield the oldest `count` pairs of the tail as sorted blocks."""
         for begin in range(0, count, BLOCK_PAIRS_MAX):
             end = min(begin + BLOCK_PAIRS_MAX, count)
@@ -54,7 +54,7 @@ class MessageIndex:
             offsets = np.array(self.offsets[begin:end], dtype=">i8")
             order = np.argsort(hashes, kind="stable")
             data = hashes[order].tobytes() + offsets[order].tobytes()
-            yield Block(0, 0, 0, end - begin, data)
+            yield EncodedBlock(0, 0, 0, end - begin, data)
 
     def take_over(self, file: BlockFile, count: int) -> None:
         """Answer from `file` what the oldest `count` pairs of the tail answered."""

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import HEADER_SIZE, MAGIC, VERSION, Header
+from tidemill.broker.engine.layout.record import HEADER_SIZE, MAGIC, VERSION, RecordHeader
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import PAGE_BYTES, PageUnreadable
 
@@ -40,7 +40,7 @@ class LogDamaged(CorruptStore):
 class Record(NamedTuple):
     """One record, decoded as far as its header."""
 
-    header: Header
+    header: RecordHeader
     body: memoryview
     tail: memoryview
 
@@ -140,4 +140,4 @@ def intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | None
     if version != VERSION or kind not in record.KINDS:
         record.find_damage(view, at, log_offset=log_offset)
     body = view[at + HEADER_SIZE : tail_at]
-    return _tuple(Record, (_tuple(Header, fields), body, tail))
+    return _tuple(Record, (_tuple(RecordHeader, fields), body, tail))

@@ -11,7 +11,7 @@ from typing import final
 
 from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Header
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.store.segment import Hole, Record, Segment, damaged
 
@@ -85,7 +85,7 @@ class SegmentReader:
         why = record.find_damage(view, at, log_offset=log_offset)
         if why:
             raise damaged(segment, log_offset, why)
-        header = Header._make(record.HEADER.unpack_from(view, at))
+        header = RecordHeader._make(record.HEADER.unpack_from(view, at))
         tail_at = at + header.head_size
         return Record(header, view[at + HEADER_SIZE : tail_at], view[tail_at : at + header.size])
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout import message, record
-from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE, Remains
+from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE, SalvagedTimer
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.store.commit_log import (
@@ -122,7 +122,7 @@ class TimerBodies:
             self.is_awaited(log_offset)
             raise BodyDamaged(f"timer {timer_id}: {error}") from error
         header = found.header
-        if header.kind != record.Kind.MESSAGE or not header.flags & FLAG_SCHEDULE:
+        if header.kind != record.RecordKind.MESSAGE or not header.flags & FLAG_SCHEDULE:
             raise BodyDamaged(f"timer {timer_id}: no delayed message at its log offset")
         other_id, _, other_topic_id, queue_id, _ = message.TARGET.unpack_from(
             found.body, message.PLACE_SIZE
@@ -140,7 +140,7 @@ class TimerBodies:
         """Whether a damaged message may come back from another replica; it is asked for then."""
         return log_offset >= self._log.min_offset and self._log.damage.ask_for(log_offset)
 
-    def find_target(self, timer_id: TimerId, entry: TimerEntry) -> Remains | None:
+    def find_target(self, timer_id: TimerId, entry: TimerEntry) -> SalvagedTimer | None:
         """Return what the head of a damaged record says, None where that is damaged too.
 
         Its log offset is where the message stands that was sent.
@@ -153,5 +153,5 @@ class TimerBodies:
         if header.flags & FLAG_REMAINS:
             found = message.decode_remains(head)
         else:
-            found = Remains(message.decode_target(head), entry.log_offset)
+            found = SalvagedTimer(message.decode_target(head), entry.log_offset)
         return found if found.target.timer_id == timer_id else None

@@ -18,9 +18,9 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.message import FLAG_TIMER, Message, TimerCause, TimerReason
+from tidemill.broker.engine.layout.message import FLAG_TIMER, MessageEntry, TimerCause, TimerReason
 from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
-from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
+from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDamaged
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
@@ -262,7 +262,7 @@ class Deliverer:
                 return n
             try:
                 entry = self._index.get(timer_id)
-            except EntryDamaged:
+            except TimerEntryDamaged:
                 self.quarantined[timer_id] = 0
             else:
                 # Settled, or due at another time by now: what was loaded no longer holds.
@@ -335,7 +335,7 @@ class Deliverer:
         origin = body.origin if reason != TimerReason.DELIVERED else ""
         cause = TimerCause(timer_id, entry.due_at_ms, reason, origin)
         self._recorder.append(
-            Message(
+            MessageEntry(
                 queue.topic_id, queue.queue_id, 0, queue.max_offset, FLAG_TIMER, cause, blob, crc
             ),
             now_ms,

@@ -23,12 +23,12 @@ from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.message import (
     FLAG_REMAINS,
     FLAG_SCHEDULE,
-    Message,
-    Remains,
-    Target,
+    MessageEntry,
+    SalvagedTimer,
+    TimerTarget,
 )
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
 from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.message_store import MessageStore
@@ -150,7 +150,7 @@ class Evacuation:
             for one in self._log.reader.walk(segment, position):
                 if one.header.size < HEADER_SIZE:
                     break  # Damaged: the walk would stand here for ever.
-                is_copy = one.header.kind == Kind.MESSAGE and one.header.flags & FLAG_SCHEDULE
+                is_copy = one.header.kind == RecordKind.MESSAGE and one.header.flags & FLAG_SCHEDULE
                 found.append(message.decode_target(one.body).timer_id if is_copy else NOTHING)
                 if len(found) == RECORDS_A_SLICE:
                     return found, one.log_offset + one.header.size
@@ -175,7 +175,7 @@ class Evacuation:
         self._leave_remains(timer_id, entry, now_ms)
 
     def _copy(self, timer_id: TimerId, entry: TimerEntry, body: TimerBody, now_ms: int) -> None:
-        target = Target(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
+        target = TimerTarget(timer_id, entry.due_at_ms, entry.topic_id, body.queue_id, body.origin)
         self._append(COPY_QUEUE, FLAG_SCHEDULE, target, body.blob, body.crc, now_ms)
         self.evacuated[entry.topic_id] += 1
         self._tally.add(0, size_bytes=entry.size)
@@ -198,10 +198,10 @@ class Evacuation:
                     original = self._bodies.original(timer_id, before)
             except BlockFileDamaged:
                 return  # It is repaired first.
-        target = Target(timer_id, entry.due_at_ms, entry.topic_id, queue_id, origin)
+        target = TimerTarget(timer_id, entry.due_at_ms, entry.topic_id, queue_id, origin)
         _, blob = self._store.remains_of(entry.log_offset, entry.size)
         flags = FLAG_SCHEDULE | FLAG_REMAINS
-        remains = Remains(target, original)
+        remains = SalvagedTimer(target, original)
         try:
             self._append(REMAINS_QUEUE, flags, remains, blob, crc32(blob), now_ms)
         except MessageBodyTooLarge:
@@ -223,7 +223,7 @@ class Evacuation:
         self,
         queue_id: QueueId,
         flags: int,
-        cause: Target | Remains,
+        cause: TimerTarget | SalvagedTimer,
         blob: bytes | memoryview,
         crc: int,
         now_ms: int,
@@ -231,7 +231,7 @@ class Evacuation:
         topic_id = self._catalog.topic_ids[TIMER_TOPIC]
         queue_offset = self._catalog.queue(topic_id, queue_id).max_offset
         self._recorder.append(
-            Message(topic_id, queue_id, 0, queue_offset, flags, cause, blob, crc), now_ms
+            MessageEntry(topic_id, queue_id, 0, queue_offset, flags, cause, blob, crc), now_ms
         )
 
     def next_step_ms(self) -> int | None:

@@ -18,7 +18,7 @@ from tidemill.broker.engine.layout import message, record
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
-from tidemill.broker.engine.layout.timer_entry import EntryDamaged
+from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -136,7 +136,7 @@ class HeldSegments:
         remains = message.decode_remains(self._log.record_at(log_offset).body)
         try:
             entry = self._index.get(remains.target.timer_id)
-        except EntryDamaged:
+        except TimerEntryDamaged:
             pass  # Nobody can say that it waits no more.
         else:
             if entry.state != TimerState.PENDING or entry.log_offset != log_offset:
@@ -185,7 +185,7 @@ class HeldSegments:
 
 def _scheduled_by(found: Record | Hole) -> TimerId | None:
     """Return the timer whose message a record is, None where it is none, or remains."""
-    if isinstance(found, Hole) or found.header.kind != record.Kind.MESSAGE:
+    if isinstance(found, Hole) or found.header.kind != record.RecordKind.MESSAGE:
         return None
     if found.header.flags & (FLAG_SCHEDULE | FLAG_REMAINS) != FLAG_SCHEDULE:
         return None

@@ -17,10 +17,10 @@ from typing import Protocol, final
 import numpy as np
 
 from tidemill.broker.engine.layout import timer_entry, timer_record, timer_slot
-from tidemill.broker.engine.layout.message import Target, TimerCause, TimerReason
+from tidemill.broker.engine.layout.message import TimerCause, TimerReason, TimerTarget
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
-from tidemill.broker.engine.layout.timer_control import Frontier, Operation, TimerControl
-from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
+from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl, TimerOperation
+from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDamaged
 from tidemill.broker.engine.layout.timer_record import NO_POSITION, SIZE
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk
@@ -110,7 +110,13 @@ class TimerIndex:
     # ------------------------------------------------------------ transitions
 
     def apply_schedule(
-        self, target: Target, log_offset: LogOffset, size: int, now_ms: int, *, queue_id: QueueId
+        self,
+        target: TimerTarget,
+        log_offset: LogOffset,
+        size: int,
+        now_ms: int,
+        *,
+        queue_id: QueueId,
     ) -> None:
         """Apply a MESSAGE record that schedules a timer, or is a newer copy of its message."""
         timer_id = target.timer_id
@@ -134,7 +140,7 @@ class TimerIndex:
             self.link_gathered()
 
     def _schedule_again(
-        self, target: Target, log_offset: LogOffset, size: int, now_ms: int, *, is_copy: bool
+        self, target: TimerTarget, log_offset: LogOffset, size: int, now_ms: int, *, is_copy: bool
     ) -> None:
         """Apply a schedule that files may know, or a copy."""
         self.link_gathered()
@@ -205,7 +211,7 @@ class TimerIndex:
         self.link_gathered()
         self.event_count += 1
         timer_id = control.timer_id
-        if control.operation == Operation.CANCEL:
+        if control.operation == TimerOperation.CANCEL:
             cancelled = self._finish(timer_id, TimerState.CANCELLED)
             if cancelled is not None:
                 self._unlink(timer_id, cancelled, timer_record.CANCEL, now_ms)
@@ -288,14 +294,14 @@ class TimerIndex:
             position = record.previous
 
     def get(self, timer_id: TimerId) -> TimerEntry:
-        """Return a timer's entry. Raises EntryDamaged."""
+        """Return a timer's entry. Raises TimerEntryDamaged."""
         return self.table.get(timer_id)
 
     def find_pending(self, timer_id: TimerId) -> TimerEntry | None:
         """Return the entry of a timer that waits and is intact."""
         try:
             entry = self.table.get(timer_id)
-        except EntryDamaged:
+        except TimerEntryDamaged:
             return None
         return entry if entry.state == TimerState.PENDING else None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
-from tidemill.broker.engine.layout.timer_entry import EntryDamaged
+from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import BodyDamaged
 from tidemill.broker.engine.timer.status import TimerState
@@ -123,7 +123,7 @@ class PendingWalk:
         self._tally.add(1)
         try:
             entry = self._index.get(timer_id)
-        except EntryDamaged:
+        except TimerEntryDamaged:
             self.damaged_count += 1
             return
         if entry.state != TimerState.PENDING:

@@ -18,7 +18,7 @@ import numpy as np
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.message import FLAG_SCHEDULE
 from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
-from tidemill.broker.engine.layout.record import Kind
+from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
@@ -128,7 +128,7 @@ class TimerSearch:
             found = self._store.record(log_offset)
         except (MessageDamaged, LookupError):
             return  # Whose keys they were cannot be said any more.
-        if found.header.kind != Kind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
+        if found.header.kind != RecordKind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
             return
         timer_id = message.decode_target(found.body).timer_id
         entry = self._index.find_pending(timer_id)

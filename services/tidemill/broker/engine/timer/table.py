@@ -15,7 +15,7 @@ import numpy as np
 
 from tidemill.broker.engine.layout import timer_entry
 from tidemill.broker.engine.layout.numbers import TimerId
-from tidemill.broker.engine.layout.timer_entry import DTYPE, SIZE, EntryDamaged, TimerEntry
+from tidemill.broker.engine.layout.timer_entry import DTYPE, SIZE, TimerEntry, TimerEntryDamaged
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.timer.pages import DirtyPages
 from tidemill.broker.engine.timer.status import TimerState
@@ -48,11 +48,11 @@ class TimerTable:
     # ------------------------------------------------------------ entries
 
     def get(self, timer_id: TimerId) -> TimerEntry:
-        """Return an entry; one that was never written has state 0. Raises EntryDamaged."""
+        """Return an entry; one that was never written has state 0. Raises TimerEntryDamaged."""
         number, index = divmod(timer_id, PAGE_ENTRIES)
         page = self._pages.get(number) or self._page(number)
         if self._damaged and timer_id in self._damaged:
-            raise EntryDamaged
+            raise TimerEntryDamaged
         return timer_entry.read(page, index * SIZE)
 
     def put(self, timer_id: TimerId, entry: TimerEntry) -> None:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import final
 
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, Message, Target
+from tidemill.broker.engine.layout.message import FLAG_SCHEDULE, MessageEntry, TimerTarget
 from tidemill.broker.engine.layout.numbers import QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_checkpoint import FLAG_CLEAN
-from tidemill.broker.engine.layout.timer_control import Frontier, Operation, TimerControl
-from tidemill.broker.engine.layout.timer_entry import EntryDamaged, TimerEntry
+from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl, TimerOperation
+from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDamaged
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
@@ -180,9 +180,9 @@ class Timers:
                 self._catalog, self._recorder, TIMER_TOPIC, now_ms, queues=2
             ).id
         timer_id = self._catalog.queues[hidden_id, SCHEDULE_QUEUE].max_offset
-        target = _tuple(Target, (timer_id, due_at_ms, topic.id, queue_id, topic.name))
+        target = _tuple(TimerTarget, (timer_id, due_at_ms, topic.id, queue_id, topic.name))
         entry = hidden_id, SCHEDULE_QUEUE, 0, timer_id, FLAG_SCHEDULE, target, data, crc
-        self._recorder.append(_tuple(Message, entry), now_ms)
+        self._recorder.append(_tuple(MessageEntry, entry), now_ms)
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         # Its first delivery shall be seen as one more.
         self.deliverer.lateness.know(topic.id)
@@ -210,7 +210,9 @@ class Timers:
         if entry.state != TimerState.PENDING:
             self.recalled[entry.topic_id, "already_fired"] += 1
             raise MessageNotFound(f"the message has been {_name(entry)} already")
-        self._recorder.append(TimerControl(Operation.CANCEL, timer_id, entry.due_at_ms, 0), now_ms)
+        self._recorder.append(
+            TimerControl(TimerOperation.CANCEL, timer_id, entry.due_at_ms, 0), now_ms
+        )
         self.deliverer.quarantined.pop(timer_id, None)
         self.recalled[entry.topic_id, "recalled"] += 1
 
@@ -247,7 +249,8 @@ class Timers:
         due_at_ms = max(due_at_ms, firing_ms)
         if due_at_ms != entry.due_at_ms:
             self._recorder.append(
-                TimerControl(Operation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms), now_ms
+                TimerControl(TimerOperation.RESCHEDULE, timer_id, entry.due_at_ms, due_at_ms),
+                now_ms,
             )
         self.rescheduled[entry.topic_id, "rescheduled"] += 1
 
@@ -264,7 +267,7 @@ class Timers:
             raise MessageNotFound(f"there is no timer {timer_id}")
         try:
             entry = self.index.get(timer_id)
-        except EntryDamaged:
+        except TimerEntryDamaged:
             raise Conflict(
                 f"the entry of timer {timer_id} is damaged; the next start of the broker makes it "
                 f"again from the log"

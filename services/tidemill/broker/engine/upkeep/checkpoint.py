@@ -33,16 +33,16 @@ from tidemill.broker.engine.layout import (
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
-from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, Section
+from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, SnapshotSection
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.store import block_file as files
-from tidemill.broker.engine.store.block_file import Block, BlockFile
-from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
-from tidemill.broker.engine.store.disk import Disk, File, KnownFolder
+from tidemill.broker.engine.store.block_file import BlockFile, EncodedBlock
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
+from tidemill.broker.engine.store.disk import CachedFolder, Disk, File
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, PAIR_SIZE
 from tidemill.broker.engine.tally import Tally
@@ -134,9 +134,9 @@ class Checkpoints:
         self._log_bytes = log_bytes
         self._records = records
         self._deliveries_max = deliveries_max
-        self.queues_folder = KnownFolder(disk, QUEUES_FOLDER)
-        self.index_folder = KnownFolder(disk, INDEX_FOLDER)
-        self._snapshots_folder = KnownFolder(disk, SNAPSHOTS_FOLDER)
+        self.queues_folder = CachedFolder(disk, QUEUES_FOLDER)
+        self.index_folder = CachedFolder(disk, INDEX_FOLDER)
+        self._snapshots_folder = CachedFolder(disk, SNAPSHOTS_FOLDER)
         self._records_then = 0  # of the log at the last checkpoint
         self._segment_bytes = segment_bytes  # the log may need the next one meanwhile
         self._has_room = has_room
@@ -275,7 +275,7 @@ class Checkpoints:
         if self.is_without_snapshot:
             return
 
-        def slices() -> Iterator[list[Block]]:
+        def slices() -> Iterator[list[EncodedBlock]]:
             yield from self._catalog_sections(items, covered)
             yield from self._end_sections(ends, begin)
             yield from self._progress_sections(progresses)
@@ -293,44 +293,44 @@ class Checkpoints:
                 from_offset=begin,
                 to_offset=covered,
             )
-        except files.NoRoom:
+        except files.InsufficientSpace:
             self.is_without_snapshot = True
         else:
             self._snapshot_bytes = file.size_bytes
 
     def _while_room(
-        self, slices: Iterator[list[Block]], directory_bytes: int
-    ) -> Iterator[list[Block]]:
-        """Yield slices as long as they fit: others write, too. Raises NoRoom."""
+        self, slices: Iterator[list[EncodedBlock]], directory_bytes: int
+    ) -> Iterator[list[EncodedBlock]]:
+        """Yield slices as long as they fit: others write, too. Raises InsufficientSpace."""
         for blocks in slices:
             if not self._has_room(directory_bytes + sum(len(block.data) for block in blocks)):
-                raise files.NoRoom
+                raise files.InsufficientSpace
             yield blocks
 
     # ------------------------------------------------------------ sections of a snapshot
 
     def _catalog_sections(
         self, items: Iterator[dict[str, Any]], covered: int
-    ) -> Iterator[list[Block]]:
+    ) -> Iterator[list[EncodedBlock]]:
         number = 0
         while chunk := list(islice(items, CATALOG_ITEMS_A_SECTION)):
             self._tally.add(len(chunk))
             data = snapshot.encode_items(chunk)
-            yield [Block(Section.CATALOG, number, covered, len(data), data)]
+            yield [EncodedBlock(SnapshotSection.CATALOG, number, covered, len(data), data)]
             number += 1
 
     def _end_sections(
         self, ends: list[tuple[int, int, int, int]], begin: int
-    ) -> Iterator[list[Block]]:
+    ) -> Iterator[list[EncodedBlock]]:
         """Yield the ends of the queues: of the moment at which the queue files were begun."""
         for first in range(0, len(ends) or 1, ENDS_A_SECTION):
             chunk = ends[:ENDS_A_SECTION]
             del ends[:ENDS_A_SECTION]
             self._tally.add(len(chunk))
             data = snapshot.encode_ends(chunk)
-            yield [Block(Section.QUEUES, first, begin, len(data), data)]
+            yield [EncodedBlock(SnapshotSection.QUEUES, first, begin, len(data), data)]
 
-    def _progress_sections(self, progresses: list[PopProgress]) -> Iterator[list[Block]]:
+    def _progress_sections(self, progresses: list[PopProgress]) -> Iterator[list[EncodedBlock]]:
         """Yield how far groups are, each slice as of a moment at which no round is pending."""
         for first in range(0, len(progresses), PROGRESS_A_SECTION):
             yield from self._when_quiet()
@@ -340,11 +340,13 @@ class Checkpoints:
             blocks = []
             rows = [one.as_row() for one in chunk if one.ordered is None]
             if rows:
-                blocks.append(self._section(Section.PROGRESS, first, progress_rows.encode(rows)))
+                blocks.append(
+                    self._section(SnapshotSection.PROGRESS, first, progress_rows.encode(rows))
+                )
             blocks += self._ordered_sections([one for one in chunk if one.ordered is not None])
             yield blocks
 
-    def _ordered_sections(self, progresses: list[PopProgress]) -> list[Block]:
+    def _ordered_sections(self, progresses: list[PopProgress]) -> list[EncodedBlock]:
         """Return a section of each ordered queue; the rows of all of them are made at once."""
         slots: list[int] = []
         ends = []
@@ -357,18 +359,18 @@ class Checkpoints:
         for progress, end in zip(progresses, ends, strict=True):
             own = delivery_rows.part_of(deliveries, begin, end)
             data = snapshot.encode_ordered(progress.as_row(), own)
-            blocks.append(self._section(Section.ORDERED, progress.index, data))
+            blocks.append(self._section(SnapshotSection.ORDERED, progress.index, data))
             begin = end
         return blocks
 
-    def _delivery_sections(self) -> Iterator[list[Block]]:
+    def _delivery_sections(self) -> Iterator[list[EncodedBlock]]:
         """Yield the slices of the delivery table, each as of such a moment of its own."""
         for number, (first, last) in enumerate(self._pops.slices()):
             yield from self._when_quiet()
             slots = self._slots_between(first, last)
             self._tally.add(len(slots))
             data = delivery_rows.encode(self._pops.rows_of(slots))
-            yield [self._section(Section.DELIVERIES, number, data)]
+            yield [self._section(SnapshotSection.DELIVERIES, number, data)]
 
     def _slots_between(self, first: int, last: int) -> np.ndarray:
         """Return the used slots of a slice, live ones of ordered queues left out."""
@@ -379,10 +381,10 @@ class Checkpoints:
         wanted: np.ndarray = slots[~(is_ordered & is_live)]
         return wanted
 
-    def _section(self, kind: Section, number: int, data: bytes) -> Block:
-        return Block(kind, number, self._log.committed_offset, len(data), data)
+    def _section(self, kind: SnapshotSection, number: int, data: bytes) -> EncodedBlock:
+        return EncodedBlock(kind, number, self._log.committed_offset, len(data), data)
 
-    def _when_quiet(self) -> Iterator[list[Block]]:
+    def _when_quiet(self) -> Iterator[list[EncodedBlock]]:
         for _ in self._quiet():
             yield []
 
@@ -417,18 +419,18 @@ def _index_bytes(pair_count: int) -> int:
     return block_file.HEADER_SIZE + rows * block_file.ROW_SIZE + pair_count * PAIR_SIZE
 
 
-def _queue_blocks(extents: _Extents) -> Iterator[Block]:
+def _queue_blocks(extents: _Extents) -> Iterator[EncodedBlock]:
     step = QUEUE_BLOCK_ENTRIES_MAX
     for queue, count in zip(extents.queues, extents.counts, strict=True):
         for first in range(0, count, step):
             items = min(step, count - first)
             data = bytes(queue.tail[first * SIZE : (first + items) * SIZE])
-            yield Block(queue.topic_id, queue.queue_id, queue.base + first, items, data)
+            yield EncodedBlock(queue.topic_id, queue.queue_id, queue.base + first, items, data)
 
 
-def _in_slices(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+def _in_slices(blocks: Iterator[EncodedBlock]) -> Iterator[list[EncodedBlock]]:
     """Put so many blocks together as one slice may write: many small ones, or one large one."""
-    together: list[Block] = []
+    together: list[EncodedBlock] = []
     entry_count = 0
     for block in blocks:
         is_full = entry_count + block.items > QUEUE_BLOCK_ENTRIES_MAX
@@ -446,4 +448,4 @@ def add_runs(catalog: Catalog, file: BlockFile, numbers: range) -> None:
     for number, row in zip(numbers, file.rows(numbers.start, numbers.stop), strict=True):
         queue = catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
         if queue is not None:
-            queue.add_run(Run(file, number, row.first, row.items))
+            queue.add_run(QueueRun(file, number, row.first, row.items))

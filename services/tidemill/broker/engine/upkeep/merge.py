@@ -15,8 +15,13 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.store.block_file import Block, BlockFile, NoRoom, write_block_file
-from tidemill.broker.engine.store.consume_queue import ConsumeQueue, Run
+from tidemill.broker.engine.store.block_file import (
+    BlockFile,
+    EncodedBlock,
+    InsufficientSpace,
+    write_block_file,
+)
+from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -114,7 +119,7 @@ class Merges:
                 yield from self._merge_index(files)
         except BlockFileDamaged:
             pass  # The file is noted, and repaired before this is tried again.
-        except NoRoom:
+        except InsufficientSpace:
             pass  # Others were faster; when there is room it begins anew.
         else:
             self._wanted_bytes = 0
@@ -149,7 +154,7 @@ class Merges:
         block = 0
         for n, (queue, _, entries) in enumerate(queues, 1):
             merged = [
-                Run(file, block + number, part.start, len(part))
+                QueueRun(file, block + number, part.start, len(part))
                 for number, part in enumerate(_cuts(entries))
             ]
             queue.replace_runs(queue.runs_between(from_offset, to_offset), merged)
@@ -161,8 +166,8 @@ class Merges:
         for one in files:
             yield from self._checkpoints.drop(one)
 
-    def _queue_blocks(self, queues: list[_Stretch]) -> Iterator[list[Block]]:
-        blocks: list[Block] = []
+    def _queue_blocks(self, queues: list[_Stretch]) -> Iterator[list[EncodedBlock]]:
+        blocks: list[EncodedBlock] = []
         allowance = Allowance(self._tally, items=RUNS_A_SLICE)
         for queue, run_count, entries in queues:
             for part in _cuts(entries):
@@ -170,7 +175,9 @@ class Merges:
                 # What was verified long ago may have rotted, and would get a new checksum.
                 data = queue.data(part.start, len(part), anew=True)
                 assert len(data) == len(part) * SIZE, "the runs join"
-                blocks.append(Block(queue.topic_id, queue.queue_id, part.start, len(part), data))
+                blocks.append(
+                    EncodedBlock(queue.topic_id, queue.queue_id, part.start, len(part), data)
+                )
                 self._tally.add(run_count, size_bytes=len(data))
                 if allowance.is_spent:
                     yield blocks
@@ -199,12 +206,12 @@ class Merges:
         for one in files:
             yield from self._checkpoints.drop(one)
 
-    def _index_blocks(self, files: list[BlockFile]) -> Iterator[list[Block]]:
-        blocks: list[Block] = []
+    def _index_blocks(self, files: list[BlockFile]) -> Iterator[list[EncodedBlock]]:
+        blocks: list[EncodedBlock] = []
         for file in files:
             for number, row in enumerate(file.rows()):
                 data = bytes(file.check_block(number, row.items * PAIR_SIZE))
-                blocks.append(Block(*row[:4], data))
+                blocks.append(EncodedBlock(*row[:4], data))
                 if len(blocks) == INDEX_BLOCKS_A_SLICE:
                     self._check_room()
                     yield blocks
@@ -214,7 +221,7 @@ class Merges:
     def _check_room(self) -> None:
         """Give up where what is logged meanwhile has taken the room."""
         if not self._has_room(0):
-            raise NoRoom
+            raise InsufficientSpace
 
 
 def _cuts(stretch: range) -> list[range]:

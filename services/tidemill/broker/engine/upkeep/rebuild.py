@@ -17,14 +17,19 @@ from typing import final
 import numpy as np
 
 from tidemill.broker.engine.layout import block_file, message
-from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Row
+from tidemill.broker.engine.layout.block_file import BlockFileDamaged, DirectoryRow
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
-from tidemill.broker.engine.layout.record import HEADER_SIZE, Kind
+from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.store.block_file import Block, BlockFile, NoRoom, write_block_file
+from tidemill.broker.engine.store.block_file import (
+    BlockFile,
+    EncodedBlock,
+    InsufficientSpace,
+    write_block_file,
+)
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.store.segment import Hole, Record
@@ -112,7 +117,7 @@ class Repairs:
                     self._notices.append(name)
         except _LogAwaited:
             return  # The file stays noted, and what is held for it stays so.
-        except (BlockFileDamaged, NoRoom):
+        except (BlockFileDamaged, InsufficientSpace):
             pass  # Whoever meets the damage notes it again.
         self._end(name)
 
@@ -143,7 +148,7 @@ class Repairs:
             file,
             QUEUES_FOLDER,
             (
-                Block(*row[:4], damaged.content(number, row))
+                EncodedBlock(*row[:4], damaged.content(number, row))
                 for number, row in enumerate(file.rows())
             ),
             block_count_max=file.row_count,
@@ -164,7 +169,7 @@ class Repairs:
         if queue is not None and count:
             queue.begin_behind(QueueOffset(offset + count))
 
-    def _neighbours(self, file: BlockFile, row: Row) -> tuple[int, int]:
+    def _neighbours(self, file: BlockFile, row: DirectoryRow) -> tuple[int, int]:
         """Return between which log offsets the messages of a row stand, as far as can be said."""
         low, high = file.from_offset, file.to_offset
         queue = self._catalog.queues.get((TopicId(row.key_1), QueueId(row.key_2)))
@@ -216,19 +221,21 @@ class Repairs:
         for blocks, neighbours in stretches.found:
             again = derived[blocks.start] = MessageIndex(self._tally)
             for n, found in enumerate(self._walk(neighbours.begin, neighbours.end), 1):
-                if isinstance(found, Record) and found.header.kind == Kind.MESSAGE:
+                if isinstance(found, Record) and found.header.kind == RecordKind.MESSAGE:
                     hashes = neighbours.unknown(found.log_offset, _key_hashes(found.tail))
                     again.add(hashes, LogOffset(found.log_offset))
                 if n % RECORDS_A_SLICE == 0:
                     yield []
         damaged = {number for blocks, _ in stretches.found for number in blocks}
 
-        def contents() -> Iterator[Block]:
+        def contents() -> Iterator[EncodedBlock]:
             for number, row in enumerate(file.rows()):
                 if number in derived:
                     yield from derived[number].blocks(len(derived[number].offsets))
                 if number not in damaged:
-                    yield Block(*row[:4], bytes(file.check_block(number, row.items * PAIR_SIZE)))
+                    yield EncodedBlock(
+                        *row[:4], bytes(file.check_block(number, row.items * PAIR_SIZE))
+                    )
 
         def place(new: BlockFile) -> None:
             index.files = [new if one is file else one for one in index.files]
@@ -241,7 +248,7 @@ class Repairs:
         self,
         file: BlockFile,
         folder: str,
-        blocks: Iterator[Block],
+        blocks: Iterator[EncodedBlock],
         *,
         block_count_max: int,
         placed: Callable[[BlockFile], None],
@@ -259,10 +266,10 @@ class Repairs:
             placed=placed,
         )
 
-    def _one_by_one(self, blocks: Iterator[Block]) -> Iterator[list[Block]]:
+    def _one_by_one(self, blocks: Iterator[EncodedBlock]) -> Iterator[list[EncodedBlock]]:
         for block in blocks:
             if not self._has_room(len(block.data)):
-                raise NoRoom
+                raise InsufficientSpace
             yield [block]
 
 
@@ -349,7 +356,7 @@ class _DamagedRows:
         self._keys: dict[int, tuple[int, int]] = {}  # topic and queue
         self._holes: list[Hole] = []
 
-    def check(self, number: int, row: Row) -> bool:
+    def check(self, number: int, row: DirectoryRow) -> bool:
         """Verify a block; note one that is damaged, and return whether it is."""
         try:
             self._file.check_block(number, row.items * SIZE)
@@ -372,7 +379,7 @@ class _DamagedRows:
         count = np.searchsorted(entries["log_offset"].astype(np.int64), log_offset)
         return self._firsts[number], int(count)
 
-    def content(self, number: int, row: Row) -> bytes:
+    def content(self, number: int, row: DirectoryRow) -> bytes:
         """Return what is to be written: what was derived, or the intact block."""
         if number in self.contents:
             return bytes(self.contents[number])
@@ -383,9 +390,9 @@ class _DamagedRows:
         if isinstance(found, Hole):
             self._holes.append(found)
             return
-        if found.header.kind != Kind.MESSAGE:
+        if found.header.kind != RecordKind.MESSAGE:
             return
-        place = message.Place._make(message.PLACE.unpack_from(found.body))
+        place = message.MessagePosition._make(message.PLACE.unpack_from(found.body))
         for number in self._rows.get((place.topic_id, place.queue_id), ()):
             at = place.queue_offset - self._firsts[number]
             if 0 <= at * SIZE < len(self.contents[number]):

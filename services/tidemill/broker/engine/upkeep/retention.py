@@ -255,7 +255,7 @@ class Retention:
         # First, so that a start can tell a segment that was dropped from one that is missing.
         yield from self._checkpoints.write_file(self._store.derived_offset, min_offset=end)
         self._full_since_ms.pop(self._log.segments[0].start, None)
-        self._catalog.gone.drop_before(end)
+        self._catalog.deleted_names.drop_before(end)
         if is_needed:
             yield from self._log.set_oldest_aside()
         else:
@@ -272,7 +272,7 @@ class Retention:
             if item is not None:
                 fold.append(StatedConfig(item), now_ms)
             yield []
-        for item in self._catalog.gone.items(stated_before=end):
+        for item in self._catalog.deleted_names.items(stated_before=end):
             fold.append(StatedConfig(item), now_ms)
             yield []
         yield from self._restate_queues(end, now_ms)

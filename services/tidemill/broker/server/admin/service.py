@@ -23,7 +23,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
     from tidemill.broker.engine.pop.state import Key
     from tidemill.broker.engine.queries.inspection import MessageSearch
     from tidemill.broker.engine.time_search import TimeSearch
@@ -308,7 +308,7 @@ def find_topic(engine: Engine, name: str) -> Topic:
     return topic
 
 
-def find_group(engine: Engine, name: str) -> Group:
+def find_group(engine: Engine, name: str) -> ConsumerGroup:
     """Return the group of that name; raise GroupNotFound."""
     group = engine.catalog.find_group(name)
     if group is None:

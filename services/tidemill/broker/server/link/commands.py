@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, Slot, TimerId, TopicId
+from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, TimerId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
@@ -391,7 +391,7 @@ def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Deli
     return Delivery(
         group_id=GroupId(request.group_id),
         topic_id=TopicId(request.topic_id),
-        slot=Slot(request.slot),
+        slot=DeliverySlot(request.slot),
         delivery_id=LogOffset(request.delivery_id),
         message_index=request.index,
         visible_at_ms=request.visible_at_ms,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from tidemill.broker.engine.replication.epoch_journal import (
-    CopyAll,
-    Cut,
-    Diverged,
+    CommonPrefix,
+    Divergence,
     EpochEntry,
+    FullCopy,
     LogExtent,
 )
 from tidemill.broker.engine.replication.messages import (
@@ -179,11 +179,11 @@ def _to_welcome(message: Welcome) -> pb.Welcome:
         confirm=message.confirm,
     )
     match agreement:
-        case Cut(offset):
+        case CommonPrefix(offset):
             welcome.cut = offset
-        case CopyAll(log_min):
+        case FullCopy(log_min):
             welcome.copy_all_from = log_min
-        case Diverged():
+        case Divergence():
             raise AssertionError("such a replica is refused")
         case _:
             assert_never(agreement)
@@ -195,7 +195,7 @@ def _from_welcome(found: pb.Welcome) -> Welcome:
     return Welcome(
         found.epoch,
         from_member(found.master),
-        Cut(found.cut) if is_cut else CopyAll(found.copy_all_from),
+        CommonPrefix(found.cut) if is_cut else FullCopy(found.copy_all_from),
         Digest(found.digest.begin, found.digest.end, found.digest.crc),
         _from_extent(found.extent),
         found.confirm,

@@ -1,6 +1,6 @@
 """What is damaged in the log of one replica, from another that has it (ADR 0047).
 
-    round loop  ── notes damage ──▶  DamagedPlaces  ◀── questions, answers ──  Mender
+    round loop  ── notes damage ──▶  DamagedRanges  ◀── questions, answers ──  Mender
     Mender      ── FetchRange ────▶  other replicas: whole records, checked, and confirmed
                 ── mend ──────────▶  the log, in place; synced by the helper for background work
 
@@ -18,9 +18,9 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.layout.record import UnknownRecord
-from tidemill.broker.engine.store.damaged_places import Answer, Question
+from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mappings import PAGE_BYTES
-from tidemill.broker.engine.store.mending import Foreign, mend
+from tidemill.broker.engine.store.mending import ForeignBytes, mend
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
@@ -189,7 +189,7 @@ class Mender:
         me = self._replicas.machine.me.replica_id
         return {number: address for number, address in view.addresses if number != me}
 
-    async def _ask(self, question: Question, others: Mapping[int, str]) -> Answer:
+    async def _ask(self, question: MendRequest, others: Mapping[int, str]) -> MendOutcome:
         tell = log.bind(replica=question.replica_id, log_offset=question.begin, end=question.end)
         try:
             data = await fetch_range(
@@ -202,18 +202,18 @@ class Mender:
             written = await self._mend(question, data)
         except (RpcError, TimeoutError) as error:
             tell.debug("a replica cannot be asked for what is damaged here", reason=str(error))
-            return Answer.SILENT
-        except (NothingThere, Foreign, UnknownRecord) as error:
+            return MendOutcome.SILENT
+        except (NothingThere, ForeignBytes, UnknownRecord) as error:
             tell.warning("a replica has not what is damaged here", reason=str(error))
-            return Answer.NOTHING
+            return MendOutcome.NOTHING
         except LookupError:
-            return Answer.SOUND  # Retention took it meanwhile.
+            return MendOutcome.SOUND  # Retention took it meanwhile.
         if not written:
-            return Answer.SOUND
+            return MendOutcome.SOUND
         tell.warning("the log was damaged, and is mended from a replica")
-        return Answer.MENDED
+        return MendOutcome.MENDED
 
-    async def _mend(self, question: Question, data: bytes) -> bool:
+    async def _mend(self, question: MendRequest, data: bytes) -> bool:
         """Write what a replica has sent; whether anything differed."""
         is_written = False
         steps = mend(self._log, self._disk, question.begin, data)

@@ -16,7 +16,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.replica.group_log import open_damaged_log
 from tidemill.broker.engine.replication.store_log import find_addresses
-from tidemill.broker.engine.store.mending import Foreign, mend, proved
+from tidemill.broker.engine.store.mending import ForeignBytes, mend, proved
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.server.replicas.mending import FETCH_BYTES_MAX, NothingThere, fetch_range
@@ -115,7 +115,7 @@ class StartMending:
     def _mend(self, log_: CommitLog, disk: PosixDisk, wanted: range, data: bytes) -> bool:
         """Write what a replica has sent; whether anything differed."""
         is_written = False
-        with contextlib.suppress(Foreign, UnknownRecord, LookupError):
+        with contextlib.suppress(ForeignBytes, UnknownRecord, LookupError):
             for files in mend(log_, disk, LogOffset(wanted.start), data[: len(wanted)]):
                 for file in files:
                     file.sync()

@@ -21,14 +21,14 @@ import structlog
 
 from tidemill.broker.controller_link.port import Introduction, Status
 from tidemill.broker.engine.replication.actions import (
-    Close,
-    Dial,
-    Diverging,
-    Promoted,
-    Propose,
-    Release,
-    Send,
+    DivergenceAlarm,
+    MastershipRelease,
+    Promotion,
+    SetProposal,
     StepDown,
+    StreamClose,
+    StreamDial,
+    StreamSend,
 )
 from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
 from tidemill.broker.engine.replication.messages import Ack, Data, Hello, Welcome
@@ -80,7 +80,7 @@ class Controllers(Protocol):
     def propose(self, proposal: Proposal) -> None:
         """Say what the sync state set should be."""
 
-    def release(self, release: Release) -> None:
+    def release(self, release: MastershipRelease) -> None:
         """Ask for another master."""
 
 
@@ -382,28 +382,28 @@ class Replicas:
 
     def _act(self, action: Action) -> None:
         match action:
-            case Send(number, message):
+            case StreamSend(number, message):
                 if isinstance(message, Hello | Ack):
                     self._streams.write(number, encode_to_master(message))
                 else:
                     if isinstance(message, Data):
                         self.sent_bytes += len(message.data)
                     self._streams.write(number, encode_to_replica(message))
-            case Close(number, why):
+            case StreamClose(number, why):
                 self._streams.close(number, why)
-            case Dial(master, address):
+            case StreamDial(master, address):
                 self._streams.dial(master, address)
-            case Propose(proposal):
+            case SetProposal(proposal):
                 self._controllers.propose(proposal)
-            case Release():
+            case MastershipRelease():
                 self._controllers.release(action)
-            case Promoted(view):
+            case Promotion(view):
                 log.info("this replica is the master", epoch=view.epoch, version=view.version)
                 self._wake()
             case StepDown(why):
                 log.warning("this replica is the master no more", reason=why)
                 raise SteppedDown(why)
-            case Diverging(why):
+            case DivergenceAlarm(why):
                 log.error("the log is not the master's, and nobody may cut it", reason=why)
             case _:
                 assert_never(action)

@@ -11,8 +11,8 @@ from tidemill.broker.engine.layout.numbers import GroupId, TopicId
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
     ConfigChanges,
+    ConsumerGroup,
     ExponentialRetry,
-    Group,
     Topic,
     TopicType,
 )
@@ -47,7 +47,7 @@ def topic_config(topic: Topic) -> pb.TopicConfig:
     )
 
 
-def group_config(group: Group) -> pb.GroupConfig:
+def group_config(group: ConsumerGroup) -> pb.GroupConfig:
     """Render a group."""
     config = pb.GroupConfig(
         id=group.id,
@@ -69,11 +69,11 @@ def group_config(group: Group) -> pb.GroupConfig:
     return config
 
 
-def _beginnings(group: Group) -> list[pb.Beginning]:
+def _beginnings(group: ConsumerGroup) -> list[pb.Beginning]:
     return [pb.Beginning(topic_id=id_, begun_at_ms=at_ms) for id_, at_ms in group.begun]
 
 
-def begun_frame(group: Group) -> pb.GroupBeginnings:
+def begun_frame(group: ConsumerGroup) -> pb.GroupBeginnings:
     """Render what a group has begun to read, as a follower tells its home."""
     return pb.GroupBeginnings(group_id=group.home_id, begun=_beginnings(group))
 
@@ -146,9 +146,9 @@ def read_topic(config: pb.TopicConfig) -> Topic:
     )
 
 
-def read_group(config: pb.GroupConfig) -> Group:
+def read_group(config: pb.GroupConfig) -> ConsumerGroup:
     """Read what the home says of a consumer group; ids are its own."""
-    return Group(
+    return ConsumerGroup(
         id=GroupId(config.id),
         version=config.version,
         name=config.name,

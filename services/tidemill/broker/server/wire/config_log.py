@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.metadata.catalog import Group, Topic
+    from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
     from tidemill.broker.engine.metadata.membership import BrokerGroup, Home, Membership
     from tidemill.broker.engine.queries.inspection import QueueLock, TopicUse
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -35,7 +35,9 @@ def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool, by: str 
         log.info("topic changed", **fields, old_type=before.type.name, old_queues=before.queues)
 
 
-def group_put(before: Group | None, group: Group, *, auto_create: bool, by: str = "") -> None:
+def group_put(
+    before: ConsumerGroup | None, group: ConsumerGroup, *, auto_create: bool, by: str = ""
+) -> None:
     """Tell of a group that was created, or changed from `before`."""
     if before == group:
         return
@@ -66,7 +68,7 @@ def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
     )
 
 
-def group_deleted(group: Group, topics: list[str], lag: int, *, by: str) -> None:
+def group_deleted(group: ConsumerGroup, topics: list[str], lag: int, *, by: str) -> None:
     """Tell of a group that is gone, and of how far it was."""
     log.info(
         "group deleted",
@@ -209,7 +211,7 @@ def _told(told: Sequence[pb.TopicConfig] | Sequence[pb.GroupConfig]) -> dict[int
     return {one.id: (one.name, one.created_at_ms) for one in told}
 
 
-def _incarnation(one: Topic | Group) -> tuple[str, int]:
+def _incarnation(one: Topic | ConsumerGroup) -> tuple[str, int]:
     return one.name, one.created_at_ms
 
 

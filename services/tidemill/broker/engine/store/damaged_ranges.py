@@ -24,7 +24,7 @@ AGAIN_MS: Final = 1_000  # until somebody is asked again who could not be reache
 GIVEN_UP_MS: Final = 60_000
 
 
-class Answer(Enum):
+class MendOutcome(Enum):
     """What came of a question."""
 
     MENDED = auto()  # what stands here is intact now
@@ -33,7 +33,7 @@ class Answer(Enum):
     SOUND = auto()  # what stands here was intact: whoever noted it was led here by something else
 
 
-class Question(NamedTuple):
+class MendRequest(NamedTuple):
     """A stretch of the log that another replica is to be asked for."""
 
     replica_id: int
@@ -41,7 +41,7 @@ class Question(NamedTuple):
     end: LogOffset  # whole records are wanted up to here, and one at least
 
 
-class _Place:
+class _DamagedRange:
     __slots__ = ("ask_at_ms", "end", "since_ms", "turn", "without")
 
     def __init__(self, end: LogOffset) -> None:
@@ -53,14 +53,14 @@ class _Place:
 
 
 @final
-class DamagedPlaces:
+class DamagedRanges:
     """The places, in the order in which they were met."""
 
     def __init__(self) -> None:
         # Whether this store is a replica's: else nobody is to be asked, and nothing is awaited.
         self.has_others = False
         self.mended_count = self.given_up_count = 0
-        self._places: dict[LogOffset, _Place] = {}
+        self._places: dict[LogOffset, _DamagedRange] = {}
         self._given_up: dict[LogOffset, int] = {}  # and when, monotonic
         self.has_ended = False  # any place, and nobody has looked
 
@@ -73,7 +73,7 @@ class DamagedPlaces:
         if not self.has_others or at in self._given_up:
             return False
         if at not in self._places and len(self._places) < PLACES_MAX:
-            self._places[at] = _Place(LogOffset(log_offset + 1 if end is None else end))
+            self._places[at] = _DamagedRange(LogOffset(log_offset + 1 if end is None else end))
         return True
 
     @property
@@ -85,7 +85,7 @@ class DamagedPlaces:
         """Whether a place is asked for."""
         return log_offset in self._places
 
-    def next_question(self, others: Collection[int] | None, now_ms: int) -> Question | None:
+    def next_question(self, others: Collection[int] | None, now_ms: int) -> MendRequest | None:
         """Return whom to ask now, of the other replicas there are; None: nobody.
 
         Nobody knows the others (None) before the first view.
@@ -100,21 +100,21 @@ class DamagedPlaces:
             if left == [] or now_ms - place.since_ms >= GIVE_UP_MS:
                 self._give_up(at, now_ms)
             elif left and now_ms >= place.ask_at_ms:
-                return Question(left[place.turn % len(left)], at, place.end)
+                return MendRequest(left[place.turn % len(left)], at, place.end)
         return None
 
-    def answered(self, question: Question, answer: Answer, now_ms: int) -> None:
+    def answered(self, question: MendRequest, answer: MendOutcome, now_ms: int) -> None:
         """Hear what came of a question."""
         place = self._places.get(question.begin)
         if place is None:
             return
-        if answer is Answer.MENDED:
+        if answer is MendOutcome.MENDED:
             del self._places[question.begin]
             self.mended_count += 1
             self.has_ended = True
-        elif answer is Answer.SOUND:
+        elif answer is MendOutcome.SOUND:
             self._give_up(question.begin, now_ms)
-        elif answer is Answer.NOTHING:
+        elif answer is MendOutcome.NOTHING:
             place.without.add(question.replica_id)
         else:
             place.turn += 1

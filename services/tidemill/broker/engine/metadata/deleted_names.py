@@ -17,7 +17,7 @@ NAMES_MAX: Final = 65_536
 NAMES_AN_ITEM: Final = 1_024  # up to 150 KiB
 
 
-class GoneName(NamedTuple):
+class DeletedName(NamedTuple):
     """What something was called."""
 
     name: str
@@ -26,12 +26,12 @@ class GoneName(NamedTuple):
 
 
 @final
-class GoneNames:
+class DeletedNames:
     """Names by number."""
 
     def __init__(self) -> None:
-        self.topics: dict[int, GoneName] = {}
-        self.groups: dict[int, GoneName] = {}
+        self.topics: dict[int, DeletedName] = {}
+        self.groups: dict[int, DeletedName] = {}
         # Of the last deletion: what dies with a topic or a group is forgotten behind it.
         self._gone_at = 0
 
@@ -44,11 +44,11 @@ class GoneNames:
 
     def add_topic(self, topic_id: int, name: str, stated_at: int) -> None:
         """Note a topic that is gone."""
-        _add(self.topics, topic_id, GoneName(name, self._gone_at, stated_at))
+        _add(self.topics, topic_id, DeletedName(name, self._gone_at, stated_at))
 
     def add_group(self, group_id: int, name: str, stated_at: int) -> None:
         """Note a group that is gone."""
-        _add(self.groups, group_id, GoneName(name, self._gone_at, stated_at))
+        _add(self.groups, group_id, DeletedName(name, self._gone_at, stated_at))
 
     def drop_before(self, log_offset: int) -> None:
         """Forget whose deletion is before `log_offset`, where the log begins now."""
@@ -75,10 +75,10 @@ class GoneNames:
             for id_, name, gone_at in item.get(of, ()):
                 self.note_deletion(gone_at)
                 names.pop(id_, None)
-                _add(names, id_, GoneName(name, gone_at, log_offset))
+                _add(names, id_, DeletedName(name, gone_at, log_offset))
 
 
-def _add(names: dict[int, GoneName], id_: int, one: GoneName) -> None:
+def _add(names: dict[int, DeletedName], id_: int, one: DeletedName) -> None:
     if id_ in names:
         return
     while len(names) >= NAMES_MAX:

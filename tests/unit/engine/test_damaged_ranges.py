@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.engine.store.damaged_places import (
+from tidemill.broker.engine.store.damaged_ranges import (
     AGAIN_MS,
     GIVE_UP_MS,
     GIVEN_UP_MS,
     PLACES_MAX,
-    Answer,
-    DamagedPlaces,
-    Question,
+    DamagedRanges,
+    MendOutcome,
+    MendRequest,
 )
 
 OTHERS = (1, 2)
 
 
-def places_of(*offsets: int) -> DamagedPlaces:
-    places = DamagedPlaces()
+def places_of(*offsets: int) -> DamagedRanges:
+    places = DamagedRanges()
     places.has_others = True
     for offset in offsets:
         assert places.ask_for(offset)
@@ -25,7 +25,7 @@ def places_of(*offsets: int) -> DamagedPlaces:
 
 
 def test_a_store_without_replicas_awaits_nothing() -> None:
-    places = DamagedPlaces()
+    places = DamagedRanges()
     assert not places.ask_for(100)
     assert not places.is_any_awaited
 
@@ -33,11 +33,11 @@ def test_a_store_without_replicas_awaits_nothing() -> None:
 def test_one_replica_after_the_other_is_asked_until_one_has_it() -> None:
     places = places_of(100)
     first = places.next_question(OTHERS, 0)
-    assert first == Question(1, LogOffset(100), LogOffset(101))
-    places.answered(first, Answer.NOTHING, 0)
+    assert first == MendRequest(1, LogOffset(100), LogOffset(101))
+    places.answered(first, MendOutcome.NOTHING, 0)
     second = places.next_question(OTHERS, 0)
-    assert second == Question(2, LogOffset(100), LogOffset(101))
-    places.answered(second, Answer.MENDED, 0)
+    assert second == MendRequest(2, LogOffset(100), LogOffset(101))
+    places.answered(second, MendOutcome.MENDED, 0)
     assert places.take_ended()
     assert not places.take_ended()
     assert places.next_question(OTHERS, 0) is None
@@ -49,7 +49,7 @@ def test_what_nobody_has_is_given_up_and_asked_for_again_later() -> None:
     for _ in OTHERS:
         question = places.next_question(OTHERS, 0)
         assert question is not None
-        places.answered(question, Answer.NOTHING, 0)
+        places.answered(question, MendOutcome.NOTHING, 0)
     assert places.ask_for(100), "not before it was looked at once more"
     assert places.next_question(OTHERS, 0) is None
     assert places.take_ended()
@@ -62,12 +62,12 @@ def test_who_is_silent_is_asked_again_and_others_meanwhile() -> None:
     places = places_of(100, 200)
     question = places.next_question(OTHERS, 0)
     assert question is not None
-    places.answered(question, Answer.SILENT, 0)
+    places.answered(question, MendOutcome.SILENT, 0)
     other = places.next_question(OTHERS, 0)
     assert other is not None
     assert other.begin == 200, "the first place waits"
     again = places.next_question(OTHERS, AGAIN_MS)
-    assert again == Question(2, LogOffset(100), LogOffset(101))
+    assert again == MendRequest(2, LogOffset(100), LogOffset(101))
 
 
 def test_nothing_is_given_up_while_a_replica_cannot_be_asked_until_time_is_up() -> None:
@@ -76,7 +76,7 @@ def test_nothing_is_given_up_while_a_replica_cannot_be_asked_until_time_is_up() 
     while now_ms < GIVE_UP_MS:
         question = places.next_question(OTHERS, now_ms)
         assert question is not None
-        answer = Answer.NOTHING if question.replica_id == 1 else Answer.SILENT
+        answer = MendOutcome.NOTHING if question.replica_id == 1 else MendOutcome.SILENT
         places.answered(question, answer, now_ms)
         assert places.ask_for(100)
         now_ms += AGAIN_MS
@@ -96,7 +96,7 @@ def test_what_was_sound_all_along_is_no_matter_of_the_log() -> None:
     places = places_of(100)
     question = places.next_question(OTHERS, 0)
     assert question is not None
-    places.answered(question, Answer.SOUND, 0)
+    places.answered(question, MendOutcome.SOUND, 0)
     assert places.take_ended()
     assert not places.ask_for(100)
 
