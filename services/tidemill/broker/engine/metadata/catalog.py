@@ -386,7 +386,7 @@ class Catalog:
     @property
     def item_count(self) -> int:
         """How many items there are."""
-        return len(self.stated_at) + len(self.deleted_names.topics) + len(self.gone.groups)
+        return len(self.stated_at) + len(self.deleted_names.topics) + len(self.deleted_names.groups)
 
     def items(self) -> Iterator[dict[str, Any]]:
         """Return all items for a snapshot: as they are at this call, whenever they are taken."""
