@@ -22,7 +22,7 @@ from tidemill.common.replica_group import ReplicaId, ReplicaRun
 
 if TYPE_CHECKING:
     from tidemill.broker.controller_link.port import SupervisorPort
-    from tidemill.broker.server.replicas.replicas import Controllers
+    from tidemill.broker.server.replicas.ports import ControllerPort
     from tidemill.transport.aio.connect import Connector
     from tidemill.transport.aio.tls import ReloadableCredentials
 
@@ -71,7 +71,7 @@ async def serve(
     settings: BrokerSettings,
     log_syncs: SyncProcess,
     background_syncs: SyncProcess,
-    controllers: Controllers | None = None,
+    controllers: ControllerPort | None = None,
 ) -> None:
     """Run the broker until SIGTERM, then drain it and close the store cleanly.
 
@@ -133,7 +133,7 @@ def new_run(settings: BrokerSettings) -> ReplicaRun:
 
 
 @contextlib.asynccontextmanager
-async def tied(controllers: Controllers | None, stop: asyncio.Event) -> AsyncIterator[None]:
+async def tied(controllers: ControllerPort | None, stop: asyncio.Event) -> AsyncIterator[None]:
     """Speak with the supervisor until the block ends; without it this process stops."""
     from tidemill.broker.controller_link.port import SupervisorPort
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.replica.group_log import GroupLog
-    from tidemill.broker.server.replicas.replicas import Controllers
+    from tidemill.broker.server.replicas.ports import ControllerPort
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess
     from tidemill.common.replica_group import ReplicaRun
@@ -91,7 +91,7 @@ class Process:
             durability = Durability(engine, self._log_syncs)
             await self._serve(engine, durability)
 
-    async def live_as_replica(self, me: ReplicaRun, controllers: Controllers) -> None:
+    async def live_as_replica(self, me: ReplicaRun, controllers: ControllerPort) -> None:
         """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied."""
         with contextlib.ExitStack() as opened:
             with self._told_to_be_starting():

@@ -22,8 +22,8 @@ from tidemill.common.log import configure_logging
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 if TYPE_CHECKING:
+    from tidemill.broker.controller_link.port import Hearer
     from tidemill.broker.engine.replication.actions import MastershipRelease
-    from tidemill.broker.server.replicas.replicas import Replicas
 
 
 def view_of(line: str) -> ReplicationView:
@@ -55,15 +55,15 @@ class Pipes:
     """The controllers: the other ends of two pipes."""
 
     def __init__(self) -> None:
-        self._replicas: Replicas | None = None
+        self._replicas: Hearer | None = None
         self._view: ReplicationView | None = None
         self._rest = b""
 
-    def attach(self, replicas: Replicas) -> None:
+    def attach(self, replicas: Hearer) -> None:
         if self._replicas is None:
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read)
-        me = replicas.machine.me
-        if self._replicas is None or self._replicas.machine.me != me:
+        me = replicas.introduction().me
+        if self._replicas is None or self._replicas.introduction().me != me:
             say(incarnation=me.incarnation)
         self._replicas = replicas
         if self._view is not None:

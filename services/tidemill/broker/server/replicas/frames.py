@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FEATURE_LEVEL = 1  # of this version: records that it writes, and frames that it knows
 
 
-class Floor(NamedTuple):
+class LogFloor(NamedTuple):
     """Where the master's log begins, and how far who drops the same must have applied it."""
 
     log_min: int
@@ -41,7 +41,7 @@ class SenselessFrame(Exception):
     """A frame that no replica of ours sends."""
 
 
-def encode_to_replica(message: ToReplica | Floor) -> bytes:
+def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
     """Encode what a master says."""
     match message:
         case Data():
@@ -56,7 +56,7 @@ def encode_to_replica(message: ToReplica | Floor) -> bytes:
                     segment_bytes=message.segment_bytes,
                 )
             )
-        case Floor(log_min, confirm):
+        case LogFloor(log_min, confirm):
             frame = pb.ToReplica(floor=pb.Floor(log_min=log_min, confirm=confirm))
         case Beat(epoch, confirm):
             frame = pb.ToReplica(beat=pb.Beat(epoch=epoch, confirm=confirm))
@@ -72,7 +72,7 @@ def encode_to_replica(message: ToReplica | Floor) -> bytes:
     return frame.SerializeToString()
 
 
-def decode_to_replica(encoded: bytes) -> ToReplica | Floor:
+def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
     """Decode what a master has said. Raises SenselessFrame, DecodeError."""
     frame = pb.ToReplica.FromString(encoded)
     match frame.WhichOneof("message"):
@@ -90,7 +90,7 @@ def decode_to_replica(encoded: bytes) -> ToReplica | Floor:
         case "beat":
             return Beat(frame.beat.epoch, frame.beat.confirm)
         case "floor":
-            return Floor(frame.floor.log_min, frame.floor.confirm)
+            return LogFloor(frame.floor.log_min, frame.floor.confirm)
         case "news":
             return News(from_view(frame.news))
         case "refusal":

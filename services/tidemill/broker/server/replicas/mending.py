@@ -27,7 +27,7 @@ from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replica.group_log import GroupLog
-    from tidemill.broker.server.replicas.replicas import Replicas
+    from tidemill.broker.server.replicas.ports import LocalReplica
     from tidemill.broker.server.round.durability import Syncs
     from tidemill.common.clock import Clock
     from tidemill.transport.aio.call import RpcCall
@@ -147,7 +147,7 @@ class Mender:
         self,
         group: str,
         group_log: GroupLog,
-        replicas: Replicas,
+        replica: LocalReplica,
         *,
         connect: Connector,
         syncs: Syncs,
@@ -158,7 +158,7 @@ class Mender:
         self._group = group
         self._log = group_log.engine.log
         self._disk = group_log.engine.disk
-        self._replicas = replicas
+        self._replica = replica
         self._connect = connect
         self._syncs = syncs
         self._clock = clock
@@ -183,10 +183,10 @@ class Mender:
 
     def _others(self) -> Mapping[int, str] | None:
         """Return where the other replicas are; None: nobody has said so yet."""
-        view = self._replicas.view
+        view = self._replica.view
         if view is None:
             return None
-        me = self._replicas.machine.me.replica_id
+        me = self._replica.me.replica_id
         return {number: address for number, address in view.addresses if number != me}
 
     async def _ask(self, question: MendRequest, others: Mapping[int, str]) -> MendOutcome:

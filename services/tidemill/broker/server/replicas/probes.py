@@ -20,7 +20,7 @@ from tidemill.transport.http2.limits import Limits
 from tidemill.transport.replica_wire import to_member
 
 if TYPE_CHECKING:
-    from tidemill.broker.server.replicas.replicas import Replicas
+    from tidemill.broker.server.replicas.ports import LocalReplica
     from tidemill.common.clock import Clock
     from tidemill.common.replica_group import ReplicaId
     from tidemill.transport.aio.call import RpcCall
@@ -35,7 +35,7 @@ PROBE_BYTES_MAX: Final = 64 << 10
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=2.0)
 
 
-async def serve_probes(group: str, replicas: Replicas, call: RpcCall) -> None:
+async def serve_probes(group: str, replica: LocalReplica, call: RpcCall) -> None:
     """Answer whoever asks whether this replica is there."""
     async for encoded in call:
         try:
@@ -44,7 +44,7 @@ async def serve_probes(group: str, replicas: Replicas, call: RpcCall) -> None:
             raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
         if request.group != group:
             raise RpcError(RpcCode.FAILED_PRECONDITION, f"this is a replica of {group}")
-        reply = pb.ProbeReply(member=to_member(replicas.machine.me), is_master=replicas.is_master)
+        reply = pb.ProbeReply(member=to_member(replica.me), is_master=replica.is_master)
         call.write(reply.SerializeToString())
 
 
@@ -52,9 +52,11 @@ async def serve_probes(group: str, replicas: Replicas, call: RpcCall) -> None:
 class Probes:
     """Asks the others, until it is cancelled."""
 
-    def __init__(self, group: str, replicas: Replicas, *, connect: Connector, clock: Clock) -> None:
+    def __init__(
+        self, group: str, replica: LocalReplica, *, connect: Connector, clock: Clock
+    ) -> None:
         self._group = group
-        self._replicas = replicas
+        self._replica = replica
         self._connect = connect
         self._clock = clock
         self._heard_at_ms: dict[ReplicaId, int] = {}
@@ -68,7 +70,7 @@ class Probes:
         """Keep a stream to each of the others, wherever the newest view says that it is."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                me, view = self._replicas.machine.me.replica_id, self._replicas.view
+                me, view = self._replica.me.replica_id, self._replica.view
                 wanted = {one for one in (view.addresses if view else ()) if one[0] != me}
                 for gone in self._tasks.keys() - wanted:
                     self._tasks.pop(gone).cancel()
@@ -92,7 +94,7 @@ class Probes:
 
     async def _ask_on(self, number: ReplicaId, stream: OpenStream) -> None:
         """Ask until the stream ends, or nothing is heard any more."""
-        me = to_member(self._replicas.machine.me)
+        me = to_member(self._replica.me)
         request = pb.ProbeRequest(group=self._group, member=me).SerializeToString()
         ended, began_ms = asyncio.create_task(stream.ended()), self._clock.monotonic_ms()
         try:

@@ -15,7 +15,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, assert_never, final
+from typing import TYPE_CHECKING, Final, NamedTuple, assert_never, final
 
 import structlog
 
@@ -34,7 +34,7 @@ from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
 from tidemill.broker.engine.replication.messages import Ack, Data, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.engine.replication.store_log import save_addresses
-from tidemill.broker.server.replicas.frames import Floor, encode_to_master, encode_to_replica
+from tidemill.broker.server.replicas.frames import LogFloor, encode_to_master, encode_to_replica
 from tidemill.broker.server.replicas.mending import serve_range
 from tidemill.broker.server.replicas.probes import Probes, serve_probes
 from tidemill.broker.server.replicas.streams import ReplicaStreams
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.replication.actions import Action
     from tidemill.broker.engine.replication.config import ReplicationConfig
     from tidemill.broker.engine.replication.messages import ToReplica
+    from tidemill.broker.server.replicas.ports import ControllerPort
     from tidemill.broker.server.round.durability import Durability
     from tidemill.common.clock import Clock
-    from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
+    from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
     from tidemill.transport.aio.call import RpcCall
     from tidemill.transport.aio.connect import Connector
 
@@ -66,22 +67,6 @@ FLOOR_TICKS: Final = 20
 
 class SteppedDown(Exception):
     """This replica is the master no more: its memory is ahead of what is confirmed."""
-
-
-class Controllers(Protocol):
-    """Who decides about the group. They may be away: what is not answered is said again."""
-
-    def attach(self, replicas: Replicas) -> None:
-        """Tell `replicas` what is decided from now on, and the newest of it at once.
-
-        Called again when the store was opened again: only the last one is told.
-        """
-
-    def propose(self, proposal: Proposal) -> None:
-        """Say what the sync state set should be."""
-
-    def release(self, release: MastershipRelease) -> None:
-        """Ask for another master."""
 
 
 class LagBehind(NamedTuple):
@@ -104,7 +89,7 @@ class Replicas:
         config: ReplicationConfig,
         *,
         connect: Connector,
-        controllers: Controllers,
+        controllers: ControllerPort,
         clock: Clock,
     ) -> None:
         self._group = group
@@ -140,6 +125,11 @@ class Replicas:
         return self._machine
 
     @property
+    def me(self) -> ReplicaRun:
+        """The name of this run of the replica."""
+        return self._machine.me
+
+    @property
     def is_master(self) -> bool:
         """Whether this replica is the master, as far as it knows."""
         return self._machine.master is not None
@@ -158,7 +148,7 @@ class Replicas:
         view = self._machine.view
         if view is None:
             return "no controller has said who is master"
-        if self._machine.me not in view.sss:
+        if self.me not in view.sss:
             return "it has not all that its master has, or has not registered yet"
         return ""
 
@@ -198,9 +188,7 @@ class Replicas:
     def introduction(self) -> Introduction:
         """Return who this is, for controllers."""
         log = self._group_log
-        return Introduction(
-            self._machine.me, log.store_uuid.hex(), self.address, is_clean=log.is_clean
-        )
+        return Introduction(self.me, log.store_uuid.hex(), self.address, is_clean=log.is_clean)
 
     def status(self) -> Status:
         """Return how this replica is, for controllers."""
@@ -307,7 +295,7 @@ class Replicas:
         if not self.is_master:
             return
         log_min, confirm = self._group_log.log_min, self._group_log.confirm_offset
-        self._streams.write_to_all(encode_to_replica(Floor(log_min, confirm)))
+        self._streams.write_to_all(encode_to_replica(LogFloor(log_min, confirm)))
 
     def _leave(self) -> None:
         self._durability.on_moved = lambda: None
@@ -331,7 +319,7 @@ class Replicas:
             self._deferred = view
             return
         self._do(functools.partial(self._machine.learn, view))
-        if self._machine.me in view.sss:
+        if self.me in view.sss:
             # Its master has seen this run of it catch up, or it was elected as it is.
             self._do(lambda _now_ms: self._group_log.known_end.trust())
         if view.addresses != self._saved_addresses:
@@ -428,21 +416,21 @@ class Replicas:
         """Serve a replica whose own log is damaged, master or not."""
         await serve_range(self._group, self._group_log, call)
 
-    def hello(self, number: int, message: Hello) -> None:
-        """See Hearer."""
+    def receive_hello(self, number: int, message: Hello) -> None:
+        """See StreamReceiver."""
         self._do(functools.partial(self._machine.hello, number, message))
 
-    def ack(self, number: int, message: Ack) -> None:
-        """See Hearer."""
+    def receive_ack(self, number: int, message: Ack) -> None:
+        """See StreamReceiver."""
         self._do(functools.partial(self._machine.ack, number, message))
 
-    def dialled(self, number: int) -> None:
-        """See Hearer."""
+    def note_dialled(self, number: int) -> None:
+        """See StreamReceiver."""
         self._do(functools.partial(self._machine.dialled, number))
 
-    def receive(self, number: int, message: ToReplica | Floor) -> None:
-        """See Hearer."""
-        if isinstance(message, Floor):
+    def receive(self, number: int, message: ToReplica | LogFloor) -> None:
+        """See StreamReceiver."""
+        if isinstance(message, LogFloor):
             self._group_log.follow_floor(message.log_min, message.confirm)
             return
         if isinstance(message, Data):
@@ -451,6 +439,6 @@ class Replicas:
             self._group_log.catch_up_at_latest(message.extent.log_end)
         self._do(functools.partial(self._machine.receive, number, message))
 
-    def closed(self, number: int | None) -> None:
-        """See Hearer."""
+    def note_closed(self, number: int | None) -> None:
+        """See StreamReceiver."""
         self._do(functools.partial(self._machine.closed, number))

@@ -27,8 +27,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.replication.messages import Ack, ToReplica
-    from tidemill.broker.server.replicas.frames import Floor
+    from tidemill.broker.server.replicas.ports import StreamReceiver
     from tidemill.common.replica_group import ReplicaRun
     from tidemill.transport.aio.call import RpcCall
     from tidemill.transport.aio.connect import Connector, OpenStream
@@ -49,25 +48,6 @@ LIMITS: Final = Limits(
 )
 
 
-class Hearer(Protocol):
-    """Who is told what streams bring, in the turn of the loop in which it comes."""
-
-    def hello(self, number: int, message: Hello) -> None:
-        """Hear that a replica follows on this stream."""
-
-    def ack(self, number: int, message: Ack) -> None:
-        """Hear how far a replica is."""
-
-    def dialled(self, number: int) -> None:
-        """Hear that the stream to the master is open."""
-
-    def receive(self, number: int, message: ToReplica | Floor) -> None:
-        """Hear what the master sends."""
-
-    def closed(self, number: int | None) -> None:
-        """Hear of the end of a stream; None: the master could not be dialled."""
-
-
 class _Stream(Protocol):
     """Either end of a stream."""
 
@@ -82,8 +62,8 @@ class _Stream(Protocol):
 class ReplicaStreams:
     """The streams of one replica."""
 
-    def __init__(self, hearer: Hearer, connect: Connector) -> None:
-        self._hearer = hearer
+    def __init__(self, receiver: StreamReceiver, connect: Connector) -> None:
+        self._receiver = receiver
         self._connect = connect
         self._numbers = count(1)
         self._streams: dict[int, _Stream] = {}
@@ -137,9 +117,9 @@ class ReplicaStreams:
                 raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
             if isinstance(message, Hello):
                 log.info("a replica says hello", replica=message.member.replica_id, stream=number)
-                self._hearer.hello(number, message)
+                self._receiver.receive_hello(number, message)
             else:
-                self._hearer.ack(number, message)
+                self._receiver.receive_ack(number, message)
 
     # ------------------------------------------------------------ as a replica
 
@@ -162,14 +142,14 @@ class ReplicaStreams:
                 stream = channel.open(STREAM, functools.partial(self._receive, number))
                 self._streams[number] = _Dialled(stream)
                 is_dialled = True
-                self._hearer.dialled(number)
+                self._receiver.note_dialled(number)
                 await stream.ended()
         except RpcError as error:
             log.debug("no stream to the master", address=address, reason=str(error))
         if is_dialled:
             self._ended(number)
         else:
-            self._hearer.closed(None)
+            self._receiver.note_closed(None)
 
     def _receive(self, number: int, encoded: bytes) -> None:
         stream = self._streams.get(number)
@@ -181,11 +161,11 @@ class ReplicaStreams:
             log.warning("a master that makes no sense", stream=number)
             stream.end()
             return
-        self._hearer.receive(number, message)
+        self._receiver.receive(number, message)
 
     def _ended(self, number: int) -> None:
         if self._streams.pop(number, None) is not None:
-            self._hearer.closed(number)
+            self._receiver.note_closed(number)
 
 
 @final

@@ -1,0 +1,63 @@
+"""What the parts of this room need of each other and of the controllers, as protocols."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tidemill.broker.controller_link.port import Hearer
+    from tidemill.broker.engine.replication.actions import MastershipRelease
+    from tidemill.broker.engine.replication.messages import Ack, Hello, ToReplica
+    from tidemill.broker.server.replicas.frames import LogFloor
+    from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
+
+
+class LocalReplica(Protocol):
+    """This replica: its name, its role and the newest view that it knows."""
+
+    @property
+    def me(self) -> ReplicaRun:
+        """The name of this run of the replica."""
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this replica is the master, as far as it knows."""
+
+    @property
+    def view(self) -> ReplicationView | None:
+        """The newest view; None before the first one."""
+
+
+class StreamReceiver(Protocol):
+    """The receiver of stream events, in the turn of the event loop in which they occur."""
+
+    def receive_hello(self, number: int, message: Hello) -> None:
+        """Begin to serve the replica that follows on this stream."""
+
+    def receive_ack(self, number: int, message: Ack) -> None:
+        """Note how far a replica has the log."""
+
+    def receive(self, number: int, message: ToReplica | LogFloor) -> None:
+        """Process a message of the master."""
+
+    def note_dialled(self, number: int) -> None:
+        """Begin to follow: the stream to the master is open."""
+
+    def note_closed(self, number: int | None) -> None:
+        """Note the end of a stream; None: the dialled master did not answer."""
+
+
+class ControllerPort(Protocol):
+    """The way to the controllers. While they are down, the replica repeats its requests."""
+
+    def attach(self, replicas: Hearer) -> None:
+        """Report decisions to `replicas` from now on, the newest one at once.
+
+        Called again after the store was opened again; only the last receiver counts.
+        """
+
+    def propose(self, proposal: Proposal) -> None:
+        """Propose a sync state set."""
+
+    def release(self, release: MastershipRelease) -> None:
+        """Ask for another master."""
