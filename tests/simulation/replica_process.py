@@ -23,7 +23,7 @@ from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
 from tidemill.broker.engine.replication.messages import Ack, Hello
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.broker.engine.replication.replication import Replication
-from tidemill.broker.server.replicas.sync_pace import SyncPace
+from tidemill.broker.server.round.sync_pace import SyncPace
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.registration import Registration
 from tidemill.controller.election.sessions import Health, Heartbeat

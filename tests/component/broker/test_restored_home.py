@@ -19,7 +19,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.server.members import members as members_module
 from tidemill.broker.server.members.members import Members
-from tidemill.broker.server.round.rounds import Turn
+from tidemill.broker.server.round.turn import Turn
 
 
 class Restored:

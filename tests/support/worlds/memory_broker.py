@@ -18,7 +18,7 @@ from tidemill.broker.engine.metadata.catalog import ConfigChanges
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.link.commands import COMMANDS
 from tidemill.broker.server.link.link import BrokerLinkService, Link
-from tidemill.broker.server.round.durability import Effect
+from tidemill.broker.server.round.durability import RoundEffect
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.wire.config_frames import group_config, topic_config
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -34,7 +34,7 @@ class MemoryTurn:
     def __init__(self, engine: MemoryEngine, polls: LongPolling) -> None:
         self.engine = engine
         self.polls = polls
-        self.effects: dict[object, Effect] = {}
+        self.effects: dict[object, RoundEffect] = {}
 
 
 class MemoryWork(Protocol):
@@ -63,11 +63,11 @@ class MemoryRounds:
             self._spread(changes)
         _exhaust(self._polls.wake([topic.id for topic in self.engine.catalog.topics.values()], ()))
         for effect in turn.effects.values():
-            _exhaust(effect.leave())
+            _exhaust(effect.release())
 
     def _spread(self, changes: ConfigChanges) -> None:
         for link in self.links:
-            link.config_changed(changes)
+            link.add_config_changes(changes)
 
     async def submit(self, work: MemoryWork) -> None:
         self.do(work.apply)

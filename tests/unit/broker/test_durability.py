@@ -18,7 +18,7 @@ class Noted:
         self._name = name
         self._left = left
 
-    def leave(self) -> Iterator[None]:
+    def release(self) -> Iterator[None]:
         self._left.append(self._name)
         yield
 
@@ -130,7 +130,7 @@ def test_a_round_with_much_to_send_gives_way() -> None:
     """The clock of slices is real, so this one takes its two milliseconds."""
 
     class Long:
-        def leave(self) -> Iterator[None]:
+        def release(self) -> Iterator[None]:
             while not gone:
                 yield
             done.set()

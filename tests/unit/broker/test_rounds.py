@@ -20,7 +20,8 @@ from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
 from tidemill.broker.server.link import link
 from tidemill.broker.server.link.commands import ROOM_WAIT_MS
-from tidemill.broker.server.round.rounds import REFRESH_MS, Turn
+from tidemill.broker.server.round.rounds import REFRESH_MS
+from tidemill.broker.server.round.turn import Turn
 from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.sync_process import SyncFailed
 from tidemill.common.errors import Draining, TopicNotFound

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.broker.server.replicas.sync_pace import FORGET_MS, SyncPace
+from tidemill.broker.server.round.sync_pace import FORGET_MS, SyncPace
 
 
 def paced(*syncs: tuple[int, int]) -> SyncPace:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.membership import BrokerGroup
     from tidemill.broker.server.members.members import Follower, Members
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
 
 COUNT_TIMEOUT_S: Final = 2.0  # of a member that is asked what is left; the list comes without it
 LEAVE_TIMEOUT_S: Final = 10.0  # whoever asks for a removal asks again

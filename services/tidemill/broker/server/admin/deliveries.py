@@ -15,7 +15,8 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.queries.in_flight import InFlight, InFlightLook
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
 
 PAGE_MAX: Final = 1_000  # messages of one call, whatever is asked for
 RELEASED_MAX: Final = 1_000  # messages of one call: a record each, and later a copy

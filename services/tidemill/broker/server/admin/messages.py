@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.engine.queries.inspection import QueueRead
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
 
 READ_MAX: Final = 256  # messages of one call, whatever is asked for
 READ_BYTES_MAX: Final = 4 << 20  # and bytes: one message more than that at most

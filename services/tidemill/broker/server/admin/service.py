@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pop.state import Key
     from tidemill.broker.engine.queries.inspection import MessageSearch
     from tidemill.broker.engine.time_search import TimeSearch
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
 
 T = TypeVar("T")
 

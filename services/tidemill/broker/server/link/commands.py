@@ -29,7 +29,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.pop.consumption import AckResult, DeliveryBatch
     from tidemill.broker.server.link.link import Link
-    from tidemill.broker.server.round.rounds import Turn
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.common.histogram import Histogram
     from tidemill.common.metrics import Labels
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.link.commands import Result
     from tidemill.broker.server.round.long_polling import Key
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.common.replica_group import ReplicationView
     from tidemill.transport.aio.call import RpcCall
 
@@ -175,7 +176,7 @@ class Link:
         self.replies.configs = [complete_config(turn.engine, auto_create=self._auto_create)]
         self._rounds.attach(self)
 
-    def config_changed(self, changes: ConfigChanges) -> None:
+    def add_config_changes(self, changes: ConfigChanges) -> None:
         """Keep the changes among what the round has for this link."""
         self.replies.configs.append(changed_config(changes))
 

@@ -48,8 +48,8 @@ class Replies:
         """Return the list for the results of a command."""
         return self.results.setdefault(command, [])
 
-    def leave(self) -> Iterator[None]:
-        """Go out over the link; yields between slices."""
+    def release(self) -> Iterator[None]:
+        """Send the replies over the link; yield between slices."""
         return self._link.send(self)
 
     def frames(self, size_max: int) -> Iterator[pb.ReplyFrame]:

@@ -17,7 +17,8 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.transport.aio.call import RpcCall
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.engine.metadata.membership import BrokerGroup
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.transport.aio.connect import Connector, OpenStream
 
 log = structlog.get_logger()
@@ -395,7 +396,7 @@ class Members:
         finally:
             del self._ending[name]
 
-    def config_changed(self, changes: ConfigChanges) -> None:
+    def add_config_changes(self, changes: ConfigChanges) -> None:
         """Keep the changes of the round under way until it is committed."""
         if not self.followers and changes.membership is None:
             return
@@ -418,6 +419,6 @@ class _Committed:
         self._round_number = round_number
         self._update = update
 
-    def leave(self) -> Iterator[None]:
+    def release(self) -> Iterator[None]:
         self._members.spread(self._round_number, self._update)
         yield

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.queries.pull import PulledMessage, QueuePull
     from tidemill.broker.engine.store.consume_queue import ConsumeQueue
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
 
 PULL_MAX: Final = 1_024  # messages of one pull, whatever is asked for
 PULL_BYTES_MAX: Final = 1 << 20  # and bytes of the log; one message is given however large it is
@@ -200,8 +201,8 @@ class Waiter:
         """Keep the answer until the round is committed."""
         self._rounds.turn.effects[self] = self
 
-    def leave(self) -> Iterator[None]:
-        """Tell who waits."""
+    def release(self) -> Iterator[None]:
+        """Set the outcome."""
         if self.outcome.done():
             return
         if isinstance(self._result, ServiceError):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.queries.all_in_flight import InFlightWalk
     from tidemill.broker.engine.queries.in_flight import InFlight
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
 
 T = TypeVar("T")
 Id = TypeVar("Id", "GroupId", "TopicId")

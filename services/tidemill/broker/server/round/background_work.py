@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.server.round.durability import Syncs
-    from tidemill.broker.server.round.rounds import Turn
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.broker.sync_process import HasFileno
 
 # Retention is a matter of time alone: nothing need happen for it to have work.

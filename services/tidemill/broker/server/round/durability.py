@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import TYPE_CHECKING, Protocol, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
-from tidemill.broker.server.replicas.sync_pace import SyncPace
+from tidemill.broker.server.round.sync_pace import SyncPace
 from tidemill.common.histogram import Histogram
 from tidemill.common.slices import run_in_turns, run_turn
 
@@ -66,11 +66,11 @@ class Syncs(Protocol):
         ...
 
 
-class Effect(Protocol):
-    """What a round has for somebody outside."""
+class RoundEffect(Protocol):
+    """What a round does outside the engine, once it is committed."""
 
-    def leave(self) -> Iterator[None]:
-        """Let it go; yields between slices."""
+    def release(self) -> Iterator[None]:
+        """Do it; yield between slices."""
         ...
 
 
@@ -91,7 +91,7 @@ class Durability:
         self._rounds_max = rounds_max
         self._bytes_max = bytes_max
         # Bounded by both: the round loop asks `has_room` before it gathers.
-        self._in_flight: deque[tuple[LogOffset, Sequence[Effect]]] = deque()
+        self._in_flight: deque[tuple[LogOffset, Sequence[RoundEffect]]] = deque()
         self._written_offset = engine.log_end
         self._has_written = asyncio.Event()
         self._leaving: Iterator[None] | None = None  # what takes more than a turn
@@ -128,7 +128,7 @@ class Durability:
         """Whether all that rounds had for others has left."""
         return not self._in_flight
 
-    def add(self, effects: Sequence[Effect]) -> None:
+    def add(self, effects: Sequence[RoundEffect]) -> None:
         """Keep what a round has for others; called when it is written, before anything else."""
         log_offset = self._engine.log_end
         if log_offset > self._written_offset:
@@ -215,7 +215,7 @@ class Durability:
         in_flight, engine = self._in_flight, self._engine
         while in_flight and in_flight[0][0] <= engine.committed_offset:
             for effect in in_flight[0][1]:
-                yield from effect.leave()
+                yield from effect.release()
                 yield
             in_flight.popleft()
             self._wake()

@@ -33,6 +33,7 @@ from tidemill.broker.server.round.background_work import BackgroundWork
 from tidemill.broker.server.round.disk_room import DiskRoom
 from tidemill.broker.server.round.durability import DISK_BUCKETS_US, US_PER_S
 from tidemill.broker.server.round.round_log import RoundLog
+from tidemill.broker.server.round.turn import Turn
 from tidemill.common.errors import Draining, NotMaster, Overloaded, ServiceError
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
     from tidemill.broker.engine.replica.group_log import GroupLog
-    from tidemill.broker.server.round.durability import Durability, Effect, Syncs
+    from tidemill.broker.server.round.durability import Durability, Syncs
     from tidemill.broker.server.round.long_polling import LongPolling
+    from tidemill.broker.server.round.turn import Work
     from tidemill.common.clock import Clock
 
 log = structlog.get_logger()
@@ -63,48 +65,12 @@ FATAL = (AssertionError, OSError)
 CALLS_MAX = 1_000  # administrative calls that wait; beyond it they are refused with Overloaded
 
 
-class Receiver(Protocol):
-    """Who is told about changes of the configuration."""
+class ConfigReceiver(Protocol):
+    """A receiver of configuration changes."""
 
-    def config_changed(self, changes: ConfigChanges) -> None:
-        """Keep the changes among what the round under way has for the receiver."""
+    def add_config_changes(self, changes: ConfigChanges) -> None:
+        """Add the changes to the receiver's effect of the current round."""
         ...
-
-
-class Work(Protocol):
-    """Commands that arrived together."""
-
-    size_bytes: int
-
-    def apply(self, turn: Turn) -> Iterator[None]:
-        """Call the engine; yields between slices."""
-        ...
-
-
-class Turn:
-    """What a round hands to its work."""
-
-    __slots__ = (
-        "effects",
-        "engine",
-        "expiry_ms",
-        "firing_ms",
-        "is_draining",
-        "monotonic_ms",
-        "now_ms",
-        "polls",
-    )
-
-    def __init__(self, engine: Engine, polls: LongPolling, clock: Clock) -> None:
-        self.engine = engine
-        self.polls = polls
-        self.now_ms = clock.wall_ms()
-        self.monotonic_ms = clock.monotonic_ms()
-        self.firing_ms = self.now_ms  # by which delayed messages are due
-        self.expiry_ms = self.now_ms  # by which deliveries run out
-        self.is_draining = False
-        # What the round has for others, by whom it is for, in the order in which they were met.
-        self.effects: dict[object, Effect] = {}
 
 
 class Rounds:
@@ -130,7 +96,7 @@ class Rounds:
         self._background = BackgroundWork(engine, background_syncs)
         self._clock = clock
         self._polls = polls
-        self._receivers: dict[Receiver, None] = {}
+        self._receivers: dict[ConfigReceiver, None] = {}
         # Bounded in bytes: beyond `pending_bytes_max` links are not read, and their windows close.
         self._pending: deque[Work] = deque()
         self._pending_bytes = 0
@@ -249,11 +215,11 @@ class Rounds:
             self.put(barrier)
             await barrier.result
 
-    def attach(self, receiver: Receiver) -> None:
+    def attach(self, receiver: ConfigReceiver) -> None:
         """Tell `receiver` about changes of the configuration from now on."""
         self._receivers[receiver] = None
 
-    def detach(self, receiver: Receiver) -> None:
+    def detach(self, receiver: ConfigReceiver) -> None:
         """Forget a receiver that is gone."""
         self._receivers.pop(receiver, None)
 
@@ -389,7 +355,7 @@ class Rounds:
     async def _spread(self, changes: ConfigChanges) -> None:
         """Tell every link, and wake who waits at what was deleted, so that it learns of it."""
         for receiver in self._receivers:
-            receiver.config_changed(changes)
+            receiver.add_config_changes(changes)
         keys = [
             key
             for group_id in changes.deleted_group_ids
@@ -519,7 +485,7 @@ class _Call(Generic[T]):
             self._outcome = error
         yield
 
-    def leave(self) -> Iterator[None]:
+    def release(self) -> Iterator[None]:
         if self.result.cancelled():
             return
         if isinstance(self._outcome, Exception):

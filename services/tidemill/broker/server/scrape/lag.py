@@ -12,7 +12,8 @@ from tidemill.common.errors import UnavailableError
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.pop.state import Key
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.common.clock import Clock
 
 LAG_WAIT_S = 1  # then a scrape shows the last numbers, and the next one goes on with the look

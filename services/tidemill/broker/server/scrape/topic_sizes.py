@@ -11,7 +11,8 @@ from tidemill.common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.server.round.rounds import Rounds, Turn
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
     from tidemill.common.clock import Clock
 
 SIZES_AGE_MS_MAX = 10_000  # sizes are looked at again for a scrape unless they are younger
