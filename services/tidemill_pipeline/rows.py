@@ -28,7 +28,7 @@ TYPE_NAMES: Final = {
     v2.PRIORITY: "priority",
 }
 EVENT_NAMES: Final[dict[int, str]] = {
-    value: name.lower().replace("_", "-")
+    value: name.removeprefix("EVENT_KIND_").lower().replace("_", "-")
     for name, value in pb.EventKind.items()
     if value != pb.EVENT_KIND_UNSPECIFIED
 }

@@ -83,10 +83,10 @@ def test_columns_of_different_lengths_end_the_stream(tmp_path: Path) -> None:
 def test_the_admin_service_tells_the_secret_and_names_its_errors(tmp_path: Path) -> None:
     async def scenario(channel: grpc.aio.Channel) -> None:
         stub = broker_pb2_grpc.BrokerAdminStub(channel)
-        config = await stub.GetConfig(pb.Empty())
+        config = await stub.GetConfig(pb.GetConfigRequest())
         assert len(config.handle_secret) == 32
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await stub.DeleteTopic(pb.DeleteRequest(name="none"))
+            await stub.DeleteTopic(pb.DeleteTopicRequest(name="none"))
         assert refusal.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         assert dict(refusal.value.trailing_metadata())["tidemill-error"] == "TopicNotFound"
 

@@ -169,7 +169,7 @@ def test_the_broker_serves_nobody_without_a_certificate(
         )
         async with channel:
             stub: broker_pb2_grpc.BrokerAdminAsyncStub = broker_pb2_grpc.BrokerAdminStub(channel)
-            return await stub.GetConfig(pb.Empty(), timeout=CALL_S)
+            return await stub.GetConfig(pb.GetConfigRequest(), timeout=CALL_S)
 
     member = grpc.ssl_channel_credentials(authority, key, chain)
     assert asyncio.run(config(member)).broker_name

@@ -63,7 +63,12 @@ async def receive(client: Api, *, invisible_ms: int = 60_000) -> v2.Message:
 def told(events: list[pb.Event]) -> list[tuple[object, ...]]:
     """Return of each event its kind, and what says more of some."""
     return [
-        (pb.EventKind.Name(event.kind), event.attempt, event.reason, event.consumer_group)
+        (
+            pb.EventKind.Name(event.kind).removeprefix("EVENT_KIND_"),
+            event.attempt,
+            event.reason,
+            event.consumer_group,
+        )
         for event in events
     ]
 
@@ -163,8 +168,8 @@ def test_events_go_on_where_an_answer_ended(
     middle = everything[len(everything) // 2].position
     behind, _ = events_of(stub, from_position=middle + 1, until_position=end.next_position)
     assert behind == [event for event in everything if event.position > middle]
-    fired, _ = events_of(stub, kinds=[pb.FIRED], topics=[TOPIC])
-    assert fired == [event for event in everything if event.kind == pb.FIRED]
+    fired, _ = events_of(stub, kinds=[pb.EVENT_KIND_FIRED], topics=[TOPIC])
+    assert fired == [event for event in everything if event.kind == pb.EVENT_KIND_FIRED]
     assert events_of(stub, topics=["another"])[0] == []
 
 
@@ -220,8 +225,10 @@ def test_another_master_tells_the_same_and_goes_on(tmp_path: Path) -> None:
         assert again == events
         run(replicated, after)
         behind, _ = events_of(source, from_position=end.next_position)
-        acked = [event for event in behind if event.kind == pb.ACKED]
-        delivered = [event for event in events if event.kind == pb.DELIVERED][len(held[:5]) :]
+        acked = [event for event in behind if event.kind == pb.EVENT_KIND_ACKED]
+        delivered = [event for event in events if event.kind == pb.EVENT_KIND_DELIVERED][
+            len(held[:5]) :
+        ]
         assert [(e.message_id, e.delivery_id, e.delivery_index) for e in acked] == [
             (e.message_id, e.delivery_id, e.delivery_index) for e in delivered
         ]

@@ -146,20 +146,21 @@ def test_without_the_home_traffic_goes_on_and_nothing_new_is_made(tmp_path: Path
 
 def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
     async def scenario(client: Api, admin: broker_pb2_grpc.BrokerAdminAsyncStub) -> None:
-        request = pb.BrokerGroupRequest(name="broker-2", requested_by="test")
+        drain = pb.DrainBrokerGroupRequest(name="broker-2", requested_by="test")
+        remove = pb.RemoveBrokerGroupRequest(name="broker-2", requested_by="test")
         running.put("topics/orders", messageType="FIFO", queues=2)
         running.put("groups/billing")
         sent = await send_everywhere(client, "orders", is_ordered=True)
-        assert await refusal(admin.RemoveBrokerGroup(request)) == "Conflict"
-        home = pb.BrokerGroupRequest(name="broker-0")
+        assert await refusal(admin.RemoveBrokerGroup(remove)) == "Conflict"
+        home = pb.DrainBrokerGroupRequest(name="broker-0")
         assert await refusal(admin.DrainBrokerGroup(home)) == "Conflict"
-        assert (await admin.DrainBrokerGroup(request)).member.state == pb.DRAINING
-        assert await refusal(admin.RemoveBrokerGroup(request)) == "Conflict"
+        assert (await admin.DrainBrokerGroup(drain)).member.state == pb.MEMBER_STATE_DRAINING
+        assert await refusal(admin.RemoveBrokerGroup(remove)) == "Conflict"
         left = {group.member.name: group for group in await groups(admin)}["broker-2"].left
         assert left.ready_count > 0
         received = await receive_all(client, "orders", "billing", len(sent))
         assert {each.body for each in received} == sent
-        await admin.RemoveBrokerGroup(request)
+        await admin.RemoveBrokerGroup(remove)
         assert [group.member.name for group in await groups(admin)] == ["broker-0", "broker-1"]
         # Message groups that had their place there have one again, and it is another.
         await send_everywhere(client, "orders", prefix="order", count=40, is_ordered=True)

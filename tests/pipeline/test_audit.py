@@ -387,11 +387,13 @@ def test_what_was_sent_before_a_broker_group_was_removed_may_have_been_told_ther
 ) -> None:
     given = {"endpoints": cluster.endpoint, "topicPattern": "or.*"}
     cluster.add("orders", "a", 0, 1)
-    cluster.add_events("a", pb.Event(kind=pb.STORED, at_ms=500, topic="orders", message_id="m"))
+    cluster.add_events(
+        "a", pb.Event(kind=pb.EVENT_KIND_STORED, at_ms=500, topic="orders", message_id="m")
+    )
     assert removed_at_ms(spark, read_events(spark, given), given) == 0
     for at_ms in (600, 700):
         cluster.add_events(
-            "a", pb.Event(kind=pb.BROKER_GROUP_REMOVED, at_ms=at_ms, reason=f"b{at_ms}")
+            "a", pb.Event(kind=pb.EVENT_KIND_BROKER_GROUP_REMOVED, at_ms=at_ms, reason=f"b{at_ms}")
         )
     events = read_events(spark, given)
     assert removed_at_ms(spark, events, given) == 700

@@ -54,7 +54,7 @@ def test_a_stream_waits_for_a_broker_group_but_not_for_ever(
     """And anew from when it was there again."""
     for broker in ("a", "b"):
         cluster.add("orders", broker, 0, 5)
-        cluster.add_events(broker, pb.Event(kind=pb.STORED, topic="orders"))
+        cluster.add_events(broker, pb.Event(kind=pb.EVENT_KIND_STORED, topic="orders"))
     stream = Stream(cluster, topic="orders", dataset=dataset, failAfterMs="60000")
     reader, _ = stream.reader()
     start, limit = reader.initialOffset(), reader.getDefaultReadLimit()

@@ -14,7 +14,7 @@ from tidemill_pipeline.source.events import EventReader
 
 
 def happen(cluster: FakeCluster, topic: str, *ids: str, **more: Any) -> None:
-    of = [pb.Event(kind=pb.STORED, topic=topic, message_id=each, **more) for each in ids]
+    of = [pb.Event(kind=pb.EVENT_KIND_STORED, topic=topic, message_id=each, **more) for each in ids]
     cluster.add_events("a", *of)
 
 
@@ -57,9 +57,9 @@ def test_an_expression_is_of_the_first_topic_of_a_message_also_of_deleted_ones(
     happen(cluster, "", "nowhere")
     cluster.add_events(
         "a",
-        pb.Event(kind=pb.RESET, consumer_group="g", reason="group_deleted"),
-        pb.Event(kind=pb.RESET, topic="bills", consumer_group="g"),
-        pb.Event(kind=pb.BROKER_GROUP_REMOVED, reason="b"),
+        pb.Event(kind=pb.EVENT_KIND_RESET, consumer_group="g", reason="group_deleted"),
+        pb.Event(kind=pb.EVENT_KIND_RESET, topic="bills", consumer_group="g"),
+        pb.Event(kind=pb.EVENT_KIND_BROKER_GROUP_REMOVED, reason="b"),
     )
     # What has no message is of all topics where it has none.
     assert read(cluster, topicPattern="or.*") == ["gone", "again", None, None]

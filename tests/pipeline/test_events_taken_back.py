@@ -14,7 +14,9 @@ from tidemill_pipeline.source.events import LogRange, read_events
 
 
 def happen(cluster: FakeCluster, *ids: str, broker: str = "a") -> None:
-    cluster.add_events(broker, *[pb.Event(kind=pb.STORED, message_id=each) for each in ids])
+    cluster.add_events(
+        broker, *[pb.Event(kind=pb.EVENT_KIND_STORED, message_id=each) for each in ids]
+    )
 
 
 def numbered(word: str, count: int, first: int = 0) -> list[str]:

@@ -339,7 +339,9 @@ def test_jobs_leave_their_metrics_and_the_example_runs(
     """At the same time, as most of it is the start of Spark."""
     cluster.add("orders", "a", 0, 30)
     archive.append()
-    fired = pb.Event(kind=pb.FIRED, topic="orders", timer_id=1, at_ms=1_000, due_at_ms=990)
+    fired = pb.Event(
+        kind=pb.EVENT_KIND_FIRED, topic="orders", timer_id=1, at_ms=1_000, due_at_ms=990
+    )
     cluster.add_events("a", fired)
     at = f"--endpoints {cluster.endpoint}"
     lost = tmp_path / "sends.jsonl"

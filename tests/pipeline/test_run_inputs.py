@@ -75,7 +75,7 @@ def test_who_reads_events_has_read_the_logs_and_what_came_meanwhile(
     spark: SparkSession, cluster: FakeCluster
 ) -> None:
     def stored(count: int) -> list[Any]:
-        return [pb.Event(kind=pb.STORED, topic="orders", at_ms=1_000)] * count
+        return [pb.Event(kind=pb.EVENT_KIND_STORED, topic="orders", at_ms=1_000)] * count
 
     cluster.add_events("a", *stored(3))
     cluster.add_events("b", *stored(1))

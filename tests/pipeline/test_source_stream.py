@@ -169,7 +169,9 @@ def test_what_has_no_progress_is_not_published(options: dict[str, str], why: str
 def test_events_of_a_watched_query_are_counted(
     spark: SparkSession, cluster: FakeCluster, tmp_path: Path
 ) -> None:
-    cluster.add_events("a", *(pb.Event(kind=pb.STORED, topic="orders", at_ms=1) for _ in range(7)))
+    cluster.add_events(
+        "a", *(pb.Event(kind=pb.EVENT_KIND_STORED, topic="orders", at_ms=1) for _ in range(7))
+    )
     metrics = PipelineMetrics("copy")
     watching = watch(spark, metrics)
     reader = spark.readStream.format("rocketmq").option("startingOffsets", "earliest")

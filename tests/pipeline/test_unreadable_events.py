@@ -33,7 +33,7 @@ def happen(cluster: FakeCluster) -> list[str]:
         "a",
         *[
             pb.Event(
-                kind=pb.STORED,
+                kind=pb.EVENT_KIND_STORED,
                 topic="orders",
                 topic_id=1,
                 queue_offset=i,
@@ -50,7 +50,7 @@ def happen(cluster: FakeCluster) -> list[str]:
 def test_what_is_damaged_is_data_loss_to_a_stream(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.add_events("a", pb.Event(kind=pb.STORED, message_id="before"))
+    cluster.add_events("a", pb.Event(kind=pb.EVENT_KIND_STORED, message_id="before"))
     strict = Stream(cluster, dataset="events")
     lax = Stream(cluster, dataset="events", failOnDataLoss="false")
     assert strict.run() == lax.run() == ["before"]

@@ -271,16 +271,16 @@ class _Simulation:
         """Change the list of broker groups; return why that failed."""
         home = self._brokers[0]
         admin = BrokerGroupAdmin(home.rounds, home.members, replica_name="")
-        request = pb.BrokerGroupRequest(name=name, force=what == "force")
         try:
             async with asyncio.timeout(patience_s):
                 if what == "drain":
-                    await admin.DrainBrokerGroup(request)
+                    await admin.DrainBrokerGroup(pb.DrainBrokerGroupRequest(name=name))
                 elif what == "add":
                     added = pb.AddBrokerGroupRequest(name=name, address=f"{name}:1")
                     await admin.AddBrokerGroup(added)
                 else:
-                    await admin.RemoveBrokerGroup(request)
+                    removed = pb.RemoveBrokerGroupRequest(name=name, force=what == "force")
+                    await admin.RemoveBrokerGroup(removed)
                 self.resized[what] += 1
         except TimeoutError:
             return "given up"

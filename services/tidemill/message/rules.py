@@ -43,13 +43,13 @@ RESERVED_PROPERTY_KEYS = _words(
 
 _ACCEPTED_TYPES: dict[int, list[v2.MessageType.ValueType]] = {
     link_pb2.TOPIC_TYPE_UNSPECIFIED: [v2.NORMAL],
-    link_pb2.NORMAL: [v2.NORMAL],
-    link_pb2.FIFO: [v2.FIFO],
-    link_pb2.DELAY: [v2.DELAY],
-    link_pb2.TRANSACTION: [v2.TRANSACTION],
-    link_pb2.LITE: [v2.LITE],
-    link_pb2.PRIORITY: [v2.PRIORITY],
-    link_pb2.MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
+    link_pb2.TOPIC_TYPE_NORMAL: [v2.NORMAL],
+    link_pb2.TOPIC_TYPE_FIFO: [v2.FIFO],
+    link_pb2.TOPIC_TYPE_DELAY: [v2.DELAY],
+    link_pb2.TOPIC_TYPE_TRANSACTION: [v2.TRANSACTION],
+    link_pb2.TOPIC_TYPE_LITE: [v2.LITE],
+    link_pb2.TOPIC_TYPE_PRIORITY: [v2.PRIORITY],
+    link_pb2.TOPIC_TYPE_MIXED: [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION],
 }
 SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY})
 
@@ -174,7 +174,7 @@ def check_type(
     if kind not in accepted_types(topic_type):
         accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
         text = f"the topic {topic} takes messages of type {accepted}, not {type_name(kind)}"
-        if kind in accepted_types(link_pb2.MIXED):
+        if kind in accepted_types(link_pb2.TOPIC_TYPE_MIXED):
             text += f"; `tidemill topic create {topic} --type MIXED` lets it take both"
         raise MessageTypeConflict(text)
     if kind not in SERVED_TYPES:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1  # of the document
 # The deletion of a group, and the removal of a broker group: without a topic they are of all.
-_OF_ALL: Final = (pb.RESET, pb.BROKER_GROUP_REMOVED)
+_OF_ALL: Final = (pb.EVENT_KIND_RESET, pb.EVENT_KIND_BROKER_GROUP_REMOVED)
 PARTITION_BYTES: Final = 128 << 20  # of a log, that one task reads
 
 

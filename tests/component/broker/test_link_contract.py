@@ -215,7 +215,7 @@ class Session:
         return bytes(data)
 
     async def cancel(self, timer_id: int, *, topic_id: int | None = None) -> pb.ReplyFrame:
-        request = pb.CancelTimerRequest(
+        request = pb.RecallRequest(
             request_id=1, timer_id=timer_id, topic_id=topic_id or self.topic_id
         )
         return await self.ask(pb.RequestFrame(timer_cancels=[request]))
@@ -285,8 +285,8 @@ def test_the_complete_configuration_comes_first(run: Run) -> None:
         assert {TOPIC} <= {topic.name for topic in config.topics}
         topic, group = session.topics[TOPIC], session.groups[GROUP]
         assert (topic.queues, topic.is_system, topic.version) == (QUEUES, False, 1)
-        assert group.delivery_order == pb.CONCURRENT
-        assert session.groups[ORDERED].delivery_order == pb.ORDERED
+        assert group.delivery_order == pb.DELIVERY_ORDER_CONCURRENT
+        assert session.groups[ORDERED].delivery_order == pb.DELIVERY_ORDER_ORDERED
         assert group.max_attempts > 0
         assert group.HasField("exponential") != group.HasField("customized")
 
@@ -557,9 +557,9 @@ def test_an_ack_settles_a_delivery_once(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", "b")
         [batch] = await session.pop()
-        assert await session.ack(batch, 0) == [pb.APPLIED]
-        assert await session.ack(batch, 0, 1) == [pb.ALREADY, pb.APPLIED]
-        assert await session.ack(batch, 1, 1) == [pb.ALREADY, pb.ALREADY]
+        assert await session.ack(batch, 0) == [pb.ACK_RESULT_APPLIED]
+        assert await session.ack(batch, 0, 1) == [pb.ACK_RESULT_ALREADY, pb.ACK_RESULT_APPLIED]
+        assert await session.ack(batch, 1, 1) == [pb.ACK_RESULT_ALREADY, pb.ACK_RESULT_ALREADY]
 
     run(scenario)
 
@@ -571,8 +571,8 @@ def test_an_ack_of_what_never_was_is_gone(run: Run) -> None:
         stranger = pb.Batch()
         stranger.CopyFrom(batch)
         stranger.delivery_id += NOBODY
-        assert await session.ack(stranger, 0) == [pb.GONE]
-        assert await session.ack(batch, 0) == [pb.APPLIED]
+        assert await session.ack(stranger, 0) == [pb.ACK_RESULT_GONE]
+        assert await session.ack(batch, 0) == [pb.ACK_RESULT_APPLIED]
 
     run(scenario)
 
@@ -590,8 +590,8 @@ def test_another_duration_makes_another_delivery_and_voids_the_first(run: Run) -
         assert changed.delivery_id != batch.delivery_id
         assert errors(await session.change(batch, 1, 90_000)) == [(1, "InvalidReceiptHandle")]
         assert errors(await session.dead_letter(batch, 1)) == [(1, "InvalidReceiptHandle")]
-        assert await session.ack(batch, 0, 1) == [pb.APPLIED, pb.GONE]
-        assert await session.ack(delivery_of(changed), 0) == [pb.APPLIED]
+        assert await session.ack(batch, 0, 1) == [pb.ACK_RESULT_APPLIED, pb.ACK_RESULT_GONE]
+        assert await session.ack(delivery_of(changed), 0) == [pb.ACK_RESULT_APPLIED]
 
     run(scenario)
 
@@ -630,7 +630,7 @@ def test_a_dead_letter_ends_a_delivery_and_is_in_a_topic_of_its_group(run: Run) 
         [batch] = await session.pop()
         reply = await session.dead_letter(batch, 0)
         assert [done.request_id for done in reply.dead_letters] == [1]
-        assert await session.ack(batch, 0) == [pb.ALREADY]
+        assert await session.ack(batch, 0) == [pb.ACK_RESULT_ALREADY]
         dead = session.topics[f"%DLQ%{GROUP}"]
         assert dead.is_system
         [found] = await session.pop(topic_id=dead.id)
@@ -704,7 +704,7 @@ def test_requests_of_all_kinds_travel_in_one_frame(run: Run) -> None:
             pops=[session.pop_request(request_id=2)],
             ensures=[pb.EnsureRequest(request_id=3, topic="new")],
             timer_cancels=[
-                pb.CancelTimerRequest(request_id=4, timer_id=NOBODY, topic_id=session.topic_id)
+                pb.RecallRequest(request_id=4, timer_id=NOBODY, topic_id=session.topic_id)
             ],
         )
         reply = await session.ask(frame)

@@ -549,11 +549,14 @@ def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None
             assert group.replicas[0].heartbeat.log_end == 100
             with pytest.raises(RpcError) as refused:
                 await call(
-                    other, "TransferMaster", wire.TransferRequest(group=NAME, target=2), wire.Group
+                    other,
+                    "TransferMaster",
+                    wire.TransferMasterRequest(group=NAME, target=2),
+                    wire.Group,
                 )
             assert refused.value.code is RpcCode.FAILED_PRECONDITION
             forced = await call(
-                other, "ForceMaster", wire.ForceRequest(group=NAME, target=0), wire.Group
+                other, "ForceMaster", wire.ForceMasterRequest(group=NAME, target=0), wire.Group
             )
             # It was in sync, so nothing can have been lost.
             assert (forced.view.epoch, forced.view.unclean_since) == (2, 0)
@@ -569,7 +572,7 @@ def test_only_proxies_that_follow_routes_are_heard_of_masters_that_they_cannot_r
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
-            report = wire.UnreachableReport(proxy="proxy-0", group=NAME, master="host-0:1")
+            report = wire.ReportUnreachableRequest(proxy="proxy-0", group=NAME, master="host-0:1")
             stranger = Talk(other, "ReportUnreachable")
             stranger.stream.write(report.SerializeToString())
             with pytest.raises(RpcError, match="follows no routes here"):

@@ -123,7 +123,7 @@ class World:
     async def proxy(self) -> pb.ProxyName:
         """Return the proxy, once it is attached."""
         await eventually(lambda: len(self.relay._attached) == 1)
-        [name] = (await self.relay.ListProxies(pb.Empty())).proxies
+        [name] = (await self.relay.ListProxies(pb.ListProxiesRequest())).proxies
         return name
 
     async def ask(self, question: pb.ProxyQuestion, *, timeout_ms: int = LONG_MS) -> pb.ProxyAnswer:
@@ -213,7 +213,9 @@ def test_a_command_gets_to_the_client_and_its_answer_back() -> None:
         world.seen("c")
         stream = ClientStream(world, "c", ClientAnswer(v2.OK, "", "all threads"))
         with world.clients.streams.open("c", stream), capture_logs() as logs:
-            answer = await world.command("c", print_stack=pb.Empty(), requested_by="me at 10.0.0.1")
+            answer = await world.command(
+                "c", print_stack=pb.PrintStack(), requested_by="me at 10.0.0.1"
+            )
         [told] = [one for one in logs if one["event"] == "client asked"]
         assert (told["client"], told["command"], told["by"]) == (
             "c",
@@ -309,7 +311,7 @@ def test_an_answer_with_a_code_that_nobody_knows_comes_back() -> None:
         code = cast("v2.Code.ValueType", -1)
         stream = ClientStream(world, "c", ClientAnswer(code, "", ""))
         with world.clients.streams.open("c", stream):
-            answer = await world.command("c", print_stack=pb.Empty())
+            answer = await world.command("c", print_stack=pb.PrintStack())
         assert (answer.error, answer.client.code) == ("", -1)
 
     run(scenario)
@@ -321,10 +323,10 @@ def test_commands_that_wait_leave_room_for_lists(monkeypatch: pytest.MonkeyPatch
     async def scenario(world: World) -> None:
         world.seen("c")
         with world.clients.streams.open("c", ClientStream(world, "c", None)):
-            first = asyncio.create_task(world.command("c", print_stack=pb.Empty()))
+            first = asyncio.create_task(world.command("c", print_stack=pb.PrintStack()))
             await eventually(lambda: world.clients.streams.is_asked("c"))
             with pytest.raises(RpcError) as many:
-                await world.command("c", print_stack=pb.Empty())
+                await world.command("c", print_stack=pb.PrintStack())
             assert refused_as(many.value) == "Overloaded"
             assert (await world.ask(ALL)).clients.clients
             first.cancel()
@@ -332,7 +334,7 @@ def test_commands_that_wait_leave_room_for_lists(monkeypatch: pytest.MonkeyPatch
         with world.clients.streams.open(
             "c", ClientStream(world, "c", ClientAnswer(v2.OK, "", "again"))
         ):
-            answer = await world.command("c", print_stack=pb.Empty())
+            answer = await world.command("c", print_stack=pb.PrintStack())
             assert answer.client.stack == "again"
 
     run(scenario)
@@ -340,15 +342,15 @@ def test_commands_that_wait_leave_room_for_lists(monkeypatch: pytest.MonkeyPatch
 
 def test_who_is_not_there_cannot_be_asked_or_does_not_answer_is_an_error_of_its_own() -> None:
     async def scenario(world: World) -> None:
-        assert (await world.command("c", print_stack=pb.Empty())).error == "ClientNotFound"
+        assert (await world.command("c", print_stack=pb.PrintStack())).error == "ClientNotFound"
         world.seen("c")
-        assert (await world.command("c", print_stack=pb.Empty())).error == "ClientMute"
+        assert (await world.command("c", print_stack=pb.PrintStack())).error == "ClientMute"
         with world.clients.streams.open("c", ClientStream(world, "c", None)):
-            asked = pb.ClientCommand(client_id="c", timeout_ms=1, print_stack=pb.Empty())
+            asked = pb.ClientCommand(client_id="c", timeout_ms=1, print_stack=pb.PrintStack())
             answer = await world.ask(pb.ProxyQuestion(command=asked))
         assert answer.error == "ClientTimeout"
         world.clock.advance(EXPIRY_MS + 1)
-        assert (await world.command("c", print_stack=pb.Empty())).error == "ClientNotFound"
+        assert (await world.command("c", print_stack=pb.PrintStack())).error == "ClientNotFound"
 
     run(scenario)
 
@@ -369,7 +371,7 @@ def test_a_question_that_fails_is_answered_and_the_log_says_why(
         world.seen("c")
         # Whatever it is: nobody has foreseen it.
         monkeypatch.setattr(world.clients, "find", lambda _client_id: 1 // 0)
-        answer = await world.command("c", print_stack=pb.Empty())
+        answer = await world.command("c", print_stack=pb.PrintStack())
         assert answer.error == "ProxyUnreachable"
         assert "ZeroDivisionError" in answer.message
 
@@ -384,7 +386,7 @@ def test_a_proxy_that_goes_ends_what_it_is_asked() -> None:
         world.seen("c")
         with world.clients.streams.open("c", ClientStream(world, "c", None)):
             name = await world.proxy()
-            asking = asyncio.create_task(world.command("c", print_stack=pb.Empty()))
+            asking = asyncio.create_task(world.command("c", print_stack=pb.PrintStack()))
             await eventually(lambda: world.clients.streams.is_asked("c"))
             world.is_there = False
             world.streams[0].cancel()
@@ -396,7 +398,7 @@ def test_a_proxy_that_goes_ends_what_it_is_asked() -> None:
         with pytest.raises(RpcError) as unknown:
             await world.relay.AskProxy(request)
         assert refused_as(unknown.value) == "ProxyNotFound"
-        assert not (await world.relay.ListProxies(pb.Empty())).proxies
+        assert not (await world.relay.ListProxies(pb.ListProxiesRequest())).proxies
 
     run(scenario)
 
@@ -406,7 +408,7 @@ def test_a_slow_proxy_and_too_many_questions_are_refused(monkeypatch: pytest.Mon
 
     async def scenario(world: World) -> None:
         world.seen("c")
-        silent = pb.ClientCommand(client_id="c", timeout_ms=LONG_MS, print_stack=pb.Empty())
+        silent = pb.ClientCommand(client_id="c", timeout_ms=LONG_MS, print_stack=pb.PrintStack())
         question = pb.ProxyQuestion(command=silent)
         with world.clients.streams.open("c", ClientStream(world, "c", None)):
             first = asyncio.create_task(world.ask(question))

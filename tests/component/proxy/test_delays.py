@@ -45,7 +45,7 @@ async def scheduled(world: ProxyWorld) -> str:
 
 def test_a_delayed_message_is_answered_with_a_recall_handle_and_no_offset() -> None:
     async def scenario(world: ProxyWorld) -> None:
-        await world.put_topic(kind=link_pb2.DELAY)
+        await world.put_topic(kind=link_pb2.TOPIC_TYPE_DELAY)
         for timer_id in range(2):
             response = await world.send(delayed())
             [entry] = response.entries
@@ -112,10 +112,10 @@ def test_plain_and_delayed_messages_that_are_sent_at_once_do_not_mix_up() -> Non
 @pytest.mark.parametrize(
     ("topic_type", "code"),
     [
-        (link_pb2.MIXED, v2.OK),
-        (link_pb2.DELAY, v2.OK),
-        (link_pb2.NORMAL, v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
-        (link_pb2.FIFO, v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (link_pb2.TOPIC_TYPE_MIXED, v2.OK),
+        (link_pb2.TOPIC_TYPE_DELAY, v2.OK),
+        (link_pb2.TOPIC_TYPE_NORMAL, v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (link_pb2.TOPIC_TYPE_FIFO, v2.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
     ],
 )
 def test_a_delayed_message_has_to_fit_its_topic(topic_type: int, code: int) -> None:
@@ -207,7 +207,7 @@ def test_a_handle_of_a_topic_that_was_made_again_finds_nothing() -> None:
 )
 def test_a_recall_names_a_topic_of_delayed_messages(topic: str, code: int) -> None:
     async def scenario(world: ProxyWorld) -> None:
-        await world.put_topic("normal", kind=link_pb2.NORMAL)
+        await world.put_topic("normal", kind=link_pb2.TOPIC_TYPE_NORMAL)
         handle = SIGNER.sign(topic, RecallFields(0, DUE_AT_MS, "id-1"))
         assert (await recall(world, handle, topic=topic)).status.code == code
 

@@ -339,7 +339,7 @@ def test_health_and_reflection_are_served() -> None:
 
 def test_changes_of_the_configuration_reach_the_proxy() -> None:
     async def scenario(client: Client) -> None:
-        topic = await client.world.put_topic(kind=link_pb2.FIFO)
+        topic = await client.world.put_topic(kind=link_pb2.TOPIC_TYPE_FIFO)
         assert client.world.link.configuration.topics["topic"] == topic
 
     run(scenario)

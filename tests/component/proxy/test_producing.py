@@ -132,8 +132,8 @@ def test_a_message_is_refused_with_its_code(refused: v2.Message, code: v2.Code.V
 @pytest.mark.parametrize(
     ("topic_type", "accepted", "refused"),
     [
-        (link_pb2.NORMAL, message(), message(message_group="g")),
-        (link_pb2.FIFO, message(message_group="g"), message()),
+        (link_pb2.TOPIC_TYPE_NORMAL, message(), message(message_group="g")),
+        (link_pb2.TOPIC_TYPE_FIFO, message(message_group="g"), message()),
         (link_pb2.TOPIC_TYPE_UNSPECIFIED, message(), message(message_group="g")),
     ],
 )

@@ -94,7 +94,7 @@ def test_invariant_12_an_ack_is_answered_after_it_is_durable() -> None:
                 await asyncio.sleep(0)
             assert proxy.replies.empty()
             world.syncs.gate.set()
-            assert list((await proxy.reply()).acks.results) == [pb.APPLIED]
+            assert list((await proxy.reply()).acks.results) == [pb.ACK_RESULT_APPLIED]
             after = World(world.world.disk.after_power_cut())
             after.advance(60_000)
             assert after.bodies() == []

@@ -233,12 +233,14 @@ class ControlledGroup:
     def transfer(self, target: int) -> None:
         with grpc.insecure_channel(self.controller.grpc) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
-            stub.TransferMaster(wire.TransferRequest(group=GROUP, target=target), timeout=CALL_S)
+            stub.TransferMaster(
+                wire.TransferMasterRequest(group=GROUP, target=target), timeout=CALL_S
+            )
 
     def force(self, target: int) -> None:
         with grpc.insecure_channel(self.controller.grpc) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
-            stub.ForceMaster(wire.ForceRequest(group=GROUP, target=target), timeout=CALL_S)
+            stub.ForceMaster(wire.ForceMasterRequest(group=GROUP, target=target), timeout=CALL_S)
 
     def await_group(self, is_so: Callable[[wire.Group], bool]) -> wire.Group:
         """Wait until what the controller says is so."""

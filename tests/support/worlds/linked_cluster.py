@@ -22,7 +22,7 @@ class LinkedCluster:
         self.members = [("broker-0", "h0:1"), ("broker-1", "h1:1"), ("broker-2", "h2:1")]
         self.draining: set[str] = set()
         self.placements = [("broker-0", 2), ("broker-1", 2), ("broker-2", 2)]
-        self.topic_type = pb.MIXED
+        self.topic_type = pb.TOPIC_TYPE_MIXED
 
     def _open(self, address: str) -> BrokerLink:
         link = self.links[address] = BrokerLink(
@@ -54,7 +54,11 @@ class LinkedCluster:
         )
         if n == 0:
             for member_name, member_address in self.members:
-                state = pb.DRAINING if member_name in self.draining else pb.ACTIVE
+                state = (
+                    pb.MEMBER_STATE_DRAINING
+                    if member_name in self.draining
+                    else pb.MEMBER_STATE_ACTIVE
+                )
                 membership.members.add(name=member_name, address=member_address, state=state)
         topic = pb.TopicConfig(
             id=home_id if n == 0 else 100 * n + home_id,

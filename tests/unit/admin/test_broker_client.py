@@ -25,12 +25,12 @@ TIMEOUT_MS = 10_000
 SERVICE = "tidemill.broker.v1.BrokerAdmin"
 
 
-async def get_config(_request: pb.Empty, _context: object) -> pb.ConfigUpdate:
+async def get_config(_request: pb.GetConfigRequest, _context: object) -> pb.ConfigUpdate:
     return pb.ConfigUpdate(broker_name="late")
 
 
 GET_CONFIG = grpc.unary_unary_rpc_method_handler(
-    get_config, pb.Empty.FromString, pb.ConfigUpdate.SerializeToString
+    get_config, pb.GetConfigRequest.FromString, pb.ConfigUpdate.SerializeToString
 )
 
 
@@ -142,7 +142,7 @@ def test_a_call_of_a_connection_that_is_closed_finds_the_broker_unreachable() ->
 
         server = grpc.aio.server()
         method: Any = grpc.unary_unary_rpc_method_handler(
-            hang, pb.Empty.FromString, pb.ConfigUpdate.SerializeToString
+            hang, pb.GetConfigRequest.FromString, pb.ConfigUpdate.SerializeToString
         )
         handler = grpc.method_handlers_generic_handler(SERVICE, {"GetConfig": method})
         server.add_generic_rpc_handlers((handler,))

@@ -42,7 +42,9 @@ class Log:
             until = begin
         found = [at for at in self.positions if begin <= at < until]
         return pb.ReadEventsReply(
-            events=[pb.Event(position=at, kind=pb.STORED, topic="orders") for at in found],
+            events=[
+                pb.Event(position=at, kind=pb.EVENT_KIND_STORED, topic="orders") for at in found
+            ],
             next_position=until,
             log_end=self.end,
             log_id="the log",

@@ -86,7 +86,7 @@ def test_the_queues_of_wide_groups_are_looked_at_some_a_round() -> None:
             assert 0 < most <= PROGRESS_A_ROUND
             most = 0
             admin = BrokerAdminService(world.rounds, auto_create=False)
-            answer = await admin.GetGroupProgress(pb.NamedRequest(name="wide"))
+            answer = await admin.GetGroupProgress(pb.GetGroupProgressRequest(name="wide"))
             assert len(answer.queues) == 4 * (queues + 10)
             assert sum(one.ready_count for one in answer.queues) == 8
             assert 0 < most <= PROGRESS_A_ROUND

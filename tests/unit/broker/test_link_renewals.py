@@ -116,7 +116,7 @@ def test_what_a_client_acked_in_the_frame_of_its_end_stays_acked() -> None:
         await proxy.send(frame)
         while not (results := (await proxy.reply()).acks.results):
             pass  # It tells of the retry topic first.
-        assert list(results) == [pb.APPLIED]
+        assert list(results) == [pb.ACK_RESULT_APPLIED]
         await idle()
         state = world.world.engine.state
         counts = {what: count for (what, *_), count in state.counts.items()}

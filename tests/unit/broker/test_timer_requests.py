@@ -66,9 +66,7 @@ def append_frame(world: RoundWorld, *blobs: bytes) -> pb.RequestFrame:
 
 def cancel_frame(world: RoundWorld, *timer_ids: int, topic_id: int = 0) -> pb.RequestFrame:
     cancels = [
-        pb.CancelTimerRequest(
-            request_id=100 + n, timer_id=timer_id, topic_id=topic_id or world.topic_id
-        )
+        pb.RecallRequest(request_id=100 + n, timer_id=timer_id, topic_id=topic_id or world.topic_id)
         for n, timer_id in enumerate(timer_ids)
     ]
     return pb.RequestFrame(timer_cancels=cancels)
@@ -201,8 +199,8 @@ def test_a_relative_delay_begins_at_the_broker() -> None:
         )
         reply = await admin.StoreMessage(request)
         assert reply.due_at_ms == world.clock.wall_ms() + HOUR_MS
-        shown = await timers.GetTimer(pb.TimerRequest(timer_id=reply.queue_offset))
-        assert (shown.state, shown.due_at_ms) == (pb.PENDING, reply.due_at_ms)
+        shown = await timers.GetTimer(pb.GetTimerRequest(timer_id=reply.queue_offset))
+        assert (shown.state, shown.due_at_ms) == (pb.TIMER_STATE_PENDING, reply.due_at_ms)
 
     in_world(scenario)
 
@@ -286,13 +284,13 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
         due_at_ms = world.clock.wall_ms() + HOUR_MS
         blob = stored("a", due_at_ms=due_at_ms)
         sent = await admin.StoreMessage(pb.StoreMessageRequest(topic=TOPIC, blob=blob))
-        timer = pb.TimerRequest(timer_id=sent.queue_offset)
+        timer = pb.FireTimerRequest(timer_id=sent.queue_offset)
         move = pb.RescheduleTimerRequest(
             timer_id=sent.queue_offset, due_at_ms=due_at_ms + 1, expected_due_at_ms=due_at_ms + 1
         )
         assert await refusal(timers.RescheduleTimer(move)) == "Conflict"
-        look = pb.TimerRequest(timer_id=sent.queue_offset, dry_run=True)
-        assert (await timers.CancelTimer(look)).state == pb.PENDING
+        look = pb.CancelTimerRequest(timer_id=sent.queue_offset, dry_run=True)
+        assert (await timers.CancelTimer(look)).state == pb.TIMER_STATE_PENDING
         move.expected_due_at_ms = due_at_ms
         assert (await timers.RescheduleTimer(move)).due_at_ms == due_at_ms + 1
         await timers.FireTimer(timer)
@@ -301,8 +299,10 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
         frame.pops[0].topic_id = world.world.engine.catalog.topic_ids[TOPIC]
         await proxy.send(frame)
         assert len((await proxy.reply()).pops[0].batches) == 1
-        assert (await timers.GetTimer(timer)).state == pb.DELIVERED
-        assert await refusal(timers.CancelTimer(timer)) == "MessageNotFound"
+        get = pb.GetTimerRequest(timer_id=timer.timer_id)
+        assert (await timers.GetTimer(get)).state == pb.TIMER_STATE_DELIVERED
+        cancel = pb.CancelTimerRequest(timer_id=timer.timer_id)
+        assert await refusal(timers.CancelTimer(cancel)) == "MessageNotFound"
         assert await refusal(timers.CancelTimer(look)) == "MessageNotFound"
 
     in_world(scenario)

@@ -103,7 +103,9 @@ def test_a_consumer_gets_its_own_settings_back_with_the_limits() -> None:
 
 
 def test_a_consumer_of_an_ordered_group_works_in_order() -> None:
-    assert answer(consumer(), group(delivery_order=link_pb2.ORDERED)).subscription.fifo
+    assert answer(
+        consumer(), group(delivery_order=link_pb2.DELIVERY_ORDER_ORDERED)
+    ).subscription.fifo
 
 
 @pytest.mark.parametrize("kind", [v2.LITE_PUSH_CONSUMER, v2.LITE_SIMPLE_CONSUMER])

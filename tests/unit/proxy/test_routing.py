@@ -11,7 +11,7 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
-TOPIC = link_pb2.TopicConfig(id=1, name="topic", type=link_pb2.MIXED, queues=8)
+TOPIC = link_pb2.TopicConfig(id=1, name="topic", type=link_pb2.TOPIC_TYPE_MIXED, queues=8)
 ACCESS_POINT = v2.Endpoints(
     scheme=v2.DOMAIN_NAME, addresses=[v2.Address(host="broker.example.org", port=18081)]
 )
@@ -53,13 +53,13 @@ def test_a_topic_of_the_broker_is_for_reading() -> None:
 @pytest.mark.parametrize(
     ("kind", "accepted"),
     [
-        (link_pb2.NORMAL, [v2.NORMAL]),
-        (link_pb2.FIFO, [v2.FIFO]),
-        (link_pb2.DELAY, [v2.DELAY]),
-        (link_pb2.TRANSACTION, [v2.TRANSACTION]),
-        (link_pb2.LITE, [v2.LITE]),
-        (link_pb2.PRIORITY, [v2.PRIORITY]),
-        (link_pb2.MIXED, [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION]),
+        (link_pb2.TOPIC_TYPE_NORMAL, [v2.NORMAL]),
+        (link_pb2.TOPIC_TYPE_FIFO, [v2.FIFO]),
+        (link_pb2.TOPIC_TYPE_DELAY, [v2.DELAY]),
+        (link_pb2.TOPIC_TYPE_TRANSACTION, [v2.TRANSACTION]),
+        (link_pb2.TOPIC_TYPE_LITE, [v2.LITE]),
+        (link_pb2.TOPIC_TYPE_PRIORITY, [v2.PRIORITY]),
+        (link_pb2.TOPIC_TYPE_MIXED, [v2.NORMAL, v2.FIFO, v2.DELAY, v2.TRANSACTION]),
         (link_pb2.TOPIC_TYPE_UNSPECIFIED, [v2.NORMAL]),
     ],
 )

@@ -86,31 +86,31 @@ class BrokerClient:
         """Create or change a topic."""
         return await self._call(lambda stub: stub.PutTopic, request)
 
-    async def delete_topic(self, request: pb.DeleteRequest) -> pb.DeleteTopicReply:
+    async def delete_topic(self, request: pb.DeleteTopicRequest) -> pb.DeleteTopicReply:
         """Delete a topic with its messages."""
         return await self._call(lambda stub: stub.DeleteTopic, request)
 
     async def topic_status(self, name: str) -> pb.TopicStatus:
         """Return a topic and what its queues hold."""
-        request = pb.NamedRequest(name=name)
+        request = pb.GetTopicStatusRequest(name=name)
         return await self._call(lambda stub: stub.GetTopicStatus, request, reads=True)
 
     async def put_group(self, request: pb.PutGroupRequest) -> pb.PutGroupReply:
         """Create or change a consumer group."""
         return await self._call(lambda stub: stub.PutGroup, request)
 
-    async def delete_group(self, request: pb.DeleteRequest) -> pb.DeleteGroupReply:
+    async def delete_group(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupReply:
         """Delete a consumer group with its progress."""
         return await self._call(lambda stub: stub.DeleteGroup, request)
 
     async def group_progress(self, name: str) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
-        request = pb.NamedRequest(name=name)
+        request = pb.GetGroupProgressRequest(name=name)
         return await self._call(lambda stub: stub.GetGroupProgress, request, reads=True)
 
     async def config(self) -> pb.ConfigUpdate:
         """Return all topics and groups."""
-        return await self._call(lambda stub: stub.GetConfig, pb.Empty(), reads=True)
+        return await self._call(lambda stub: stub.GetConfig, pb.GetConfigRequest(), reads=True)
 
     async def release_lock(self, request: pb.ReleaseLockRequest) -> pb.QueueLock:
         """Let the next consumer have what locks a queue of an ordered group."""
@@ -155,23 +155,25 @@ class BrokerClient:
 
     async def broker_status(self) -> pb.BrokerStatus:
         """Return what the broker says of itself."""
-        return await self._call(lambda stub: stub.GetBrokerStatus, pb.Empty(), reads=True)
+        return await self._call(
+            lambda stub: stub.GetBrokerStatus, pb.GetBrokerStatusRequest(), reads=True
+        )
 
     async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
         """Add a member, or take one back that drains."""
         return await self._call(lambda stub: stub.AddBrokerGroup, request)
 
-    async def drain_broker_group(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+    async def drain_broker_group(self, request: pb.DrainBrokerGroupRequest) -> pb.BrokerGroup:
         """Let a member have no more messages."""
         return await self._call(lambda stub: stub.DrainBrokerGroup, request)
 
-    async def remove_broker_group(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+    async def remove_broker_group(self, request: pb.RemoveBrokerGroupRequest) -> pb.BrokerGroup:
         """Remove a member that drains and is empty."""
         return await self._call(lambda stub: stub.RemoveBrokerGroup, request)
 
     async def list_proxies(self) -> pb.ProxyList:
         """Return the proxies that can be asked through this broker."""
-        return await self._call(lambda stub: stub.ListProxies, pb.Empty(), reads=True)
+        return await self._call(lambda stub: stub.ListProxies, pb.ListProxiesRequest(), reads=True)
 
     async def ask_proxy(self, request: pb.AskProxyRequest) -> pb.ProxyAnswer:
         """Ask a proxy, which has the time that the request says."""
@@ -184,7 +186,7 @@ class BrokerClient:
     async def held(self, client_id: str) -> pb.Held:
         """Return what the broker has in flight at a client."""
         return await self._call(
-            lambda stub: stub.GetHeld, pb.HeldRequest(client_id=client_id), reads=True
+            lambda stub: stub.GetHeld, pb.GetHeldRequest(client_id=client_id), reads=True
         )
 
     async def store_message(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
@@ -204,10 +206,10 @@ class BrokerClient:
     async def timer(self, timer_id: int) -> pb.Timer:
         """Return a timer in any state."""
         return await self._call(
-            lambda stub: stub.GetTimer, pb.TimerRequest(timer_id=timer_id), reads=True
+            lambda stub: stub.GetTimer, pb.GetTimerRequest(timer_id=timer_id), reads=True
         )
 
-    async def cancel_timer(self, request: pb.TimerRequest) -> pb.Timer:
+    async def cancel_timer(self, request: pb.CancelTimerRequest) -> pb.Timer:
         """Cancel a pending timer."""
         return await self._call(lambda stub: stub.CancelTimer, request)
 
@@ -215,7 +217,7 @@ class BrokerClient:
         """Let a pending timer be due at another time."""
         return await self._call(lambda stub: stub.RescheduleTimer, request)
 
-    async def fire_timer(self, request: pb.TimerRequest) -> pb.Timer:
+    async def fire_timer(self, request: pb.FireTimerRequest) -> pb.Timer:
         """Deliver the message of a pending timer now."""
         return await self._call(lambda stub: stub.FireTimer, request)
 

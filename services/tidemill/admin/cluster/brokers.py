@@ -204,7 +204,7 @@ class Brokers:
                 )
             # One that is alone does not know under which address.
             at = group.member.address or address
-            is_draining = group.member.state == pb.DRAINING
+            is_draining = group.member.state == pb.MEMBER_STATE_DRAINING
             client = home if group.is_home else await self.client_at(at)
             found.append(Member(group.member.name, at, group.is_home, is_draining, client))
         return sorted(found, key=lambda member: not member.is_home)

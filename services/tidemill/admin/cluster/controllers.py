@@ -50,27 +50,27 @@ class Controllers:
 
     async def transfer(self, name: str, target: int | None) -> wire.Group:
         """Have another replica made master, by a planned transfer."""
-        request = wire.TransferRequest(group=name, target=target)
+        request = wire.TransferMasterRequest(group=name, target=target)
         return await self._ask(lambda stub: stub.TransferMaster(request, timeout=CALL_TIMEOUT_S))
 
     async def drain(self, name: str, target: int, *, undo: bool) -> wire.Group:
         """Have a replica emptied of its duties, or let it count again."""
-        request = wire.DrainRequest(group=name, target=target, undo=undo)
+        request = wire.DrainReplicaRequest(group=name, target=target, undo=undo)
         return await self._ask(lambda stub: stub.DrainReplica(request, timeout=CALL_TIMEOUT_S))
 
     async def set_min_in_sync(self, name: str, min_in_sync: int) -> wire.Group:
         """Say how many replicas must have a message before it is acknowledged."""
-        request = wire.MinInSyncRequest(group=name, min_in_sync=min_in_sync)
+        request = wire.SetMinInSyncRequest(group=name, min_in_sync=min_in_sync)
         return await self._ask(lambda stub: stub.SetMinInSync(request, timeout=CALL_TIMEOUT_S))
 
     async def forget(self, name: str) -> None:
         """Have the record of a broker group taken away whose replicas are gone."""
-        request = wire.ForgetRequest(group=name)
+        request = wire.ForgetGroupRequest(group=name)
         await self._ask(lambda stub: stub.ForgetGroup(request, timeout=CALL_TIMEOUT_S))
 
     async def force(self, name: str, target: int, reason: str) -> wire.Group:
         """Have a replica made master that may lack what was acknowledged."""
-        request = wire.ForceRequest(group=name, target=target, reason=reason)
+        request = wire.ForceMasterRequest(group=name, target=target, reason=reason)
         return await self._ask(lambda stub: stub.ForceMaster(request, timeout=CALL_TIMEOUT_S))
 
     async def _ask(

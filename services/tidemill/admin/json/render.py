@@ -27,7 +27,7 @@ def topic_of(config: pb.TopicConfig) -> Topic:
     """Render a topic."""
     return Topic(
         name=config.name,
-        message_type=TopicType(pb.TopicType.Name(config.type)),
+        message_type=TopicType(pb.TopicType.Name(config.type).removeprefix("TOPIC_TYPE_")),
         queues=config.queues,
         is_system=config.is_system,
         delivery_spread_ms=config.delivery_spread_ms or None,
@@ -45,7 +45,7 @@ def group_of(config: pb.GroupConfig) -> Group:
         )
     else:
         retry = Retry(customized=Customized(next_ms=list(config.customized.next_ms)))
-    is_ordered = config.delivery_order == pb.ORDERED
+    is_ordered = config.delivery_order == pb.DELIVERY_ORDER_ORDERED
     return Group(
         name=config.name,
         delivery_order=DeliveryOrder.FIFO if is_ordered else DeliveryOrder.CONCURRENT,

@@ -49,7 +49,7 @@ def timer_of(timer: pb.Timer, *, broker: str) -> Timer:
     shown = Timer(
         timer_id=timer.timer_id,
         broker=broker,
-        state=TimerState(pb.TimerState.Name(timer.state)),
+        state=TimerState(pb.TimerState.Name(timer.state).removeprefix("TIMER_STATE_")),
         topic=timer.topic or None,
         queue_id=timer.queue_id,
         due_at_ms=timer.due_at_ms,

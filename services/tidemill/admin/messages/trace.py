@@ -114,7 +114,7 @@ def _place_behind(answer: Answer[pb.ReadEventsReply | None], before: Place | Non
 def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEvent]:
     return [
         MessageEvent(
-            event=pb.EventKind.Name(event.kind).lower(),
+            event=pb.EventKind.Name(event.kind).removeprefix("EVENT_KIND_").lower(),
             at_ms=event.at_ms,
             broker=broker,
             position=event.position,

@@ -93,7 +93,7 @@ async def drain_broker_group(
     if dry_run:
         await _check_home_is_up(cluster)
     else:
-        request = pb.BrokerGroupRequest(name=name, requested_by=caller)
+        request = pb.DrainBrokerGroupRequest(name=name, requested_by=caller)
         await (await cluster.home()).drain_broker_group(request)
         await cluster.look()
     group = await _find(cluster, name)
@@ -124,7 +124,7 @@ async def remove_broker_group(
     if dry_run and group is not None:
         _check_removable(group, force=force)
         return json_of(BrokerGroupChange(dry_run=True, by=caller, group=group))
-    request = pb.BrokerGroupRequest(name=name, requested_by=caller, force=force)
+    request = pb.RemoveBrokerGroupRequest(name=name, requested_by=caller, force=force)
     removed = await (await cluster.home()).remove_broker_group(request)
     await cluster.look()
     if group is None:
@@ -234,7 +234,7 @@ def _shown(
     if listed is None:
         return shown
     # The home may have decided since the list of members was made.
-    shown.state = "draining" if listed.member.state == pb.DRAINING else "active"
+    shown.state = "draining" if listed.member.state == pb.MEMBER_STATE_DRAINING else "active"
     if listed.reason and status is not None:
         shown.reason = f"the home does not reach it: {listed.reason}"
     _show_left(shown, listed)

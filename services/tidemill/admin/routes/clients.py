@@ -94,7 +94,7 @@ async def print_stack(
 ) -> schemas.StackTrace:
     """Ask a client what its threads are doing. Java and Go clients answer; others cannot."""
     command = pb.ClientCommand(
-        client_id=client_id, timeout_ms=timeout_ms, print_stack=pb.Empty(), requested_by=caller
+        client_id=client_id, timeout_ms=timeout_ms, print_stack=pb.PrintStack(), requested_by=caller
     )
     answer = await command_client(cluster, command)
     if answer.code != v2.OK:

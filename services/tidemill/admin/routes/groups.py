@@ -50,7 +50,9 @@ async def put_group(
     )
     if settings.delivery_order is not None:
         is_fifo = settings.delivery_order is schemas.DeliveryOrder.FIFO
-        request.delivery_order = pb.ORDERED if is_fifo else pb.CONCURRENT
+        request.delivery_order = (
+            pb.DELIVERY_ORDER_ORDERED if is_fifo else pb.DELIVERY_ORDER_CONCURRENT
+        )
     if settings.retry is not None and (policy := settings.retry.exponential) is not None:
         request.exponential.initial_ms = policy.initial_ms
         request.exponential.max_ms = policy.max_ms
@@ -204,7 +206,7 @@ async def delete_group(
     group: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> Response | None:
     """Delete a consumer group with its progress; its dead letters stay."""
-    request = pb.DeleteRequest(name=group, dry_run=dry_run, requested_by=caller)
+    request = pb.DeleteGroupRequest(name=group, dry_run=dry_run, requested_by=caller)
     if not dry_run:
         await (await cluster.home()).delete_group(request)
         return None

@@ -93,7 +93,7 @@ async def cancel_timer(
     dry_run: DryRun = False,
 ) -> message_schemas.Timer:
     """Cancel a timer: its message is never delivered. Doing so again is no error."""
-    request = pb.TimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
+    request = pb.CancelTimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.cancel_timer(request), broker=member.name)
 
@@ -123,7 +123,7 @@ async def fire_timer(
     timer_id: TimerId, cluster: Cluster, caller: Caller, broker: BrokerName = None
 ) -> message_schemas.Timer:
     """Deliver a timer's message now."""
-    request = pb.TimerRequest(timer_id=timer_id, requested_by=caller)
+    request = pb.FireTimerRequest(timer_id=timer_id, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.fire_timer(request), broker=member.name)
 

@@ -53,7 +53,7 @@ async def put_topic(
     kind = settings.message_type
     request = pb.PutTopicRequest(
         name=topic,
-        type=pb.TopicType.Value(kind.value) if kind else pb.TOPIC_TYPE_UNSPECIFIED,
+        type=pb.TopicType.Value(f"TOPIC_TYPE_{kind.value}") if kind else pb.TOPIC_TYPE_UNSPECIFIED,
         queues=settings.queues or 0,
         delivery_spread_ms=settings.delivery_spread_ms,
         force=settings.force,
@@ -97,9 +97,9 @@ async def delete_topic(
     The home deletes it, and tells the other broker groups as soon as it reaches them. A dead-letter
     topic is each broker group's own, and deleted at all, or at none while one is away.
     """
-    request = pb.DeleteRequest(name=topic, dry_run=dry_run, requested_by=caller)
+    request = pb.DeleteTopicRequest(name=topic, dry_run=dry_run, requested_by=caller)
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-        planned_request = pb.DeleteRequest(name=topic, dry_run=True, requested_by=caller)
+        planned_request = pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller)
         await cluster.change_all(
             lambda member: member.client.delete_topic(planned_request),
             lambda member: member.client.delete_topic(request),

@@ -181,7 +181,7 @@ class ControllerService:
     # ------------------------------------------------------------ calls
 
     async def _report_unreachable(self, request: bytes) -> bytes:
-        asked = _parse(wire.UnreachableReport, request)
+        asked = _parse(wire.ReportUnreachableRequest, request)
         group = await self._group(asked.group)
         is_known = asked.proxy in self._proxies
         self._metrics.requested("report_unreachable", "success" if is_known else "failed")
@@ -207,7 +207,7 @@ class ControllerService:
         return answer.SerializeToString()
 
     async def _transfer_master(self, request: bytes) -> bytes:
-        asked = _parse(wire.TransferRequest, request)
+        asked = _parse(wire.TransferMasterRequest, request)
 
         def wish(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
             live = {one.member for one in live_of(record, sight, self._timing)}
@@ -230,7 +230,7 @@ class ControllerService:
         return await self._changed(asked.group, wish)
 
     async def _drain_replica(self, request: bytes) -> bytes:
-        asked = _parse(wire.DrainRequest, request)
+        asked = _parse(wire.DrainReplicaRequest, request)
         target = ReplicaId(asked.target)
 
         def drain(record: GroupRecord, _sight: Sight) -> GroupRecord | Refusal:
@@ -241,7 +241,7 @@ class ControllerService:
         return await self._changed(asked.group, drain, kind="drain_replica")
 
     async def _set_min_in_sync(self, request: bytes) -> bytes:
-        asked = _parse(wire.MinInSyncRequest, request)
+        asked = _parse(wire.SetMinInSyncRequest, request)
         group = await self._group(asked.group)
 
         def set_it(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
@@ -253,7 +253,7 @@ class ControllerService:
         return await self._changed(asked.group, set_it, kind="set_min_in_sync")
 
     async def _forget_group(self, request: bytes) -> bytes:
-        asked = _parse(wire.ForgetRequest, request)
+        asked = _parse(wire.ForgetGroupRequest, request)
         group, began_ns = await self._group(asked.group), time.monotonic_ns()
         try:
             refusal = await group.remove()
@@ -266,7 +266,7 @@ class ControllerService:
         return wire.Done().SerializeToString()
 
     async def _force_master(self, request: bytes) -> bytes:
-        asked = _parse(wire.ForceRequest, request)
+        asked = _parse(wire.ForceMasterRequest, request)
         target = ReplicaId(asked.target)
 
         def force(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:

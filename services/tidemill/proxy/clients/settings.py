@@ -30,7 +30,7 @@ _CUSTOMIZED_STEPS_MAX = 32
 
 # What a group that has never been used is going to be.
 DEFAULT_GROUP = link_pb2.GroupConfig(
-    delivery_order=link_pb2.CONCURRENT,
+    delivery_order=link_pb2.DELIVERY_ORDER_CONCURRENT,
     max_attempts=17,
     exponential=link_pb2.ExponentialRetry(initial_ms=10_000, max_ms=7_200_000, multiplier=2.0),
 )
@@ -94,7 +94,7 @@ def consumer_settings(
     """Return the settings for a consumer of `group`; `measured` as for a producer."""
     answer = _copy(settings, measured)
     subscription = answer.subscription
-    subscription.fifo = group.delivery_order == link_pb2.ORDERED
+    subscription.fifo = group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
     subscription.receive_batch_size = RECEIVE_BATCH_SIZE
     subscription.long_polling_timeout.CopyFrom(_duration(long_polling_max_ms))
     if settings.client_type in _LITE_TYPES:

@@ -268,7 +268,7 @@ class Cluster:
         for broker in self.brokers:
             own = broker.find_topic(topic)
             # One that has joined later has no message group.
-            if own is not None and not (has and topic.type == link_pb2.FIFO):
+            if own is not None and not (has and topic.type == link_pb2.TOPIC_TYPE_FIFO):
                 has[broker.name] = own.queues
         members = self._members.by_name
         return [

@@ -150,7 +150,7 @@ class Members:
         for member in membership.members:
             group = home if member.name == home.name else self._find(member)
             if group is not None:
-                members[member.name] = group, member.state == link_pb2.DRAINING
+                members[member.name] = group, member.state == link_pb2.MEMBER_STATE_DRAINING
         self._settle(home, members)
         self._drop_others(membership)
         self._introduce(home, membership)

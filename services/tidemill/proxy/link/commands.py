@@ -170,7 +170,7 @@ def _acks_of_both(results: list[int]) -> list[int]:
     A broker knows of a delivery whose time is up no more whether it was. Its time is up at once
     where the clock of the new master is ahead.
     """
-    return [UNKNOWN_ACK if result == pb.GONE else result for result in results]
+    return [UNKNOWN_ACK if result == pb.ACK_RESULT_GONE else result for result in results]
 
 
 def _cut_acks(rows: Sequence[Row], room_bytes: int) -> tuple[int, int]:
@@ -246,7 +246,7 @@ CANCEL_TIMER: Final = _asked(
     "cancel_timer",
     "timer_cancels",
     "cancelled_timers",
-    pb.CancelTimerRequest,
+    pb.RecallRequest,
     _ids,
     when_lost=_HARMLESS,
     may_repeat=True,

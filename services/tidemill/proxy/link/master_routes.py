@@ -117,13 +117,13 @@ class MasterRoutes:
                     except (RpcError, TimeoutError) as error:
                         log.debug("a controller hears nothing", controller=address, reason=error)
 
-    def _unreachable(self, now_s: float) -> list[wire.UnreachableReport]:
+    def _unreachable(self, now_s: float) -> list[wire.ReportUnreachableRequest]:
         """Return what is to be told."""
         cut_off = self.masters.cut_off()
         lost = {(name, one.master) for name, one in cut_off.items()}
         self._lost_at_s = {key: self._lost_at_s.get(key, now_s) for key in lost}
         return [
-            wire.UnreachableReport(
+            wire.ReportUnreachableRequest(
                 proxy=self._name,
                 group=name,
                 master=one.master,
@@ -133,7 +133,7 @@ class MasterRoutes:
             for name, one in sorted(cut_off.items())
         ]
 
-    async def _say(self, channel: OpenChannel, report: wire.UnreachableReport) -> None:
+    async def _say(self, channel: OpenChannel, report: wire.ReportUnreachableRequest) -> None:
         """Tell one controller. Raises RpcError, TimeoutError."""
         stream = channel.open(REPORT_UNREACHABLE, lambda _done: None)
         try:

@@ -85,7 +85,7 @@ class PollingShell:
         One that may not wait has `timeout_ms` to ask whom it can, or until it can ask anybody.
         """
         names = [self._know(broker) for broker in brokers]
-        is_ordered = target.group.delivery_order == link_pb2.ORDERED
+        is_ordered = target.group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
         poll = self.polling.begin(
             Key(target.topic.name, target.group.name, frozenset(pop.tags)),
             names,

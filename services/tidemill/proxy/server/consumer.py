@@ -69,7 +69,7 @@ _POLL_GRACE_MS = 3_000
 # The first client version that knows ILLEGAL_POLLING_TIME.
 _KNOWS_ILLEGAL_POLLING_TIME = (5, 0, 3)
 
-_SETTLED = frozenset({link_pb2.APPLIED, link_pb2.ALREADY})
+_SETTLED = frozenset({link_pb2.ACK_RESULT_APPLIED, link_pb2.ACK_RESULT_ALREADY})
 _GONE = InvalidReceiptHandle(
     "the receipt handle names no live delivery: the message was acked long ago, was redelivered "
     "after its invisible duration, or its handle was replaced; use the newest handle"

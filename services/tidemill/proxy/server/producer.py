@@ -96,7 +96,7 @@ class Producer:
             raise MessageNotFound("the topic that the message was sent to is gone")
         await broker.link.ask(
             CANCEL_TIMER,
-            link_pb2.CancelTimerRequest(timer_id=recalled.timer_id, topic_id=own_topic.id),
+            link_pb2.RecallRequest(timer_id=recalled.timer_id, topic_id=own_topic.id),
             timeout_ms=self._cluster.timeout_ms(call),
         )
         response = service.RecallMessageResponse(

@@ -226,7 +226,7 @@ class Puller:
         """Say where a queue begins or ends, or the messages of a time do."""
         parsed = service.QueryOffsetRequest.FromString(request)
         queue = self._find_queue(call, parsed.message_queue)
-        query = link_pb2.OffsetQuery(topic_id=queue.topic_id, queue_id=queue.queue_id)
+        query = link_pb2.QueryOffsetRequest(topic_id=queue.topic_id, queue_id=queue.queue_id)
         if parsed.query_offset_policy == v2.TIMESTAMP:
             if not parsed.HasField("timestamp"):
                 raise BadRequest("the policy TIMESTAMP needs a timestamp")
@@ -242,8 +242,11 @@ class Puller:
     async def get_offset(self, call: Call, request: bytes) -> bytes:
         """Say how far a group has pulled, by its own word."""
         parsed = service.GetOffsetRequest.FromString(request)
-        queue, wanted = self._pull_offset(call, parsed.message_queue, parsed.group)
-        answer = await self._ask(queue.broker, "GetPullOffset", wanted, self._timeout_ms(call))
+        queue, group_id = self._queue_and_group(call, parsed.message_queue, parsed.group)
+        query = link_pb2.GetPullOffsetRequest(
+            group_id=group_id, topic_id=queue.topic_id, queue_id=queue.queue_id
+        )
+        answer = await self._ask(queue.broker, "GetPullOffset", query, self._timeout_ms(call))
         offset = link_pb2.OffsetReply.FromString(answer).offset
         if offset < 0:
             raise OffsetNotFound(
@@ -254,14 +257,20 @@ class Puller:
     async def update_offset(self, call: Call, request: bytes) -> bytes:
         """Keep how far a group has pulled; pops are not moved by it."""
         parsed = service.UpdateOffsetRequest.FromString(request)
-        queue, told = self._pull_offset(call, parsed.message_queue, parsed.group)
-        told.offset = parsed.offset
-        await self._ask(queue.broker, "UpdatePullOffset", told, self._timeout_ms(call))
+        queue, group_id = self._queue_and_group(call, parsed.message_queue, parsed.group)
+        update = link_pb2.UpdatePullOffsetRequest(
+            group_id=group_id,
+            topic_id=queue.topic_id,
+            queue_id=queue.queue_id,
+            offset=parsed.offset,
+        )
+        await self._ask(queue.broker, "UpdatePullOffset", update, self._timeout_ms(call))
         return OK_STATUS
 
-    def _pull_offset(
+    def _queue_and_group(
         self, call: Call, message_queue: v2.MessageQueue, resource: v2.Resource
-    ) -> tuple[Queue, link_pb2.PullOffset]:
+    ) -> tuple[Queue, int]:
+        """Return the queue and the id of the consumer group at the queue's broker."""
         queue = self._find_queue(call, message_queue)
         group = self._cluster.find_group(resource.name)
         call.group = group.name
@@ -270,9 +279,7 @@ class Puller:
             raise TopicNotFound(
                 f"{queue.broker.name} has not heard of the group {group.name} yet; repeat"
             )
-        return queue, link_pb2.PullOffset(
-            group_id=own.id, topic_id=queue.topic_id, queue_id=queue.queue_id
-        )
+        return queue, own.id
 
     # ------------------------------------------------------------ whom to ask
 

@@ -47,7 +47,11 @@ class Routes:
         readables = [
             readable._replace(is_writable=True) for readable in self._cluster.readable(topic)
         ]
-        any_queue = None if group.delivery_order == link_pb2.ORDERED else (routing.ANY_QUEUE,)
+        any_queue = (
+            None
+            if group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
+            else (routing.ANY_QUEUE,)
+        )
         queues = self._queues(topic, parsed.topic, parsed.endpoints, readables, any_queue)
         return routing.encode_assignments(queues)
 

@@ -33,7 +33,7 @@ class BrokerGroupAdmin:
 
     async def GetBrokerStatus(
         self,
-        request: pb.Empty,  # noqa: ARG002  # The contract has it, and it is empty.
+        request: pb.GetBrokerStatusRequest,  # noqa: ARG002  # The contract has it, and it is empty.
     ) -> pb.BrokerStatus:
         """Return what this broker says of itself, home or not."""
 
@@ -55,7 +55,7 @@ class BrokerGroupAdmin:
 
         own_name, members = await in_round(self._rounds, read)
         if not members:
-            alone = pb.Member(name=own_name, state=pb.ACTIVE)
+            alone = pb.Member(name=own_name, state=pb.MEMBER_STATE_ACTIVE)
             return pb.BrokerGroupList(
                 groups=[pb.BrokerGroup(member=alone, is_home=True, is_connected=True)]
             )
@@ -76,7 +76,7 @@ class BrokerGroupAdmin:
 
     async def _count_left(self, group: pb.BrokerGroup) -> None:
         follower = self._members.followers.get(group.member.name)
-        if group.member.state != pb.DRAINING or follower is None:
+        if group.member.state != pb.MEMBER_STATE_DRAINING or follower is None:
             return
         group.last_left.CopyFrom(follower.last_left)
         group.last_left_at_ms = follower.last_left_at_ms
@@ -104,7 +104,7 @@ class BrokerGroupAdmin:
         own_name, group = await in_round(self._rounds, add)
         return self._describe(group, own_name)
 
-    async def DrainBrokerGroup(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+    async def DrainBrokerGroup(self, request: pb.DrainBrokerGroupRequest) -> pb.BrokerGroup:
         """Let a member have no more messages."""
 
         def drain(engine: Engine, turn: Turn) -> tuple[str, BrokerGroup]:
@@ -115,7 +115,7 @@ class BrokerGroupAdmin:
         own_name, group = await in_round(self._rounds, drain)
         return self._describe(group, own_name)
 
-    async def RemoveBrokerGroup(self, request: pb.BrokerGroupRequest) -> pb.BrokerGroup:
+    async def RemoveBrokerGroup(self, request: pb.RemoveBrokerGroupRequest) -> pb.BrokerGroup:
         """Remove a member that drains and is empty, or whose messages are given up.
 
         One that is forced out keeps its store as it is: added again, it brings what it has.
@@ -152,7 +152,7 @@ class BrokerGroupAdmin:
         return described
 
     async def _leave_or_give_up(
-        self, request: pb.BrokerGroupRequest, group: pb.BrokerGroup, follower: Follower | None
+        self, request: pb.RemoveBrokerGroupRequest, group: pb.BrokerGroup, follower: Follower | None
     ) -> None:
         try:
             await self._leave(group.member.name, follower)

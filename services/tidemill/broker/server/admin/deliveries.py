@@ -51,7 +51,7 @@ class DeliveryAdmin:
             reply.end.CopyFrom(_place(look.end))
         return reply
 
-    async def GetHeld(self, request: pb.HeldRequest) -> pb.Held:
+    async def GetHeld(self, request: pb.GetHeldRequest) -> pb.Held:
         """Return what a client has in flight."""
 
         def count(engine: Engine, _turn: Turn) -> pb.Held:

@@ -127,7 +127,7 @@ class Relay:
 
     async def ListProxies(
         self,
-        request: pb.Empty,  # noqa: ARG002  # The contract has it, and it is empty.
+        request: pb.ListProxiesRequest,  # noqa: ARG002  # The contract has it, and it is empty.
     ) -> pb.ProxyList:
         """Return who can be asked."""
         return pb.ProxyList(proxies=[each.name for each in self._attached.values()])

@@ -65,7 +65,7 @@ class BrokerAdminService:
 
         return await self._call(put)
 
-    async def DeleteTopic(self, request: pb.DeleteRequest) -> pb.DeleteTopicReply:
+    async def DeleteTopic(self, request: pb.DeleteTopicRequest) -> pb.DeleteTopicReply:
         """Delete a topic with its messages, or say what that would take."""
 
         def delete(engine: Engine, turn: Turn) -> pb.DeleteTopicReply:
@@ -100,9 +100,9 @@ class BrokerAdminService:
 
         return await self._call(put)
 
-    async def DeleteGroup(self, request: pb.DeleteRequest) -> pb.DeleteGroupReply:
+    async def DeleteGroup(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupReply:
         """Delete a consumer group with its progress, or say what that would take."""
-        progress = await self.GetGroupProgress(pb.NamedRequest(name=request.name))
+        progress = await self.GetGroupProgress(pb.GetGroupProgressRequest(name=request.name))
         topics = sorted({queue.topic for queue in progress.queues})
         lag = sum(queue.ready_count + queue.in_flight_count for queue in progress.queues)
 
@@ -119,7 +119,7 @@ class BrokerAdminService:
 
     async def GetConfig(
         self,
-        request: pb.Empty,  # noqa: ARG002  # The contract has it, and it is empty.
+        request: pb.GetConfigRequest,  # noqa: ARG002  # The contract has it, and it is empty.
     ) -> pb.ConfigUpdate:
         """Return all topics and groups."""
 
@@ -128,7 +128,7 @@ class BrokerAdminService:
 
         return await self._call(get)
 
-    async def GetTopicStatus(self, request: pb.NamedRequest) -> pb.TopicStatus:
+    async def GetTopicStatus(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
         """Return a topic and what its queues hold."""
 
         def get(engine: Engine, _turn: Turn) -> pb.TopicStatus:
@@ -144,7 +144,7 @@ class BrokerAdminService:
 
         return await self._call(get)
 
-    async def GetGroupProgress(self, request: pb.NamedRequest) -> pb.GroupProgress:
+    async def GetGroupProgress(self, request: pb.GetGroupProgressRequest) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
 
         def begin(engine: Engine, _turn: Turn) -> tuple[pb.GroupProgress, list[Key]]:

@@ -68,7 +68,7 @@ class TimerAdmin:
 
         return await in_round(self._rounds, name)
 
-    async def GetTimer(self, request: pb.TimerRequest) -> pb.Timer:
+    async def GetTimer(self, request: pb.GetTimerRequest) -> pb.Timer:
         """Return one timer, also one that was delivered, cancelled or dropped."""
         return _timer(
             await in_round(
@@ -76,7 +76,7 @@ class TimerAdmin:
             )
         )
 
-    async def CancelTimer(self, request: pb.TimerRequest) -> pb.Timer:
+    async def CancelTimer(self, request: pb.CancelTimerRequest) -> pb.Timer:
         """Cancel a pending timer, or look whether that can be; doing it again is no error."""
 
         def cancel(engine: Engine, turn: Turn) -> TimerStatus:
@@ -128,7 +128,7 @@ class TimerAdmin:
         )
         return _timer(status)
 
-    async def FireTimer(self, request: pb.TimerRequest) -> pb.Timer:
+    async def FireTimer(self, request: pb.FireTimerRequest) -> pb.Timer:
         """Deliver the message of a pending timer now."""
 
         def fire(engine: Engine, turn: Turn) -> TimerStatus:
@@ -162,7 +162,7 @@ def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:
 def _timer(status: TimerStatus) -> pb.Timer:
     return pb.Timer(
         timer_id=status.timer_id,
-        state=pb.QUARANTINED
+        state=pb.TIMER_STATE_QUARANTINED
         if status.is_quarantined
         else pb.TimerState.ValueType(status.state.value),
         topic=status.topic,

@@ -444,7 +444,7 @@ def _found(request: pb.FoundRequest, turn: Turn) -> None:
         config_log.cluster_founded(turn.engine.catalog.membership)
 
 
-def _cancel_timer(request: pb.CancelTimerRequest, turn: Turn) -> None:
+def _cancel_timer(request: pb.RecallRequest, turn: Turn) -> None:
     turn.engine.timers.cancel(
         TimerId(request.timer_id), topic_id=TopicId(request.topic_id), now_ms=turn.now_ms
     )

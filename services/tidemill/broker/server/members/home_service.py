@@ -148,7 +148,7 @@ def follow(
     reply = pb.FollowReply()
     if catalog.membership.home is None and frame.leave:
         return reply  # It has left already, and the home has not heard.
-    is_draining = frame.member.state == pb.DRAINING
+    is_draining = frame.member.state == pb.MEMBER_STATE_DRAINING
     home = Home(
         cluster_id=frame.membership.cluster_id,
         name=frame.membership.home_name,

@@ -109,7 +109,7 @@ class PullReader:
             if not waiter.outcome.done():
                 self._rounds.put(_Leave(waiter))
 
-    async def QueryOffset(self, request: pb.OffsetQuery) -> pb.OffsetReply:
+    async def QueryOffset(self, request: pb.QueryOffsetRequest) -> pb.OffsetReply:
         """Return where a queue begins or ends, or the messages of a time do."""
 
         def begin(engine: Engine, _turn: Turn) -> int | TimeSearch:
@@ -128,7 +128,7 @@ class PullReader:
             pass
         return pb.OffsetReply(offset=search.offsets[0])
 
-    async def GetPullOffset(self, request: pb.PullOffset) -> pb.OffsetReply:
+    async def GetPullOffset(self, request: pb.GetPullOffsetRequest) -> pb.OffsetReply:
         """Return how far a group has pulled, by its own word."""
 
         def get(engine: Engine, _turn: Turn) -> int | None:
@@ -140,7 +140,7 @@ class PullReader:
         found = await in_round(self._rounds, get)
         return pb.OffsetReply(offset=-1 if found is None else found)
 
-    async def UpdatePullOffset(self, request: pb.PullOffset) -> pb.OffsetReply:
+    async def UpdatePullOffset(self, request: pb.UpdatePullOffsetRequest) -> pb.OffsetReply:
         """Keep how far a group has pulled."""
 
         def update(engine: Engine, turn: Turn) -> None:
@@ -240,7 +240,9 @@ def _queue(engine: Engine, topic_id: int, queue_id: int) -> ConsumeQueue:
     return engine.catalog.queue(topic.id, QueueId(queue_id))
 
 
-def _pull_key(request: pb.PullOffset) -> tuple[GroupId, TopicId, QueueId]:
+def _pull_key(
+    request: pb.GetPullOffsetRequest | pb.UpdatePullOffsetRequest,
+) -> tuple[GroupId, TopicId, QueueId]:
     return GroupId(request.group_id), TopicId(request.topic_id), QueueId(request.queue_id)
 
 

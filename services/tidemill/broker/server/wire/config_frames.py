@@ -53,7 +53,9 @@ def group_config(group: ConsumerGroup) -> pb.GroupConfig:
         id=group.id,
         version=group.version,
         name=group.name,
-        delivery_order=pb.ORDERED if group.is_ordered else pb.CONCURRENT,
+        delivery_order=pb.DELIVERY_ORDER_ORDERED
+        if group.is_ordered
+        else pb.DELIVERY_ORDER_CONCURRENT,
         max_attempts=group.max_attempts,
         start_from_latest=group.start_from_latest,
         home_id=group.home_id,
@@ -128,7 +130,7 @@ def membership_frame(membership: Membership) -> pb.Membership:
 
 def member(group: BrokerGroup) -> pb.Member:
     """Render a broker group of the home's list."""
-    state = pb.DRAINING if group.state == "draining" else pb.ACTIVE
+    state = pb.MEMBER_STATE_DRAINING if group.state == "draining" else pb.MEMBER_STATE_ACTIVE
     return pb.Member(name=group.name, address=group.address, state=state)
 
 
@@ -152,7 +154,7 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
         id=GroupId(config.id),
         version=config.version,
         name=config.name,
-        is_ordered=config.delivery_order == pb.ORDERED,
+        is_ordered=config.delivery_order == pb.DELIVERY_ORDER_ORDERED,
         max_attempts=config.max_attempts,
         exponential=_exponential(config),
         customized_ms=tuple(config.customized.next_ms),
@@ -244,7 +246,9 @@ class GroupFields(TypedDict):
 
 def group_fields(request: pb.PutGroupRequest) -> GroupFields:
     """Read what is chosen about a group."""
-    is_ordered = request.delivery_order == pb.ORDERED if request.delivery_order else None
+    is_ordered = (
+        request.delivery_order == pb.DELIVERY_ORDER_ORDERED if request.delivery_order else None
+    )
     return GroupFields(
         is_ordered=is_ordered,
         max_attempts=request.max_attempts,
