@@ -74,7 +74,7 @@ def test_a_broker_that_hangs_is_told_of_at_once_and_makes_unready_later(tmp_path
             wait_for(running, process, text="[-]")
             assert metric(running, process, "rocketmq_broker_reachable") == 0
         for process in PROCESSES:
-            wait_for(running, process, status=503, text="no broker can be reached")
+            wait_for(running, process, status=503, text="no broker is reachable")
             assert metric(running, process, "rocketmq_ready") == 0
         with grpc.insecure_channel(running.grpc) as channel:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes]

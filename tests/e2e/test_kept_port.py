@@ -156,7 +156,7 @@ def test_one_that_is_stopped_ends_with_its_port_closed(kept: KeptProxy) -> None:
 def test_a_reload_is_handed_on(kept: KeptProxy) -> None:
     kept.serving()
     kept.process.send_signal(signal.SIGHUP)
-    assert eventually(lambda: kept.events("reload asked for"), within_ms=WITHIN_MS)
+    assert eventually(lambda: kept.events("reload requested"), within_ms=WITHIN_MS)
     assert kept.process.poll() is None
 
 

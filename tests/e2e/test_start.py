@@ -159,5 +159,5 @@ def test_an_address_that_cannot_be_served_names_its_setting(
         assert "the port is in use" in said
         assert f"{shown}port" in said
     said = started(f"--{prefix}host=192.0.2.1")
-    assert "192.0.2.1 is no address of this machine" in said
+    assert "192.0.2.1 is not an address of this machine" in said
     assert f"{shown}host" in said

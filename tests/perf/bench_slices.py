@@ -3,7 +3,7 @@
 One engine a scenario, in a process of its own, on virtual time and on a folder; rounds are written,
 syncs are skipped. Measured is the CPU time of each turn of `run_due`, of each slice of background
 work, and of each command that is one slice, the garbage collector's share included: it is set as
-`settle_memory` sets it when a broker has started, and what a scenario makes comes behind that. The
+`tune_garbage_collector` sets it when a broker has started, and what a scenario makes comes behind that. The
 figure that is wanted is 5 ms at the most.
 
     python -m tests.perf.bench_slices --scenarios timers topics
@@ -49,7 +49,7 @@ from tidemill.broker.server.scrape.topic_sizes import QUEUES_A_ROUND
 from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.histogram import Histogram
-from tidemill.common.lifecycle import settle_memory
+from tidemill.common.lifecycle import tune_garbage_collector
 from tidemill.common.metrics import Registry
 from tidemill.message.resource_names import RETRY_TOPIC_PREFIX
 from tidemill.message.stored_message import TYPE_DELAY
@@ -134,7 +134,7 @@ class Owner:
         self.engine, _ = open_engine(
             PosixDisk(folder), EngineConfig(**config), now_ms=self.now_ms, entropy=SECRET
         )
-        settle_memory()
+        tune_garbage_collector()
 
     # ------------------------------------------------------------ what is not measured
 

@@ -15,7 +15,7 @@ import structlog
 from tidemill.broker.data_dir import locked_data_dir
 from tidemill.broker.settings import BrokerSettings
 from tidemill.broker.sync_process import SyncProcess
-from tidemill.common.lifecycle import leaves, run, stop_on_signal
+from tidemill.common.lifecycle import leaf_errors, run, stop_on_signal
 from tidemill.common.log import configure_logging
 from tidemill.common.parent import die_with_parent
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
@@ -119,7 +119,7 @@ async def serve(
                 except* SteppedDown:
                     log.info("the store is opened again, as a replica's")
                 except* MustBeEmptied as group:
-                    reason = "; ".join(map(str, leaves(group)))
+                    reason = "; ".join(map(str, leaf_errors(group)))
                     log.warning("the store is emptied, and copied again", reason=reason)
                     give_up_store(settings.data_dir)
                     # What was acked of the store that is gone counts for nobody (F-11).

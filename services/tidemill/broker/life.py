@@ -33,7 +33,7 @@ from tidemill.broker.store import LogRefused, open_engine, open_replica
 from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.clock import SystemClock
-from tidemill.common.lifecycle import announce_ready, settle_memory
+from tidemill.common.lifecycle import announce_ready, tune_garbage_collector
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.replica_group import name_in_cluster
@@ -144,7 +144,9 @@ class Process:
     ) -> None:
         settings, clock = self._settings, self._clock
         registry = self._registry()
-        readiness = ProcessReadiness(lacks=lambda: "" if replicas is None else replicas.lacks())
+        readiness = ProcessReadiness(
+            find_missing=lambda: "" if replicas is None else replicas.lacks()
+        )
         traffic, lag, sizes = Traffic(), Lag(), TopicSizes()
         rounds = Rounds(
             engine,
@@ -211,7 +213,7 @@ class Process:
         if self._is_announced:
             return
         self._is_announced = True
-        settle_memory()
+        tune_garbage_collector()
         announce_ready(self._settings.supervisor_fd, grpc=grpc, metrics=metrics_url)
         log.info("broker serves", grpc=grpc, metrics=metrics_url)
         self._settings = self._settings.model_copy(

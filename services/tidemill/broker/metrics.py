@@ -209,12 +209,12 @@ class BrokerMetrics:
         self._traffic = traffic
         self._lag = lag
         self._rounds = rounds
-        self._in_sets = registry.bounded("rocketmq_messages_in_total", IN_LABELS)
-        self._out_sets = registry.bounded("rocketmq_messages_out_total", OUT_LABELS)
-        self._wait_sets = registry.bounded("rocketmq_e2e_delivery_seconds", WAIT_LABELS)
-        self._ack_sets = registry.bounded("rocketmq_ack_seconds", PAIR_LABELS)
-        self._lag_sets = registry.bounded("rocketmq_consumer_lag_messages", OUT_LABELS)
-        self._dead_letter_sets = registry.bounded("rocketmq_dlq_messages", ("consumer_group",))
+        self._in_sets = registry.label_sets("rocketmq_messages_in_total", IN_LABELS)
+        self._out_sets = registry.label_sets("rocketmq_messages_out_total", OUT_LABELS)
+        self._wait_sets = registry.label_sets("rocketmq_e2e_delivery_seconds", WAIT_LABELS)
+        self._ack_sets = registry.label_sets("rocketmq_ack_seconds", PAIR_LABELS)
+        self._lag_sets = registry.label_sets("rocketmq_consumer_lag_messages", OUT_LABELS)
+        self._dead_letter_sets = registry.label_sets("rocketmq_dlq_messages", ("consumer_group",))
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:

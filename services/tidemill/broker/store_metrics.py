@@ -33,7 +33,7 @@ class StoreMetrics:
     def __init__(self, registry: Registry, sizes: TopicSizes, rounds: MeteredRounds) -> None:
         self._sizes = sizes
         self._rounds = rounds
-        self._size_sets = registry.bounded("rocketmq_storage_topic_bytes", SIZE_LABELS)
+        self._size_sets = registry.label_sets("rocketmq_storage_topic_bytes", SIZE_LABELS)
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:

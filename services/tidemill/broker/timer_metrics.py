@@ -37,7 +37,7 @@ class TimerMetrics:
 
     def __init__(self, registry: Registry, rounds: MeteredRounds) -> None:
         self._rounds = rounds
-        self._topics = registry.bounded("rocketmq_timing_messages", ("topic",))
+        self._topics = registry.label_sets("rocketmq_timing_messages", ("topic",))
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:

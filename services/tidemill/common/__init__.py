@@ -1,1 +1,1 @@
-"""What two or more processes need; imports no other package of ours."""
+"""Code that two or more processes share; it imports no other package of Tidemill."""

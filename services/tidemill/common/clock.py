@@ -1,6 +1,6 @@
-"""The clocks that the shells hand to everything below them.
+"""The clocks that the shells hand down to all other code.
 
-Wall time is what is stored or shown; monotonic time is what is waited for. Both are integers of
+Stored and displayed values use wall time, waits use monotonic time. Both are integers of
 milliseconds.
 """
 
@@ -11,35 +11,34 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a shell takes its time from."""
+    """The source of time of a shell."""
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch; never less than an earlier answer."""
+        """Return milliseconds since the Unix epoch; never less than an earlier value."""
         ...
 
     def unsteady_wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch as the machine has it, jumps and all."""
+        """Return milliseconds since the Unix epoch from the machine's clock, which may jump."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since some instant in the past, unmoved by clock changes."""
+        """Return milliseconds since a fixed instant; clock changes do not affect it."""
         ...
 
 
 class SystemClock:
     """The machine's clocks.
 
-    While the machine's wall clock is behind an earlier answer, somebody having set it back, wall
-    time goes on from that answer at the pace of the monotonic clock: a deadline comes after as much
-    elapsed time as was asked for, and never early.
+    If the machine's wall clock is set back, wall time continues from its last value at the pace of
+    the monotonic clock. Therefore a deadline never comes before its full time has elapsed.
     """
 
     def __init__(self) -> None:
-        self._wall_ms = 0  # the last answer, and when it was given
+        self._wall_ms = 0  # the last value, and the monotonic time of it
         self._answered_at_ms = 0
 
     def wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch; never less than an earlier answer."""
+        """Return milliseconds since the Unix epoch; never less than an earlier value."""
         wall_ms, monotonic_ms = self.unsteady_wall_ms(), self.monotonic_ms()
         elapsed_ms = self._wall_ms + monotonic_ms - self._answered_at_ms
         if wall_ms < self._wall_ms:
@@ -48,9 +47,9 @@ class SystemClock:
         return wall_ms
 
     def unsteady_wall_ms(self) -> int:
-        """Return milliseconds since the Unix epoch as the machine has it, jumps and all."""
+        """Return milliseconds since the Unix epoch from the machine's clock, which may jump."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Return milliseconds since some instant in the past, unmoved by clock changes."""
+        """Return milliseconds since a fixed instant; clock changes do not affect it."""
         return time.monotonic_ns() // 1_000_000

@@ -1,8 +1,8 @@
-"""Deadlines of many on few timers: one timer a tick, since one each costs more than a request.
+"""Many deadlines on few timers: one timer per tick, because a timer costs more than a request.
 
-Who ends before its time is discarded where deadlines may be hours away. Where all are near, a
-discard would cost as much as the rest: then those who have ended come up with the others of their
-tick, and their owner passes over them.
+If deadlines may be hours away, the owner discards an item that ends early. If all deadlines are
+near, a discard would cost as much as the other work. Then the items that ended early expire with
+their tick, and the owner ignores them.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final, Generic, TypeVar, final
 
-TICK_S: Final = 0.05  # a deadline is noticed this much late at most
+TICK_S: Final = 0.05  # the longest delay between a deadline and its expiry
 
 Item = TypeVar("Item")
 
 
 @final
 class Deadlines(Generic[Item]):
-    """Items by the tick in which their time is up; to be made in the loop that they live in."""
+    """Items by the tick of their deadline; create it in the event loop that uses it."""
 
     def __init__(self, expire: Callable[[Collection[Item]], None]) -> None:
-        """Call `expire` at each tick with the items that are still filed under it, in order."""
+        """Call `expire` at each tick with its remaining items, in order."""
         self._expire = expire
         self._loop = asyncio.get_running_loop()
         self._ticks: dict[int, tuple[dict[Item, None], asyncio.TimerHandle]] = {}
 
     def add(self, item: Item, timeout_s: float) -> int:
-        """File `item` under the tick in which `timeout_s` have passed; return it, for `discard`."""
+        """File `item` under the tick that follows `timeout_s`; return the tick for `discard`."""
         tick = int((self._loop.time() + timeout_s) / TICK_S) + 1
         found = self._ticks.get(tick)
         if found is None:
@@ -38,7 +38,7 @@ class Deadlines(Generic[Item]):
         return tick
 
     def discard(self, item: Item, tick: int) -> None:
-        """Forget `item`, which is filed under `tick`: it has ended."""
+        """Remove `item`, which is filed under `tick`."""
         found = self._ticks.get(tick)
         if found is None:
             return
@@ -49,7 +49,7 @@ class Deadlines(Generic[Item]):
             del self._ticks[tick]
 
     def __len__(self) -> int:
-        """Return how many timers there are."""
+        """Return the number of timers."""
         return len(self._ticks)
 
     def _expire_tick(self, tick: int) -> None:

@@ -1,13 +1,13 @@
-"""The one error tree, and its one map to the codes of the outside.
+"""The error tree of all processes, and the API code and HTTP status of each error.
 
     ServiceError
     ├─ RequestError        the caller must change the request; never retried
-    │  ├─ IllegalName, IllegalTopic, IllegalGroup, TopicNotFound, MessageBodyTooLarge, ...
+    │  ├─ IllegalTopic, IllegalGroup, TopicNotFound, MessageBodyTooLarge, ...
     └─ UnavailableError    the same request may succeed later; retried with back-off
        ├─ Overloaded, Draining, GroupDraining, DiskFull, TooFewInSync, ...
 
-Split by who must act. A handler raises; only the boundary of a process (the gRPC server, the REST
-server, the broker link) turns an error into a code, and it does so through `CODES`.
+The tree is split by the side that must act. A handler raises an error. Only the boundary of a
+process (the gRPC server, the REST server, the broker link) turns it into a code, with `CODES`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from http import HTTPStatus
 
 
 class ServiceError(Exception):
-    """An outcome that is answered with a code and a sentence that says what to do."""
+    """An outcome that the client receives as a code and a sentence with the necessary action."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -41,15 +41,15 @@ class ClientIdRequired(RequestError):
 
 
 class UnrecognizedClientType(RequestError):
-    """The client type is unspecified, or nobody knows it."""
+    """The client type is unspecified or unknown."""
 
 
 class IllegalAccessPoint(RequestError):
-    """The endpoints of the request cannot be used."""
+    """The endpoints of the request are not usable."""
 
 
 class IllegalTopic(RequestError):
-    """The topic name breaks the naming rules, or belongs to the system."""
+    """The topic name breaks the naming rules or is a system name."""
 
 
 class IllegalGroup(RequestError):
@@ -77,7 +77,7 @@ class IllegalMessageId(RequestError):
 
 
 class IllegalFilter(RequestError):
-    """The filter expression cannot be understood."""
+    """The filter expression is not valid."""
 
 
 class IllegalInvisibleDuration(RequestError):
@@ -89,7 +89,7 @@ class IllegalDeliveryTime(RequestError):
 
 
 class IllegalPollingTime(RequestError):
-    """Too little time is left before the deadline for a long poll."""
+    """The time until the deadline is too short for a long poll."""
 
 
 class IllegalOffset(RequestError):
@@ -97,19 +97,19 @@ class IllegalOffset(RequestError):
 
 
 class OffsetNotFound(RequestError):
-    """The queue begins behind the offset: what was there is gone, or nothing was kept."""
+    """The queue begins after the offset: the message expired or was never stored."""
 
 
 class InvalidReceiptHandle(RequestError):
-    """The receipt handle does not name a live delivery of this group."""
+    """The receipt handle does not name a delivery in flight of this consumer group."""
 
 
 class MessageTypeConflict(RequestError):
-    """The message's type does not fit the topic, or its own properties."""
+    """The type of the message does not fit the topic or the message's own properties."""
 
 
 class MessageCorrupted(RequestError):
-    """The messages of the request do not make sense together."""
+    """The messages of the request contradict each other."""
 
 
 class MessageBodyEmpty(RequestError):
@@ -117,11 +117,11 @@ class MessageBodyEmpty(RequestError):
 
 
 class MessageBodyTooLarge(RequestError):
-    """The message body is over the limit."""
+    """The message body is larger than the limit."""
 
 
 class PropertiesTooLarge(RequestError):
-    """The message's properties are over their limits."""
+    """The message properties are larger than their limits."""
 
 
 class Forbidden(RequestError):
@@ -129,118 +129,117 @@ class Forbidden(RequestError):
 
 
 class TopicNotFound(RequestError):
-    """There is no such topic, and it may not be created by use."""
+    """The topic does not exist, and clients may not create it by using it."""
 
 
 class GroupNotFound(RequestError):
-    """There is no such consumer group, and it may not be created by use."""
+    """The consumer group does not exist, and clients may not create it by using it."""
 
 
 class BrokerGroupNotFound(RequestError):
-    """There is no such broker group."""
+    """The broker group does not exist."""
 
 
 class LogChanged(RequestError):
-    """A position is one of another log than the broker group has now."""
+    """A position belongs to a different log than the broker group has now."""
 
 
 class ClientNotFound(RequestError):
-    """No proxy knows such a client."""
+    """The client is not connected to any proxy."""
 
 
 class ProxyNotFound(RequestError):
-    """No such proxy is connected to this broker."""
+    """The proxy is not connected to this broker."""
 
 
 class ClientMute(RequestError):
-    """The client lives, and has no telemetry stream over which it could be asked."""
+    """The client is connected and has no telemetry stream for a question."""
 
     @classmethod
     def of(cls, client_id: str) -> ClientMute:
-        """Return the error of one client, which both who looks and who asks may meet."""
+        """Return the error of one client, for listings and for questions."""
         return cls(
-            f"client {client_id} lives, but has no telemetry stream open to be asked over; it opens"
-            f" one within minutes"
+            f"client {client_id} is connected and has no telemetry stream; it opens one within"
+            f" minutes, so try again later"
         )
 
 
 class ClientCannot(RequestError):
-    """The client cannot do what it was asked for: it says so, or is of another kind."""
+    """The client does not support the operation."""
 
 
 class MessageNotFound(RequestError):
-    """There is no such message, or none is available."""
+    """The message does not exist, or no message is available."""
 
 
 class ConnectionBufferFull(MessageNotFound):
-    """None is given to a poll: its connection has too much unread for what there may be."""
+    """A poll gets no message because its connection already holds too many unread bytes."""
 
 
 class Conflict(RequestError):
-    """The change contradicts the present state of the resource."""
+    """The change contradicts the current state of the resource."""
 
 
 class NotBuilt(RequestError):
-    """The feature belongs to the protocol and is not built yet."""
+    """The protocol has this feature, and this release does not implement it."""
 
 
 class Overloaded(UnavailableError):
-    """A named limit is reached; the request was not begun."""
+    """A named limit is reached; the request was not started."""
 
 
 class Draining(UnavailableError):
-    """The process is about to stop."""
+    """The process is stopping."""
 
 
 class NotMaster(UnavailableError):
-    """Another replica of the broker group is its master, or none is."""
+    """The replica is not the master of its broker group, or the group has no master."""
 
 
 class GroupDraining(UnavailableError):
-    """The broker group takes no new messages: it is to leave."""
+    """The broker group accepts no new messages because an operator drains it."""
 
 
 class DiskFull(UnavailableError):
-    """Free space is below the watermark; sends are refused first."""
+    """Free disk space is below the watermark; the broker rejects sends first."""
 
 
 class TooFewInSync(UnavailableError):
-    """Too few replicas of the broker group are in sync to confirm anything: nothing was stored."""
+    """Too few replicas of the broker group are in sync to confirm a message; nothing was stored."""
 
 
 class Repairing(UnavailableError):
-    """A damaged file that the request needs is being derived again."""
+    """The request needs a damaged file that the broker is rebuilding."""
 
     def __init__(
-        self,
-        message: str = "a damaged file is being made again from the log; try again in a moment",
+        self, message: str = "a damaged file is being rebuilt from the log; try again in a moment"
     ) -> None:
         super().__init__(message)
 
 
 class BrokerUnreachable(UnavailableError):
-    """There is no connection to the broker; the outcome of a request in flight is unknown."""
+    """The broker is disconnected; the outcome of a request in flight is unknown."""
 
 
 class BrokerGroupUnreachable(UnavailableError):
-    """A broker group that the request needs is away; what was done, or not, is said."""
+    """A broker group is unreachable; the error text states what was done."""
 
 
 class BrokerTimeout(UnavailableError):
-    """The broker did not answer before the deadline; the outcome is unknown unless it says so."""
+    """The broker did not answer before the deadline; the text states the outcome if it is known."""
 
 
 class ProxyUnreachable(UnavailableError):
-    """A proxy that was asked has gone, or does not answer."""
+    """The proxy is disconnected or does not answer."""
 
 
 class ClientTimeout(UnavailableError):
-    """The client did not answer in time; what it was asked for may have been done."""
+    """The client did not answer in time; it may have performed the operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """How an error is shown: the code of `apache.rocketmq.v2`, and the HTTP status."""
+    """The codes of an error: that of `apache.rocketmq.v2`, and the HTTP status."""
 
     rocketmq: int
     http: HTTPStatus
@@ -303,10 +302,10 @@ BY_NAME: dict[str, type[ServiceError]] = {error.__name__: error for error in COD
 
 
 def codes_of(error: ServiceError) -> Codes:
-    """Return how `error` is shown outside."""
+    """Return the codes that clients receive for `error`."""
     return CODES[type(error)]
 
 
 def from_wire(name: str, message: str) -> ServiceError:
-    """Rebuild an error that another process of ours named by its class."""
+    """Return the error that another process of Tidemill sent by its class name."""
     return BY_NAME[name](message)

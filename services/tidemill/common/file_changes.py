@@ -1,4 +1,4 @@
-"""Whether files are still the ones that were read: of keys, certificates and tokens."""
+"""Detection of changes of files that were read: keys, certificates and tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 
 class _Stamp(NamedTuple):
-    """What tells a file from the one that was there before, links followed."""
+    """The identity and version of a file, after following links."""
 
     device: int
     inode: int
@@ -18,9 +18,10 @@ class _Stamp(NamedTuple):
 
 @final
 class FileChanges:
-    """The state of some files at the last look. A file that is missing is a state too.
+    """The state of some files at the last check; a missing file is also a state.
 
-    A renewal that swaps a link, as Kubernetes mounts secrets, is noticed by the inode behind it.
+    Kubernetes renews a mounted secret by swapping a link. The inode behind the link shows the
+    change.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -28,7 +29,7 @@ class FileChanges:
         self._stamps = self._look()
 
     def detect(self) -> bool:
-        """Look again, and say whether anything has changed since the last look."""
+        """Check the files again; return True if any file has changed since the last check."""
         before, self._stamps = self._stamps, self._look()
         return self._stamps != before
 

@@ -1,6 +1,6 @@
 """Histograms as plain lists: an observation costs well under a microsecond.
 
-Whoever counts keeps one; `common.metrics.histogram_family` shows it when somebody scrapes.
+The code that counts owns the histogram. `common.metrics.histogram_family` exports it at a scrape.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Generic, TypeVar, final
 
-# Upper bounds in milliseconds: RocketMQ's, and more where a long poll lasts longer.
+# Upper bounds in milliseconds: those of RocketMQ, and more for long polls.
 LATENCY_BUCKETS_MS = (
     1,
     3,
@@ -35,14 +35,14 @@ Label = TypeVar("Label")
 
 @final
 class Histogram(Generic[Label]):
-    """A histogram for each label; `bounds` are the upper edges of all buckets but the last.
+    """A histogram per label; `bounds` are the upper edges of all buckets except the last.
 
-    Labels must be bounded by whoever observes.
+    The caller must bound the number of labels.
     """
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS_MS) -> None:
         self.bounds = bounds
-        # Of each label: a count for each bucket and the rest, and in the end the sum.
+        # Per label: one count per bucket, the last for larger values, and then the sum.
         self._counts: dict[Label, list[float]] = {}
 
     def observe(self, label: Label, value: float, count: int = 1) -> None:
@@ -53,12 +53,12 @@ class Histogram(Generic[Label]):
         counts[bisect_left(self.bounds, value)] += count
         counts[-1] += value * count
 
-    def know(self, label: Label) -> None:
-        """Show a label that has no observation yet, so that its first one is seen as one more."""
+    def declare(self, label: Label) -> None:
+        """Export a label without observations, so that its first one is an increase."""
         self._counts.setdefault(label, [0] * (len(self.bounds) + 2))
 
     def merge(self, label: Label, counts: Iterable[float], total: float) -> None:
-        """Add observations that were counted elsewhere, by the same bounds, and their sum."""
+        """Add observations and their sum from elsewhere, counted with the same bounds."""
         own = self._counts.get(label) or [0] * (len(self.bounds) + 2)
         self._counts[label] = [a + b for a, b in zip(own, (*counts, total), strict=True)]
 
@@ -67,18 +67,18 @@ class Histogram(Generic[Label]):
 
     @property
     def labels(self) -> list[Label]:
-        """All labels that have an observation, or are known."""
+        """All labels with an observation or a declaration."""
         return list(self._counts)
 
     def buckets(self, label: Label) -> tuple[list[float], float]:
-        """Return a count a bucket, the last one for what is above all bounds, and the sum."""
+        """Return one count per bucket, the last for values above all bounds, and the sum."""
         *counts, total = self._counts[label]
         return counts, total
 
     def totals(self) -> dict[Label, int]:
-        """Return how many observations each label has."""
+        """Return the number of observations per label."""
         return {label: int(sum(counts[:-1])) for label, counts in self._counts.items()}
 
     def drop(self, label: Label) -> None:
-        """Forget the observations of a label."""
+        """Remove the observations of a label."""
         self._counts.pop(label, None)

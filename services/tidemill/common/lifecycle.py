@@ -1,13 +1,13 @@
-"""How a process of ours starts, says that it is ready, and stops.
+"""The start, readiness and stop of every process.
 
-Under the standalone supervisor a process is started with `--supervisor-fd N`, its end of a socket
-pair that does three things:
+The standalone supervisor starts a process with `--supervisor-fd N`. This is one end of a socket
+pair with three uses:
 
     ready      the process writes one line of JSON when it serves: `announce_ready`
-    orphaned   end of file means that the supervisor is gone: the stop event is set
+    orphaned   end of file means that the supervisor has ended: the stop event is set
     failed     a process that ends before its line has failed to start; its reason is on stderr
 
-Without a supervisor nothing is announced: readiness is the `/readyz` endpoint's to tell.
+Without a supervisor the process announces nothing; `/readyz` reports its readiness.
 
     with stop_on_signal(supervisor_fd=settings.supervisor_fd) as stop:
         async with proxy_server(settings) as server:
@@ -31,45 +31,44 @@ from typing import Any
 
 import structlog
 
-# A collection of the youngest looks through that many objects, and every second one through twice
-# as many, at 0.1 to 0.45 us each. With the usual eleven times as many everybody would wait for
-# 20 ms.
+# A collection of the youngest generation visits this many objects, and every second one twice as
+# many, at 0.1 to 0.45 us each. The default visits eleven times as many and blocks the loop for 20
+# ms.
 _OBJECTS_A_COLLECTION = 3_000
 _YOUNG_BEFORE_MIDDLE = 0
-# All objects, which takes longest, only after some million new ones that stay: cycles are few.
+# A full collection takes longest and finds few cycles. It runs after some million new objects.
 _MIDDLE_BEFORE_ALL = 1_000
-_STDIN = 0  # the descriptor
-_SECOND_SIGNAL_STATUS = 130  # exit status, as a shell shows an interrupted command
+_STDIN = 0  # file descriptor
+_SECOND_SIGNAL_STATUS = 130  # exit status, as a shell reports an interrupted command
 
 
 class StartError(Exception):
-    """The process cannot run here and now; the message says why and what to do."""
+    """The process cannot start; the message says why and what to do."""
 
 
 def cannot_listen(
     host: str, port: int, *, settings: tuple[str, str], error: OSError | None = None
 ) -> StartError:
-    """Say why nobody can listen there, and which of the two `settings` (host, port) to change.
+    """Return the error of a failed bind; it names the setting to change (host, port).
 
-    Without an `error`, which gRPC does not tell, the address is tried again to learn it.
+    gRPC reports no `error`. In that case the function binds the address again to learn the reason.
     """
     host_setting, port_setting = settings
     error = error or _bind_error(host, port)
-    where = f"cannot listen on {host}:{port}: "
     if isinstance(error, socket.gaierror) or (error and error.errno == errno.EADDRNOTAVAIL):
-        reason = f"{host} is no address of this machine; change {host_setting}"
+        reason = f"{host} is not an address of this machine; change {host_setting}"
     elif error and error.errno == errno.EADDRINUSE:
-        reason = f"the port is in use; stop who uses it, or change {port_setting}"
+        reason = f"the port is in use; stop the process that uses it, or change {port_setting}"
     else:
-        told = (error.strerror or str(error)) if error else "the address is refused"
-        reason = f"{told}; change {host_setting} or {port_setting}"
-    return StartError(where + reason)
+        os_error_text = (error.strerror or str(error)) if error else "the address was rejected"
+        reason = f"{os_error_text}; change {host_setting} or {port_setting}"
+    return StartError(f"cannot listen on {host}:{port}: {reason}")
 
 
 def _bind_error(host: str, port: int) -> OSError | None:
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, address in found:
+        addresses = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in addresses:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -79,53 +78,53 @@ def _bind_error(host: str, port: int) -> OSError | None:
 
 
 def run(serve: Callable[[], Coroutine[None, None, None]]) -> int:
-    """Run a process on uvloop to its end; return its exit status, after logging what went wrong."""
-    import uvloop  # Here: only processes that serve need it.
+    """Run a process on uvloop to its end; log a failure and return the exit status."""
+    import uvloop  # Imported here: only processes that serve need it.
 
-    async def guarded() -> None:
+    async def serve_guarded() -> None:
         asyncio.get_running_loop().set_exception_handler(_log_callback)
         await serve()
 
     raise_file_limit()
     try:
-        uvloop.run(guarded())
+        uvloop.run(serve_guarded())
     except BaseExceptionGroup as group:
-        for error in leaves(group):
-            _log_end(error)
+        for error in leaf_errors(group):
+            _log_failure(error)
         return 1
     except Exception as error:  # noqa: BLE001  # The one place where a process ends.
-        _log_end(error)
+        _log_failure(error)
         return 1
     return 0
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may: each connection is one.
+    """Raise the limit of open files to the maximum, because each connection is a file.
 
-    The lower limit that shells set is for programs that pass descriptors to `select`.
+    Shells set a lower limit for programs that use `select`.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # Some systems allow less than they say.
+    with contextlib.suppress(OSError, ValueError):  # Some systems allow less than they report.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_callback(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback raised, such as that of a connection, which ends; the process goes on."""
+    """Log the exception of a callback. Its connection ends; the process continues."""
     structlog.get_logger().error(
         "callback failed", reason=context["message"], exc_info=context.get("exception")
     )
 
 
-def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """Yield the errors of a group, without the groups."""
+def leaf_errors(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """Yield the errors of a group and of its nested groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from leaves(error)
+            yield from leaf_errors(error)
         else:
             yield error
 
 
-def _log_end(error: BaseException) -> None:
+def _log_failure(error: BaseException) -> None:
     log = structlog.get_logger()
     if isinstance(error, StartError):
         log.error("process refused to start", reason=str(error))
@@ -142,9 +141,9 @@ def stop_on_signal(
 ) -> Iterator[asyncio.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets; a second signal exits at once.
 
-    The loss of the supervisor sets it too, and is followed by a signal (`die_with_parent`), so it
-    is none. The loss of the terminal, which comes as SIGHUP, is one. Otherwise SIGHUP calls
-    `on_hangup`: files that were renewed are to be read again. Needs a running event loop.
+    The loss of the supervisor also sets the event. It does not count as a signal, because a signal
+    follows it (`die_with_parent`). The loss of the terminal arrives as SIGHUP and counts as one.
+    Any other SIGHUP calls `on_hangup`, which reads renewed files again. Needs a running event loop.
     """
     has_terminal = os.isatty(_STDIN)
     loop = asyncio.get_running_loop()
@@ -154,7 +153,7 @@ def stop_on_signal(
     def on_signal() -> None:
         nonlocal had_signal
         if had_signal:
-            # The operator is in a hurry; recovery copes with any instant.
+            # The operator wants to stop now. Recovery handles an exit at any instant.
             before_exit()
             os._exit(_SECOND_SIGNAL_STATUS)
         had_signal = True
@@ -162,13 +161,13 @@ def stop_on_signal(
 
     def on_sighup() -> None:
         if has_terminal and not os.isatty(_STDIN):
-            on_signal()  # A terminal that is gone is one no more.
+            on_signal()  # A closed terminal is not a terminal any more.
         else:
-            structlog.get_logger().info("reload asked for")
+            structlog.get_logger().info("reload requested")
             on_hangup()
 
     def on_supervisor() -> None:
-        # The supervisor never writes, so a readable socket is its end.
+        # The supervisor never writes. A readable socket means that it has ended.
         assert supervisor_fd is not None
         loop.remove_reader(supervisor_fd)
         stop.set()
@@ -188,7 +187,7 @@ def stop_on_signal(
 
 
 def announce_ready(supervisor_fd: int | None, **addresses: str) -> None:
-    """Tell the supervisor, where there is one, that this process serves at `addresses`.
+    """Report to the supervisor, if there is one, that this process serves at `addresses`.
 
     Names in use: `grpc` ("127.0.0.1:8081"), `metrics` ("http://127.0.0.1:5557/metrics"), `admin`
     ("http://127.0.0.1:8080").
@@ -196,16 +195,16 @@ def announce_ready(supervisor_fd: int | None, **addresses: str) -> None:
     if supervisor_fd is None:
         return
     line = json.dumps({"event": "ready", "pid": os.getpid(), **addresses}) + "\n"
-    # A line is far smaller than a socket's buffer; a supervisor that has gone is noticed elsewhere.
+    # The socket buffer is larger than any line. The loss of the supervisor is detected elsewhere.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         os.write(supervisor_fd, line.encode())
 
 
-def settle_memory() -> None:
-    """Spare the garbage collector what start-up has made, and most of its rounds.
+def tune_garbage_collector() -> None:
+    """Exempt all objects of the start from garbage collection, and collect less often.
 
-    What stays for good need not be looked at again. What a call makes is freed by counting
-    references; looking for cycles after every 700 new objects costs a busy server 5 % of its time.
+    These objects live as long as the process. Reference counting frees the objects of a call. A
+    search for cycles after every 700 new objects costs a busy server 5 % of its time.
     """
     gc.collect()
     gc.freeze()

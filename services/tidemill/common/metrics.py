@@ -1,16 +1,16 @@
-"""What every process exports: the HTTP endpoint, the common collectors, the cardinality guard.
+"""The metrics of every process: the HTTP endpoint, common collectors, the limit of label sets.
 
-    GET /metrics   Prometheus text, or OpenMetrics where the scraper asks for it
+    GET /metrics   Prometheus text, or OpenMetrics if the scraper asks for it
     GET /livez     200 while the event loop runs
-    GET /readyz    200 while the process is ready, else 503; the body says why, and of each broker
-                   whether it can be reached
+    GET /readyz    200 while the process is ready, else 503; the body gives the reason and the
+                   state of each broker
 
-The endpoint lives in the process's own event loop: a scrape that hangs shows a process that hangs.
-Hot paths count in plain dictionaries; collectors turn those into samples when somebody scrapes.
+The endpoint runs in the event loop of the process, so a hanging scrape shows a hanging process. Hot
+paths count in plain dictionaries. Collectors turn the counts into samples at a scrape.
 
-Twenty thousand topics make half a million samples, and seconds of work. So a collector of many may
-yield a metric in parts, and in any order; the text is put together of them, and between two parts
-the loop serves others.
+Twenty thousand topics make half a million samples, which take seconds. Therefore a collector may
+yield a metric in several parts, in any order. The server joins the text of the parts and runs other
+tasks between them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.slices import run_slices
 from tidemill.common.version import commit, version
 
-LABEL_SETS_MAX: Final = 50_000  # of one metric; beyond it a topic is counted as the one below
+LABEL_SETS_MAX: Final = 50_000  # per metric; further topics are counted under OVERFLOW
 OVERFLOW: Final = "__overflow__"
-SAMPLES_A_PART: Final = 64  # made, and written as text, in about a millisecond
+SAMPLES_A_PART: Final = 64  # takes about a millisecond to create and to encode
 _END_OF_OPENMETRICS = b"# EOF\n"
-_REQUEST_BYTES_MAX = 16_384  # of a request's head; scrapers send a few hundred
-_REQUEST_TIMEOUT_S = 10.0  # for a request's head to arrive, so that idle connections end
-_WRITE_TIMEOUT_S = 60.0  # for the whole answer to be read; scrapers give up after ten seconds
+_REQUEST_BYTES_MAX = 16_384  # of a request head; scrapers send a few hundred
+_REQUEST_TIMEOUT_S = 10.0  # to receive a request head; it ends idle connections
+_WRITE_TIMEOUT_S = 60.0  # to write the whole response; scrapers give up after ten seconds
 _METHODS = "GET, HEAD"
 
 Labels = tuple[str, ...]
@@ -62,9 +62,9 @@ def histogram_family(
     *,
     divisor: int = 1,
 ) -> HistogramMetricFamily:
-    """Return a histogram as a metric, its values divided by `divisor`.
+    """Return a histogram as a metric, with its values divided by `divisor`.
 
-    `labels_of` names the labels of one of its own; None leaves it out.
+    `labels_of` returns the label values for a label of the histogram; None omits the label.
     """
     family = HistogramMetricFamily(name, documentation, labels=label_names)
     add = _adder(family, histogram, labels_of, divisor)
@@ -82,7 +82,7 @@ def histogram_parts(
     *,
     divisor: int = 1,
 ) -> Iterator[Metric]:
-    """Yield what `histogram_family` returns in parts, for one with many labels."""
+    """Yield the metric of `histogram_family` in parts, for a histogram with many labels."""
     family = HistogramMetricFamily(name, documentation, labels=label_names)
     add = _adder(family, histogram, labels_of, divisor)
     for label in histogram.labels:
@@ -110,9 +110,9 @@ def _adder(
 
 
 def full_parts(*families: Metric) -> Iterator[Metric]:
-    """Yield what has gathered in `families`, and empty them, when it is enough for a part.
+    """Yield the samples of `families` and clear them, if there are enough for a part.
 
-    For a collector of many samples: after each item that it has added.
+    A collector of many samples calls it after each item that it adds.
     """
     if sum(len(family.samples) for family in families) < SAMPLES_A_PART:
         return
@@ -123,7 +123,7 @@ def full_parts(*families: Metric) -> Iterator[Metric]:
 
 
 class Registry:
-    """The metrics of this process, every sample with the process's common labels."""
+    """The metrics of this process; every sample has the common labels of the process."""
 
     def __init__(self, *, cluster: str, node_type: str, node_id: str, **extra: str) -> None:
         self.common: Final = {
@@ -134,23 +134,25 @@ class Registry:
         }
         self._collectors = CollectorRegistry(auto_describe=False)
         self._overflows: dict[str, int] = {}
-        # Names appear exactly as declared; creation times would add a series to each.
+        # Metric names stay as declared. Creation times would add a series to each metric.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # theirs
         prometheus_client.ProcessCollector(registry=self._collectors)
         prometheus_client.GCCollector(registry=self._collectors)
         self._collectors.register(_FunctionCollector(self._collect_own))
 
     def register(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Ask `collect` for its metrics at every scrape."""
+        """Call `collect` for its metrics at every scrape."""
         self._collectors.register(_FunctionCollector(collect))
 
-    def bounded(self, metric: str, label_names: Labels, limit: int = LABEL_SETS_MAX) -> LabelSets:
-        """Return the guard of one metric's label sets."""
+    def label_sets(
+        self, metric: str, label_names: Labels, limit: int = LABEL_SETS_MAX
+    ) -> LabelSets:
+        """Return the label sets of one metric, limited in number."""
         self._overflows.setdefault(metric, 0)
         return LabelSets(metric, label_names, limit, self._overflows)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with the common labels on each sample."""
+        """Yield all metrics, with the common labels on each sample."""
         for metric in self._collectors.collect():
             metric.samples = [
                 sample._replace(labels={**self.common, **sample.labels})
@@ -159,23 +161,25 @@ class Registry:
             yield metric
 
     def text(self, encode: Callable[[Any], bytes]) -> Generator[None, None, list[bytes]]:
-        """Return all metrics as `encode` writes them, made in slices: of some samples each."""
+        """Return all metrics as text of `encode`; each slice of the work encodes some samples."""
         texts: dict[str, list[bytes]] = {}
         for metric in self.collect():
             part, samples = copy.copy(metric), metric.samples
             for first in range(0, len(samples) or 1, SAMPLES_A_PART):
                 part.samples = samples[first : first + SAMPLES_A_PART]
-                of_part = _FunctionCollector(functools.partial(list, [part]))
-                written = encode(of_part).removesuffix(_END_OF_OPENMETRICS)
-                known = texts.setdefault(metric.name, [])
-                known.append(_without_head(written) if known else written)
+                collector = _FunctionCollector(functools.partial(list, [part]))
+                encoded = encode(collector).removesuffix(_END_OF_OPENMETRICS)
+                parts = texts.setdefault(metric.name, [])
+                parts.append(_without_head(encoded) if parts else encoded)
                 yield
         end = [_END_OF_OPENMETRICS] if encode(_FunctionCollector(list)) else []
         return [*chain.from_iterable(texts.values()), *end]
 
     def _collect_own(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(
-            "rocketmq_build_info", "What runs here.", labels=("version", "commit", "python")
+            "rocketmq_build_info",
+            "Version and commit of this process.",
+            labels=("version", "commit", "python"),
         )
         build.add_metric((version(), commit(), platform.python_version()), 1)
         yield build
@@ -190,7 +194,7 @@ class Registry:
 
 
 class LabelSets:
-    """Which label sets one metric has; at most `limit`, so that topics cannot exhaust memory."""
+    """The label sets of one metric; at most `limit`, so that topics cannot exhaust memory."""
 
     def __init__(
         self, metric: str, label_names: Labels, limit: int, overflows: dict[str, int]
@@ -202,7 +206,7 @@ class LabelSets:
         self._known: set[Labels] = set()
 
     def admit(self, labels: Labels) -> Labels:
-        """Return `labels`, or, when the metric is full and does not know them, the overflow set."""
+        """Return `labels`; if the metric is full and they are new, return the overflow set."""
         if labels in self._known:
             return labels
         if len(self._known) < self._limit:
@@ -213,19 +217,19 @@ class LabelSets:
         return (*labels[:at], OVERFLOW, *labels[at + 1 :])
 
     def forget(self, labels: Labels) -> None:
-        """Make room: the resource is gone."""
+        """Remove the label set of a deleted resource."""
         self._known.discard(labels)
 
 
 def _without_head(text: bytes) -> bytes:
-    """Return the samples of a metric without the lines in front that say what it is."""
+    """Return the samples of a metric without the HELP and TYPE lines."""
     while text.startswith(b"# "):
         text = text.partition(b"\n")[2]
     return text
 
 
 class _FunctionCollector(Collector):
-    """A function as a collector."""
+    """A collector that calls a function."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
@@ -237,7 +241,7 @@ class _FunctionCollector(Collector):
 class MetricsServer:
     """The small HTTP server of `/metrics`, `/livez` and `/readyz`.
 
-    What is too expensive to compute all the time `before_scrape` brings up to date, one by one.
+    The `before_scrape` functions update values that are too expensive to keep current at all times.
     """
 
     def __init__(
@@ -255,18 +259,18 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """The address of the metrics."""
         return f"http://{self.address}/metrics"
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[MetricsServer]:
-        """Serve until the block ends; port 0 picks a free one, then told by `address`.
+        """Serve until the block ends; port 0 picks a free port, see `address`.
 
-        Raises StartError when the port is taken.
+        Raises StartError if the port is in use.
         """
         try:
             server = await asyncio.start_server(
-                self._connected, host, port, limit=_REQUEST_BYTES_MAX
+                self._serve_connection, host, port, limit=_REQUEST_BYTES_MAX
             )
         except OSError as error:
             settings = "metrics_host", "metrics_port"
@@ -281,9 +285,11 @@ class MetricsServer:
                 writer.transport.abort()
             await server.wait_closed()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._connections.add(writer)
-        # A scraper that breaks off, or sends what is not HTTP, is no event of ours.
+        # A scraper that disconnects, or a client that does not send HTTP, is not an error here.
         with contextlib.suppress(
             TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
         ):
@@ -297,19 +303,24 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         self._connections.discard(writer)
-        # At once: who has not read by now is not waited for.
+        # Do not wait for a client that has not read the response by now.
         writer.transport.abort()
 
     async def _answer(self, head: str) -> list[bytes]:
         request, *lines = head.split("\r\n")
-        method, _, rest = request.partition(" ")
-        path = rest.split(" ")[0].partition("?")[0]
+        method, _, target = request.partition(" ")
+        path = target.split(" ")[0].partition("?")[0]
         headers = {
             name.strip().lower(): value.strip()
             for name, _, value in (line.partition(":") for line in lines)
         }
         if method not in _METHODS.split(", "):
-            return _response(405, "text/plain", b"only GET\n", more_head=f"Allow: {_METHODS}\r\n")
+            return _response(
+                405,
+                "text/plain",
+                b"only GET and HEAD are supported\n",
+                more_head=f"Allow: {_METHODS}\r\n",
+            )
         answer = await self._answer_get(path, headers)
         return answer[:1] if method == "HEAD" else answer
 
@@ -328,8 +339,8 @@ class MetricsServer:
                 return _response(404, "text/plain", b"see /metrics, /livez and /readyz\n")
 
     async def _scrape(self, encode: Callable[[Any], bytes]) -> list[bytes]:
-        for bring_up_to_date in self._before_scrape:
-            await bring_up_to_date()
+        for update in self._before_scrape:
+            await update()
         return await run_slices(self._registry.text(encode))
 
 
@@ -337,7 +348,7 @@ _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Servic
 
 
 def _response(status: int, content_type: str, *body: bytes, more_head: str = "") -> list[bytes]:
-    """Return the head, and then the pieces of the body."""
+    """Return the response as a list: the head, then the parts of the body."""
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
         f"Content-Length: {sum(map(len, body))}\r\n{more_head}Connection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What a process wants of the kernel when its parent ends; it imports nothing that serves."""
+"""The signal that a process receives when its parent ends; this module imports no server code."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import ctypes
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1  # prctl option: the signal this process gets when its parent ends (Linux)
+_PR_SET_PDEATHSIG = 1  # prctl option: the signal at the end of the parent (Linux)
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the kernel for a signal when the parent ends, even if this process is busy then.
+    """Ask the kernel to signal this process when its parent ends, even if it is busy.
 
-    SIGKILL ends even a process that stands still.
+    SIGKILL also ends a process whose event loop is blocked.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

@@ -1,8 +1,8 @@
-"""What both ends of a question to a proxy keep to: its broker, and the proxy itself (ADR 0032)."""
+"""Limits of the questions that a broker sends to a proxy; both ends use them (ADR 0032)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-QUESTIONS_MAX: Final = 64  # under way from a broker to a proxy: operators, and their dashboards
-ANSWER_TIMEOUT_MS_MAX: Final = 60_000  # until a client, or a proxy, has answered; whatever is asked
+QUESTIONS_MAX: Final = 64  # in flight from a broker to a proxy: those of operators and dashboards
+ANSWER_TIMEOUT_MS_MAX: Final = 60_000  # the longest time for the answer of a client or a proxy

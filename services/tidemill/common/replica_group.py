@@ -1,8 +1,9 @@
-"""What brokers, controllers and proxies say to each other of the replicas of a broker group.
+"""Values about the replicas of a broker group that brokers, controllers and proxies exchange.
 
-A *member* is one run of one replica: acks, mastership and membership belong to the incarnation that
-earned them, and never to the replica that comes after it. A *view* is what of a group record the
-data path needs; the record itself, and who changes it, is the controller's (`controller/election`).
+A `ReplicaRun` is one run of one replica. Acks, mastership and membership of the sync state set
+belong to the run that earned them, not to the next run of that replica. A `ReplicationView` is the
+part of a group record that the data path needs. The record itself, and the code that changes it, is
+in `controller/election`.
 """
 
 from __future__ import annotations
@@ -16,46 +17,46 @@ class ReplicaRun(NamedTuple):
     """One run of one replica."""
 
     replica_id: ReplicaId
-    incarnation: str  # 32 hexadecimal digits, made anew by each process
+    incarnation: str  # 32 hexadecimal digits that each process generates
 
 
 class ReplicationView(NamedTuple):
     """A group record as replicas and proxies see it.
 
-    Of two views of a group the one with the higher version is newer; its epoch is never lower.
+    The view with the higher version is newer; its epoch is never lower.
     """
 
     epoch: int
     version: int
     master: ReplicaRun | None
-    # The sync state set: the master, and who must ack before anything is committed.
+    # The sync state set: the master and the replicas that must ack before a message is committed.
     sss: frozenset[ReplicaRun]
-    # Who holds all that is committed while the sync state set has less than the minimum.
+    # Replicas with all committed messages, while the sync state set is below the minimum.
     eligible: frozenset[ReplicaId]
-    min_in_sync: int  # K: with fewer members nothing is committed
-    # The epoch of the last election that may have lost something; 0: there was none.
+    min_in_sync: int  # K: with fewer members no message is committed
+    # The epoch of the last election that may have lost messages; 0 if there was none.
     unclean_since: int = 0
-    # Host and port of each replica that has registered.
+    # Host and port of each registered replica.
     addresses: tuple[tuple[ReplicaId, str], ...] = ()
-    # Who is to count no more: no master takes it into its set again.
+    # Replicas that an operator retired; no master takes them into its set again.
     retired: frozenset[ReplicaId] = frozenset()
-    group: str = ""  # `name_in_cluster` of its group; empty: who made this does not say
+    group: str = ""  # `name_in_cluster` of the broker group; empty if unknown
 
     def address_of(self, replica_id: ReplicaId) -> str:
-        """Return where a replica listens; empty: nobody knows."""
+        """Return the address of a replica; empty if unknown."""
         return dict(self.addresses).get(replica_id, "")
 
 
 def name_in_cluster(cluster: str, group: str) -> str:
-    """Return what tells a broker group from those of the same name in other clusters."""
+    """Return a name that is unique among the broker groups of all clusters."""
     return f"{cluster}/{group}"
 
 
 class Proposal(NamedTuple):
-    """The sync state set that a master wants, against the version that it knows.
+    """A sync state set that a master proposes, with the version that it has seen.
 
-    The same members as before are a proposal too: it moves the version, and so ends every other
-    one that was made against the old version.
+    A proposal of the current members is also valid. It increments the version and thereby
+    invalidates every proposal against the old version.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""Which Tidemill this is."""
+"""The version and commit of this build."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 
 @functools.cache
 def version() -> str:
-    """Return the version of the installed distribution; empty where none is installed."""
+    """Return the version of the installed distribution; empty if none is installed."""
     try:
         return importlib.metadata.version("tidemill")
     except importlib.metadata.PackageNotFoundError:
@@ -18,5 +18,5 @@ def version() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit that an image was built from; empty elsewhere."""
+    """Return the commit of the image; empty outside an image."""
     return os.environ.get("TIDEMILL_COMMIT", "")

@@ -11,7 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 import structlog
 
 from tidemill.common.clock import SystemClock
-from tidemill.common.lifecycle import StartError, announce_ready, run, settle_memory, stop_on_signal
+from tidemill.common.lifecycle import (
+    StartError,
+    announce_ready,
+    run,
+    stop_on_signal,
+    tune_garbage_collector,
+)
 from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.parent import die_with_parent
@@ -92,7 +98,7 @@ async def serve(settings: ControllerSettings) -> None:
                 controller_server(service, settings, newest_of(tls) if tls else None) as server,
             ):
                 registry.register(functools.partial(transport_metrics.collect, server))
-                settle_memory()
+                tune_garbage_collector()
                 readiness.phase = "serving"
                 announce_ready(settings.supervisor_fd, grpc=server.address, metrics=metrics.url)
                 log.info("controller serves", grpc=server.address, metrics=metrics.url)

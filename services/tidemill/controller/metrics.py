@@ -133,7 +133,7 @@ class ControllerMetrics:
             )
             for name, group in groups().items():
                 for reason in FAILOVER_REASONS:
-                    self._failovers.know((name, reason))
+                    self._failovers.declare((name, reason))
                 active.add_metric((name,), group.live_count)
                 diverged.add_metric((name,), len(group.diverged()))
                 unheard.add_metric((name,), len(group.unheard()))

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Coroutine
 import structlog
 
 from tidemill.common.clock import Clock, SystemClock
-from tidemill.common.lifecycle import announce_ready, settle_memory, stop_on_signal
-from tidemill.common.log import logs_text
+from tidemill.common.lifecycle import announce_ready, stop_on_signal, tune_garbage_collector
+from tidemill.common.log import is_text_format
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.proxy.clients.clients import Clients
@@ -135,12 +135,12 @@ async def serve(settings: ProxySettings) -> None:
                         give_to_keep(
                             settings.keeper_fd,
                             server.descriptors(),
-                            logs_text=logs_text(settings.log_format),
+                            logs_text=is_text_format(settings.log_format),
                         )
                     metrics.is_serving, readiness.phase = True, "serving"
                     addresses = {"grpc": server.address, "metrics": endpoint.url}
                     log.info("proxy serving", tls=settings.tls, **addresses)
-                    settle_memory()
+                    tune_garbage_collector()
                     announce_ready(settings.supervisor_fd, **addresses)
                     await stop.wait()
                     metrics.is_serving, readiness.phase = False, "draining"
@@ -169,7 +169,7 @@ async def telling(news: SettingsNews) -> AsyncIterator[None]:
 async def watched(readiness: ProcessReadiness, server: GrpcServer) -> AsyncIterator[None]:
     """Tell gRPC health of each change of readiness until the block ends."""
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(readiness.watch(server.tell_health), name="readiness")
+        watch = tasks.create_task(readiness.report_changes(server.tell_health), name="readiness")
         yield
         watch.cancel()
 

@@ -71,7 +71,7 @@ class PollingMetrics:
         self._polling = polling
         self._is_known = is_known
         self._sets = {
-            name: registry.bounded(f"rocketmq_proxy_{name}_total", (*_PAIR, *labels))
+            name: registry.label_sets(f"rocketmq_proxy_{name}_total", (*_PAIR, *labels))
             for name, _, labels, _ in _COUNTERS
         }
         registry.register(self._collect)

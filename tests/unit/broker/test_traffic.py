@@ -37,8 +37,8 @@ def test_a_type_that_is_none_is_counted_as_normal() -> None:
 
 def test_what_is_known_is_shown_before_its_first_observation() -> None:
     histogram: Histogram[str] = Histogram((1, 2))
-    histogram.know("orders")
+    histogram.declare("orders")
     assert histogram.buckets("orders") == ([0, 0, 0], 0)
     histogram.observe("orders", 2)
-    histogram.know("orders")
+    histogram.declare("orders")
     assert histogram.buckets("orders") == ([0, 1, 0], 2)

@@ -88,7 +88,7 @@ def test_readiness_is_what_the_process_says() -> None:
 
 def test_label_sets_beyond_the_limit_are_folded_and_counted() -> None:
     metrics = registry()
-    sets = metrics.bounded("m", ("consumer_group", "topic"), limit=1)
+    sets = metrics.label_sets("m", ("consumer_group", "topic"), limit=1)
     (overflow,) = (m for m in metrics.collect() if m.name == "rocketmq_metrics_overflow")
     assert [sample.value for sample in overflow.samples] == [0]
     assert sets.admit(("g", "first")) == ("g", "first")
@@ -178,7 +178,7 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
         return [counter]
 
     metrics.register(collect)
-    is_let_go, connected = asyncio.Event(), MetricsServer._connected
+    is_let_go, connected = asyncio.Event(), MetricsServer._serve_connection
 
     async def note(
         server: MetricsServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -186,7 +186,7 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
         await connected(server, reader, writer)
         is_let_go.set()
 
-    monkeypatch.setattr(MetricsServer, "_connected", note)
+    monkeypatch.setattr(MetricsServer, "_serve_connection", note)
 
     async def scenario() -> None:
         async with MetricsServer(metrics, ProcessReadiness()).serving("127.0.0.1", 0) as server:

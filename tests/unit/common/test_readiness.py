@@ -55,7 +55,7 @@ def test_metrics_tell_of_each_peer_at_once() -> None:
 
 
 def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "WATCH_PERIOD_S", 0)
+    monkeypatch.setattr(readiness, "CHECK_PERIOD_S", 0)
     peers = [UP]
     found = ProcessReadiness(lambda: peers)
     told: list[bool] = []
@@ -66,7 +66,7 @@ def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> 
                 await asyncio.sleep(0)
 
         async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(found.watch(told.append))
+            watch = tasks.create_task(found.report_changes(told.append))
             found.phase = "serving"
             await until(1)
             peers[:] = [SILENT]
@@ -81,7 +81,7 @@ def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_lacking_keeps_it_unready_and_is_said() -> None:
     lacking = ["it has not all that its master has"]
-    found = ProcessReadiness(lacks=lambda: "".join(lacking))
+    found = ProcessReadiness(find_missing=lambda: "".join(lacking))
     found.phase = "serving"
     assert found.report() == (False, ["not ready: it has not all that its master has"])
     lacking.clear()

@@ -415,8 +415,8 @@ def test_a_collection_of_what_is_young_looks_at_a_bounded_number_of_objects() ->
     """A thousand queues that a pop begins are three thousand objects that stay."""
     script = (
         "import gc\n"
-        "from tidemill.common.lifecycle import settle_memory\n"
-        "settle_memory()\n"
+        "from tidemill.common.lifecycle import tune_garbage_collector\n"
+        "tune_garbage_collector()\n"
         "seen = []\n"
         "def note(phase, info):\n"
         "    if phase == 'start':\n"

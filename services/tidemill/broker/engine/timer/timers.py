@@ -185,7 +185,7 @@ class Timers:
         self._recorder.append(_tuple(MessageEntry, entry), now_ms)
         self.delays.observe(topic.id, (due_at_ms - firing_ms) // 1000)
         # Its first delivery shall be seen as one more.
-        self.deliverer.lateness.know(topic.id)
+        self.deliverer.lateness.declare(topic.id)
         return ScheduleResult(timer_id, due_at_ms)
 
     def due_of(self, blob: bytes, delay_ms: int | None, now_ms: int) -> int:
