@@ -22,7 +22,8 @@ from tests.support.chart import (
 )
 from tests.support.kubernetes_types import FOREIGN_FILE, KubernetesTypes
 from tidemill.broker.settings import BrokerSettings
-from tidemill.common.settings import KNOWN_KEYS, ProcessSettings
+from tidemill.common.known_settings import KNOWN_KEYS
+from tidemill.common.settings import ProcessSettings
 from tidemill.controller.settings import ControllerSettings
 from tidemill.proxy.settings import ProxySettings
 

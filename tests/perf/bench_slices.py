@@ -2,9 +2,9 @@
 
 One engine a scenario, in a process of its own, on virtual time and on a folder; rounds are written,
 syncs are skipped. Measured is the CPU time of each turn of `run_due`, of each slice of background
-work, and of each command that is one slice, the garbage collector's share included: it is set as
-`tune_garbage_collector` sets it when a broker has started, and what a scenario makes comes behind that. The
-figure that is wanted is 5 ms at the most.
+work, and of each command that is one slice, the garbage collector's share included. The collector
+is set as in a started broker (`tune_garbage_collector`), before the scenario creates its objects.
+The goal is at most 5 ms.
 
     python -m tests.perf.bench_slices --scenarios timers topics
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.common.settings import KNOWN_KEYS
+from tidemill.common.known_settings import KNOWN_KEYS
 from tools.generate_docs import PROCESSES, documents
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from tidemill.cli.app import app
 from tidemill.cli.processes import PROCESSES
-from tidemill.common.settings import KNOWN_KEYS
+from tidemill.common.known_settings import KNOWN_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

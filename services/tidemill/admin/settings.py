@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import Addresses, AdminFrontSettings, ClusterTlsSettings, Port
+from tidemill.common.setting_types import Addresses, Port
+from tidemill.common.shared_settings import AdminFrontSettings, ClusterTlsSettings
 
 
 class AdminSettings(AdminFrontSettings, ClusterTlsSettings):

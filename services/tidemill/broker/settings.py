@@ -9,15 +9,8 @@ from pydantic import Field, model_validator
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
-from tidemill.common.settings import (
-    Addresses,
-    ClusterTlsSettings,
-    Flag,
-    Folder,
-    Port,
-    is_loopback,
-    is_unspecified,
-)
+from tidemill.common.setting_types import Addresses, Flag, Folder, Port, is_loopback, is_unspecified
+from tidemill.common.shared_settings import ClusterTlsSettings
 
 MIB = 1 << 20
 REPLICA_NAME_CHARS_MAX = 80  # a group's name has 64, and an ordinal follows

@@ -7,7 +7,8 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from tidemill.common.settings import ClusterTlsSettings, Flag, Port, is_loopback
+from tidemill.common.setting_types import Flag, Port, is_loopback
+from tidemill.common.shared_settings import ClusterTlsSettings
 from tidemill.controller.election.sessions import Timing
 
 _TIMING = Timing()  # Defaults stand there: these are what a user sees of them.

@@ -7,14 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tidemill.common.settings import (
-    Address,
-    Addresses,
-    ClusterTlsSettings,
-    Flag,
-    FrontSettings,
-    Port,
-)
+from tidemill.common.setting_types import Address, Addresses, Flag, Port
+from tidemill.common.shared_settings import ClusterTlsSettings, FrontSettings
 
 
 class ProxySettings(FrontSettings, ClusterTlsSettings):

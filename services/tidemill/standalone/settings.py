@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tidemill.common.settings import AdminFrontSettings, Flag, Folder, FrontSettings, Port
+from tidemill.common.setting_types import Flag, Folder, Port
+from tidemill.common.shared_settings import AdminFrontSettings, FrontSettings
 
 GROUPS_MAX = 64  # as many as a cluster has at most
 REPLICAS_MAX = 5  # two may then be lost at once, and each more is a copy more to wait for

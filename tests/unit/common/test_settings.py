@@ -8,7 +8,9 @@ from typing import ClassVar
 import pytest
 from pydantic import Field, ValidationError
 
-from tidemill.common.settings import Addresses, Flag, FrontSettings, Names, ProcessSettings
+from tidemill.common.setting_types import Addresses, Flag, Names
+from tidemill.common.settings import ProcessSettings
+from tidemill.common.shared_settings import FrontSettings
 
 
 class Settings(ProcessSettings):
@@ -108,7 +110,12 @@ def test_an_address_may_be_a_name_or_of_either_protocol() -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("limit: [", "is no YAML"), ("- limit", "pairs"), ("limit", "pairs"), ("\0", "is no YAML")],
+    [
+        ("limit: [", "is not valid YAML"),
+        ("- limit", "pairs"),
+        ("limit", "pairs"),
+        ("\0", "is not valid YAML"),
+    ],
 )
 def test_a_file_that_holds_no_settings_is_refused_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, reason: str
@@ -145,10 +152,7 @@ def test_names_that_no_process_knows_are_refused(
         Settings.load([f"--config={file}"])
     assert refusal.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        (
-            "tidemill test: no process has these settings (--allow-unknown-settings starts all the "
-            "same):"
-        ),
+        "tidemill test: unknown settings (to start anyway, add --allow-unknown-settings):",
         f"  retention_mss in {file}; did you mean retention_ms?",
         f"  zzz in {file}",
         "  TIDEMILL_DATADIR in the environment; did you mean TIDEMILL_DATA_DIR?",

@@ -45,8 +45,8 @@ def test_the_first_taken_port_is_named_in_one_order_with_its_own_flag() -> None:
         for name, port in wanted.items():
             flag = f"--{name.replace('_', '-')}"
             assert refusal(**wanted) == (
-                f"cannot listen on {LOOPBACK}:{port}: the port is in use; stop the process that uses it, or "
-                f"change {flag}"
+                f"cannot listen on {LOOPBACK}:{port}: the port is in use; stop the process "
+                f"that uses it, or change {flag}"
             )
             wanted[name] = 0
 

@@ -32,7 +32,7 @@ from tidemill.common.lifecycle import StartError
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from tidemill.common.settings import ClusterTlsSettings
+    from tidemill.common.shared_settings import ClusterTlsSettings
 
 log = structlog.get_logger()
 

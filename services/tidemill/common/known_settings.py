@@ -1,0 +1,163 @@
+"""The names of all settings, and the search for names that no process has.
+
+All processes read one file and one environment, so an unknown name is probably a spelling error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Collection, Iterable
+
+# The settings of all processes. They are listed here because processes do not import each other; a
+# test compares the list with the models.
+KNOWN_KEYS = frozenset(
+    [
+        "admin_body_bytes_max",
+        "admin_host",
+        "admin_hosts",
+        "admin_port",
+        "admin_tls_certificate_file",
+        "admin_tls_key_file",
+        "admin_token_file",
+        "advertised_address",
+        "allow_unknown_settings",
+        "archive_gate_group",
+        "auto_create",
+        "auto_create_per_s",
+        "broker",
+        "brokers",
+        "checkpoint_log_bytes",
+        "client_metrics",
+        "clients_max",
+        "cluster",
+        "cluster_tls_ca_file",
+        "cluster_tls_certificate_file",
+        "cluster_tls_key_file",
+        "config",
+        "connection_max_age_ms",
+        "connections_max",
+        "connections_per_address_max",
+        "controller_port",
+        "controllers",
+        "controllers_fd",
+        "data_dir",
+        "data_dir_wait_ms",
+        "deadline_reserve_ms",
+        "default_queues",
+        "deliveries_max",
+        "deputy_rank",
+        "deputy_step_ms",
+        "disk_reserve_bytes",
+        "drain_delay_ms",
+        "drain_timeout_ms",
+        "flapping_guard_ms",
+        "group_store",
+        "groups",
+        "groups_max",
+        "grpc_client_consumer_min_long_polling_timeout_ms",
+        "invisible_duration_min_ms",
+        "grpc_host",
+        "grpc_port",
+        "grpc_reuse_port",
+        "host",
+        "keeper_fd",
+        "kubernetes_groups",
+        "link_pending_max",
+        "log_format",
+        "log_level",
+        "long_polling_max_ms",
+        "makes_groups",
+        "memory_bytes_max",
+        "metrics_host",
+        "metrics_port",
+        "min_in_sync",
+        "name",
+        "node_id",
+        "parked_max",
+        "peer_silence_ms",
+        "pending_bytes_max",
+        "plain_links",
+        "port",
+        "proxies",
+        "proxy_protocol_from",
+        "replica_address",
+        "replica_id",
+        "replica_name",
+        "replicas",
+        "request_timeout_ms",
+        "retention_bytes",
+        "retention_ms",
+        "reuse_port",
+        "routes_file",
+        "scaler_host",
+        "scaler_port",
+        "scaler_tls_certificate_file",
+        "scaler_tls_client_ca_file",
+        "scaler_tls_key_file",
+        "segment_bytes",
+        "session_timeout_ms",
+        "stall_limit_ms",
+        "stop_timeout_ms",
+        "supervisor_fd",
+        "timer_clock_hold_ms",
+        "timer_evacuation_lead_ms",
+        "timer_evacuation_rate_bytes",
+        "timer_expire_backlog_after_ms",
+        "timer_flush_period_ms",
+        "timer_load_chunk_records",
+        "timer_load_horizon_ms",
+        "timer_max_delay_ms",
+        "timer_max_pending",
+        "timer_max_pinned_part",
+        "timer_max_rate",
+        "timer_overload_policy",
+        "timer_soft_limit_per_second",
+        "timer_spread_ms",
+        "tls",
+        "tls_certificate_file",
+        "tls_client_ca_file",
+        "tls_key_file",
+        "topics_max",
+        "unready_after_ms",
+    ]
+)
+# Variables with our prefix that are not settings: those of the command line, which a test compares
+# with it, and those that Kubernetes creates for a service with our name.
+_OTHER_VARIABLES = re.compile(
+    r"ADMIN|ADMIN_TOKEN|ADMIN_CA_FILE|ENDPOINTS|PIPELINE_PRIORITY|COMMIT|TEST_.*"
+    r"|(.*_)?SERVICE_HOST|(.*_)?SERVICE_PORT(_.*)?|(.*_)?PORT_\d+_.*"
+)
+_SERVICE_ADDRESSES = "tcp://", "udp://", "sctp://"
+
+
+def is_service_address(value: str) -> bool:
+    """Return whether the value of a variable is an address that Kubernetes sets for a service."""
+    return value.startswith(_SERVICE_ADDRESSES)
+
+
+def unknown_keys(keys: Iterable[object], file: str, known: Collection[str]) -> list[str]:
+    """Return a line for each key of `file` that no process has."""
+    return [f"{key} in {file}{_suggestion(str(key), known)}" for key in keys if key not in known]
+
+
+def unknown_variables(known: Collection[str]) -> list[str]:
+    """Return a line for each variable with our prefix that no process has."""
+    unknown = []
+    for variable, value in os.environ.items():
+        name = variable.removeprefix("TIDEMILL_")
+        is_other = _OTHER_VARIABLES.fullmatch(name) or is_service_address(value)
+        if name != variable and name.lower() not in known and not is_other:
+            suggestion = _suggestion(name.lower(), known, is_variable=True)
+            unknown.append(f"{variable} in the environment{suggestion}")
+    return unknown
+
+
+def _suggestion(name: str, known: Collection[str], *, is_variable: bool = False) -> str:
+    """Return a question with the most similar known name; "" if none is similar."""
+    # A name with hyphens is similar to the one with underscores.
+    similar = difflib.get_close_matches(name.replace("-", "_"), sorted(known), n=1)
+    if not similar:
+        return ""
+    return f"; did you mean {f'TIDEMILL_{similar[0].upper()}' if is_variable else similar[0]}?"

@@ -1,0 +1,143 @@
+"""Settings that several processes share: TLS between processes, clients' TLS, access to admin."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tidemill.common.setting_types import Names, Networks, Port
+from tidemill.common.settings import ProcessSettings
+
+
+class FrontSettings(ProcessSettings):
+    """Settings of the connections of clients; the standalone passes them to its proxies."""
+
+    tls: Literal["off", "optional", "required"] = Field(
+        "off",
+        description="TLS for clients; optional: the port accepts clients with and without TLS.",
+    )
+    tls_certificate_file: str = Field("", description="Certificate chain of the server (PEM).")
+    tls_key_file: str = Field("", description="Private key of the server (PEM).")
+    tls_client_ca_file: str = Field(
+        "",
+        description="Certificate authorities (PEM). If set, clients must present a certificate that"
+        " one of them signed.",
+    )
+
+    proxy_protocol_from: Networks = Field(
+        [],
+        description="Addresses or networks of load balancers. They must begin each connection with"
+        " a PROXY protocol 2 header; its client address counts.",
+    )
+
+    @model_validator(mode="after")
+    def check_tls(self) -> Self:
+        """Reject TLS without its files, and files without TLS."""
+        files = self.tls_certificate_file or self.tls_key_file or self.tls_client_ca_file
+        if self.tls == "off" and files:
+            raise ValueError("TLS files are set and tls is off; set tls to optional or required")
+        if self.tls == "optional" and self.tls_client_ca_file:
+            raise ValueError(
+                "tls_client_ca_file has no effect while tls is optional; set tls to required"
+            )
+        if self.tls != "off" and not (self.tls_certificate_file and self.tls_key_file):
+            raise ValueError("TLS needs both tls_certificate_file and tls_key_file")
+        return self
+
+
+class AdminFrontSettings(ProcessSettings):
+    """Settings of access to the REST API and the scaler; the standalone passes them on."""
+
+    admin_hosts: Names = Field(
+        [],
+        description="Host names of the REST API besides loopback names, its host and the address of"
+        " the connection. Requests for other names get 421.",
+    )
+    admin_token_file: str = Field(
+        "",
+        description="File with the bearer token of the REST API; read again when it changes."
+        " Default: no token.",
+    )
+    admin_body_bytes_max: int = Field(
+        8 << 20,
+        ge=1 << 10,
+        le=1 << 30,
+        description="Largest request with a message at the REST API, in bytes; a larger one gets"
+        " 413. The largest message takes 6 MiB as base64. Other requests: 64 KiB.",
+    )
+    admin_tls_certificate_file: str = Field(
+        "", description="Certificate chain of the REST API (PEM). Default: no TLS."
+    )
+    admin_tls_key_file: str = Field("", description="Private key of the REST API (PEM).")
+
+    scaler_host: str = Field("127.0.0.1", description="Address of the external scaler for KEDA.")
+    scaler_port: Port | None = Field(
+        None,
+        description="Port of the external scaler (gRPC); 0: a free port. Default: no scaler. Its"
+        " clients can read the backlog of consumer groups.",
+    )
+    scaler_tls_certificate_file: str = Field(
+        "", description="Certificate chain of the scaler (PEM). Default: no TLS."
+    )
+    scaler_tls_key_file: str = Field("", description="Private key of the scaler (PEM).")
+    scaler_tls_client_ca_file: str = Field(
+        "",
+        description="Certificate authorities (PEM). If set, KEDA must present a certificate that"
+        " one of them signed. Do not use those of the processes, whose certificates open brokers.",
+    )
+
+    @model_validator(mode="after")
+    def check_admin_tls(self) -> Self:
+        """Reject one of the files without the other."""
+        if bool(self.admin_tls_certificate_file) != bool(self.admin_tls_key_file):
+            raise ValueError(
+                "TLS of the REST API needs both admin_tls_certificate_file and admin_tls_key_file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_scaler_tls(self) -> Self:
+        """Reject one of the files without the other, and authorities without both."""
+        has_both = bool(self.scaler_tls_certificate_file and self.scaler_tls_key_file)
+        files = (
+            self.scaler_tls_certificate_file,
+            self.scaler_tls_key_file,
+            self.scaler_tls_client_ca_file,
+        )
+        if any(files) and not has_both:
+            raise ValueError(
+                "TLS of the scaler needs both scaler_tls_certificate_file and scaler_tls_key_file"
+            )
+        return self
+
+
+class ClusterTlsSettings(ProcessSettings):
+    """TLS between the processes: three files in each process."""
+
+    cluster_tls_ca_file: str = Field(
+        "",
+        description="Certificate authorities (PEM) that signed the certificates of the processes of"
+        " this cluster. For TLS between the processes, set this file and the next two in all.",
+    )
+    cluster_tls_certificate_file: str = Field(
+        "",
+        description="Certificate chain of this process (PEM), for both ends of a connection. That"
+        " of a broker must contain the address at which other processes reach it.",
+    )
+    cluster_tls_key_file: str = Field("", description="Private key of this process (PEM).")
+
+    @model_validator(mode="after")
+    def check_cluster_tls(self) -> Self:
+        """Reject some of the files without the others."""
+        files = (
+            self.cluster_tls_ca_file,
+            self.cluster_tls_certificate_file,
+            self.cluster_tls_key_file,
+        )
+        if any(files) and not all(files):
+            raise ValueError(
+                "TLS between the processes needs cluster_tls_ca_file, cluster_tls_certificate_file"
+                " and cluster_tls_key_file"
+            )
+        return self
