@@ -25,6 +25,7 @@ JAVA := tests/e2e/java
 RUST := tests/e2e/rust
 H2SPEC := tests/e2e/transport/h2spec
 HELM := tests/chart/helm
+BUF := tools/buf
 CHART := charts/tidemill
 GRAFANA := tests/monitoring/grafana
 PROMETHEUS := tests/monitoring/prometheus
@@ -136,13 +137,14 @@ meta-store-test: setup ## Run what every store of group records passes against t
 	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
 		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
 
-lint: setup $(STAMPS)/helm ## Check format, style, imports, names, prose, commit subjects and the chart.
+lint: setup $(STAMPS)/helm $(STAMPS)/buf ## Check style, imports, names, prose, commit subjects, protos and the chart.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.check_names
 	$(BIN)/python -m tools.check_prose
 	$(BIN)/python -m tools.check_commits
+	$(BIN)/python -m tools.check_protos
 	@! test -x $(HELM)/build/helm || for values in $(CHART)/values*.yaml; do \
 		$(HELM)/build/helm lint --quiet --strict --kube-version 1.33 -f $$values $(CHART) || exit 1; done
 
@@ -206,7 +208,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 
 clean: ## Remove what setup made; data stays.
 	rm -rf $(VENV) $(FUZZ) services/tidemill/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(RUST)/target \
-		$(H2SPEC)/build $(HELM)/build $(GRAFANA)/node_modules $(PROMETHEUS)/build build
+		$(H2SPEC)/build $(HELM)/build $(GRAFANA)/node_modules $(BUF)/node_modules $(PROMETHEUS)/build build
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -284,6 +286,12 @@ $(STAMPS)/grafana: $(STAMPS)/venv $(GRAFANA)/package-lock.json
 	@if command -v npm > /dev/null; \
 		then (cd $(GRAFANA) && npm ci --silent --no-audit --no-fund) && touch $@; \
 		else echo "npm is missing: the types of the dashboards are not checked"; fi
+
+# The linter of .proto files.
+$(STAMPS)/buf: $(STAMPS)/venv $(BUF)/package-lock.json
+	@if command -v npm > /dev/null; \
+		then (cd $(BUF) && npm ci --silent --no-audit --no-fund) && touch $@; \
+		else echo "npm is missing: the .proto files are not checked"; fi
 
 # What judges our alerts, and Prometheus itself. Its module is pinned; of the ways to find targets, which
 # would bring the libraries of a dozen clouds, only those are built that need none.
