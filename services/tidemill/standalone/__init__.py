@@ -1,1 +1,1 @@
-"""One command for a laptop: supervises the other processes on this machine."""
+"""The supervisor that runs all other processes on one machine, for a laptop."""

@@ -1,7 +1,7 @@
-"""One supervised process: started, announced, started again when it dies.
+"""A supervised process: started, announced, and started again if it dies.
 
-The two share a socket pair (see `tidemill.common.lifecycle`). The child's line on it says that it
-serves; its end says that the child is dead. Nothing is polled.
+Supervisor and child share a socket pair (see `tidemill.common.lifecycle`). A line from the child
+means that it serves. The end of the socket means that the child is dead. Nothing is polled.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 BACK_OFF_MS_MIN = 200  # before the first restart
-BACK_OFF_MS_MAX = 2_000  # between later ones: a cause that has gone is not waited for long
-STEADY_MS = 30_000  # who ran that long starts with the least back-off again
+BACK_OFF_MS_MAX = 2_000  # before later ones; a solved problem does not cost more time
+STEADY_MS = 30_000  # after this run time the back-off starts again at its minimum
 
 log = structlog.get_logger()
 
@@ -27,39 +27,41 @@ Addresses = dict[str, str]
 
 
 class ChildFailure(Exception):
-    """A process ended before it served; it has said why on standard error."""
+    """The end of a process before it served; its log on standard error gives the reason."""
 
     def __init__(self, name: str, status: int) -> None:
-        super().__init__(f"{name} could not start (status {status})")
+        super().__init__(
+            f"{name} ended with status {status} before it served; its log gives the reason"
+        )
         self.status = status
 
 
 class Child:
-    """A process that is kept running."""
+    """A process that the supervisor keeps running."""
 
     def __init__(self, name: str, arguments: Callable[[Addresses], Sequence[str]]) -> None:
-        """Take the command line as a function of the addresses that the child had before.
+        """Take the command line as a function of the child's previous addresses.
 
-        So a port that was picked freely at the first start is asked for by number at the next.
+        So a child that picked a free port asks for the same port at its restart.
         """
         self.name = name
         self._arguments = arguments
         self.addresses: Addresses = {}
-        self.serving_pid = 0  # who has announced itself: a replica's broker has a supervisor
+        self.serving_pid = 0  # announced; a replica's broker has its own supervisor
         self.is_ready = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
-        self._serves = False  # now, while `is_ready` stays set when it dies
+        self._serves = False  # now; `is_ready` stays set after the child dies
         self._is_stopping = False
 
     @property
     def pid(self) -> int:
-        """The process's id, 0 while it does not run."""
+        """The id of the process; 0 while it does not run."""
         return self._process.pid if self._process is not None else 0
 
     async def run(self) -> None:
-        """Start the process, and again whenever it dies; return once it is stopped.
+        """Start the process, and again each time it dies; return after `stop`.
 
-        Raises ChildFailure when the very first start fails.
+        Raises ChildFailure if the first start fails.
         """
         loop = asyncio.get_running_loop()
         back_off_ms = BACK_OFF_MS_MIN
@@ -73,7 +75,7 @@ class Child:
             if loop.time() - started_s > STEADY_MS / 1000:
                 back_off_ms = BACK_OFF_MS_MIN
             log.warning("child died", child=self.name, status=status, restart_ms=back_off_ms)
-            # Jitter: several that died of one cause do not come back in step.
+            # Jitter: children that died of one cause do not restart at the same moment.
             await asyncio.sleep(back_off_ms * random.uniform(0.8, 1.2) / 1000)
             back_off_ms = min(2 * back_off_ms, BACK_OFF_MS_MAX)
 
@@ -85,10 +87,10 @@ class Child:
             self._process = subprocess.Popen(  # noqa: ASYNC220  # A fork of a small process.
                 [sys.executable, "-m", "tidemill", *command],
                 pass_fds=(fd,),
-                # A ^C is for the supervisor, which stops the others in order.
+                # Ctrl-C is for the supervisor, which stops the others in order.
                 process_group=0,
                 stdin=subprocess.DEVNULL,
-                # Standard output carries the ready line and nothing else.
+                # Standard output has only the ready line.
                 stdout=sys.stderr.fileno(),
             )
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -103,11 +105,11 @@ class Child:
                 self.is_ready.set()
                 await reader.read()
         except ConnectionError:
-            pass  # As good as the end of file.
+            pass  # Equal to the end of the file.
         finally:
             self._serves = False
             writer.close()
-        # Its descriptors are closed, so it has ended or is about to.
+        # The child closed its socket, so it has ended or will end at once.
         status = self._process.wait()
         self._process = None
         return status
@@ -118,8 +120,8 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def reload(self) -> None:
-        """Let the process read its certificates again."""
-        if self._serves:  # One that starts may not know the signal yet, and reads anyway.
+        """Ask the process to read its certificates again."""
+        if self._serves:  # A starting child reads the files anyway.
             self._signal(signal.SIGHUP)
 
     def kill(self) -> None:

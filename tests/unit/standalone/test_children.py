@@ -12,8 +12,8 @@ from tidemill.common.lifecycle import StartError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import GroupRecord, Registered, Retirement
 from tidemill.controller.sqlite_store import SqliteStore
-from tidemill.standalone.app import child_names, metrics_ports_of
-from tidemill.standalone.places import brokers_of, check_all_served
+from tidemill.standalone.broker_stores import brokers_of, check_all_served
+from tidemill.standalone.child_plan import child_names, metrics_ports_of
 from tidemill.standalone.settings import StandaloneSettings
 
 
@@ -73,7 +73,7 @@ def test_a_store_that_no_broker_would_serve_refuses_the_start(tmp_path: Path) ->
         (tmp_path / name).mkdir()
     at = f"--data-dir={tmp_path}"
     for flags in ([], ["--groups=2"]):
-        with pytest.raises(StartError, match="holds 3 broker groups: start with --groups 3,"):
+        with pytest.raises(StartError, match="holds 3 broker groups: start with --groups 3\\."):
             check_all_served(load(at, *flags))
     check_all_served(load(at, "--groups=3"))
     check_all_served(load(at, "--groups=4"))
@@ -127,10 +127,12 @@ def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
 
     keep(drained={3, 4}, sss={0, 1, 2})
     check_all_served(load(at, "--replicas=3"))
-    with pytest.raises(StartError, match="let them go first: `tidemill cluster drain broker-0-2`"):
+    with pytest.raises(
+        StartError, match="drain them first with `tidemill cluster drain broker-0-2`"
+    ):
         check_all_served(load(at, "--replicas=2"))
     keep(drained={4}, sss={0, 1, 2, 3})
-    with pytest.raises(StartError, match=r"let them go first: .* broker-0-3`, and stop"):
+    with pytest.raises(StartError, match=r"drain them first with .* broker-0-3`, and stop"):
         check_all_served(load(at, "--replicas=3"))
     # It is to go, and is needed still.
     keep(drained={3, 4}, sss={0, 3})
@@ -145,7 +147,7 @@ def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
 def test_a_replica_is_not_started_as_if_it_were_alone(tmp_path: Path) -> None:
     (tmp_path / "replica").mkdir()
     at = f"--data-dir={tmp_path}"
-    with pytest.raises(StartError, match="is a replica's"):
+    with pytest.raises(StartError, match="is that of a replica"):
         check_all_served(load(at))
     check_all_served(load(at, "--replicas=2"))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidemill.common.lifecycle import StartError
-from tidemill.standalone.app import wanted_ports
+from tidemill.standalone.child_plan import requested_ports
 from tidemill.standalone.ports import PORT_MAX, check_free
 from tidemill.standalone.settings import StandaloneSettings
 
@@ -34,7 +34,7 @@ def settings_of(**ports: int) -> StandaloneSettings:
 
 def refusal(**ports: int) -> str:
     with pytest.raises(StartError) as refused:
-        check_free(wanted_ports(settings_of(**ports)))
+        check_free(requested_ports(settings_of(**ports)))
     return str(refused.value)
 
 
@@ -62,18 +62,17 @@ def test_a_port_that_two_children_would_get_is_told_with_both_flags() -> None:
     with ports(1) as (free,):
         port = number_of(free)
     assert refusal(grpc_port=port, admin_port=0, metrics_port=port - 1) == (
-        f"port {port} is wanted twice, for clients and for metrics of proxy-0; change --grpc-port "
-        f"or --metrics-port"
+        f"port {port} is requested twice, for clients and for metrics of proxy-0; change "
+        f"--grpc-port or --metrics-port"
     )
 
 
 def test_metrics_ports_end_where_ports_do() -> None:
-    told = refusal(grpc_port=0, admin_port=0, metrics_port=PORT_MAX)
-    assert (
-        told
-        == f"there is no port {PORT_MAX + 1} for metrics of proxy-0; choose a lower --metrics-port"
+    assert refusal(grpc_port=0, admin_port=0, metrics_port=PORT_MAX) == (
+        f"port {PORT_MAX + 1} for metrics of proxy-0 is higher than {PORT_MAX}; "
+        f"lower --metrics-port"
     )
 
 
 def test_free_ports_are_of_no_interest() -> None:
-    check_free(wanted_ports(settings_of(grpc_port=0, admin_port=0, metrics_port=0)))
+    check_free(requested_ports(settings_of(grpc_port=0, admin_port=0, metrics_port=0)))

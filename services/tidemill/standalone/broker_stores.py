@@ -1,13 +1,13 @@
-"""Which brokers there are, and where their stores lie in the data directory.
+"""The brokers of a standalone and the folders of their stores in the data directory.
 
-    data/                broker-0, or its replica broker-0-0: a store of before stays where it is
+    data/                broker-0 or its replica broker-0-0
     data/broker-0-1/     the other replicas of broker-0
-    data/broker-1/       broker-1, or its replica broker-1-0
+    data/broker-1/       broker-1 or its replica broker-1-0
     data/broker-1-1/     the other replicas of broker-1
-    data/controller-0/   the records of broker groups, where they have several replicas
+    data/controller-0/   the records of broker groups with several replicas
 
-So a store that was one broker's becomes replica 0 of its group, which founds that, and nothing is
-moved for it.
+If a broker group gets replicas later, its store becomes replica 0, which founds the group. No store
+moves.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tidemill.standalone.settings import GROUPS_MAX, REPLICAS_MAX
 if TYPE_CHECKING:
     from tidemill.standalone.settings import StandaloneSettings
 
-FIRST_BROKER: Final = "broker-0"  # the home of the others: a store of before is its own
+FIRST_BROKER: Final = "broker-0"  # the home of the other broker groups
 CONTROLLER: Final = "controller-0"
-REPLICA_FOLDER: Final = "replica"  # in a store: what a replica must not forget
+REPLICA_FOLDER: Final = "replica"  # in a store: the state that a replica must keep
 
 
 class StandaloneBroker(NamedTuple):
-    """One broker process, and where its store is."""
+    """One broker process and the folder of its store."""
 
     name: str  # of the process
     group: str
-    replica: int  # -1: its group has no other
+    replica: int  # -1: the only one of its broker group
     data_dir: Path
 
 
 def brokers_of(settings: StandaloneSettings) -> list[StandaloneBroker]:
-    """Return all brokers, group by group."""
+    """Return all brokers, one broker group after the other."""
     if settings.replicas == 1:
         return [
             StandaloneBroker(name, name, -1, store_of(settings.data_dir, name))
@@ -74,10 +74,11 @@ def group_store_of(settings: StandaloneSettings) -> Path:
 
 
 def check_all_served(settings: StandaloneSettings) -> None:
-    """Raise StartError where a store is in the data directory that no broker would serve.
+    """Raise StartError if the data directory has a store that no broker would serve.
 
-    Its messages would wait, and message groups that lie there be refused, without a word of why.
-    Of replicas it would be worse: two that have all may be gone when the one that lags is alone.
+    Otherwise the messages of such a store would wait, and its message groups would be rejected,
+    without a stated reason. For replicas it would be worse: the remaining replica may miss
+    messages.
     """
     data_dir = settings.data_dir
     held = [
@@ -86,9 +87,9 @@ def check_all_served(settings: StandaloneSettings) -> None:
     if held:
         count = held[-1] + 1
         raise StartError(
-            f"this data directory holds {count} broker groups: start with --groups {count}, or "
-            f"move {store_of(data_dir, group_name(held[-1]))} away if it was removed from "
-            f"the cluster"
+            f"this data directory holds {count} broker groups: start with --groups {count}. If "
+            f"broker group {group_name(held[-1])} was removed from the cluster, move its folder "
+            f"{store_of(data_dir, group_name(held[-1]))} away"
         )
     needed = [
         (n, group)
@@ -101,33 +102,33 @@ def check_all_served(settings: StandaloneSettings) -> None:
         drains = ", ".join(f"`tidemill cluster drain {group}-{n}`" for n, group in needed)
         raise StartError(
             f"this data directory holds {count} replicas of each broker group: start with"
-            f" --replicas {count}. With fewer, those that are left could lack what the others"
-            f" have acknowledged. To have fewer, let them go first: {drains}, and stop when"
-            f" `tidemill cluster status` says that they are retired"
+            f" --replicas {count}. With fewer, the remaining replicas may miss acknowledged"
+            f" messages. To have fewer, drain them first with {drains}, and stop when"
+            f" `tidemill cluster status` reports them as retired"
         )
     if settings.replicas == 1 and is_dir(data_dir / REPLICA_FOLDER):
         raise StartError(
-            f"the store in {data_dir} is a replica's, and others may have what it lacks: start"
-            f" with as many --replicas as there were"
+            f"the store in {data_dir} is that of a replica, and other replicas may have messages"
+            f" that it does not have: start with the same number of --replicas as before"
         )
 
 
 def is_retired(settings: StandaloneSettings, group: str, replica: int) -> bool:
-    """Whether an operator has drained a replica, and nothing is lost without it.
+    """Return whether an operator has drained a replica, so that no message is lost without it.
 
-    Its folder may stay, or go. With as many replicas as before it comes back, and counts again when
-    that is taken back. Of one that stays alone nobody would be told: it is no replica any more.
+    The operator may keep or delete its folder. If it is started again, it counts again once the
+    operator takes the drain back. A single replica cannot be retired: it would not be a replica.
     """
     if settings.replicas == 1:
         return False
     try:
         record = read_record(group_store_of(settings), group)
     except StoreUnreachable:
-        return False  # The controller will say so, where all of them are started.
+        return False  # If all replicas start, the controller reports this.
     number = ReplicaId(replica)
     return record is not None and record.find(number) is not None and is_out(record, number)
 
 
 def is_dir(path: Path) -> bool:
-    """Whether it is a folder; of one that may not be read the brokers tell themselves."""
+    """Return whether `path` is a folder; a broker reports an unreadable folder itself."""
     return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises where it may not look.
