@@ -91,10 +91,10 @@ def _begin(
 
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return whom to prefer: the longest log of the latest epoch, then who was set or is idle."""
+    """Return the candidate with the longest log of the latest epoch, then the lowest replica id."""
     return max(candidates, key=_merit, default=None)
 
 
-def _merit(candidate: Candidate) -> tuple[int, int, int, int, int]:
+def _merit(candidate: Candidate) -> tuple[int, int, int]:
     beat = candidate.beat
-    return (beat.log_epoch, beat.log_end, -beat.priority, -beat.load, -candidate.member.replica_id)
+    return (beat.log_epoch, beat.log_end, -candidate.member.replica_id)

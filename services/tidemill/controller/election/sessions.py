@@ -56,8 +56,6 @@ class Heartbeat(NamedTuple):
     health: Health
     page_age_ms: int  # since the broker's event loop has last turned
     blocked_ms: int = 0  # for how long a master has too few members to confirm anything
-    priority: int = 0  # who has the lowest is preferred among equals
-    load: int = 0
     # Since anything was heard of each peer, by stream or probe.
     peer_silence_ms: tuple[tuple[ReplicaId, int], ...] = ()
     writable_epoch: int = 0  # the epoch that a master leads, when its first record is confirmed

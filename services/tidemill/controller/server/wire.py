@@ -36,8 +36,6 @@ def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
         health=_HEALTH.get(found.health, Health.SLOW),
         page_age_ms=found.page_age_ms,
         blocked_ms=found.blocked_ms,
-        priority=found.priority,
-        load=found.load,
         peer_silence_ms=tuple(
             (ReplicaId(one), silence_ms)
             for one, silence_ms in sorted(found.peer_silence_ms.items())
@@ -62,8 +60,6 @@ def to_heartbeat(member: ReplicaRun, beat: Heartbeat) -> wire.Heartbeat:
         health=_HEALTH_ON_WIRE[beat.health],
         page_age_ms=beat.page_age_ms,
         blocked_ms=beat.blocked_ms,
-        priority=beat.priority,
-        load=beat.load,
         peer_silence_ms=dict(beat.peer_silence_ms),
         writable_epoch=beat.writable_epoch,
         cut=None if beat.cut is None else _to_cut(beat.cut),
