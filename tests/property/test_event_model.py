@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.support.disk.faulty_disk import FaultyDisk
-from tests.support.worlds.engine_world import GROUP, TOPIC, Popped
+from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, forget_event_lookups
 from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
@@ -355,7 +355,7 @@ class EventModel(RuleBasedStateMachine):
             return
         self.retire()
         begin = self.world.engine.log.min_offset
-        self.world.engine.forget_event_lookups()
+        forget_event_lookups(self.world.engine)
         again = [event for event in read(self.world, 0, events_max=5) if event.message_id != "id-x"]
         seen = [event for event in self.fold.events if event.position >= begin]
         assert len(again) == len(seen)

@@ -37,6 +37,13 @@ TOPIC = "orders"
 GROUP = "billing"
 
 
+def forget_event_lookups(engine: Engine) -> None:
+    """Clear the caches of events: the next reader looks up names and messages in the log again."""
+    lookup = engine._event_lookup
+    lookup._messages.clear()
+    lookup._deliveries.clear()
+
+
 def blob(
     text: str,
     *,

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
-from tests.support.worlds.engine_world import GROUP, TOPIC, World
+from tests.support.worlds.engine_world import GROUP, TOPIC, World, forget_event_lookups
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
@@ -26,7 +26,7 @@ NO_END = 1 << 40
 
 def read(world: World | Follower, query: EventQuery | None = None, begin: int = 0) -> list[Event]:
     """Read all that is committed with nothing kept from reads before."""
-    world.engine.forget_event_lookups()
+    forget_event_lookups(world.engine)
     reader = world.engine.read_events(
         query or EventQuery(), from_position=begin, log_bytes_max=NO_END, events_max=NO_END
     )
@@ -335,7 +335,7 @@ def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     popped = [one for _ in range(64) for one in world.pop(MESSAGES_MAX)]
     world.ack(*popped)
     engine = world.engine
-    engine.forget_event_lookups()
+    forget_event_lookups(engine)
     query = EventQuery(message_id="none", kinds=frozenset([EventKind.ACKED]))
     begin = popped[0].delivery.delivery_id  # Behind the messages, which would be known.
     reader = engine.read_events(query, from_position=begin, log_bytes_max=NO_END, events_max=NO_END)

@@ -556,10 +556,6 @@ class Engine:
         """Yield where records of a message may stand, in bounded slices."""
         return self.store.index.find(stored_message.key_hash("id", message_id))
 
-    def forget_event_lookups(self) -> None:
-        """Forget what readers of events were told: it is looked up again."""
-        self._event_lookup.clear()
-
     def clients_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
         """Note signs of life: what such a client holds and renews is extended."""
         self.consumption.renewals.alive(client_ids, monotonic_ms=monotonic_ms)

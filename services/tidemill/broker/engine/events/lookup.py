@@ -90,11 +90,6 @@ class EventLookup:
         self._messages: dict[tuple[int, int, int], KnownMessage] = {}
         self._deliveries: dict[int, KnownDelivery] = {}
 
-    def clear(self) -> None:
-        """Forget what was found."""
-        self._messages.clear()
-        self._deliveries.clear()
-
     # ------------------------------------------------------------ names
 
     def topic_name(self, topic_id: TopicId) -> str:
