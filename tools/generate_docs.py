@@ -16,7 +16,11 @@ from pydantic.fields import FieldInfo
 
 from tidemill.admin.app import create_app
 from tidemill.admin.settings import AdminSettings
-from tidemill.broker.engine.metadata.pull_offsets import FEW, PULL_OFFSETS_MAX, RESERVED
+from tidemill.broker.engine.metadata.pull_offsets import (
+    FEW_OFFSETS,
+    PULL_OFFSETS_MAX,
+    RESERVED_OFFSETS,
+)
 from tidemill.broker.engine.queries.pull import SCAN_ENTRIES_MAX
 from tidemill.broker.server.reader import event_pages
 from tidemill.broker.settings import BrokerSettings
@@ -206,7 +210,7 @@ def reading_limits() -> list[str]:
         "bytes of the log that a call of ReadEvents looks at": event_pages.LOG_BYTES_MAX,
         "events of one of its pages": event_pages.EVENTS_A_PAGE,
         "pull offsets that a broker keeps": PULL_OFFSETS_MAX,
-        f"of these, those that only groups with fewer than {FEW} may take": RESERVED,
+        f"of these, reserved for groups with fewer than {FEW_OFFSETS}": RESERVED_OFFSETS,
     }
     return [f"| {what} | {count:,} |" for what, count in most.items()]
 

@@ -67,7 +67,7 @@ class Replica:
             file.sync()
         self.engine.synced(log_offset)
         self._apply()
-        self.machine.moved(self._world.now_ms)
+        self.machine.handle_progress(self._world.now_ms)
 
 
 class Group:
@@ -119,22 +119,22 @@ class Group:
             case StreamDial(member, _):
                 target = next((r for r in self.replicas if r.member == member), None)
                 if target is None:
-                    source.machine.closed(None, now_ms)
+                    source.machine.handle_closed(None, now_ms)
                     return
                 self._streams[len(self._streams)] = source, target
-                source.machine.dialled(len(self._streams) - 1, now_ms)
+                source.machine.handle_connected(len(self._streams) - 1, now_ms)
             case StreamSend(stream, message):
                 replica, master = self._streams[stream]
                 if isinstance(message, Hello):
-                    master.machine.hello(stream, message, now_ms)
+                    master.machine.handle_hello(stream, message, now_ms)
                 elif isinstance(message, Ack):
-                    master.machine.ack(stream, message, now_ms)
+                    master.machine.handle_ack(stream, message, now_ms)
                 elif replica in self.replicas:
-                    replica.machine.receive(stream, message, now_ms)
+                    replica.machine.handle_message(stream, message, now_ms)
             case StreamClose(stream, _):
                 for one in self._streams[stream]:
                     if one is not source and one in self.replicas:
-                        one.machine.closed(stream, now_ms)
+                        one.machine.handle_closed(stream, now_ms)
             case SetProposal(proposal):
                 self.view = self.view._replace(version=self.view.version + 1, sss=proposal.sss)
                 for one in self.replicas:
@@ -160,7 +160,7 @@ class Group:
         for stream, ends in self._streams.items():
             for one in ends:
                 if dead in ends and one in self.replicas:
-                    one.machine.closed(stream, self.now_ms)
+                    one.machine.handle_closed(stream, self.now_ms)
         self.view = self.view._replace(
             epoch=self.view.epoch + 1,
             version=self.view.version + 1,
@@ -194,7 +194,7 @@ class Clients:
     def _round(self) -> None:
         """Let what was done be confirmed, as every answer waits for it."""
         self.group.carry()
-        self.group.master.machine.moved(self.group.now_ms)
+        self.group.master.machine.handle_progress(self.group.now_ms)
         self.group.carry()
         master = self.group.master
         assert master.log.confirm_offset == master.log.log_end, "all members have it"
@@ -212,7 +212,7 @@ class Clients:
         text = f"m{self.count - 1}"
         self._world.send(text, topic=TOPIC)
         if self.group.random.random() < 0.5:
-            self.group.master.machine.moved(self.group.now_ms)
+            self.group.master.machine.handle_progress(self.group.now_ms)
             self.group.carry()
         self.unknown.add(text)
 

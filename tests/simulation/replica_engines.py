@@ -103,7 +103,7 @@ class EngineVolume:
             fresh=self._identity,
             boot_id=(replica.boot + 1).to_bytes(16),
         )
-        self.log.engine.log.damage.has_others = True
+        self.log.engine.log.damage.has_replicas = True
         self._asked = None
         self.log.on_confirmed = lambda: self._confirmed(confirmed)
         return self.log
@@ -148,10 +148,10 @@ class EngineVolume:
         """Tell the log what time it is, and ask others for what is damaged."""
         self.log.now_ms = self.now_ms
         damage, me = self.log.engine.log.damage, self._replica
-        if not damage.is_any_awaited or self._asked is not None:
+        if not damage.has_requests or self._asked is not None:
             return
         others = [one.id for one in self._world.replicas if one.is_alive and one is not me]
-        question = self._asked = damage.next_question(others, self.now_ms)
+        question = self._asked = damage.next_request(others, self.now_ms)
         if question is not None:
             other = self._world.replicas[question.replica_id]
             self._world.loop.call_later(ANSWER_S_MAX, self._hear, self.log, question, None)
@@ -179,7 +179,7 @@ class EngineVolume:
                 file.sync()
             answer = Found.MENDED if files else Found.SOUND
         self._asked = None
-        log.engine.log.damage.answered(question, answer, self.now_ms)
+        log.engine.log.damage.handle_outcome(question, answer, self.now_ms)
 
     def claims_clean(self, _mode: AckMode) -> bool:
         """Say whether this log has all that was acked."""
@@ -190,7 +190,7 @@ class EngineVolume:
 
     def is_member(self) -> None:
         """Hear that the master has seen this run catch up."""
-        self.log.known_end.trust()
+        self.log.known_end.clear_doubt()
 
     def log_bytes(self) -> bytes:
         """Return the whole log, whatever of it is known here to be confirmed."""

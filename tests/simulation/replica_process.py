@@ -205,30 +205,30 @@ class ReplicaProcess:
         if machine is None:
             return
         if isinstance(message, Hello):
-            machine.hello(stream, message, now_ms)
+            machine.handle_hello(stream, message, now_ms)
         elif isinstance(message, Ack):
-            machine.ack(stream, message, now_ms)
+            machine.handle_ack(stream, message, now_ms)
         else:
-            machine.receive(stream, message, now_ms)  # type: ignore[arg-type]
+            machine.handle_message(stream, message, now_ms)  # type: ignore[arg-type]
             self._written.set()
         self._act()
 
     def stream_closed(self, stream: int | None) -> None:
         """Hear of the end of a stream."""
         if self.machine is not None:
-            self.machine.closed(stream, self._now_ms())
+            self.machine.handle_closed(stream, self._now_ms())
             self._act()
 
     def stream_opened(self, stream: int) -> None:
         """Hear that a dial has come through."""
         if self.machine is not None:
-            self.machine.dialled(stream, self._now_ms())
+            self.machine.handle_connected(stream, self._now_ms())
             self._act()
 
     def refused(self, version: int) -> None:
         """Hear that a proposal was refused."""
         if self.machine is not None:
-            self.machine.refused(version, self._now_ms())
+            self.machine.handle_rejection(version, self._now_ms())
 
     def hand_over(self, target: ReplicaId | None) -> None:
         """Begin a planned transfer."""
@@ -251,7 +251,7 @@ class ReplicaProcess:
         answer = act(self)
         assert self.machine is not None, "it is there"
         self._waiting.append((self.log.log_end, answer))
-        self.machine.moved(self._now_ms())
+        self.machine.handle_progress(self._now_ms())
         self._written.set()
         self._act()
 
@@ -312,7 +312,7 @@ class ReplicaProcess:
         while True:
             await asyncio.sleep(TICK_S)
             if self.machine is not None and not self.is_paused:
-                self.machine.is_slow = self.is_slow
+                self.machine.is_disk_slow = self.is_slow
                 self.machine.tick(self._now_ms())
                 self._act()
 
@@ -332,7 +332,7 @@ class ReplicaProcess:
             # What was cut meanwhile is written anew, and synced by the next one.
             if machine is not None and machine is self.machine:
                 finish()
-                machine.moved(self._now_ms())
+                machine.handle_progress(self._now_ms())
                 self._act()
             elif self.machine is not None:
                 self._written.set()

@@ -57,7 +57,7 @@ class Node:
             fresh=identity,
             boot_id=self.boots.to_bytes(16),
         )
-        self.engine.log.damage.has_others = True
+        self.engine.log.damage.has_replicas = True
         self.replication = Replication(
             self.me, group="g", store_uuid="s", log=self.log, config=ReplicationConfig()
         )
@@ -131,7 +131,7 @@ class Group:
             if node.is_up and node.number not in self.cut_off:
                 node.replication.learn(self.view, self.now_ms)
                 if node.me in self.view.sss:
-                    node.log.known_end.trust()
+                    node.log.known_end.clear_doubt()
                 self._carry(node)
 
     def send(self, *texts: str, size: int = 0) -> None:
@@ -147,7 +147,7 @@ class Group:
                 topic.id, QueueId(0), data, crc32(data), now_ms=self.now_ms, firing_ms=self.now_ms
             )
             node.engine.write(self.now_ms)
-            node.replication.moved(self.now_ms)
+            node.replication.handle_progress(self.now_ms)
             self._carry(node)
 
     def settle(self, duration_ms: int = 400) -> None:
@@ -161,7 +161,7 @@ class Group:
                 if self.now_ms % MARK_MS == 0:
                     node.log.note_durable()
                 node.sync()
-                node.replication.moved(self.now_ms)
+                node.replication.handle_progress(self.now_ms)
                 self._carry(node)
                 node.replication.tick(self.now_ms)
                 self._carry(node)
@@ -175,10 +175,10 @@ class Group:
         node, answers = self.nodes[number], []
         log, damage = node.engine.log, node.engine.log.damage
         others = [one.number for one in self.nodes if one is not node]
-        while question := damage.next_question(others, self.now_ms):
+        while question := damage.next_request(others, self.now_ms):
             answer = self._ask(node, question)
             answers.append(answer)
-            damage.answered(question, answer, self.now_ms)
+            damage.handle_outcome(question, answer, self.now_ms)
         damage.forget_before(log.min_offset)
         return answers
 
@@ -215,7 +215,7 @@ class Group:
                 del self._streams[stream]
                 for end in ends:
                     if end.is_up:
-                        end.replication.closed(stream, self.now_ms)
+                        end.replication.handle_closed(stream, self.now_ms)
                         self._carry(end)
 
     def _carry(self, node: Node) -> None:
@@ -241,11 +241,11 @@ class Group:
     def _dial(self, node: Node, action: StreamDial) -> None:
         master = self.nodes[action.master.replica_id]
         if not master.is_up or {master.number, node.number} & self.cut_off:
-            node.replication.closed(None, self.now_ms)
+            node.replication.handle_closed(None, self.now_ms)
         else:
             stream, self._next_stream = self._next_stream, self._next_stream + 1
             self._streams[stream] = (node, master)
-            node.replication.dialled(stream, self.now_ms)
+            node.replication.handle_connected(stream, self.now_ms)
         self._carry(node)
 
     def _deliver(self, node: Node, action: StreamSend) -> None:
@@ -255,16 +255,16 @@ class Group:
         replica, master = ends
         message = action.message
         if isinstance(message, Hello):
-            master.replication.hello(action.stream, message, self.now_ms)
+            master.replication.handle_hello(action.stream, message, self.now_ms)
             self._carry(master)
         elif isinstance(message, Ack):
-            master.replication.ack(action.stream, message, self.now_ms)
+            master.replication.handle_ack(action.stream, message, self.now_ms)
             self._carry(master)
         else:
             if isinstance(message, Welcome) and replica.engine.state.catch_up is not None:
                 replica.log.catch_up_to = message.extent.log_end
             try:
-                replica.replication.receive(action.stream, message, self.now_ms)
+                replica.replication.handle_message(action.stream, message, self.now_ms)
             except MustBeEmptied as must:
                 self.lose_streams(replica)
                 replica.disk = FaultyDisk(Random(replica.number))
@@ -276,5 +276,5 @@ class Group:
     def _close(self, stream: int) -> None:
         for end in self._streams.pop(stream, ()):
             if end.is_up:
-                end.replication.closed(stream, self.now_ms)
+                end.replication.handle_closed(stream, self.now_ms)
                 self._carry(end)

@@ -267,7 +267,7 @@ def test_the_log_may_roll_at_any_slice_of_preparing_and_recycling(records: int) 
         log_offset, files = log.begin_sync()
         for file in files:
             file.sync()
-        log.synced(log_offset)
+        log.note_synced(log_offset)
 
     append()
     for steps in (log.prepare(slice_bytes=1024), log.prepare(slice_bytes=4096), log.drop_oldest()):
@@ -295,7 +295,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
         log_offset, files = log.begin_sync()
         for file in files:
             file.sync()
-        log.synced(log_offset)
+        log.note_synced(log_offset)
         for _ in log.prepare(slice_bytes=4096):
             if log._next.is_ready:  # Renamed, and its folder not synced.
                 offsets += [log.append(RecordKind.STATE, b"b" * 100, 0) for _ in range(20)]
@@ -303,7 +303,7 @@ def test_a_segment_whose_name_is_not_durable_yet_is_not_written_to() -> None:
                 log_offset, files = log.begin_sync()
                 for file in files:
                     file.sync()
-                log.synced(log_offset)
+                log.note_synced(log_offset)
                 break
         disk = disk.after_power_cut()
         again = CommitLog(disk, Mappings(disk), segment_bytes=4096)

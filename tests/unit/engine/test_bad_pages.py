@@ -172,10 +172,10 @@ def test_what_is_beside_a_bad_page_is_read_and_every_page_once() -> None:
     disk.open(name, create=True).write_at(0, [b"x" * (count * PAGE_BYTES - 1)])
     disk.spoil(name, 20)
     mappings = Mappings(disk)
-    whole = mappings.salvaged(name, 0, count * PAGE_BYTES)
+    whole = mappings.salvage(name, 0, count * PAGE_BYTES)
     assert len(whole) == count * PAGE_BYTES - 1
     assert [page for page in range(count) if not whole[page * PAGE_BYTES]] == [20]
     disk.unreadable.add(name)
     assert len(mappings.readable(name, 21 * PAGE_BYTES, 19 * PAGE_BYTES)) == len(whole)
     mappings.forget(name)
-    assert not any(mappings.salvaged(name, 0, PAGE_BYTES))
+    assert not any(mappings.salvage(name, 0, PAGE_BYTES))

@@ -7,7 +7,7 @@ import pytest
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup, TopicType
-from tidemill.broker.engine.metadata.membership import Home, without
+from tidemill.broker.engine.metadata.membership import Home, redistribute
 from tidemill.broker.engine.queries.removal_check import ITEMS_MAX, Left, Readers
 from tidemill.common.errors import BadRequest, Conflict, Forbidden, GroupDraining
 from tidemill.message.broker_names import natural_order
@@ -166,7 +166,7 @@ def test_only_who_drains_is_removed_and_its_places_go_to_the_others() -> None:
 
 def test_no_place_but_those_of_the_group_that_goes_moves() -> None:
     before = (("a", 4), ("b", 4), ("c", 4))
-    after = without(before, "b", ["a", "c"])
+    after = redistribute(before, "b", ["a", "c"])
 
     def spread(placements: tuple[tuple[str, int], ...]) -> list[str]:
         return [name for name, queues in placements for _ in range(queues)]

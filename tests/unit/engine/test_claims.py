@@ -8,7 +8,7 @@ from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import ENTROPY, SMALL
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
 from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
-from tidemill.broker.engine.store.mending import proved
+from tidemill.broker.engine.store.mending import proven_prefix
 from tidemill.broker.engine.store.segment import LogDamaged
 
 BOOT, OTHER_BOOT = b"\xab" * 16, b"\xcd" * 16
@@ -38,8 +38,8 @@ def group_of() -> tuple[Group, Node]:
     group.send("a", "b", "c", size=400)
     group.settle()
     known_end._boot_id = BOOT
-    known_end.cut(before)  # As if what came since were of the last second.
-    known_end.opened(before)
+    known_end.note_cut(before)  # As if what came since were of the last second.
+    known_end.note_opened(before)
     return group, node
 
 
@@ -93,7 +93,7 @@ def test_who_was_cut_at_damage_is_doubtful_until_it_is_a_member_again() -> None:
     log.close()
     log = opened(node)
     assert log.known_end.is_doubtful, "an orderly end is no excuse"
-    log.known_end.trust()
+    log.known_end.clear_doubt()
     assert not opened(node).known_end.is_doubtful
 
 
@@ -103,6 +103,6 @@ def test_what_stands_behind_it_proves_what_stood_there() -> None:
     log = node.engine.log
     other = group.nodes[0].engine.log
     data = bytes(other.bytes_at(LogOffset(at), other.log_end - at))
-    assert proved(log, at, data) == data
+    assert proven_prefix(log, at, data) == data
     damage(node, 2)
-    assert proved(log, at, data) == b"", "nothing behind it is the same"
+    assert proven_prefix(log, at, data) == b"", "nothing behind it is the same"

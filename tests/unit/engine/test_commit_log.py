@@ -40,7 +40,7 @@ def commit(log: CommitLog) -> None:
     log_offset, files = log.begin_sync()
     for file in files:
         file.sync()
-    log.synced(log_offset)
+    log.note_synced(log_offset)
 
 
 def append(log: CommitLog, count: int, body: bytes = BODY) -> list[int]:
@@ -86,7 +86,7 @@ def test_what_was_not_synced_is_not_committed() -> None:
     append(log, 3)
     log.write()
     assert log.committed_offset == 0
-    log.synced(log.begin_sync()[0])
+    log.note_synced(log.begin_sync()[0])
     assert log.committed_offset == log.log_end
 
 
@@ -188,7 +188,7 @@ def test_a_prepared_segment_is_used_and_a_forgotten_one_is_dropped() -> None:
     log, _ = open_log(disk)
     append(log, 15)
     commit(log)
-    assert log.wants_preparation
+    assert log.needs_preparation
     for files in log.prepare(slice_bytes=1024):
         for file in files:
             file.sync()

@@ -109,6 +109,6 @@ def test_a_copy_of_what_is_damaged_is_not_confirmed() -> None:
     group.settle(1_000)
     assert replica.log.log_end == first.end
     assert replica.replication.replica is not None
-    assert replica.replication.replica.state is ReplicaPhase.FOLLOWING
+    assert replica.replication.replica.phase is ReplicaPhase.FOLLOWING
     with pytest.raises(CorruptStore):
         master.engine.log.frame_at(first.end, 1)  # type: ignore[arg-type]  # A log offset.

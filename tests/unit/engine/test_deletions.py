@@ -179,12 +179,12 @@ def test_a_snapshot_or_statement_brings_back_no_retry_topic_that_is_being_forgot
     world.checkpoint()
     delete(world, what)
     world.commit()
-    assert world.engine.catalog.dying
+    assert world.engine.catalog.orphans
     let_follower_forget(world)  # It is faster.
     world.retire()
     world.follow()
     assert_no_retry_topic(let_follower_forget(world))
-    assert world.engine.catalog.dying
+    assert world.engine.catalog.orphans
     world.checkpoint()
     world.restart()
     assert world.report.snapshot

@@ -455,7 +455,7 @@ def test_nothing_is_told_that_is_not_committed() -> None:
     world.send("m1")
     assert log.committed_offset < log.durable_offset
     assert ids(read(world)) == ["id-m0"]
-    log.committed(log.durable_offset)
+    log.note_committed(log.durable_offset)
     assert ids(read(world)) == ["id-m0", "id-m1"]
 
 

@@ -40,15 +40,15 @@ def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:
     assert replica.disk.free_bytes() >= FRAMES_LEFT_BYTES - SEGMENT_BYTES
     assert 0 < replica.log.log_end < master.log.log_end
     assert replica.replication.replica is not None
-    assert replica.replication.replica.state is ReplicaPhase.FOLLOWING, (
+    assert replica.replication.replica.phase is ReplicaPhase.FOLLOWING, (
         "it hears what it may give up"
     )
     assert master.replication.master is not None
-    assert replica.me not in master.replication.master.sync_state.wanted(group.now_ms)
+    assert replica.me not in master.replication.master.sync_state.desired_set(group.now_ms)
     leave_room(replica, 3 * FRAMES_LEFT_BYTES)
     group.settle(1_000)
     assert replica.log.log_end == master.log.log_end
-    assert replica.me in master.replication.master.sync_state.wanted(group.now_ms)
+    assert replica.me in master.replication.master.sync_state.desired_set(group.now_ms)
 
 
 def test_a_start_on_a_full_disk_cuts_a_torn_tail_without_more_room() -> None:

@@ -427,7 +427,7 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
     assert body_of(original.blob).startswith(b"large"), "its original is whole"
     assert entry.log_offset > FIRST_LIFE_SEGMENT, "what is left of it is in the second segment"
     assert 0 < world.engine.catalog.brought_back_before < FIRST_LIFE_SEGMENT
-    assert len(world.engine.catalog.falls) == 1
+    assert len(world.engine.catalog.clock_falls) == 1
     assert world.bodies() == [], "brought back, and hidden for as long as it was to be"
     world.advance(30_000)
     assert world.bodies() == ["popped"]

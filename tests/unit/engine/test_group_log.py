@@ -58,7 +58,7 @@ def test_what_is_not_durable_here_is_not_applied() -> None:
     group.send("b")
     for node in group.nodes[:2]:
         node.sync()
-        node.replication.moved(group.now_ms)
+        node.replication.handle_progress(group.now_ms)
     learner = group.nodes[2]
     learner.log.confirm(learner.log.log_end)
     learner.apply()
@@ -97,7 +97,7 @@ def test_a_master_whose_clock_is_behind_the_one_before_is_looked_through_for_tim
     topic = engine.catalog.find_topic("orders")
     assert topic is not None
     search = TimeSearch(
-        engine.store, engine.catalog.queues_of(topic), 9_000_000, falls=engine.catalog.falls
+        engine.store, engine.catalog.queues_of(topic), 9_000_000, falls=engine.catalog.clock_falls
     )
     while search.step():
         pass

@@ -318,9 +318,9 @@ def test_a_state_that_is_saved_while_another_one_is_synced_leaves_one_of_them(
             stored.save_journal(journals[1])
             if syncs_first:
                 file.sync()
-                stored.synced()
+                stored.note_synced()
             stored.save_journal(journals[2])
-            stored.synced()
+            stored.note_synced()
 
         return save
 
@@ -455,7 +455,7 @@ def test_who_has_cut_what_no_power_cut_tore_says_so_until_it_is_trusted() -> Non
         disk = disk_of(target).after_kill()
         if not is_doubtful:
             disk.damage(target.engine.log.segments[0].name, target.log_end - 1)
-    target.known_end.trust()
+    target.known_end.clear_doubt()
     disk = disk_of(target).after_power_cut()
     assert not open_log(disk).known_end.is_doubtful
 

@@ -25,7 +25,7 @@ def retire(node: Node, *, up_to: int) -> None:
 
 def state_of(node: Node) -> ReplicaPhase | None:
     replica = node.replication.replica
-    return None if replica is None else replica.state
+    return None if replica is None else replica.phase
 
 
 def test_who_is_overtaken_by_retention_while_it_is_sent_the_log_begins_again(

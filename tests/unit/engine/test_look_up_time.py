@@ -95,7 +95,7 @@ def test_a_time_is_found_on_both_sides_of_a_clock_that_was_set_back() -> None:
             world.send(f"m{n}", queue_id=random.randrange(QUEUES), size=300)
             if n % 10 == 0:
                 world.background()
-        assert len(world.engine.catalog.falls) == 2
+        assert len(world.engine.catalog.clock_falls) == 2
         for _ in range(2):
             topic = world.engine.catalog.find_topic("orders")
             assert topic is not None

@@ -90,7 +90,7 @@ def ids(group: Group, node: Node) -> tuple[TopicId, GroupId]:
 
 def write(group: Group, node: Node) -> None:
     node.engine.write(group.now_ms)
-    node.replication.moved(group.now_ms)
+    node.replication.handle_progress(group.now_ms)
     group._carry(node)
     group.settle()
 
@@ -340,7 +340,7 @@ def test_another_record_is_not_written_over_what_stands_here() -> None:
     damage(node, 1)
     group.nodes[1] = other.nodes[1]
     group.nodes[2] = other.nodes[2]
-    node.engine.log.damage.ask_for(begin)
+    node.engine.log.damage.request(begin)
     assert group.mend(0) == [MendOutcome.NOTHING, MendOutcome.NOTHING]
     assert bytes(node.engine.log.bytes_at(LogOffset(begin), 400)) == before
 
@@ -372,7 +372,7 @@ def test_a_power_cut_anywhere_in_mending_leaves_it_damaged_or_mended() -> None:
         node = group.nodes[0]
         before = node.disk.read(FIRST)
         place = damage(node, 1)
-        node.engine.log.damage.ask_for(place)
+        node.engine.log.damage.request(place)
         found = served(group.nodes[1].log, place, place + 1)
         node.disk.cut_at = len(node.disk.operations) + len(outcomes)
         try:

@@ -14,9 +14,9 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.layout.message import Cause
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.pull_offsets import (
-    FEW,
+    FEW_OFFSETS,
     PULL_OFFSETS_MAX,
-    RESERVED,
+    RESERVED_OFFSETS,
     pull_offset_item,
 )
 from tidemill.broker.engine.queries.pull import (
@@ -412,11 +412,11 @@ def test_one_group_cannot_have_all_pull_offsets_that_a_broker_keeps() -> None:
     world = World()
     greedy, modest, topic_id = world.group("greedy"), world.group("modest"), world.topic(queues=2)
     update = world.engine.administration.update_pull_offset
-    have_pulled(world, greedy, count=PULL_OFFSETS_MAX - RESERVED)
-    with pytest.raises(Overloaded, match=r"greedy has most, 16000"):
+    have_pulled(world, greedy, count=PULL_OFFSETS_MAX - RESERVED_OFFSETS)
+    with pytest.raises(Overloaded, match=r"greedy has the most: 16000"):
         update(greedy, topic_id, QueueId(0), 0, world.now_ms)
     update(modest, topic_id, QueueId(0), 0, world.now_ms)
-    have_pulled(world, modest, count=FEW - 1)
+    have_pulled(world, modest, count=FEW_OFFSETS - 1)
     with pytest.raises(Overloaded):
         update(modest, topic_id, QueueId(1), 0, world.now_ms)
     update(modest, topic_id, QueueId(0), 0, world.now_ms)
@@ -437,11 +437,11 @@ def test_there_are_so_many_pull_offsets_and_the_group_that_has_most_is_told() ->
             administration.update_pull_offset(late, topic_id, QueueId(1), 0, world.now_ms)
         return raised.value.message
 
-    assert "first has most, 12000" in refused()
+    assert "first has the most: 12000" in refused()
     # What is known moves on.
     administration.update_pull_offset(second, topic_id, QueueId(0), 1, world.now_ms)
     administration.delete_group("first", world.now_ms)
     have_pulled(world, second, count=12_000)
-    assert "second has most, 20000" in refused()
+    assert "second has the most: 20000" in refused()
     administration.delete_group("second", world.now_ms)
     administration.update_pull_offset(world.group("late"), topic_id, QueueId(1), 0, world.now_ms)

@@ -22,7 +22,7 @@ def test_a_connection_that_is_accepted_is_no_word_of_the_master() -> None:
         for action in replica.take_actions():
             if isinstance(action, StreamDial):
                 dialled += 1
-                replica.dialled(1_000 + dialled, now_ms)
+                replica.handle_connected(1_000 + dialled, now_ms)
         found = replica.peer_silence_ms(now_ms)[group.nodes[0].me.replica_id]
         assert found == silent_ms + now_ms - began_ms
     assert dialled > 1

@@ -22,7 +22,7 @@ def group_of_three() -> Group:
 
 
 def answer(node: Node, hello: Hello) -> Refusal:
-    node.replication.hello(77, hello, 1_000_000)
+    node.replication.handle_hello(77, hello, 1_000_000)
     sent = [one.message for one in node.replication.take_actions() if isinstance(one, StreamSend)]
     (refusal,) = [message for message in sent if isinstance(message, Refusal)]
     return refusal
@@ -69,6 +69,6 @@ def test_a_view_of_another_group_is_no_news() -> None:
     node.replication.learn(foreign, group.now_ms)
     stream = node.replication._dialled
     assert stream is not None
-    node.replication.receive(stream, Refusal("no", foreign), group.now_ms)
+    node.replication.handle_message(stream, Refusal("no", foreign), group.now_ms)
     assert node.log.epoch_seen == 1
     assert node.replication.view == group.view

@@ -622,11 +622,11 @@ class Engine:
 
         Where there are no replicas it is committed by that: what depends on it may go out.
         """
-        self.log.synced(log_offset)
+        self.log.note_synced(log_offset)
 
     def committed(self, log_offset: LogOffset) -> None:
         """Everything before `log_offset` is confirmed by the replicas."""
-        self.log.committed(log_offset)
+        self.log.note_committed(log_offset)
 
     def commit(self, now_ms: int) -> None:
         """Write and sync in one go, for those who have no sync process."""
@@ -760,7 +760,7 @@ class Engine:
         self.fold.append(EpochStart(), now_ms)
         if now_ms < self.last_stored_at_ms:
             # Whoever looks for a time has to look on both sides.
-            known = [one for one in self.catalog.falls if one > self.log.min_offset]
+            known = [one for one in self.catalog.clock_falls if one > self.log.min_offset]
             item = {"op": "clockBack", "at": [*known, fall][-FALLS_MAX:]}
             self.fold.append(ConfigItem(item), now_ms)
         self._bring_back(now_ms)

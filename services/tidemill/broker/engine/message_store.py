@@ -231,12 +231,12 @@ class MessageStore:
         if isinstance(error, LookupError) and log_offset < self.log.min_offset:
             return LookupError(log_offset)
         self.damaged_count += 1
-        self.log.damage.ask_for(log_offset)
+        self.log.damage.request(log_offset)
         return MessageDamaged(f"the message at log offset {log_offset} is damaged: {error}")
 
     def check_awaited(self, log_offset: LogOffset) -> None:
         """Raise MessageAwaited where a damaged message may come back; it is asked for then."""
-        if log_offset >= self.log.min_offset and self.log.damage.ask_for(log_offset):
+        if log_offset >= self.log.min_offset and self.log.damage.request(log_offset):
             raise MessageAwaited(f"the message at log offset {log_offset} is asked for")
 
     def stored_at_ms(self, log_offset: LogOffset) -> int:

@@ -143,7 +143,7 @@ def open_damaged(disk: Disk, config: EngineConfig, *, confirmed: int) -> tuple[C
     durable_offset = checkpoint.durable_offset if checkpoint else 0
     LogOpening(log, disk, mappings).find_segments(durable_offset=durable_offset)
     log.log_end = log.segments[-1].end if log.segments else LogOffset(0)
-    log.go_on()
+    log.open_for_append()
     return log, max(durable_offset, confirmed)
 
 

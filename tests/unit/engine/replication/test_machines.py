@@ -139,23 +139,23 @@ class Pair:
         now_ms = self.now_ms
         match action:
             case StreamDial():
-                self.replica.dialled(1, now_ms)
+                self.replica.handle_connected(1, now_ms)
             case StreamSend(1, Hello() as hello):
-                self.master.hello(1, hello, now_ms)
+                self.master.handle_hello(1, hello, now_ms)
             case StreamSend(1, Ack() as ack):
-                self.master.ack(1, ack, now_ms)
+                self.master.handle_ack(1, ack, now_ms)
             case StreamSend(1, message) if source is self.master:
                 assert not isinstance(message, Hello | Ack)
-                self.replica.receive(1, message, now_ms)
+                self.replica.handle_message(1, message, now_ms)
             case StreamClose(1):
-                (self.replica if source is self.master else self.master).closed(1, now_ms)
+                (self.replica if source is self.master else self.master).handle_closed(1, now_ms)
                 self.left.append(action)
             case _:
                 self.left.append(action)
 
     def sync(self, which: int) -> None:
         self.logs[which].durable_offset = self.logs[which].log_end
-        (self.master if which == 0 else self.replica).moved(self.now_ms)
+        (self.master if which == 0 else self.replica).handle_progress(self.now_ms)
         self.go()
 
     def learn(self, news: ReplicationView) -> None:
@@ -230,11 +230,11 @@ def test_a_member_with_a_slow_disk_is_done_without_where_enough_are_left() -> No
             if stream == 7:
                 # Of replica 2 there is a stream alone: it acks what it is told to have.
                 hello = Hello("g", member, "store 2", 1, 1, LogExtent((), 0, 0), 0)
-                pair.master.hello(stream, hello, pair.now_ms)
+                pair.master.handle_hello(stream, hello, pair.now_ms)
             end = pair.logs[0].log_end
             slow = is_slow and stream == 1
-            pair.master.ack(stream, Ack(1, member, end, end, 0, slow), pair.now_ms)
-        pair.replica.is_slow = is_slow
+            pair.master.handle_ack(stream, Ack(1, member, end, end, 0, slow), pair.now_ms)
+        pair.replica.is_disk_slow = is_slow
         pair.now_ms += 50
         pair.replica.tick(pair.now_ms)
         pair.master.tick(pair.now_ms)
@@ -254,15 +254,15 @@ def test_a_member_whose_stream_is_gone_is_proposed_away_and_a_refusal_ends_nothi
     pair.learn(view(sss=(0, 1)))
     master = pair.master.master
     assert master is not None
-    pair.master.closed(1, pair.now_ms)
+    pair.master.handle_closed(1, pair.now_ms)
     pair.now_ms += 301
     pair.master.tick(pair.now_ms)
     (proposal,) = (a.proposal for a in pair.master.take_actions() if isinstance(a, SetProposal))
     assert proposal.sss == {run(0)}
     pair.logs[0].data += b"x"
-    pair.master.moved(pair.now_ms)
+    pair.master.handle_progress(pair.now_ms)
     assert pair.logs[0].confirm_offset == 1
-    pair.master.refused(1, pair.now_ms)
+    pair.master.handle_rejection(1, pair.now_ms)
     assert master.sync_state.commitment.proposed == {run(0)}
 
 
@@ -274,8 +274,8 @@ def test_runs_that_have_ended_are_forgotten() -> None:
     for number in range(50):
         extent = LogExtent((), 0, 0)
         hello = Hello("g", run(2, number), "s", 1, 1, extent, 0)
-        master.hello(100 + number, hello, pair.now_ms)
-        master.ack(100 + number, Ack(1, run(2, number), 1, 1, 0), pair.now_ms)
+        master.handle_hello(100 + number, hello, pair.now_ms)
+        master.handle_ack(100 + number, Ack(1, run(2, number), 1, 1, 0), pair.now_ms)
     assert len(master.sync_state.peers) == 2
     assert len(master.sync_state.commitment.acked) == 3
 
@@ -288,11 +288,11 @@ def test_a_run_that_is_followed_by_another_one_acks_no_more() -> None:
     assert master is not None
     for stream, number in ((100, 0), (101, 1)):
         pair.now_ms += 1_001  # The run before it is heard of no more.
-        master.hello(stream, Hello("g", run(2, number), "s", 1, 1, extent, 0), pair.now_ms)
+        master.handle_hello(stream, Hello("g", run(2, number), "s", 1, 1, extent, 0), pair.now_ms)
     before = master.sync_state.commitment
-    master.ack(100, Ack(1, run(2, 0), 1, 1, 0), pair.now_ms)
+    master.handle_ack(100, Ack(1, run(2, 0), 1, 1, 0), pair.now_ms)
     assert master.sync_state.commitment == before
-    master.ack(101, Ack(1, run(2, 1), 1, 1, 0), pair.now_ms)
+    master.handle_ack(101, Ack(1, run(2, 1), 1, 1, 0), pair.now_ms)
     assert master.sync_state.acked(run(2, 1)) == 1
 
 
@@ -300,7 +300,7 @@ def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
-    pair.master.hello(9, hello, pair.now_ms)
+    pair.master.handle_hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [9]
     pair.logs[0].data += b"x"
@@ -308,7 +308,7 @@ def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None
     assert pair.logs[1].data == pair.logs[0].data
     # Its process has ended without a word: who comes now is its next run.
     pair.now_ms += 1_001
-    pair.master.hello(10, hello, pair.now_ms)
+    pair.master.handle_hello(10, hello, pair.now_ms)
     actions = pair.master.take_actions()
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [1]
     assert any(isinstance(a, StreamSend) and isinstance(a.message, Welcome) for a in actions)
@@ -332,20 +332,20 @@ def test_what_is_confirmed_is_never_cut() -> None:
     pair.learn(view(3, 5, sss=(0, 1)))
     assert any(isinstance(action, DivergenceAlarm) for action in pair.left)
     assert pair.logs[1].data == b"\x01aabb\x02c"
-    assert pair.replica.diverged == {1}
-    assert not pair.master.diverged
+    assert pair.replica.diverged_replicas == {1}
+    assert not pair.master.diverged_replicas
 
 
 def test_another_run_does_not_take_the_place_of_one_that_copies_and_is_heard() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0,)))
     hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
-    pair.master.hello(9, hello, pair.now_ms)
+    pair.master.handle_hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [9]
     # The same run opens another stream when its own has broken.
     again = hello._replace(member=run(1))
-    pair.master.hello(10, again, pair.now_ms)
+    pair.master.handle_hello(10, again, pair.now_ms)
     actions = pair.master.take_actions()
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [1]
 
@@ -355,7 +355,7 @@ def test_a_log_without_an_epoch_in_common_is_told_by_the_master_that_refuses_it(
     pair = Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x02bb", (second,)))
     pair.learn(view(3, 5, sss=(0, 1)))
     assert pair.logs[1].data == b"\x02bb"
-    assert pair.master.diverged == {1}
+    assert pair.master.diverged_replicas == {1}
 
 
 def test_after_an_unclean_election_it_is_cut_all_the_same() -> None:
@@ -380,7 +380,7 @@ def test_a_master_that_meets_a_later_epoch_steps_down_and_does_not_lead_again() 
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     hello = Hello("g", run(1), "s", 2, 4, LogExtent((), 0, 0), 0)
-    pair.master.hello(9, hello, pair.now_ms)
+    pair.master.handle_hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
     assert any(isinstance(action, StepDown) for action in actions)
     assert any(isinstance(a, StreamSend) and isinstance(a.message, Refusal) for a in actions)
@@ -416,7 +416,7 @@ def test_an_impossible_ack_ends_its_stream(change: dict[str, int]) -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     ack = Ack(1, run(1), 1, 1, 0)._replace(**change)  # type: ignore[arg-type]
-    pair.master.ack(1, ack, pair.now_ms)
+    pair.master.handle_ack(1, ack, pair.now_ms)
     assert any(isinstance(action, StreamClose) for action in pair.master.take_actions())
 
 
@@ -426,7 +426,7 @@ def test_a_frame_that_does_not_fit_ends_the_stream() -> None:
         pair = Pair(AckMode.SYNC_MEMORY)
         pair.learn(view(sss=(0, 1)))
         frame = Data(1, 1, b"x", crc32(b"x"), 0, 0, 1 << 20)._replace(**change)
-        pair.replica.receive(1, frame, pair.now_ms)
+        pair.replica.handle_message(1, frame, pair.now_ms)
         assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
         assert pair.logs[1].data == b"\x01"
 
@@ -470,7 +470,7 @@ def test_a_transfer_waits_for_its_target_and_tells_it_at_once() -> None:
     pair.master.learn(view(2, 2, master=1, sss=(0, 1)), pair.now_ms)
     news = [a for a in pair.master.take_actions() if isinstance(a, StreamSend)]
     assert [type(one.message) for one in news] == [News]
-    pair.replica.receive(1, News(view(2, 2, master=1, sss=(0, 1))), pair.now_ms)
+    pair.replica.handle_message(1, News(view(2, 2, master=1, sss=(0, 1))), pair.now_ms)
     assert pair.replica.master is not None
     assert pair.logs[1].data == b"\x01\x02"
 
@@ -490,7 +490,7 @@ def test_what_waits_for_acks_is_bounded() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     pair.logs[0].data += bytes(40 << 20)
-    pair.master.moved(pair.now_ms)
+    pair.master.handle_progress(pair.now_ms)
     sent = sum(
         len(action.message.data)
         for action in pair.master.take_actions()
@@ -505,11 +505,11 @@ def test_what_a_replica_has_not_applied_is_bounded() -> None:
     pair.learn(view(sss=(0, 1)))
     for _ in range(4):
         pair.logs[0].data += bytes(10 << 20)
-        pair.master.moved(pair.now_ms)
+        pair.master.handle_progress(pair.now_ms)
         pair.go()
     assert pair.logs[1].log_end == pytest.approx(16 << 20, abs=1 << 20)
     pair.logs[1].applied = 10 << 20
-    pair.replica.moved(pair.now_ms)
+    pair.replica.handle_progress(pair.now_ms)
     pair.go()
     assert pair.logs[1].log_end == pytest.approx(26 << 20, abs=1 << 20)
 
@@ -518,7 +518,7 @@ def elected_with_more_to_apply() -> tuple[Pair, ReplicationView]:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     pair.logs[0].data += bytes(4 << 20)
-    pair.master.moved(pair.now_ms)
+    pair.master.handle_progress(pair.now_ms)
     pair.go()
     log = pair.logs[1]
     log.confirm_offset = log.durable_offset = log.log_end
@@ -550,6 +550,6 @@ def test_a_welcome_of_an_epoch_that_is_over_is_not_followed() -> None:
     pair.learn(view(3, 3, sss=(0, 1)))
     extent = LogExtent((), 0, 0)
     old = Welcome(2, run(2), CommonPrefix(0), pair.logs[1].digest(0, 0), extent, 0)
-    pair.replica.receive(1, old, pair.now_ms)
+    pair.replica.handle_message(1, old, pair.now_ms)
     assert any(isinstance(action, StreamClose) for action in pair.replica.take_actions())
     assert pair.logs[1].data == b"\x03"

@@ -21,10 +21,10 @@ from tidemill.broker.engine.metadata.catalog import (
     topic_item,
 )
 from tidemill.broker.engine.metadata.pull_offsets import (
-    FEW,
+    FEW_OFFSETS,
     FORGOTTEN,
     PULL_OFFSETS_MAX,
-    RESERVED,
+    RESERVED_OFFSETS,
     pull_offset_item,
 )
 from tidemill.broker.engine.metadata.quota import Quota
@@ -350,10 +350,11 @@ class Administration:
         largest = catalog.pull_offsets.find_largest()
         assert largest is not None, "there is room where there are none"
         raise Overloaded(
-            f"the broker keeps {PULL_OFFSETS_MAX} pull offsets and no more, the last {RESERVED} for"
-            f" groups with fewer than {FEW}; {catalog.groups[largest].name} has most,"
-            f" {catalog.pull_offsets.count_of_group(largest)}: delete groups that pull no longer,"
-            f" or forget the topics that they do not pull any more"
+            f"{PULL_OFFSETS_MAX} pull offsets are stored, the maximum; the last"
+            f" {RESERVED_OFFSETS} are reserved for groups with fewer than {FEW_OFFSETS}. Group"
+            f" {catalog.groups[largest].name} has the most:"
+            f" {catalog.pull_offsets.count_of_group(largest)}. Delete groups that no longer pull,"
+            f" or forget the topics that they no longer pull"
         )
 
     def forget_pull_offsets(self, group_id: GroupId, topic_id: TopicId, now_ms: int) -> None:

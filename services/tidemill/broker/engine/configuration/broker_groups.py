@@ -18,7 +18,7 @@ from tidemill.broker.engine.metadata.membership import (
     Home,
     broker_group_item,
     home_item,
-    without,
+    redistribute,
 )
 from tidemill.common.errors import BadRequest, BrokerGroupNotFound, Conflict, Forbidden
 from tidemill.message.broker_names import check_address, is_loopback
@@ -132,7 +132,7 @@ class BrokerGroups:
             if any(place == name for place, _ in topic.placements)
         ]
         for n, topic in enumerate(placed, 1):
-            placements = without(topic.placements, name, others)
+            placements = redistribute(topic.placements, name, others)
             moved = replace(topic, version=topic.version + 1, placements=placements)
             self._administration.record(topic_item(moved), now_ms)
             if n % TOPICS_A_SLICE == 0:

@@ -13,7 +13,11 @@ from typing import final
 
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.metadata.beginnings import BEGUN_TOPICS_MAX, homes_id, merged
+from tidemill.broker.engine.metadata.beginnings import (
+    BEGUN_TOPICS_MAX,
+    home_id_of,
+    merge_beginnings,
+)
 from tidemill.broker.engine.metadata.catalog import (
     Beginnings,
     Catalog,
@@ -164,14 +168,14 @@ class Following:
         group = replace(homes, id=own_id, home_id=homes.id)
         own = catalog.groups.get(own_id)
         if own is not None and own.begun:
-            begun = merged(homes.begun, own.begun, catalog=catalog)
+            begun = merge_beginnings(homes.begun, own.begun, catalog=catalog)
             group = replace(group, begun=begun)
         if own != group:
             self._administration.record(group_item(group), now_ms)
         if group.begun == homes.begun:
-            catalog.begun_untold.pop(own_id, None)
+            catalog.unreported_begun.pop(own_id, None)
         else:
-            catalog.begun_untold[own_id] = None
+            catalog.unreported_begun[own_id] = None
 
     def _delete_topic(self, home_id: int, now_ms: int) -> None:
         own_id = self._catalog.topic_ids_at_home.get(home_id)
@@ -194,7 +198,7 @@ class Following:
         catalog = self._catalog
         for group in [each for each in catalog.groups.values() if each.start_from_latest]:
             read = [catalog.topics[id_] for id_ in self._inspection.topics_read(group)]
-            ids = [homes_id(topic, catalog) for topic in read]
+            ids = [home_id_of(topic, catalog) for topic in read]
             earlier = [(id_, group.created_at_ms) for id_ in ids if id_ is not None]
             self._put_begun(group, earlier, now_ms)
             yield
@@ -204,7 +208,7 @@ class Following:
         for group_id, beginnings in begun:
             group = self._catalog.groups.get(GroupId(group_id))
             if group is not None and group.start_from_latest:
-                begun_here = merged(group.begun, beginnings, catalog=self._catalog)
+                begun_here = merge_beginnings(group.begun, beginnings, catalog=self._catalog)
                 if begun_here != group.begun:
                     item = group_item(replace(group, begun=begun_here))
                     self._administration.record(item, now_ms)
@@ -212,7 +216,7 @@ class Following:
 
     def take_begun(self) -> list[ConsumerGroup]:
         """At a follower: return some groups whose beginnings the home is to be told."""
-        untold = self._catalog.begun_untold
+        untold = self._catalog.unreported_begun
         some = list(islice(untold, BEGUN_GROUPS_A_REPLY))
         for group_id in some:
             del untold[group_id]
@@ -221,7 +225,7 @@ class Following:
     def _put_begun(self, group: ConsumerGroup, earlier: list[tuple[int, int]], now_ms: int) -> None:
         known = dict(group.begun)
         missing = [each for each in earlier if each[0] not in known]
-        begun = merged(group.begun, catalog=self._catalog)
+        begun = merge_beginnings(group.begun, catalog=self._catalog)
         begun = tuple(sorted([*begun, *missing])[:BEGUN_TOPICS_MAX])
         if begun != group.begun:
             self._administration.record(group_item(replace(group, begun=begun)), now_ms)

@@ -19,7 +19,7 @@ BEGUN_TOPICS_MAX: Final = 128
 CLOCKS_DIFFER_MS: Final = 2_000
 
 
-def merged(*many: Iterable[tuple[int, int]], catalog: Catalog) -> Beginnings:
+def merge_beginnings(*many: Iterable[tuple[int, int]], catalog: Catalog) -> Beginnings:
     """Return the earliest of each topic that is alive, and that was there by then."""
     found: dict[int, int] = {}
     for each in many:
@@ -45,7 +45,7 @@ def _find_by_homes_id(topic_id: int, catalog: Catalog) -> Topic | None:
     return catalog.topics.get(catalog.topic_ids_at_home.get(topic_id, TopicId(0)))
 
 
-def homes_id(topic: Topic, catalog: Catalog) -> int | None:
+def home_id_of(topic: Topic, catalog: Catalog) -> int | None:
     """Return the id under which the home has a topic; None: it has it not, or there is no home."""
     home = catalog.membership.home
     if home is None or topic.is_system:
@@ -53,9 +53,9 @@ def homes_id(topic: Topic, catalog: Catalog) -> int | None:
     return topic.id if home.name == catalog.broker_name else topic.home_id or None
 
 
-def begun_before_ms(group: ConsumerGroup, topic: Topic, catalog: Catalog) -> int | None:
+def begun_since_ms(group: ConsumerGroup, topic: Topic, catalog: Catalog) -> int | None:
     """Return since when a topic's messages are the group's; None: since it polls here first."""
-    begun_at_ms = dict(group.begun).get(homes_id(topic, catalog) or 0)
+    begun_at_ms = dict(group.begun).get(home_id_of(topic, catalog) or 0)
     if begun_at_ms is None or not _is_of(topic, begun_at_ms):
         return None
     return max(begun_at_ms - CLOCKS_DIFFER_MS, 0)

@@ -148,12 +148,12 @@ class Catalog:
         self._retries_of_group: dict[GroupId, dict[TopicId, None]] = {}
         self._retries_of_topic: dict[TopicId, dict[TopicId, None]] = {}
         # Retry topics that died with their group or topic, and are not forgotten yet.
-        self.dying: deque[dict[TopicId, None]] = deque()
+        self.orphans: deque[dict[TopicId, None]] = deque()
         # At a follower: by the ids that the home has them under.
         self.topic_ids_at_home: dict[int, TopicId] = {}
         self.group_ids_at_home: dict[int, GroupId] = {}
         # At a follower: groups whose beginnings the home may not know; emptied by what it asks.
-        self.begun_untold: dict[GroupId, None] = {}
+        self.unreported_begun: dict[GroupId, None] = {}
         self.deleted_names = DeletedNames()
         self.membership = Membership()
         self.is_draining = False  # for appends: this broker takes none of producers any more
@@ -163,7 +163,7 @@ class Catalog:
         # Deliveries made before this log offset may have run out before their handles say so.
         self.brought_back_before = 0
         self.pull_offsets = PullOffsets()
-        self.falls: tuple[int, ...] = ()  # log offsets at which times of the log fall, rising
+        self.clock_falls: tuple[int, ...] = ()  # log offsets at which times of the log fall, rising
         self.stated_at: dict[str, int] = {}  # log offset of the newest record about each item
         self.changes = ConfigChanges()
 
@@ -228,7 +228,7 @@ class Catalog:
                 self.brought_back_before = config["before"]
                 self.stated_at["broughtBack"] = log_offset
             case "clockBack":
-                self.falls = tuple(config["at"])
+                self.clock_falls = tuple(config["at"])
                 self.stated_at["clockBack"] = log_offset
             case "home":
                 self._apply_membership(config)
@@ -294,14 +294,14 @@ class Catalog:
         if group.home_id:
             self.group_ids_at_home[group.home_id] = group.id
             if group.begun:
-                self.begun_untold[group.id] = None
+                self.unreported_begun[group.id] = None
 
     def _delete_topic(self, topic_id: TopicId) -> None:
         self._forget_topic(topic_id)
-        self._let_go(self._retries_of_topic.pop(topic_id, {}))
+        self._queue_orphans(self._retries_of_topic.pop(topic_id, {}))
 
     def _delete_group(self, group_id: GroupId) -> None:
-        self._let_go(self._retries_of_group.pop(group_id, {}))
+        self._queue_orphans(self._retries_of_group.pop(group_id, {}))
         group = self.groups.pop(group_id, None)
         if group is not None:
             self.deleted_names.add_group(
@@ -309,23 +309,23 @@ class Catalog:
             )
             del self.group_ids[group.name]
             self.group_ids_at_home.pop(group.home_id, None)
-            self.begun_untold.pop(group_id, None)
+            self.unreported_begun.pop(group_id, None)
             self.changes.groups.pop(group_id, None)
             self.changes.deleted_group_ids.add(group_id)
         self.stated_at.pop(f"group {group_id}", None)
         for key in self.pull_offsets.forget_group(group_id):
             self.stated_at.pop(key, None)
 
-    def _let_go(self, topic_ids: dict[TopicId, None]) -> None:
+    def _queue_orphans(self, topic_ids: dict[TopicId, None]) -> None:
         if topic_ids:
-            self.dying.append(topic_ids)
+            self.orphans.append(topic_ids)
 
     def forget_next(self) -> TopicId:
         """Forget one retry topic that died, and return its id."""
-        some = self.dying[0]
+        some = self.orphans[0]
         topic_id, _ = some.popitem()
         if not some:
-            self.dying.popleft()
+            self.orphans.popleft()
         if topic_id in self.topics:  # Its group and its topic may have died one behind the other.
             self._forget_topic(topic_id)
         return topic_id
@@ -360,8 +360,8 @@ class Catalog:
         if topic.retry_of is not None:
             group_id, of_topic_id = topic.retry_of
             self.retry_topic_ids.pop(topic.retry_of, None)
-            _take_out(self._retries_of_group, group_id, topic_id)
-            _take_out(self._retries_of_topic, of_topic_id, topic_id)
+            _remove_link(self._retries_of_group, group_id, topic_id)
+            _remove_link(self._retries_of_topic, of_topic_id, topic_id)
         self.changes.topics.pop(topic_id, None)
         self.changes.deleted_topic_ids.add(topic_id)
 
@@ -419,7 +419,7 @@ class Catalog:
         if kind == "broughtBack":
             return {"op": "broughtBack", "before": self.brought_back_before}
         if kind == "clockBack":
-            return {"op": "clockBack", "at": list(self.falls)}
+            return {"op": "clockBack", "at": list(self.clock_falls)}
         if kind == "home":
             membership = self.membership
             return home_item(membership.home, left_cluster_id=membership.left_cluster_id)
@@ -439,7 +439,7 @@ def _name(gone: DeletedName | None) -> str:
 _Id = TypeVar("_Id", GroupId, TopicId)
 
 
-def _take_out(of_each: dict[_Id, dict[TopicId, None]], id_: _Id, topic_id: TopicId) -> None:
+def _remove_link(of_each: dict[_Id, dict[TopicId, None]], id_: _Id, topic_id: TopicId) -> None:
     known = of_each.get(id_)
     if known is not None:
         known.pop(topic_id, None)

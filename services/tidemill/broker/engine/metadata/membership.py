@@ -98,7 +98,7 @@ def broker_group_item(group: BrokerGroup) -> dict[str, Any]:
     return {"op": "brokerGroup", "group": values}
 
 
-def without(placements: Placements, gone: str, others: Sequence[str]) -> Placements:
+def redistribute(placements: Placements, gone: str, others: Sequence[str]) -> Placements:
     """Return `placements` with queues of `others` in the place of those of `gone`.
 
     Every other place stays where it is, so that no other message group moves. Whoever has a topic

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 PULL_OFFSETS_MAX: Final = 20_000
 # Of these, so many are for groups that have few: one that pulls all that there is, or makes believe
 # to, leaves others room to begin.
-RESERVED: Final = 4_000
-FEW: Final = 64  # eight topics of eight queues each
+RESERVED_OFFSETS: Final = 4_000
+FEW_OFFSETS: Final = 64  # eight topics of eight queues each
 # In place of an offset: it is forgotten. A program that knows no such thing takes it for an offset,
 # behind which nothing is kept for anybody.
 FORGOTTEN: Final = 2**63 - 1
@@ -55,7 +55,7 @@ class PullOffsets:
     def has_room(self, group_id: GroupId) -> bool:
         """Whether a group may have another one."""
         left = PULL_OFFSETS_MAX - len(self._offsets)
-        return left > (0 if self.count_of_group(group_id) < FEW else RESERVED)
+        return left > (0 if self.count_of_group(group_id) < FEW_OFFSETS else RESERVED_OFFSETS)
 
     def count_of_group(self, group_id: GroupId) -> int:
         """Return in how many queues a group has said how far it is."""

@@ -29,9 +29,9 @@ from tidemill.broker.engine.layout.state import StatedProgress
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.metadata.beginnings import (
     BEGUN_TOPICS_MAX,
-    begun_before_ms,
-    homes_id,
-    merged,
+    begun_since_ms,
+    home_id_of,
+    merge_beginnings,
 )
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic, group_item
 from tidemill.broker.engine.pop.acks import RoundAcks
@@ -283,7 +283,7 @@ class Consumption:
     def _begins(self, group: ConsumerGroup, topic: Topic) -> list[int]:
         """Return where in each queue a group at the latest begins. Raises Repairing."""
         queues = self._catalog.queues_of(topic)
-        since_ms = begun_before_ms(group, topic, self._catalog)
+        since_ms = begun_since_ms(group, topic, self._catalog)
         if since_ms is None:
             return [queue.max_offset for queue in queues]
         key = (group.id, topic.id, topic.version, since_ms)
@@ -297,12 +297,14 @@ class Consumption:
 
     def _search(self, topic: Topic, since_ms: int) -> TimeSearch:
         catalog = self._catalog
-        return TimeSearch(self._store, catalog.queues_of(topic), since_ms, falls=catalog.falls)
+        return TimeSearch(
+            self._store, catalog.queues_of(topic), since_ms, falls=catalog.clock_falls
+        )
 
     def _prepare_search(self, group: ConsumerGroup, topic: Topic) -> bool:
         """Look up in some queues where a group that began elsewhere begins; True: in more later."""
         is_new = (group.id, topic.id, 0) not in self._state.progress
-        since_ms = begun_before_ms(group, topic, self._catalog) if is_new else None
+        since_ms = begun_since_ms(group, topic, self._catalog) if is_new else None
         if since_ms is None or not group.start_from_latest:
             return False
         key = (group.id, topic.id, topic.version, since_ms)
@@ -320,9 +322,9 @@ class Consumption:
 
     def _note_begun(self, group: ConsumerGroup, topic: Topic, now_ms: int) -> None:
         """Record that a group has begun with a topic, where no broker group is known to know it."""
-        topic_id = homes_id(topic, self._catalog)
+        topic_id = home_id_of(topic, self._catalog)
         # Of topics that were deleted nobody asks any more; they must not use its places up.
-        known = dict(merged(group.begun, catalog=self._catalog))
+        known = dict(merge_beginnings(group.begun, catalog=self._catalog))
         if topic_id is None or topic_id in known or len(known) >= BEGUN_TOPICS_MAX:
             return
         begun = tuple(sorted({**known, topic_id: now_ms}.items()))

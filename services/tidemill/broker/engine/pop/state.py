@@ -496,7 +496,7 @@ class PopState:
     @property
     def _has_void(self) -> bool:
         """Whether there is progress of what was deleted."""
-        return bool(self._going or self.catalog.dying)
+        return bool(self._going or self.catalog.orphans)
 
     @property
     def is_forgetting(self) -> bool:
@@ -506,7 +506,7 @@ class PopState:
     def forget_some(self) -> None:
         """Forget one slice of what was deleted."""
         count = 0
-        while self.catalog.dying and count < FORGOTTEN_A_SLICE:
+        while self.catalog.orphans and count < FORGOTTEN_A_SLICE:
             of_topic = self._of_topic.pop(self.catalog.forget_next(), None)
             if of_topic is not None:
                 self._going.append(of_topic)
@@ -532,7 +532,7 @@ class PopState:
         if delivery_id < progress.void_before:
             return True
         # Not `_has_void`: every ack passes here.
-        return bool(self._going or self.catalog.dying) and self.is_gone(progress)
+        return bool(self._going or self.catalog.orphans) and self.is_gone(progress)
 
     def _forget(self, progress: PopProgress) -> None:
         self._void(progress, LogOffset(VOID))

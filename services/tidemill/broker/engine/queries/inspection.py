@@ -318,7 +318,7 @@ class Inspection:
         """Begin to look where in a topic's queues the messages of a time begin."""
         catalog = self._catalog
         queues = catalog.queues_of(topic)
-        return TimeSearch(self._store, queues, timestamp_ms, falls=catalog.falls)
+        return TimeSearch(self._store, queues, timestamp_ms, falls=catalog.clock_falls)
 
     def count_since(self, topic: Topic, timestamp_ms: int) -> int:
         """Return how many messages came to a topic at a time or later. Raises Repairing."""

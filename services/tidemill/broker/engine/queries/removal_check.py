@@ -18,7 +18,7 @@ from itertools import islice, product
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import TopicId
-from tidemill.broker.engine.metadata.beginnings import begun_before_ms
+from tidemill.broker.engine.metadata.beginnings import begun_since_ms
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.common.errors import Repairing
@@ -173,7 +173,7 @@ class LeftCount:
         for topic_id in sorted(topic_ids & self._held.keys()):
             held = self._held[topic_id]
             count = held.message_count
-            since_ms = begun_before_ms(group, held.topic, self._catalog)
+            since_ms = begun_since_ms(group, held.topic, self._catalog)
             if since_ms is not None:
                 with suppress(Repairing):  # Then nobody can say, and all may be its own.
                     count = self._inspection.count_since(held.topic, since_ms)

@@ -97,20 +97,20 @@ def open_group_log(
     def finish_cut(opening: LogOpening) -> None:
         cut = find_intent(disk)
         if cut is not None:
-            opening.cut_again(cut.offset)
+            opening.repeat_cut(cut.offset)
             end_intent(disk)
 
     if cuts_damage:
-        known_end.give_up()
+        known_end.accept_loss()
     proofs = known_end.proofs(confirmed=0 if cuts_damage else find_confirm(disk))
     engine, report = open_replica(disk, config, now_ms=now_ms, proofs=proofs, before=finish_cut)
-    known_end.opened(engine.log_end)
+    known_end.note_opened(engine.log_end)
     return GroupLog(engine, store_uuid, fresh.secret, now_ms, known_end), report
 
 
 def doubt(disk: Disk) -> None:
     """Note, durably, that this log may lack what was acked: before it does."""
-    KnownEnd(disk, NO_BOOT_ID).doubt()
+    KnownEnd(disk, NO_BOOT_ID).mark_doubtful()
 
 
 def open_damaged_log(disk: Disk, config: EngineConfig) -> tuple[CommitLog, int]:
@@ -254,8 +254,8 @@ class GroupLog:
 
     def files_beside(self) -> list[File]:
         """Return what is to be synced together with the log; the call before has been synced."""
-        self.known_end.synced()
-        self._stored.synced()
+        self.known_end.note_synced()
+        self._stored.note_synced()
         files = []
         if self._is_mark_due:
             files.append(self.known_end.write(self.durable_offset))
@@ -266,11 +266,11 @@ class GroupLog:
 
     def close(self) -> None:
         """Note how far the log is durable, when nothing is synced any more."""
-        self.known_end.synced()
-        self._stored.synced()
+        self.known_end.note_synced()
+        self._stored.note_synced()
         if self.known_end.is_behind(self.durable_offset):
             self.known_end.write(self.durable_offset).sync()
-            self.known_end.synced()
+            self.known_end.note_synced()
 
     @property
     def is_clean(self) -> bool:
@@ -285,7 +285,7 @@ class GroupLog:
 
     def _begin_epoch(self, epoch: int) -> int:
         engine, log = self.engine, self._log
-        self.known_end.led(epoch)
+        self.known_end.note_led_epoch(epoch)
         if self.is_master:
             begin = log.log_end
             engine.go_on_in(epoch, self.now_ms)
@@ -326,7 +326,7 @@ class GroupLog:
         try:
             frame = self._stored.frame_at(offset, size_max)
         except LogDamaged as error:
-            self._log.damage.ask_for(error.log_offset, error.end)
+            self._log.damage.request(error.log_offset, error.end)
             self.damage = str(error)
             return None
         self.damage = ""
@@ -345,7 +345,7 @@ class GroupLog:
         try:
             found = log.frame_at(LogOffset(offset), size_max, anew=True)
         except LogDamaged as error:
-            log.damage.ask_for(error.log_offset, error.end)
+            log.damage.request(error.log_offset, error.end)
             return memoryview(b"")
         return memoryview(b"") if found is None else found[0][: end - offset]
 
@@ -354,7 +354,7 @@ class GroupLog:
         try:
             return self._stored.digest(low, end)
         except LogDamaged as error:
-            self._log.damage.ask_for(error.log_offset, error.end)
+            self._log.damage.request(error.log_offset, error.end)
             self.damage = str(error)
             return None
 
@@ -389,7 +389,7 @@ class GroupLog:
             self._stored.note_cut(found)
             raise MustBeEmptied(0)
         self.cut = found
-        self.known_end.cut(cut)
+        self.known_end.note_cut(cut)
         self._stored.truncate(found)
 
     def _what_is_cut(self, cut: int) -> LogCut:
@@ -411,7 +411,7 @@ class GroupLog:
         """Begin an empty log; raise MustBeEmptied where there is one already."""
         if self._log.segments:
             raise MustBeEmptied(log_min)
-        self.known_end.emptied()
+        self.known_end.note_emptied()
         self._log.begin_at(LogOffset(log_min))
         self._log.applied_offset = LogOffset(log_min)
         self._stored.confirm_offset = log_min
@@ -447,7 +447,7 @@ class GroupLog:
     @property
     def is_behind(self) -> bool:
         """Whether something is confirmed that a replica has not applied."""
-        is_damaged = self._log.damage.is_noted(self._log.folded_offset)
+        is_damaged = self._log.damage.is_requested(self._log.folded_offset)
         return (
             not self.is_master and self._log.folded_offset < self._may_apply_to and not is_damaged
         )
@@ -464,7 +464,7 @@ class GroupLog:
             try:
                 yield from self._apply(self._may_apply_to)
             except LogDamaged as error:
-                if not self._log.damage.ask_for(error.log_offset, error.end):
+                if not self._log.damage.request(error.log_offset, error.end):
                     raise
         if not self.is_master:
             if self.catch_up_to is not None and self._log.folded_offset >= self.catch_up_to:
@@ -488,11 +488,11 @@ class GroupLog:
             if self.catch_up_to is not None and log.applied_offset >= self.catch_up_to:
                 self._end_catch_up()
             if count % RECORDS_A_SLICE == 0:
-                log.committed(log.applied_offset)
+                log.note_committed(log.applied_offset)
                 yield
         if log.applied_offset is not None:
             log.applied_offset = LogOffset(end)  # Behind a pad, where one is the last.
-            log.committed(log.applied_offset)
+            log.note_committed(log.applied_offset)
             if self.catch_up_to is not None and end >= self.catch_up_to:
                 self._end_catch_up()
 

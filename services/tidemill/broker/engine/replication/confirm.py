@@ -24,7 +24,7 @@ class Commitment(NamedTuple):
     proposed: frozenset[ReplicaRun] = frozenset()
     acked: tuple[tuple[ReplicaRun, int], ...] = ()  # in this epoch, of this incarnation (F-11)
     # Who is about to be proposed: waited for, so that it catches up with a log that goes on.
-    courted: frozenset[ReplicaRun] = frozenset()
+    joiners: frozenset[ReplicaRun] = frozenset()
 
 
 def confirm_offset(
@@ -86,11 +86,11 @@ def without_acks_of(commitment: Commitment, member: ReplicaRun) -> Commitment:
     return commitment._replace(acked=acked)
 
 
-def with_courted(commitment: Commitment, courted: frozenset[ReplicaRun]) -> Commitment:
+def with_joiners(commitment: Commitment, joiners: frozenset[ReplicaRun]) -> Commitment:
     """Return what follows from waiting for others too; nobody was told, so it may end any time."""
-    if courted == commitment.courted:
+    if joiners == commitment.joiners:
         return commitment
-    return _confirmed(commitment._replace(courted=courted))
+    return _confirmed(commitment._replace(joiners=joiners))
 
 
 def has_caught_up(commitment: Commitment, member: ReplicaRun) -> bool:
@@ -102,7 +102,7 @@ def has_caught_up(commitment: Commitment, member: ReplicaRun) -> bool:
 def _confirmed(commitment: Commitment) -> Commitment:
     confirm = confirm_offset(
         confirmed=commitment.view.sss,
-        proposed=commitment.proposed | commitment.courted,
+        proposed=commitment.proposed | commitment.joiners,
         min_in_sync=commitment.view.min_in_sync,
         acked=dict(commitment.acked),
         epoch_start_end=commitment.epoch_start_end,

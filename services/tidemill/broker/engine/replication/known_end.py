@@ -54,7 +54,7 @@ class KnownEnd:
         return self._mark.is_doubtful
 
     @property
-    def noted(self) -> int:
+    def noted_offset(self) -> int:
         """How far the log is known to be durable, by this mark alone."""
         return self._mark.durable
 
@@ -64,41 +64,41 @@ class KnownEnd:
         return DurabilityProofs(
             durable_offset=max(confirmed, mark.durable),
             led_epoch=mark.led_epoch,
-            is_kept=mark.boot_id == self._boot_id != NO_BOOT_ID,
-            doubt=self.doubt,
+            is_same_boot=mark.boot_id == self._boot_id != NO_BOOT_ID,
+            doubt=self.mark_doubtful,
         )
 
-    def doubt(self) -> None:
+    def mark_doubtful(self) -> None:
         """Note, durably, that something may be lost that was acknowledged."""
         if not self._mark.is_doubtful:
             self._save(self._mark._replace(is_doubtful=True))
 
-    def give_up(self) -> None:
+    def accept_loss(self) -> None:
         """Note, durably, that nobody has what is damaged: it may be cut, wherever it is."""
         self._save(DurableMark(self._mark.generation, is_doubtful=True))
 
-    def trust(self) -> None:
+    def clear_doubt(self) -> None:
         """Hear that the log has all that is confirmed: its master has seen it catch up."""
         if self._mark.is_doubtful:
             self._save(self._mark._replace(is_doubtful=False))
 
-    def opened(self, log_end: int) -> None:
+    def note_opened(self, log_end: int) -> None:
         """Note that a start has made durable what it has found."""
         if log_end < self._mark.durable:
-            self.doubt()  # Nobody has cut that much: the files are gone.
+            self.mark_doubtful()  # Nobody has cut that much: the files are gone.
         # The machine's run is noted here and not before: what is cut meanwhile is torn as before.
         self._save(self._mark._replace(durable=log_end, boot_id=self._boot_id))
 
-    def led(self, epoch: int) -> None:
+    def note_led_epoch(self, epoch: int) -> None:
         """Hear that the records of an epoch are written here; it is noted with the next mark."""
         self._mark = self._mark._replace(led_epoch=epoch)
 
-    def cut(self, log_offset: int) -> None:
+    def note_cut(self, log_offset: int) -> None:
         """Note, durably, that nothing from `log_offset` on counts, before it is taken away."""
         if log_offset < self._mark.durable:
             self._save(self._mark._replace(durable=log_offset))
 
-    def emptied(self) -> None:
+    def note_emptied(self) -> None:
         """Note that the log begins anew: with another's records, not with this store's own."""
         self._save(self._mark._replace(durable=0, led_epoch=0))
 
@@ -107,12 +107,12 @@ class KnownEnd:
         return durable_offset > self._mark.durable
 
     def write(self, durable_offset: int) -> File:
-        """Write the mark, and return the file that is to be synced before `synced` is called."""
+        """Write the mark and return its file. Sync it, then call `note_synced`."""
         assert self._under_way is None, "one after the other"
         self._under_way = self._write(self._mark._replace(durable=durable_offset))
         return self._under_way
 
-    def synced(self) -> None:
+    def note_synced(self) -> None:
         """Hear that what `write` has written is durable, if there was anything."""
         if self._under_way is not None:
             self._under_way.close()

@@ -99,7 +99,7 @@ class Master:
             now_ms=now_ms,
         )
         self.transfer: Transfer | None = None
-        self.diverged: frozenset[ReplicaId] = frozenset()  # whose log is not this one's
+        self.diverged_replicas: frozenset[ReplicaId] = frozenset()  # whose log is not this one's
         self._transfer_from_ms = now_ms
         self._streams: dict[Stream, _Follower] = {}
         self._actions: list[Action] = []
@@ -122,20 +122,20 @@ class Master:
 
     # ------------------------------------------------------------ the log
 
-    def moved(self, now_ms: int) -> None:
+    def handle_progress(self, now_ms: int) -> None:
         """Hear that the log has grown, or that more of it is durable here."""
         log, is_durable = self._log, self._config.ack_mode is AckMode.SYNC_FSYNC
-        self.sync_state.ack(self._me, log.durable_offset if is_durable else log.log_end)
-        self._after_ack(now_ms)
+        self.sync_state.record_ack(self._me, log.durable_offset if is_durable else log.log_end)
+        self._advance(now_ms)
 
-    def _after_ack(self, now_ms: int) -> None:
+    def _advance(self, now_ms: int) -> None:
         if self.sync_state.confirm > self._log.confirm_offset:
             self._log.confirm(self.sync_state.confirm)
         for stream, follower in list(self._streams.items()):
-            self._ship(stream, follower, now_ms)
-        self._hand_over(now_ms)
+            self._send_frames(stream, follower, now_ms)
+        self._request_release(now_ms)
 
-    def _ship(self, stream: Stream, follower: _Follower, now_ms: int) -> None:
+    def _send_frames(self, stream: Stream, follower: _Follower, now_ms: int) -> None:
         """Send what the window has room for; end the stream of who needs what is gone here."""
         log, config = self._log, self._config
         if follower.sent_end < log.log_min:
@@ -152,7 +152,7 @@ class Master:
         ):
             frame = log.frame_at(follower.sent_end, config.frame_bytes)
             if frame is None:
-                return  # It stands in the round that is written next; `moved` says when.
+                return  # It stands in the round that is written next; `handle_progress` says when.
             confirm = self.sync_state.confirm
             self._send(stream, frame._replace(epoch=self.epoch, confirm=confirm), now_ms)
             follower.sent_end = frame.end
@@ -164,7 +164,7 @@ class Master:
 
     # ------------------------------------------------------------ streams
 
-    def hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
+    def handle_hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
         """Serve a replica, or refuse to."""
         if hello.group != self._group or hello.member.replica_id == self._me.replica_id:
             self._refuse(
@@ -185,7 +185,7 @@ class Master:
             self.resign(None)
             self._actions.append(StepDown(f"a replica has seen epoch {hello.epoch_seen}"))
             return
-        if self._has_another(hello.member, now_ms):
+        if self._is_contested(hello.member, now_ms):
             self._refuse(stream, "another run of this replica is there")
             return
         log = self._log
@@ -193,10 +193,10 @@ class Master:
         agreement = agree(mine, hello.extent)
         alone = frozenset({hello.member.replica_id})
         if isinstance(agreement, Divergence):
-            self.diverged |= alone
+            self.diverged_replicas |= alone
             self._refuse(stream, agreement.why)
             return
-        self.diverged -= alone
+        self.diverged_replicas -= alone
         begin = agreement.log_min if isinstance(agreement, FullCopy) else agreement.offset
         # Retention has taken from each of them what it has: of both this is there.
         low = max(log.log_min, hello.extent.log_min)
@@ -209,16 +209,16 @@ class Master:
         follower = self._streams[stream] = _Follower(
             hello.member, begin, now_ms, is_full=hello.is_full
         )
-        self.sync_state.connected(hello.member, now_ms, is_full=hello.is_full)
+        self.sync_state.note_connected(hello.member, now_ms, is_full=hello.is_full)
         self._send(stream, Welcome(self.epoch, self._me, agreement, digest, mine, confirm), now_ms)
-        self._ship(stream, follower, now_ms)
+        self._send_frames(stream, follower, now_ms)
 
     def _refuse(self, stream: Stream, why: str, *, is_stranger: bool = False) -> None:
         view = None if is_stranger else self.sync_state.view
         self._actions.append(StreamSend(stream, Refusal(why, view)))
         self._actions.append(StreamClose(stream, why))
 
-    def _has_another(self, newcomer: ReplicaRun, now_ms: int) -> bool:
+    def _is_contested(self, newcomer: ReplicaRun, now_ms: int) -> bool:
         """Whether another run of the replica was heard a moment ago, and the newcomer is no member.
 
         Whoever starts with a number that is not its own, from a copy of the volume, must not take
@@ -238,7 +238,7 @@ class Master:
             if follower.member.replica_id == member.replica_id:
                 self._close(stream, "the replica has opened another one", now_ms)
 
-    def ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
+    def handle_ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
         """Take what a replica says that it has; of another epoch or run it says nothing here."""
         follower = self._streams.get(stream)
         if follower is None:
@@ -259,20 +259,20 @@ class Master:
         follower.received_end, follower.heard_at_ms = ack.received_end, now_ms
         follower.applied_end = ack.applied_end
         end = ack.durable_end if is_durable else ack.received_end
-        self.sync_state.ack(ack.member, end)
+        self.sync_state.record_ack(ack.member, end)
         self.sync_state.peers[ack.member].is_slow = ack.is_slow
-        self._after_ack(now_ms)
+        self._advance(now_ms)
 
-    def closed(self, stream: Stream, now_ms: int) -> None:
+    def handle_closed(self, stream: Stream, now_ms: int) -> None:
         """Hear that a stream has ended."""
         follower = self._streams.pop(stream, None)
         if follower is not None:
-            self.sync_state.gone(follower.member, now_ms)
+            self.sync_state.note_disconnected(follower.member, now_ms)
             if self.transfer is not None and self.transfer.target == follower.member:
-                self._give_up_transfer(now_ms)
+                self._cancel_transfer(now_ms)
 
     def _close(self, stream: Stream, why: str, now_ms: int) -> None:
-        self.closed(stream, now_ms)
+        self.handle_closed(stream, now_ms)
         self._actions.append(StreamClose(stream, why))
 
     # ------------------------------------------------------------ views and time
@@ -280,11 +280,11 @@ class Master:
     def learn(self, view: ReplicationView, now_ms: int) -> None:
         """Take a newer view of this epoch."""
         self.sync_state.learn(view, now_ms)
-        self._after_ack(now_ms)
+        self._advance(now_ms)
 
-    def refused(self, version: int, now_ms: int) -> None:
+    def handle_rejection(self, version: int, now_ms: int) -> None:
         """Hear that the controllers refuse a proposal that was made against `version`."""
-        self.sync_state.refused(version, now_ms)
+        self.sync_state.handle_rejection(version, now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Do what time brings: heartbeats, streams that are silent, proposals, a late transfer."""
@@ -297,7 +297,7 @@ class Master:
         if proposal is not None:
             self._actions.append(SetProposal(proposal))
         if self.transfer is not None and self.transfer.has_failed(now_ms):
-            self._give_up_transfer(now_ms)
+            self._cancel_transfer(now_ms)
 
     # ------------------------------------------------------------ the hand-over
 
@@ -325,15 +325,15 @@ class Master:
             return False
         best = max(candidates, key=lambda member: (acked(member), -member.replica_id))
         self.transfer = Transfer(best, self._config, now_ms)
-        self._hand_over(now_ms)
+        self._request_release(now_ms)
         return True
 
-    def _give_up_transfer(self, now_ms: int) -> None:
+    def _cancel_transfer(self, now_ms: int) -> None:
         """Take sends again; for a while no other transfer is begun."""
         self.transfer = None
         self._transfer_from_ms = now_ms + self._config.transfer_pause_ms
 
-    def _hand_over(self, now_ms: int) -> None:
+    def _request_release(self, now_ms: int) -> None:
         transfer, view = self.transfer, self.sync_state.view
         if transfer is None:
             return

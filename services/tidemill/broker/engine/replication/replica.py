@@ -35,7 +35,7 @@ from tidemill.common.replica_group import ReplicaRun, ReplicationView
 class ReplicaPhase(Enum):
     """How far a replica is with its master."""
 
-    AWAY = auto()  # until it dials again
+    DISCONNECTED = auto()  # until it dials again
     DIALLING = auto()
     GREETING = auto()  # Hello is out
     FOLLOWING = auto()
@@ -60,7 +60,7 @@ class Replica:
         assert view.epoch >= log.epoch_seen, "who is not outdated"
         self.epoch = view.epoch
         self.master: ReplicaRun = view.master
-        self.state = ReplicaPhase.AWAY
+        self.phase = ReplicaPhase.DISCONNECTED
         self.view = view
         self._me = me
         self._group = group
@@ -77,7 +77,7 @@ class Replica:
         self._sent_at_ms = now_ms
         self._acked: Ack | None = None
         self._is_full = False  # and the master was told so, on this stream
-        self.is_slow = False  # the disk, as its owner says
+        self.is_disk_slow = False  # the disk, as its owner says
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
@@ -92,15 +92,15 @@ class Replica:
         needs what it has, and it may be copied again.
         """
         self.view = view
-        if self.state is ReplicaPhase.DIVERGED and not self._is_needed:
-            self.state, self._dial_at_ms = ReplicaPhase.AWAY, now_ms
+        if self.phase is ReplicaPhase.DIVERGED and not self._is_needed:
+            self.phase, self._dial_at_ms = ReplicaPhase.DISCONNECTED, now_ms
 
     # ------------------------------------------------------------ the stream
 
-    def dialled(self, stream: Stream, now_ms: int) -> None:
+    def handle_connected(self, stream: Stream, now_ms: int) -> None:
         """Say who we are: the master is connected."""
         log = self._log
-        self._stream, self.state, self._dialled_at_ms = stream, ReplicaPhase.GREETING, now_ms
+        self._stream, self.phase, self._dialled_at_ms = stream, ReplicaPhase.GREETING, now_ms
         extent = LogExtent(cut_at(log.journal, log.log_end), log.log_min, log.log_end)
         self._is_full = not log.has_room_for(0)
         hello = Hello(
@@ -115,11 +115,11 @@ class Replica:
         )
         self._actions.append(StreamSend(stream, hello))
 
-    def closed(self, now_ms: int) -> None:
+    def handle_closed(self, now_ms: int) -> None:
         """Try again after a pause: there is no stream to the master, or no more."""
         self._stream, self._acked = None, None
-        if self.state is not ReplicaPhase.DIVERGED:
-            self.state = ReplicaPhase.AWAY
+        if self.phase is not ReplicaPhase.DIVERGED:
+            self.phase = ReplicaPhase.DISCONNECTED
             self._dial_at_ms = now_ms + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, self._config.dial_longest_ms)
 
@@ -127,21 +127,21 @@ class Replica:
         """End the stream."""
         if self._stream is not None:
             self._actions.append(StreamClose(self._stream, why))
-        self.closed(now_ms)
+        self.handle_closed(now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Dial, ack, and give up a master that is silent."""
-        if self.state is ReplicaPhase.AWAY and now_ms >= self._dial_at_ms:
-            self.state = ReplicaPhase.DIALLING
+        if self.phase is ReplicaPhase.DISCONNECTED and now_ms >= self._dial_at_ms:
+            self.phase = ReplicaPhase.DIALLING
             address = self.view.address_of(self.master.replica_id)
             self._actions.append(StreamDial(self.master, address))
         elif self._stream is not None and self._silent_ms(now_ms) > self._config.stream_silence_ms:
             self.close("silent", now_ms)
         elif self._stream is not None and self._is_full and self._log.has_room_for(0):
             self.close("there is room again for what the master sends", now_ms)
-        elif self.state is ReplicaPhase.FOLLOWING:
+        elif self.phase is ReplicaPhase.FOLLOWING:
             is_quiet = now_ms - self._sent_at_ms >= self._config.heartbeat_ms
-            self._ack(now_ms, anyway=is_quiet)
+            self._send_ack(now_ms, anyway=is_quiet)
 
     def _silent_ms(self, now_ms: int) -> int:
         """Return for how long this stream has said nothing."""
@@ -149,7 +149,7 @@ class Replica:
 
     # ------------------------------------------------------------ what the master says
 
-    def welcome(self, welcome: Welcome, now_ms: int) -> None:
+    def handle_welcome(self, welcome: Welcome, now_ms: int) -> None:
         """Make the log a beginning of the master's."""
         log = self._log
         self.heard_at_ms = now_ms
@@ -161,19 +161,19 @@ class Replica:
         self.epoch, self.master = welcome.epoch, welcome.master
         why = self._join(welcome)
         if why:
-            self.state = ReplicaPhase.DIVERGED
+            self.phase = ReplicaPhase.DIVERGED
             self._actions.append(DivergenceAlarm(why))
             self.close(why, now_ms)
             return
         log.save_journal(welcome.extent.journal)
-        self.state, self._pause_ms = ReplicaPhase.FOLLOWING, self._config.dial_first_ms
+        self.phase, self._pause_ms = ReplicaPhase.FOLLOWING, self._config.dial_first_ms
         self._confirm(welcome.confirm)
-        self._ack(now_ms, anyway=True)
+        self._send_ack(now_ms, anyway=True)
 
     def _join(self, welcome: Welcome) -> str:
         """Cut the log to where it agrees; return why that may not be, or nothing."""
         log, agreement = self._log, welcome.agreement
-        if isinstance(agreement, CommonPrefix) and self._has_the_same(
+        if isinstance(agreement, CommonPrefix) and self._matches_digest(
             agreement.offset, welcome.digest
         ):
             cut, journal = agreement.offset, cut_at(log.journal, log.log_end)
@@ -191,7 +191,7 @@ class Replica:
         )
         return ""
 
-    def _has_the_same(self, cut: int, digest: Digest) -> bool:
+    def _matches_digest(self, cut: int, digest: Digest) -> bool:
         log = self._log
         if not log.log_min <= digest.begin <= digest.end == cut <= log.log_end:
             return False
@@ -203,13 +203,13 @@ class Replica:
         me, view = self._me.replica_id, self.view
         return me in view.eligible or any(member.replica_id == me for member in view.sss)
 
-    def data(self, frame: Data, now_ms: int) -> None:
+    def handle_data(self, frame: Data, now_ms: int) -> None:
         """Append what the master sends."""
         if is_late(self._silent_ms(now_ms), silence_ms=self._config.stream_silence_ms):
             self.close("silent", now_ms)
             return
         self.heard_at_ms = now_ms
-        if self.state is not ReplicaPhase.FOLLOWING or not is_of_epoch(frame.epoch, self.epoch):
+        if self.phase is not ReplicaPhase.FOLLOWING or not is_of_epoch(frame.epoch, self.epoch):
             self.close(f"a frame of epoch {frame.epoch}", now_ms)
         elif frame.offset != self._log.log_end or crc32(frame.data) != frame.crc:
             self.close(f"a frame for {frame.offset} that does not fit, or is damaged", now_ms)
@@ -220,18 +220,18 @@ class Replica:
             self._log.append(frame)
             self._confirm(frame.confirm)
             if self._config.ack_mode is AckMode.SYNC_MEMORY:
-                self._ack(now_ms)
+                self._send_ack(now_ms)
 
-    def beat(self, beat: Beat, now_ms: int) -> None:
+    def handle_beat(self, beat: Beat, now_ms: int) -> None:
         """Hear that the master is there."""
         self.heard_at_ms = now_ms
-        if self.state is ReplicaPhase.FOLLOWING and is_of_epoch(beat.epoch, self.epoch):
+        if self.phase is ReplicaPhase.FOLLOWING and is_of_epoch(beat.epoch, self.epoch):
             self._confirm(beat.confirm)
 
-    def moved(self, now_ms: int) -> None:
+    def handle_progress(self, now_ms: int) -> None:
         """Hear that more of the log is durable, or applied."""
-        if self.state is ReplicaPhase.FOLLOWING:
-            self._ack(now_ms)
+        if self.phase is ReplicaPhase.FOLLOWING:
+            self._send_ack(now_ms)
 
     def _confirm(self, offset: int) -> None:
         # What is confirmed and has not come yet is confirmed when it comes.
@@ -239,11 +239,16 @@ class Replica:
         if known > self._log.confirm_offset:
             self._log.confirm(known)
 
-    def _ack(self, now_ms: int, *, anyway: bool = False) -> None:
+    def _send_ack(self, now_ms: int, *, anyway: bool = False) -> None:
         log = self._log
         assert may_follow(self.epoch, epoch_seen=log.epoch_seen), "an epoch that is over"
         ack = Ack(
-            self.epoch, self._me, log.log_end, log.durable_offset, log.applied_offset, self.is_slow
+            self.epoch,
+            self._me,
+            log.log_end,
+            log.durable_offset,
+            log.applied_offset,
+            self.is_disk_slow,
         )
         if self._stream is not None and (anyway or ack != self._acked):
             self._acked, self._sent_at_ms = ack, now_ms

@@ -59,7 +59,7 @@ class Replication:
         self.master: Master | None = None
         self.replica: Replica | None = None
         self.has_stepped_down = False
-        self.is_slow = False  # the disk, as its owner says before a tick
+        self.is_disk_slow = False  # the disk, as its owner says before a tick
         self._group = group
         self._store_uuid = store_uuid
         self._log = log
@@ -70,7 +70,7 @@ class Replication:
 
     def take_actions(self) -> list[Action]:
         """Return and clear what is to be done, in its order."""
-        self._gather()
+        self._collect_actions()
         actions, self._actions = self._actions, []
         return actions
 
@@ -83,7 +83,7 @@ class Replication:
         epoch_seen = self._log.epoch_seen
         if not is_news(self.view, view, epoch_seen=epoch_seen):
             return
-        if self._applies_first(view, now_ms):
+        if self._postpone_promotion(view, now_ms):
             return
         if view.epoch > epoch_seen:
             self._log.save_epoch_seen(view.epoch)
@@ -106,9 +106,9 @@ class Replication:
         elif view.master is not None and view.master.replica_id != self.me.replica_id:
             self._follow(view, now_ms)
         else:
-            self._leave_master("there is no master", now_ms)
+            self._disconnect_master("there is no master", now_ms)
 
-    def _applies_first(self, view: ReplicationView, now_ms: int) -> bool:
+    def _postpone_promotion(self, view: ReplicationView, now_ms: int) -> bool:
         """Whether a view by which this replica leads is to count as one that comes later.
 
         What is confirmed is applied meanwhile in slices; in one turn it could take longer than
@@ -133,37 +133,37 @@ class Replication:
         if self.master is not None:
             # Elected again: streams of the epoch before end with it.
             self.master.resign(view)
-            self._gather()
-        self._leave_master("this replica is the master", now_ms)
+            self._collect_actions()
+        self._disconnect_master("this replica is the master", now_ms)
         self.master = Master(self.me, self._group, self._log, view, self._config, now_ms)
         self._actions.append(Promotion(view))
-        self.master.moved(now_ms)
+        self.master.handle_progress(now_ms)
 
     def _follow(self, view: ReplicationView, now_ms: int) -> None:
         if self.replica is not None and self.replica.epoch == view.epoch:
             self.replica.learn(view, now_ms)
             return
-        self._leave_master(f"epoch {view.epoch} has begun", now_ms)
+        self._disconnect_master(f"epoch {view.epoch} has begun", now_ms)
         self.replica = Replica(
             self.me, self._group, self._store_uuid, self._log, view, self._config, now_ms
         )
         self.replica.tick(now_ms)
 
-    def _leave_master(self, why: str, now_ms: int) -> None:
+    def _disconnect_master(self, why: str, now_ms: int) -> None:
         if self.replica is not None:
             self.replica.close(why, now_ms)
-            self._gather()
+            self._collect_actions()
             self.replica, self._dialled = None, None
 
     def _step_down(self, view: ReplicationView | None, why: str) -> None:
         assert self.master is not None, "only a master steps down"
         if view is not None:
             self.master.resign(view)
-        self._gather()
+        self._collect_actions()
         self.master, self.has_stepped_down = None, True
         self._actions.append(StepDown(why))
 
-    def _gather(self) -> None:
+    def _collect_actions(self) -> None:
         role = self.master or self.replica
         if role is None:
             return
@@ -174,40 +174,40 @@ class Replication:
 
     # ------------------------------------------------------------ events
 
-    def hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
+    def handle_hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
         """Hear of a replica that has opened a stream to us."""
         if self.master is None:
             view = self.view if hello.group == self._group else None
             self._actions.append(StreamSend(stream, Refusal("this replica is no master", view)))
             self._actions.append(StreamClose(stream, "no master"))
         else:
-            self.master.hello(stream, hello, now_ms)
+            self.master.handle_hello(stream, hello, now_ms)
 
-    def ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
+    def handle_ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
         """Hear what a replica of ours has."""
         if self.master is not None:
-            self.master.ack(stream, ack, now_ms)
+            self.master.handle_ack(stream, ack, now_ms)
 
-    def dialled(self, stream: Stream, now_ms: int) -> None:
+    def handle_connected(self, stream: Stream, now_ms: int) -> None:
         """Hear that the master was reached, as a `Dial` asked for."""
         if self.replica is None:
             self._actions.append(StreamClose(stream, "nobody wants it any more"))
             return
         self._dialled = stream
-        self.replica.dialled(stream, now_ms)
+        self.replica.handle_connected(stream, now_ms)
 
-    def receive(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
+    def handle_message(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
         """Hear our master."""
         replica = self.replica
         if replica is None or stream != self._dialled:
             return
         match message:
             case Welcome():
-                replica.welcome(message, now_ms)
+                replica.handle_welcome(message, now_ms)
             case Data():
-                replica.data(message, now_ms)
+                replica.handle_data(message, now_ms)
             case Beat():
-                replica.beat(message, now_ms)
+                replica.handle_beat(message, now_ms)
             case News(view):
                 self.learn(view, now_ms)
             case Refusal(why, view):
@@ -217,36 +217,36 @@ class Replication:
             case _:
                 assert_never(message)
 
-    def closed(self, stream: Stream | None, now_ms: int) -> None:
+    def handle_closed(self, stream: Stream | None, now_ms: int) -> None:
         """Hear that a stream has ended; None: that a dial has failed."""
         if self.master is not None and stream is not None:
-            self.master.closed(stream, now_ms)
+            self.master.handle_closed(stream, now_ms)
         elif self.replica is not None and stream in (None, self._dialled):
             self._dialled = None
-            self.replica.closed(now_ms)
+            self.replica.handle_closed(now_ms)
 
-    def moved(self, now_ms: int) -> None:
+    def handle_progress(self, now_ms: int) -> None:
         """Hear that the log has grown, or more of it is durable, or applied."""
         if self._postponed is not None:
             self.learn(self._postponed[0], now_ms)
         role = self.master or self.replica
         if role is not None:
-            role.moved(now_ms)
+            role.handle_progress(now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Do what time brings; at least every 50 ms."""
         if self._postponed is not None:
             self.learn(self._postponed[0], now_ms)
         if self.replica is not None:
-            self.replica.is_slow = self.is_slow
+            self.replica.is_disk_slow = self.is_disk_slow
         role = self.master or self.replica
         if role is not None:
             role.tick(now_ms)
 
-    def refused(self, version: int, now_ms: int) -> None:
+    def handle_rejection(self, version: int, now_ms: int) -> None:
         """Hear that the controllers refuse a proposal that was made against `version`."""
         if self.master is not None:
-            self.master.refused(version, now_ms)
+            self.master.handle_rejection(version, now_ms)
 
     def hand_over(self, target: ReplicaId | None, now_ms: int) -> bool:
         """Begin a planned transfer; whether there is anybody to hand over to."""
@@ -255,11 +255,11 @@ class Replication:
     # ------------------------------------------------------------ for heartbeats
 
     @property
-    def diverged(self) -> frozenset[ReplicaId]:
+    def diverged_replicas(self) -> frozenset[ReplicaId]:
         """Whose log is not their master's, and may not be cut: our own, or of who follows us."""
         if self.master is not None:
-            return self.master.diverged
-        is_so = self.replica is not None and self.replica.state is ReplicaPhase.DIVERGED
+            return self.master.diverged_replicas
+        is_so = self.replica is not None and self.replica.phase is ReplicaPhase.DIVERGED
         return frozenset({self.me.replica_id}) if is_so else frozenset()
 
     def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:

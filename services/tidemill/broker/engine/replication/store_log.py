@@ -203,12 +203,12 @@ class StoreLog:
         self._save(self._state)
 
     def write_confirm(self) -> File:
-        """Write how far all is confirmed; return what is to be synced before `synced` is called."""
+        """Write the confirm offset and return the file. Sync it, then call `note_synced`."""
         assert self._under_way is None, "one after the other"
         self._under_way = _write(self._disk, self._next(self._state))
         return self._under_way
 
-    def synced(self) -> None:
+    def note_synced(self) -> None:
         """Hear that what `write_confirm` has written is durable, if there was anything."""
         for file in (self._under_way, self._overtaken):
             if file is not None:
@@ -254,7 +254,7 @@ class StoreLog:
 
     def append(self, frame: Data) -> None:
         """Write what a master has sent."""
-        self._log.extend(
+        self._log.append_frame(
             frame.data, segment_start=frame.segment_start, segment_bytes=frame.segment_bytes
         )
 
@@ -270,7 +270,7 @@ class StoreLog:
             self.confirm_offset = cut.offset
             self.save_confirm()
         self._write_cut(INTENT, cut)
-        self._log.cut(LogOffset(cut.offset))
+        self._log.truncate(LogOffset(cut.offset))
         end_intent(self._disk)
 
     def note_cut(self, cut: LogCut) -> None:

@@ -16,7 +16,7 @@ from tidemill.broker.engine.replication.confirm import (
     Commitment,
     has_caught_up,
     with_ack,
-    with_courted,
+    with_joiners,
     with_proposal,
     with_view,
     without_acks_of,
@@ -24,9 +24,9 @@ from tidemill.broker.engine.replication.confirm import (
 from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 # A replica that is always a little behind is waited for, for so long, and again after a pause.
-COURT_MS = 200
-COURT_PAUSE_MS = 2_000
-MARK_MS = 100  # between two notes of where the log ended: a lag is told by so much at worst
+HOLD_MS = 200
+HOLD_PAUSE_MS = 2_000
+SAMPLE_MS = 100  # between two notes of where the log ended: a lag is told by so much at worst
 
 
 @final
@@ -34,19 +34,21 @@ class ReplicaPeer:
     """What a master knows of one run of a replica."""
 
     __slots__ = (
-        "courted_at_ms",
-        "gone_since_ms",
+        "caught_up_since_ms",
+        "disconnected_at_ms",
+        "held_at_ms",
         "is_connected",
         "is_full",
         "is_slow",
-        "well_since_ms",
     )
 
     def __init__(self, now_ms: int) -> None:
         self.is_connected = False
-        self.gone_since_ms = now_ms
-        self.well_since_ms: int | None = None  # connected, and no further behind than members are
-        self.courted_at_ms = now_ms - COURT_MS - COURT_PAUSE_MS
+        self.disconnected_at_ms = now_ms
+        self.caught_up_since_ms: int | None = (
+            None  # connected, and no further behind than members are
+        )
+        self.held_at_ms = now_ms - HOLD_MS - HOLD_PAUSE_MS
         self.is_slow = False
         self.is_full = False  # it takes no data: it cannot keep up
 
@@ -73,7 +75,7 @@ class SyncState:
         self._me = me
         self._config = config
         self._propose_at_ms = now_ms  # the earliest time of the next proposal
-        self._marks: deque[tuple[int, int]] = deque()  # (time, log end), by MARK_MS
+        self._log_ends: deque[tuple[int, int]] = deque()  # (time, log end), by MARK_MS
         self._removals: dict[int, deque[int]] = {}  # of a replica id: when
 
     # ------------------------------------------------------------ what is known
@@ -109,20 +111,20 @@ class SyncState:
             self._removals.setdefault(member.replica_id, kept).append(now_ms)
         for member in view.sss - {self._me}:
             self.peers.setdefault(member, ReplicaPeer(now_ms))
-        self._forget_the_gone()
+        self._forget_ended_runs()
 
-    def connected(self, member: ReplicaRun, now_ms: int, *, is_full: bool) -> None:
+    def note_connected(self, member: ReplicaRun, now_ms: int, *, is_full: bool) -> None:
         """Hear that a stream of `member` was welcomed."""
         peer = self.peers.setdefault(member, ReplicaPeer(now_ms))
         peer.is_connected, peer.is_full = True, is_full
 
-    def gone(self, member: ReplicaRun, now_ms: int) -> None:
+    def note_disconnected(self, member: ReplicaRun, now_ms: int) -> None:
         """Hear that the stream of `member` has ended."""
         peer = self.peers[member]
-        peer.is_connected, peer.gone_since_ms, peer.well_since_ms = False, now_ms, None
-        self._forget_the_gone()
+        peer.is_connected, peer.disconnected_at_ms, peer.caught_up_since_ms = False, now_ms, None
+        self._forget_ended_runs()
 
-    def _forget_the_gone(self) -> None:
+    def _forget_ended_runs(self) -> None:
         """Forget runs that have ended: an epoch may last for months, with many of them."""
         needed = self.view.sss | self.commitment.proposed
         for member, peer in list(self.peers.items()):
@@ -130,7 +132,7 @@ class SyncState:
                 del self.peers[member]
                 self.commitment = without_acks_of(self.commitment, member)
 
-    def ack(self, member: ReplicaRun, end: int) -> None:
+    def record_ack(self, member: ReplicaRun, end: int) -> None:
         """Hear that `member`, a replica or the master itself, has all before `end`."""
         self.commitment = with_ack(self.commitment, member, end)
 
@@ -138,10 +140,10 @@ class SyncState:
 
     def tick(self, log_end: int, now_ms: int) -> Proposal | None:
         """Return the set to propose now, if any; it is in force when this returns."""
-        self._mark(log_end, now_ms)
-        self._note_who_keeps_up(now_ms)
-        self._court(log_end, now_ms)
-        wanted = self.wanted(now_ms)
+        self._sample_log_end(log_end, now_ms)
+        self._update_peers(now_ms)
+        self._hold_for_joiners(log_end, now_ms)
+        wanted = self.desired_set(now_ms)
         if wanted == self.view.sss and not self.commitment.proposed:
             return None
         if now_ms < self._propose_at_ms:
@@ -154,7 +156,7 @@ class SyncState:
         self._propose_at_ms = now_ms + self._config.proposal_again_ms
         return proposal
 
-    def refused(self, version: int, now_ms: int) -> None:
+    def handle_rejection(self, version: int, now_ms: int) -> None:
         """Hear that a proposal against `version` was refused: another may be made soon.
 
         Its members stay in force (see the module).
@@ -162,7 +164,7 @@ class SyncState:
         if version == self.view.version:
             self._propose_at_ms = now_ms + self._config.refused_again_ms
 
-    def wanted(self, now_ms: int) -> frozenset[ReplicaRun]:
+    def desired_set(self, now_ms: int) -> frozenset[ReplicaRun]:
         """Return who should belong: members that keep up, and who has caught up.
 
         Those with slow disks are done without, as far as enough are left.
@@ -189,63 +191,65 @@ class SyncState:
                 other.is_connected and run.replica_id == member.replica_id
                 for run, other in self.peers.items()
             )
-            return not is_replaced and now_ms - peer.gone_since_ms <= self._config.stream_gone_ms
+            return (
+                not is_replaced and now_ms - peer.disconnected_at_ms <= self._config.stream_gone_ms
+            )
         return self._keeps_up(member, now_ms)
 
     def _may_join(self, member: ReplicaRun, now_ms: int) -> bool:
-        return has_caught_up(self.commitment, member) and self._is_welcome(member, now_ms)
+        return has_caught_up(self.commitment, member) and self._is_admissible(member, now_ms)
 
-    def _is_welcome(self, member: ReplicaRun, now_ms: int) -> bool:
+    def _is_admissible(self, member: ReplicaRun, now_ms: int) -> bool:
         if member.replica_id in self.view.retired:
             return False  # A proposal that must be refused would make it ack, for nothing.
         peer = self.peers[member]
         # Who could not stay would be removed at once, and come again, for ever.
-        if peer.well_since_ms is None:
+        if peer.caught_up_since_ms is None:
             return False
         if peer.is_slow and not self.is_short:
             return False
         # While nothing can be confirmed, whoever has caught up is welcome.
         is_on_trial = not self.is_short and self._flaps(member, now_ms)
         wait_ms = self._config.caught_up_for_ms if is_on_trial else 0
-        return now_ms - peer.well_since_ms >= wait_ms
+        return now_ms - peer.caught_up_since_ms >= wait_ms
 
     def _keeps_up(self, member: ReplicaRun, now_ms: int) -> bool:
-        return not self.peers[member].is_full and self.acked(member) >= self._end_then(now_ms)
+        return not self.peers[member].is_full and self.acked(member) >= self._lag_limit(now_ms)
 
     def _flaps(self, member: ReplicaRun, now_ms: int) -> bool:
         times = self._removals.get(member.replica_id, ())
         recent = sum(now_ms - at_ms < self._config.removals_window_ms for at_ms in times)
         return recent >= self._config.removals_max
 
-    def _note_who_keeps_up(self, now_ms: int) -> None:
+    def _update_peers(self, now_ms: int) -> None:
         for member, peer in self.peers.items():
             if not peer.is_connected or not self._keeps_up(member, now_ms):
-                peer.well_since_ms = None
-            elif peer.well_since_ms is None:
-                peer.well_since_ms = now_ms
+                peer.caught_up_since_ms = None
+            elif peer.caught_up_since_ms is None:
+                peer.caught_up_since_ms = now_ms
 
-    def _court(self, log_end: int, now_ms: int) -> None:
+    def _hold_for_joiners(self, log_end: int, now_ms: int) -> None:
         """Let commits wait for who is welcome and a little behind: else it may be so for ever."""
         courted = set()
         for member, peer in self.peers.items():
             is_near = self.acked(member) >= log_end - self._config.near_bytes
-            if member in self.view.sss or not is_near or not self._is_welcome(member, now_ms):
+            if member in self.view.sss or not is_near or not self._is_admissible(member, now_ms):
                 continue
-            if now_ms - peer.courted_at_ms >= COURT_MS + COURT_PAUSE_MS:
-                peer.courted_at_ms = now_ms
-            if now_ms - peer.courted_at_ms < COURT_MS:
+            if now_ms - peer.held_at_ms >= HOLD_MS + HOLD_PAUSE_MS:
+                peer.held_at_ms = now_ms
+            if now_ms - peer.held_at_ms < HOLD_MS:
                 courted.add(member)
-        self.commitment = with_courted(self.commitment, frozenset(courted))
+        self.commitment = with_joiners(self.commitment, frozenset(courted))
 
-    def _mark(self, log_end: int, now_ms: int) -> None:
-        if not self._marks or now_ms - self._marks[-1][0] >= MARK_MS:
-            self._marks.append((now_ms, log_end))
+    def _sample_log_end(self, log_end: int, now_ms: int) -> None:
+        if not self._log_ends or now_ms - self._log_ends[-1][0] >= SAMPLE_MS:
+            self._log_ends.append((now_ms, log_end))
         # One that is older than the longest lag is enough.
         oldest_ms = now_ms - self._config.lag_longest_ms
-        while len(self._marks) > 1 and self._marks[1][0] <= oldest_ms:
-            self._marks.popleft()
+        while len(self._log_ends) > 1 and self._log_ends[1][0] <= oldest_ms:
+            self._log_ends.popleft()
 
-    def _end_then(self, now_ms: int) -> int:
+    def _lag_limit(self, now_ms: int) -> int:
         """Return where the log ended when the longest lag began."""
-        at_ms, end = self._marks[0] if self._marks else (now_ms, 0)
+        at_ms, end = self._log_ends[0] if self._log_ends else (now_ms, 0)
         return end if now_ms - at_ms >= self._config.lag_longest_ms else 0

@@ -141,7 +141,7 @@ class BlockFile:
         stop = None if end is None else end * size
         return block_file.rows_of(self._directory[begin * size : stop])
 
-    def unverified(self, number: int, size: int) -> memoryview:
+    def read_unverified(self, number: int, size: int) -> memoryview:
         """Return what there is of the first `size` bytes of block `number`, right or wrong.
 
         Raises BlockFileDamaged where they cannot be read.
@@ -167,7 +167,7 @@ class BlockFile:
             # Every message of a backlog passes here.
             position = block_file.position_of(self._directory, number)
             return mappings[self.name][position : position + size]
-        data = self.unverified(number, size)
+        data = self.read_unverified(number, size)
         is_right = len(data) == size and (
             self._verified[number] or crc32(data) == self.row(number).crc
         )

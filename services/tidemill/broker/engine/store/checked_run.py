@@ -71,6 +71,6 @@ def _find_intact(log: CommitLog, segment: Segment, at: int) -> Record | None:
     if segment.end - at < record.HEADER_SIZE:
         return None
     try:
-        return log.reader.verified(segment, LogOffset(at))
+        return log.reader.read_verified(segment, LogOffset(at))
     except (CorruptStore, UnknownRecord):
         return None

@@ -34,7 +34,7 @@ from tidemill.broker.engine.layout.record import (
     RecordHeader,
     RecordKind,
 )
-from tidemill.broker.engine.store.cutting import drop_behind, erase
+from tidemill.broker.engine.store.cutting import drop_segments_from, erase
 from tidemill.broker.engine.store.damaged_ranges import DamagedRanges
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
@@ -106,7 +106,7 @@ class CommitLog:
         """Where the oldest segment begins."""
         return self.segments[0].start if self.segments else LogOffset(0)
 
-    def go_on(self) -> None:
+    def open_for_append(self) -> None:
         """Take what was found of an earlier process for durable, and append behind `log_end`."""
         self.committed_offset = self.durable_offset = self._written_offset = self.log_end
         self._chunk_from = self.log_end
@@ -230,7 +230,7 @@ class CommitLog:
         self._cut_at = None
         return self._written_offset, files
 
-    def synced(self, log_offset: LogOffset) -> None:
+    def note_synced(self, log_offset: LogOffset) -> None:
         """Everything before `log_offset` is durable, but for what was cut since the sync began."""
         if self._cut_at is not None:
             log_offset = min(log_offset, self._cut_at)
@@ -241,7 +241,7 @@ class CommitLog:
         while self._full and self._full[0].end < log_offset:
             self._full.popleft().close()
 
-    def committed(self, log_offset: LogOffset) -> None:
+    def note_committed(self, log_offset: LogOffset) -> None:
         """Everything before `log_offset` stays, whatever becomes of this process or its disk."""
         assert log_offset <= self._written_offset, "only what was written is committed"
         self.committed_offset = max(self.committed_offset, log_offset)
@@ -262,7 +262,7 @@ class CommitLog:
         """Let an empty log begin at `log_offset`."""
         assert not self.segments, "an empty log"
         self.log_end = self._active_end = self.read_from = log_offset
-        self.go_on()
+        self.open_for_append()
 
     # ------------------------------------------------------------ reading
 
@@ -289,7 +289,7 @@ class CommitLog:
 
     def verify(self, log_offset: LogOffset) -> None:
         """Check every checksum of a record. Raises CorruptStore, LookupError as `read`."""
-        self.reader.verified(self.segment_of(log_offset), log_offset)
+        self.reader.read_verified(self.segment_of(log_offset), log_offset)
 
     def _is_cold(self, log_offset: int) -> bool:
         """Whether the kernel's cache may have let go of what stands there, or never had it."""
@@ -309,7 +309,7 @@ class CommitLog:
         if not self.min_offset <= log_offset < self._written_offset:
             return memoryview(b"")
         segment = self.segment_of(log_offset)
-        return self._views.salvaged(segment.name, log_offset - segment.start, size)
+        return self._views.salvage(segment.name, log_offset - segment.start, size)
 
     def is_readable(self, log_offset: LogOffset) -> bool:
         """Whether the page of `log_offset` can be read."""
@@ -320,7 +320,7 @@ class CommitLog:
             return False
         return True
 
-    def forget_view(self, segment: Segment) -> None:
+    def remap(self, segment: Segment) -> None:
         """Map a segment anew: pages of it that could not be read have been written."""
         self._views.forget(segment.name)
 
@@ -329,7 +329,7 @@ class CommitLog:
         segment = next((s for s in self.held if s.start <= log_offset < s.end), None)
         if segment is None:
             raise LookupError(log_offset)
-        return self.reader.verified(segment, log_offset)
+        return self.reader.read_verified(segment, log_offset)
 
     def stored_by_ms(self, log_offset: LogOffset) -> int:
         """Return a time by which whatever stands at `log_offset` was stored; no tight bound."""
@@ -429,7 +429,7 @@ class CommitLog:
                 return found.header.size
         if self.reader.is_pad(segment, offset):
             return None
-        return self.reader.verified(segment, offset).header.size
+        return self.reader.read_verified(segment, offset).header.size
 
     def records_from(self, begin: int, end: int) -> Iterator[Record]:
         """Yield the records between two log offsets, of which each was checked when it came.
@@ -451,7 +451,9 @@ class CommitLog:
             yield found
             at += found.header.size
 
-    def extend(self, data: bytes | memoryview, *, segment_start: int, segment_bytes: int) -> None:
+    def append_frame(
+        self, data: bytes | memoryview, *, segment_start: int, segment_bytes: int
+    ) -> None:
         """Write at `log_end` what another log has there, in a segment that begins where its does.
 
         The next sync makes it durable, as with a round. Nothing is applied by it.
@@ -485,7 +487,7 @@ class CommitLog:
         self.segments.append(segment)
         self._active_end = segment.end
 
-    def cut(self, end: LogOffset) -> None:
+    def truncate(self, end: LogOffset) -> None:
         """Take away all from `end` on, durably; a crash on the way leaves any part of it.
 
         Nothing of it may have been applied.
@@ -494,7 +496,7 @@ class CommitLog:
         assert not self._buffers, "a log that follows has no rounds"
         before = self.log_end
         self._next.discard()
-        drop_behind(self._disk, self._views, self.segments, end)
+        drop_segments_from(self._disk, self._views, self.segments, end)
         if self.segments:
             active = self.segments[-1]
             active.pad_at = active.first_stored_at_ms = None
@@ -522,7 +524,7 @@ class CommitLog:
             yield from self._next.prepare(slice_bytes=slice_bytes)
 
     @property
-    def wants_preparation(self) -> bool:
+    def needs_preparation(self) -> bool:
         """Whether the active segment is half full and nothing follows it yet."""
         return (
             not self._next.is_ready

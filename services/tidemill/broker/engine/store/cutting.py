@@ -11,7 +11,7 @@ from tidemill.broker.engine.store.segment import BLOCK_BYTES, FOLDER, Segment
 ERASE_BYTES = 1 << 20  # written at once
 
 
-def drop_behind(disk: Disk, views: Mappings, segments: list[Segment], end: int) -> None:
+def drop_segments_from(disk: Disk, views: Mappings, segments: list[Segment], end: int) -> None:
     """Delete the segments that begin at `end` or later, durably; never the oldest one.
 
     The last one first: a power cut on the way must leave no hole.

@@ -58,34 +58,34 @@ class DamagedRanges:
 
     def __init__(self) -> None:
         # Whether this store is a replica's: else nobody is to be asked, and nothing is awaited.
-        self.has_others = False
+        self.has_replicas = False
         self.mended_count = self.given_up_count = 0
         self._places: dict[LogOffset, _DamagedRange] = {}
         self._given_up: dict[LogOffset, int] = {}  # and when, monotonic
         self.has_ended = False  # any place, and nobody has looked
 
-    def ask_for(self, log_offset: int, end: int | None = None) -> bool:
+    def request(self, log_offset: int, end: int | None = None) -> bool:
         """Note what is damaged at `log_offset`, where a record began; whether it may come back.
 
         False: nobody has it, and what depends on it may be given up.
         """
         at = LogOffset(log_offset)
-        if not self.has_others or at in self._given_up:
+        if not self.has_replicas or at in self._given_up:
             return False
         if at not in self._places and len(self._places) < PLACES_MAX:
             self._places[at] = _DamagedRange(LogOffset(log_offset + 1 if end is None else end))
         return True
 
     @property
-    def is_any_awaited(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether something is asked for."""
         return bool(self._places)
 
-    def is_noted(self, log_offset: int) -> bool:
+    def is_requested(self, log_offset: int) -> bool:
         """Whether a place is asked for."""
         return log_offset in self._places
 
-    def next_question(self, others: Collection[int] | None, now_ms: int) -> MendRequest | None:
+    def next_request(self, others: Collection[int] | None, now_ms: int) -> MendRequest | None:
         """Return whom to ask now, of the other replicas there are; None: nobody.
 
         Nobody knows the others (None) before the first view.
@@ -103,7 +103,7 @@ class DamagedRanges:
                 return MendRequest(left[place.turn % len(left)], at, place.end)
         return None
 
-    def answered(self, question: MendRequest, answer: MendOutcome, now_ms: int) -> None:
+    def handle_outcome(self, question: MendRequest, answer: MendOutcome, now_ms: int) -> None:
         """Hear what came of a question."""
         place = self._places.get(question.begin)
         if place is None:

@@ -17,7 +17,7 @@ from tidemill.broker.engine.layout import record
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import RecordHeader
 from tidemill.broker.engine.store.commit_log import CommitLog
-from tidemill.broker.engine.store.cutting import drop_behind, erase
+from tidemill.broker.engine.store.cutting import drop_segments_from, erase
 from tidemill.broker.engine.store.disk import DROPPED, Disk
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.store.segment import (
@@ -47,7 +47,7 @@ class DurabilityProofs(NamedTuple):
     # each epoch, 0: of none. What another broker has written says it of that one's disk.
     led_epoch: int | None = None
     # There was no power cut since: what stands before an intact record was written before it.
-    is_kept: bool = False
+    is_same_boot: bool = False
     # Called before something is cut that was written, where that was no power cut's doing.
     doubt: Callable[[], None] = lambda: None
 
@@ -56,7 +56,9 @@ class DurabilityProofs(NamedTuple):
         if found.header is None:
             return False
         is_written_here = self.led_epoch is None or 0 < self.led_epoch == found.header.epoch
-        return self.is_kept or (is_written_here and found.log_offset - found.header.unsynced > end)
+        return self.is_same_boot or (
+            is_written_here and found.log_offset - found.header.unsynced > end
+        )
 
 
 class TailRemnant(NamedTuple):
@@ -99,7 +101,7 @@ class LogOpening:
                     f"log offset at which it begins, in 20 digits); if not, move it away."
                 )
             elif not self._log.segments or int(stem) >= self._log.segments[-1].end:
-                self._take_up(name, int(stem), durable_offset)
+                self._add_segment(name, int(stem), durable_offset)
         self._check_end(durable_offset)
         for name in self._unused if self._log.segments or not durable_offset else ():
             self._views.forget(name)
@@ -119,7 +121,7 @@ class LogOpening:
                 f"backup (`tidemill store repair DIR --from BACKUP`), and start again."
             )
 
-    def cut_again(self, log_offset: int) -> None:
+    def repeat_cut(self, log_offset: int) -> None:
         """Take away all from `log_offset` on, durably, as an earlier process was about to.
 
         Before anything is looked at: whatever that process has left behind it does not count.
@@ -152,7 +154,7 @@ class LogOpening:
                 self._log.held.append(segment)
                 file.close()
 
-    def _take_up(self, name: str, start: int, durable_offset: int) -> None:
+    def _add_segment(self, name: str, start: int, durable_offset: int) -> None:
         """Take a file for the next segment of the log, unless nothing was ever in it."""
         size = self._reload(name, start, durable_offset)
         if not size:
@@ -248,7 +250,7 @@ class LogOpening:
             why = record.find_damage(view, end - segment.start, log_offset=end)
             raise damaged(segment, end, why or "the record is missing")
         cut_bytes = self._cut(end, has_remains=bool(remains), proofs=proofs)
-        self._log.go_on()
+        self._log.open_for_append()
         return cut_bytes
 
     def _find_remains(self, end: int) -> Iterator[TailRemnant]:
@@ -284,9 +286,9 @@ class LogOpening:
     def _cut(self, end: int, *, has_remains: bool, proofs: DurabilityProofs) -> int:
         """Make everything from `end` on unreadable, so that no torn record ever comes back."""
         segments = self._log.segments
-        if has_remains and proofs.is_kept:
+        if has_remains and proofs.is_same_boot:
             proofs.doubt()
-        drop_behind(self._disk, self._views, segments, end)
+        drop_segments_from(self._disk, self._views, segments, end)
         if not segments:
             return 0
         active = segments[-1]
@@ -295,7 +297,7 @@ class LogOpening:
         # Read and not mapped: a page that was never written has no room on a full tmpfs.
         remains = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
         cut_bytes = len(remains.rstrip(b"\0"))
-        if cut_bytes and proofs.is_kept:
+        if cut_bytes and proofs.is_same_boot:
             proofs.doubt()
         if cut_bytes or has_remains:
             erase(file, at, active.size)

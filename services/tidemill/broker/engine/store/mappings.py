@@ -78,7 +78,7 @@ class Mappings(dict[str, memoryview]):
         finally:
             file.close()
 
-    def salvaged(self, name: str, begin: int, size: int) -> memoryview:
+    def salvage(self, name: str, begin: int, size: int) -> memoryview:
         """Return `size` bytes, fewer where the file ends; zeros where a page cannot be read."""
         try:
             return self.readable(name, begin, size)[begin : begin + size]

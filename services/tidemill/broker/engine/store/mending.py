@@ -69,13 +69,13 @@ def mend(
                 piece = view[at : min(at + SLICE_BYTES, stop)]
                 file.write_at(begin + at - segment.start, [piece])
                 yield []
-        log.forget_view(segment)
+        log.remap(segment)
         yield [file]
     finally:
         file.close()
 
 
-def proved(log: CommitLog, begin: int, data: bytes) -> bytes:
+def proven_prefix(log: CommitLog, begin: int, data: bytes) -> bytes:
     """Return what of `data` was surely written here too, though nobody knows it to be confirmed.
 
     That is all before a record which stands here as it does there: of two logs with the same record

@@ -56,7 +56,7 @@ class MessageIndex:
             data = hashes[order].tobytes() + offsets[order].tobytes()
             yield EncodedBlock(0, 0, 0, end - begin, data)
 
-    def take_over(self, file: BlockFile, count: int) -> None:
+    def replace_tail(self, file: BlockFile, count: int) -> None:
         """Answer from `file` what the oldest `count` pairs of the tail answered."""
         self.files.append(file)
         del self.hashes[:count]
@@ -139,7 +139,7 @@ def _find_in_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
     items = file.row(number).items
     try:
         # Its hashes alone: the offsets behind them are wanted of few.
-        data = file.unverified(number, items * _HASH.size)
+        data = file.read_unverified(number, items * _HASH.size)
     except BlockFileDamaged:
         return []  # The file is noted.
     if len(data) < items * _HASH.size:

@@ -76,7 +76,7 @@ class SegmentReader:
         self._views.readable(name, at, header.size)
         return at + header.size
 
-    def verified(self, segment: Segment, log_offset: LogOffset) -> Record:
+    def read_verified(self, segment: Segment, log_offset: LogOffset) -> Record:
         """Return a record, every checksum of which is right. Raises CorruptStore."""
         at = log_offset - segment.start
         view = (
@@ -131,14 +131,14 @@ class SegmentReader:
         rest = segment.end - log_offset
         if rest < HEADER_SIZE:
             return True
-        data = self._views.salvaged(segment.name, segment.size - rest, record.PAD.size)
+        data = self._views.salvage(segment.name, segment.size - rest, record.PAD.size)
         return bool(record.PAD.unpack(data) == (record.PAD_MAGIC, rest))
 
     def _salvaged(self, segment: Segment, at: int) -> memoryview:
         """Return the record at `at`, and of what is none its first bytes; zeros for lost pages."""
         if not self._is_cold(segment.start + at):
             return self._views[segment.name][at:]
-        head = self._views.salvaged(segment.name, at, HEADER_SIZE)
+        head = self._views.salvage(segment.name, at, HEADER_SIZE)
         if len(head) < HEADER_SIZE:
             return head
         fields, room = record.HEADER.unpack_from(head), segment.size - at
@@ -146,17 +146,17 @@ class SegmentReader:
             return head
         # Before its size is believed.
         head_size = max(fields[record.HEAD_SIZE], HEADER_SIZE)
-        head = self._views.salvaged(segment.name, at, head_size)
+        head = self._views.salvage(segment.name, at, head_size)
         offset = LogOffset(segment.start + at)
         header = record.find_head(head, 0, log_offset=offset, room=room)
-        return head if header is None else self._views.salvaged(segment.name, at, header.size)
+        return head if header is None else self._views.salvage(segment.name, at, header.size)
 
     def find_next_head(self, segment: Segment, begin: int, stop: int) -> int:
         """Return where in a segment the next intact head begins; `stop` where there is none."""
         for first in range(begin, stop, SEARCH_BYTES):
             size = min(SEARCH_BYTES + 3, stop - first)
             # The copy is many times faster to search than the view.
-            chunk = bytes(self._views.salvaged(segment.name, first, size))
+            chunk = bytes(self._views.salvage(segment.name, first, size))
             at = chunk.find(record.MAGIC_BYTES)
             while at >= 0:
                 offset = LogOffset(segment.start + first + at)

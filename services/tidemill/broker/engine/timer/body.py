@@ -138,7 +138,7 @@ class TimerBodies:
 
     def is_awaited(self, log_offset: LogOffset) -> bool:
         """Whether a damaged message may come back from another replica; it is asked for then."""
-        return log_offset >= self._log.min_offset and self._log.damage.ask_for(log_offset)
+        return log_offset >= self._log.min_offset and self._log.damage.request(log_offset)
 
     def find_target(self, timer_id: TimerId, entry: TimerEntry) -> SalvagedTimer | None:
         """Return what the head of a damaged record says, None where that is damaged too.

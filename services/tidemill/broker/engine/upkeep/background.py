@@ -122,7 +122,7 @@ class Background:
             if is_time:
                 self._looks_for_room_at_ms = now_ms + ROOM_PERIOD_MS
             return self._choose_room(now_ms)
-        if self._log.wants_preparation and self._may_prepare():
+        if self._log.needs_preparation and self._may_prepare():
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         if self._log.applied_offset is not None:
             return self._choose_following(now_ms, firing_ms=firing_ms)

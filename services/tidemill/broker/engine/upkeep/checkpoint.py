@@ -247,7 +247,7 @@ class Checkpoints:
             from_offset=derived,
             to_offset=begin,
         )
-        index.take_over(file, pair_count)
+        index.replace_tail(file, pair_count)
 
     def _write_snapshot(self, ends: list[tuple[int, int, int, int]], begin: int) -> Steps:
         pops = self._pops

@@ -89,7 +89,7 @@ class Repairs:
 
         What is damaged in the log too is mended first.
         """
-        return not self._store.log.damage.is_any_awaited and self._find() is not None
+        return not self._store.log.damage.has_requests and self._find() is not None
 
     def _find(self) -> BlockFile | None:
         files = self._damaged.values()
@@ -193,7 +193,7 @@ class Repairs:
             yield Hole(LogOffset(begin), log.min_offset)
         asked_to = 0
         for found in log.walk_between(begin, end):
-            if isinstance(found, Hole) and log.damage.ask_for(found.log_offset, found.end):
+            if isinstance(found, Hole) and log.damage.request(found.log_offset, found.end):
                 raise _LogAwaited
             if found.log_offset >= asked_to:
                 log.advise(LogOffset(found.log_offset), READ_AHEAD_BYTES)

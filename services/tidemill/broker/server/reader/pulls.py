@@ -116,7 +116,7 @@ class PullReader:
             queue = _queue(engine, request.topic_id, request.queue_id)
             if request.WhichOneof("place") == "timestamp_ms":
                 return TimeSearch(
-                    engine.store, [queue], request.timestamp_ms, falls=engine.catalog.falls
+                    engine.store, [queue], request.timestamp_ms, falls=engine.catalog.clock_falls
                 )
             return int(queue.min_offset if request.first else queue.max_offset)
 

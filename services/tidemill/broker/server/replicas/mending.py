@@ -163,7 +163,7 @@ class Mender:
         self._syncs = syncs
         self._clock = clock
         self._wake = wake
-        self._log.damage.has_others = True
+        self._log.damage.has_replicas = True
 
     async def run(self) -> None:
         """Mend what can be mended. Raises DiskFailed, which is final."""
@@ -172,14 +172,14 @@ class Mender:
             others = self._others()
             names = None if others is None else others.keys()
             damage.forget_before(self._log.min_offset)
-            question = damage.next_question(names, self._clock.monotonic_ms())
+            question = damage.next_request(names, self._clock.monotonic_ms())
             if damage.has_ended:
                 self._wake()
             if question is None or others is None:
                 await asyncio.sleep(LOOK_S)
                 continue
             answer = await self._ask(question, others)
-            damage.answered(question, answer, self._clock.monotonic_ms())
+            damage.handle_outcome(question, answer, self._clock.monotonic_ms())
 
     def _others(self) -> Mapping[int, str] | None:
         """Return where the other replicas are; None: nobody has said so yet."""

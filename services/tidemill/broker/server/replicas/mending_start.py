@@ -16,7 +16,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.replica.group_log import open_damaged_log
 from tidemill.broker.engine.replication.store_log import find_addresses
-from tidemill.broker.engine.store.mending import ForeignBytes, mend, proved
+from tidemill.broker.engine.store.mending import ForeignBytes, mend, proven_prefix
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.server.replicas.mending import FETCH_BYTES_MAX, NothingThere, fetch_range
@@ -88,7 +88,7 @@ class StartMending:
                         found = await self._ask(address, wanted)
                         if found is None:
                             continue
-                        data = found if is_confirmed else proved(log_, wanted.start, found)
+                        data = found if is_confirmed else proven_prefix(log_, wanted.start, found)
                         if self._mend(log_, disk, wanted, data):
                             log.warning(
                                 "the log was damaged, and is mended from a replica",

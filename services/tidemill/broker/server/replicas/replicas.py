@@ -211,7 +211,7 @@ class Replicas:
             is_slow=self._durability.is_slow,
             writable_epoch=self._writable_epoch(),
             cut=group_log.cut,
-            diverged=self._machine.diverged,
+            diverged=self._machine.diverged_replicas,
         )
 
     def _writable_epoch(self) -> int:
@@ -247,7 +247,7 @@ class Replicas:
             for ticks in count():
                 if self._failure.done():
                     break
-                self._machine.is_slow = self._durability.is_slow
+                self._machine.is_disk_slow = self._durability.is_slow
                 self._do(self._machine.tick)
                 self._tell_damage()
                 self._end_hold()
@@ -274,7 +274,7 @@ class Replicas:
             master, group_log.is_old_held = self._machine.master, False
             if master is not None:
                 group_log.old_bytes_left = OLD_BYTES_A_STEP
-                self._do(self._machine.moved)
+                self._do(self._machine.handle_progress)
             if group_log.is_old_held and master is not None:
                 left_s = 0 if master.sync_state.is_short else min(left_s, OLD_STEP_S)
             await asyncio.wait({self._failure}, timeout=left_s)
@@ -321,14 +321,14 @@ class Replicas:
         self._do(functools.partial(self._machine.learn, view))
         if self.me in view.sss:
             # Its master has seen this run of it catch up, or it was elected as it is.
-            self._do(lambda _now_ms: self._group_log.known_end.trust())
+            self._do(lambda _now_ms: self._group_log.known_end.clear_doubt())
         if view.addresses != self._saved_addresses:
             self._saved_addresses = view.addresses
             self._do(lambda _now_ms: save_addresses(self._group_log.engine.disk, view.addresses))
 
     def refused(self, version: int) -> None:
         """Hear that a proposal against `version` was refused."""
-        self._do(functools.partial(self._machine.refused, version))
+        self._do(functools.partial(self._machine.handle_rejection, version))
 
     def hand_over(self, target: ReplicaId | None) -> bool:
         """Begin a planned transfer; whether there is anybody to hand over to."""
@@ -338,7 +338,7 @@ class Replicas:
 
     def moved(self) -> None:
         """Hear that more of the log is written, or durable."""
-        self._do(self._machine.moved)
+        self._do(self._machine.handle_progress)
         if self._deferred is not None and self._group_log.is_between_rounds:
             view, self._deferred = self._deferred, None
             self.learn(view)
@@ -418,15 +418,15 @@ class Replicas:
 
     def receive_hello(self, number: int, message: Hello) -> None:
         """See StreamReceiver."""
-        self._do(functools.partial(self._machine.hello, number, message))
+        self._do(functools.partial(self._machine.handle_hello, number, message))
 
     def receive_ack(self, number: int, message: Ack) -> None:
         """See StreamReceiver."""
-        self._do(functools.partial(self._machine.ack, number, message))
+        self._do(functools.partial(self._machine.handle_ack, number, message))
 
     def note_dialled(self, number: int) -> None:
         """See StreamReceiver."""
-        self._do(functools.partial(self._machine.dialled, number))
+        self._do(functools.partial(self._machine.handle_connected, number))
 
     def receive(self, number: int, message: ToReplica | LogFloor) -> None:
         """See StreamReceiver."""
@@ -437,8 +437,8 @@ class Replicas:
             self.received_bytes += len(message.data)
         if isinstance(message, Welcome):
             self._group_log.catch_up_at_latest(message.extent.log_end)
-        self._do(functools.partial(self._machine.receive, number, message))
+        self._do(functools.partial(self._machine.handle_message, number, message))
 
     def note_closed(self, number: int | None) -> None:
         """See StreamReceiver."""
-        self._do(functools.partial(self._machine.closed, number))
+        self._do(functools.partial(self._machine.handle_closed, number))
