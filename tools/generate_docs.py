@@ -163,7 +163,7 @@ def field_limits() -> str:
         f"| all others | {limits.OTHER_REQUESTS_BYTES:,} |",
     ]
     rows = [
-        f"| {row.where} | {row.most:,} {row.unit} | {CODES[row.error].rocketmq} | {row.why} |"
+        f"| {row.field} | {row.limit:,} {row.unit} | {CODES[row.error].rocketmq} | {row.reason} |"
         for row in limits.FIELDS
     ]
     table = ["| field | at most | code | why |", "| --- | --- | --- | --- |", *rows]

@@ -32,7 +32,7 @@ from tidemill_pipeline.offsets import Incarnation, Queue, QueueEnds, QueueName
 from tidemill_pipeline.options import Connection, Topics
 
 CALL_S: Final = 30.0  # for an answer that reads no message; a cluster of 1000 queues needs a second
-NAMES_MAX: Final = limits.NAMES.most  # of one call
+NAMES_MAX: Final = limits.NAMES.limit  # of one call
 EVENTS_S: Final = 120.0  # for 64 MiB of a log
 BACKOFF_MS_MAX: Final = 5_000  # of the pause that doubles
 EVENT_LOG_BYTES: Final = 64 << 20  # of the log that one call reads, as the cluster bounds it

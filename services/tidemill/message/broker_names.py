@@ -1,4 +1,4 @@
-"""The names of broker groups, in the order in which people count them, and where they serve."""
+"""Names and addresses of broker groups: rules, and the natural order of names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 from tidemill.common.errors import BadRequest
 
-NAME_CHARS_MAX: Final = 64  # of a broker group: it stands in every handle
-# What is safe in a path of the API, in a label of a metric and as the name of a folder.
+NAME_CHARS_MAX: Final = 64  # of a broker group; every handle repeats it
+# Safe in a path of the API, in a label of a metric and as the name of a folder.
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 PORT_MAX: Final = 65_535
-HOST_CHARS_MAX: Final = 253  # of a name in DNS
-# A label of DNS has 1 to 63 characters. The underscore is in no host name by the letter, but in
-# those that container networks give.
+HOST_CHARS_MAX: Final = 253  # of a DNS name
+# A DNS label has 1 to 63 characters. Host names do not allow an underscore, but container networks
+# assign names with one.
 HOST_LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 
@@ -25,16 +25,16 @@ def natural_order(name: str) -> list[tuple[str, int]]:
 
 
 def check_name(name: str) -> None:
-    """Raise BadRequest unless this can be the name of a broker group."""
+    """Raise BadRequest unless `name` is a valid name for a broker group."""
     if len(name) > NAME_CHARS_MAX or not NAME.fullmatch(name):
         raise BadRequest(
-            f"{name!r} cannot be the name of a broker group: that has 1 to {NAME_CHARS_MAX}"
-            f" letters, digits, dots, hyphens and underscores, and no dot in front"
+            f"{name!r} is not a valid name of a broker group; use 1 to {NAME_CHARS_MAX}"
+            f" letters, digits, dots, hyphens and underscores, without a dot in front"
         )
 
 
 def check_address(address: str) -> None:
-    """Raise BadRequest unless this can be the address (host:port) of a broker."""
+    """Raise BadRequest unless `address` is a valid address (host:port) of a broker."""
     host, _, port = address.rpartition(":")
     if not host:
         raise BadRequest(f"{address!r} is not an address of the form host:port")
@@ -42,13 +42,13 @@ def check_address(address: str) -> None:
         raise BadRequest(f"the port of {address!r} is not a number from 1 to {PORT_MAX}")
     if not _is_ip(host) and not _is_name(host):
         raise BadRequest(
-            f"the host of {address!r} is neither an IP address nor a name: labels of 1 to 63 "
-            f"letters, digits and hyphens, with a dot between two of them"
+            f"the host of {address!r} is neither an IP address nor a host name; labels have 1 to "
+            f"63 letters, digits and hyphens, with a dot between them"
         )
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether this is an address that leads each machine to itself."""
+    """Return whether `address` leads each machine to itself."""
     host = address.rpartition(":")[0].strip("[]").lower().removesuffix(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -66,5 +66,5 @@ def _is_ip(host: str) -> bool:
 def _is_name(host: str) -> bool:
     if len(host) > HOST_CHARS_MAX:
         return False
-    # A dot at the end says that the name is whole.
+    # A dot at the end marks a complete name.
     return all(HOST_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))

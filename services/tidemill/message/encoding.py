@@ -1,6 +1,6 @@
-"""The way of a message into its stored form: parsed once when it comes in, bytes from then on.
+"""Encoding of a protocol message as a stored message, once, when it arrives.
 
-Who calls this has checked names and sizes (`tidemill.message.rules`).
+The caller has checked names and sizes (`tidemill.message.rules`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tidemill.message.wire import (
 )
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-# Timestamp of the protocol: years 1 to 9999, in seconds of the Unix epoch.
+# Timestamps of the protocol: years 1 to 9999, in seconds of the Unix epoch.
 TIMESTAMP_SECONDS_MIN = -62_135_596_800
 TIMESTAMP_SECONDS_MAX = 253_402_300_799
 
-_KEY_HASHES_MAX = 65_535  # the count is a u16
+_KEY_HASHES_MAX = 65_535  # the count is 16 bits
 
-# Headers of Message.
+# Field headers of Message.
 _USER_PROPERTY = bytes_header(2)
 _BODY = bytes_header(4)
-# Headers of an entry of user_properties.
+# Field headers of an entry of user_properties.
 _ENTRY_KEY = bytes_header(1)
 _ENTRY_VALUE = bytes_header(2)
-# Headers of SystemProperties.
+# Field headers of SystemProperties.
 _TAG = bytes_header(1)
 _KEY = bytes_header(2)
 _MESSAGE_ID = bytes_header(3)
@@ -44,7 +44,7 @@ _BORN_HOST = bytes_header(8)
 _MESSAGE_GROUP = bytes_header(17)
 _TRACE_CONTEXT = bytes_header(18)
 
-# Tags are few and short; one of kilobytes, which is allowed, would only be kept.
+# Tags are few and short. A tag of kilobytes is allowed and would waste the cache.
 _CACHED_CHARS_MAX = 128
 _cached_tag_hash = lru_cache(maxsize=4096)(stored_message.tag_hash)
 
@@ -57,7 +57,7 @@ def _tag_hash(tag: str) -> int:
 
 @lru_cache(maxsize=4096)
 def _text_field(header: bytes, text: str) -> bytes:
-    """Encode a field whose values are few and short: hosts."""
+    """Encode a field with few different and short values: hosts."""
     encoded = text.encode()
     return header + varint(len(encoded)) + encoded
 
@@ -70,8 +70,8 @@ def _kind_fields(encoding: int, message_type: int) -> bytes:
 def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> bytes:
     """Build the stored message of a message whose names and sizes have been checked.
 
-    A message of type DELAY without a delivery timestamp is due in 1970, until somebody who knows
-    its delay says otherwise. Raises IllegalDeliveryTime, BadRequest, PropertiesTooLarge.
+    A message of type DELAY without a delivery timestamp is due in 1970, until code that knows its
+    delay sets the time. Raises IllegalDeliveryTime, BadRequest, PropertiesTooLarge.
     """
     properties = message.system_properties
     message_id = properties.message_id.encode()
@@ -82,7 +82,7 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
     body = message.body
     encoding = properties.body_encoding or v2.IDENTITY
 
-    # The three texts that the engine looks for come first, so that their positions are known.
+    # The three texts that the engine needs come first, so that their positions are known.
     parts = [_MESSAGE_ID, varint(len(message_id)), message_id]
     id_at = position = 1 + len(parts[1])
     position += len(message_id)
@@ -149,7 +149,7 @@ def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> byt
 
 
 def _born(properties: v2.SystemProperties, now_ms: int) -> tuple[int, int]:
-    """Return the born time as sent, or `now_ms` where the client sent none."""
+    """Return the born time of the client, or `now_ms` if the client sent none."""
     if not properties.HasField("born_timestamp"):
         return now_ms // 1000, now_ms % 1000 * 1_000_000
     born = properties.born_timestamp
@@ -162,7 +162,7 @@ def _born(properties: v2.SystemProperties, now_ms: int) -> tuple[int, int]:
 
 
 def _due_at_ms(properties: v2.SystemProperties) -> int:
-    """Return the delivery timestamp in whole milliseconds, never an earlier instant."""
+    """Return the delivery timestamp in milliseconds, rounded up."""
     due = properties.delivery_timestamp
     seconds, nanos = due.seconds, due.nanos
     if not (0 <= seconds <= TIMESTAMP_SECONDS_MAX and 0 <= nanos < 1_000_000_000):

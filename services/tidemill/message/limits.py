@@ -1,12 +1,12 @@
-"""What a request may hold: every field whose size, and every list whose length, a client chooses.
+"""Limits of the fields and lists of a request whose size the client chooses.
 
-One row each, checked where the request is read, before anything is done with what it bounds: before
-a cache, a log line, a command of the link. docs/limits.md is generated from it.
+Each limit is checked where the request is read, before the data reaches a cache, a log line or a
+command of the link. docs/limits.md is generated from this module.
 
     limits.ATTEMPT_ID.check_text(parsed.attempt_id)
     limits.MESSAGES.check_count(len(messages))
 
-How large a request may be as a whole, by its method, is known before it is read at all: `REQUESTS`.
+The size of a whole request per method is checked before it is read: `REQUESTS`.
 """
 
 from __future__ import annotations
@@ -27,249 +27,249 @@ from tidemill.common.errors import (
     RequestError,
 )
 
-_UTF8_BYTES_MAX: Final = 4  # of a character
+_UTF8_BYTES_MAX: Final = 4  # per character
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldLimit:
-    """The most of one thing, and how a request with more of it is refused."""
+    """The limit of one field and the error for a request that exceeds it."""
 
-    what: str  # in the sentence that refuses, at its beginning
-    where: str  # field of the protocol
-    most: int
+    subject: str  # the beginning of the error text
+    field: str  # field of the protocol
+    limit: int
     unit: Literal["bytes", "entries"]
     error: type[RequestError]
-    why: str
+    reason: str
 
     def check_text(self, text: str) -> None:
-        """Raise the error for a text of more bytes."""
-        # The second count is the one that matters; the first is at hand.
-        if len(text) * _UTF8_BYTES_MAX > self.most:
+        """Raise the error if the text has too many bytes."""
+        # Exact counting is slow. Most texts are too short to need it.
+        if len(text) * _UTF8_BYTES_MAX > self.limit:
             self.check_count(len(text.encode()))
 
     def check_count(self, count: int) -> None:
-        """Raise the error for more bytes or entries."""
-        if count > self.most:
-            raise self.error(f"{self.what} has at most {self.most} {self.unit}, not {count}")
+        """Raise the error if there are too many bytes or entries."""
+        if count > self.limit:
+            raise self.error(f"{self.subject} has at most {self.limit} {self.unit}, not {count}")
 
 
 CLIENT_ID: Final = FieldLimit(
-    what="the header x-mq-client-id",
-    where="metadata `x-mq-client-id`",
-    most=255,
+    subject="the header x-mq-client-id",
+    field="metadata `x-mq-client-id`",
+    limit=255,
     unit="bytes",
     error=BadRequest,
-    why="remembered of 100,000 clients; official ones send under 100",
+    reason="kept for 100,000 clients; official clients send under 100",
 )
 NAMESPACE: Final = FieldLimit(
-    what="a resource namespace",
-    where="`Resource.resource_namespace`",
-    most=127,
+    subject="a resource namespace",
+    field="`Resource.resource_namespace`",
+    limit=127,
     unit="bytes",
     error=BadRequest,
-    why="every queue of a route and every message of a receive repeats it",
+    reason="each queue of a route and each received message repeats it",
 )
 ENDPOINTS: Final = FieldLimit(
-    what="an access point",
-    where="`Endpoints.addresses`",
-    most=16,
+    subject="an access point",
+    field="`Endpoints.addresses`",
+    limit=16,
     unit="entries",
     error=IllegalAccessPoint,
-    why="every queue of a route repeats them",
+    reason="each queue of a route repeats them",
 )
 HOST: Final = FieldLimit(
-    what="a host",
-    where="`Address.host`",
-    most=255,
+    subject="a host",
+    field="`Address.host`",
+    limit=255,
     unit="bytes",
     error=IllegalAccessPoint,
-    why="as long as a name of DNS",
+    reason="the longest DNS name",
 )
 HOSTS: Final = FieldLimit(
-    what="the list of hosts of an access point, together,",
-    where="`Endpoints.addresses`",
-    most=640,
+    subject="the hosts of an access point",
+    field="`Endpoints.addresses`",
+    limit=640,
     unit="bytes",
     error=IllegalAccessPoint,
-    why="each of 1,024 queues of a route repeats them; 16 addresses of IPv6",
+    reason="each of 1,024 queues of a route repeats them; fits 16 IPv6 addresses",
 )
 MESSAGES: Final = FieldLimit(
-    what="a request",
-    where="`SendMessageRequest.messages`",
-    most=256,
+    subject="a request",
+    field="`SendMessageRequest.messages`",
+    limit=256,
     unit="entries",
     error=BadRequest,
-    why="they are checked and stored in one turn, some 12 ms",
+    reason="one turn of about 12 ms checks and stores them",
 )
 BODY: Final = FieldLimit(
-    what="a message body",
-    where="`Message.body`",
-    most=4_194_304,
+    subject="a message body",
+    field="`Message.body`",
+    limit=4_194_304,
     unit="bytes",
     error=MessageBodyTooLarge,
-    why="of the protocol; Node.js, C# and Rust receive no more",
+    reason="limit of the protocol; Node.js, C# and Rust clients receive no more",
 )
 MESSAGE_ID: Final = FieldLimit(
-    what="a message id",
-    where="`SystemProperties.message_id`",
-    most=1_024,
+    subject="a message id",
+    field="`SystemProperties.message_id`",
+    limit=1_024,
     unit="bytes",
     error=IllegalMessageId,
-    why="a position in the stored message is 16 bits",
+    reason="positions in the stored message have 16 bits",
 )
 MESSAGE_GROUP: Final = FieldLimit(
-    what="a message group",
-    where="`SystemProperties.message_group`",
-    most=63,
+    subject="a message group",
+    field="`SystemProperties.message_group`",
+    limit=63,
     unit="bytes",
     error=IllegalMessageGroup,
-    why="of the protocol",
+    reason="limit of the protocol",
 )
 KEYS: Final = FieldLimit(
-    what="the list of keys of a message",
-    where="`SystemProperties.keys`",
-    most=128,
+    subject="the list of keys of a message",
+    field="`SystemProperties.keys`",
+    limit=128,
     unit="entries",
     error=PropertiesTooLarge,
-    why="each is an entry of the index",
+    reason="each is an entry of the index",
 )
 USER_PROPERTIES: Final = FieldLimit(
-    what="the user properties of a message",
-    where="`Message.user_properties`",
-    most=128,
+    subject="the user properties of a message",
+    field="`Message.user_properties`",
+    limit=128,
     unit="entries",
     error=PropertiesTooLarge,
-    why="of the protocol",
+    reason="limit of the protocol",
 )
 PROPERTIES: Final = FieldLimit(
-    what="user properties, tag and keys together",
-    where="`Message`",
-    most=16_384,
+    subject="user properties, tag and keys together",
+    field="`Message`",
+    limit=16_384,
     unit="bytes",
     error=PropertiesTooLarge,
-    why="of the protocol",
+    reason="limit of the protocol",
 )
 SYSTEM_PROPERTIES: Final = FieldLimit(
-    what="the system properties of all messages of a request",
-    where="`Message.system_properties`",
-    most=1 << 20,
+    subject="the system properties of all messages of a request",
+    field="`Message.system_properties`",
+    limit=1 << 20,
     unit="bytes",
     error=PropertiesTooLarge,
-    why="parsed they take some ten times that, in the worst case",
+    reason="takes up to ten times as much memory when parsed",
 )
 BORN_HOST: Final = FieldLimit(
-    what="a born host",
-    where="`SystemProperties.born_host`",
-    most=255,
+    subject="a born host",
+    field="`SystemProperties.born_host`",
+    limit=255,
     unit="bytes",
     error=BadRequest,
-    why="its encoding is cached, of 4,096 hosts",
+    reason="the encodings of 4,096 hosts are cached",
 )
 TRACE_CONTEXT: Final = FieldLimit(
-    what="a trace context",
-    where="`SystemProperties.trace_context`",
-    most=4_096,
+    subject="a trace context",
+    field="`SystemProperties.trace_context`",
+    limit=4_096,
     unit="bytes",
     error=PropertiesTooLarge,
-    why="stored and delivered with its message; 55 in W3C's format",
+    reason="stored and delivered with each message; W3C's format has 55",
 )
 ATTEMPT_ID: Final = FieldLimit(
-    what="an attempt id",
-    where="`ReceiveMessageRequest.attempt_id`",
-    most=255,
+    subject="an attempt id",
+    field="`ReceiveMessageRequest.attempt_id`",
+    limit=255,
     unit="bytes",
     error=BadRequest,
-    why="stored with its size in one byte; official clients send a UUID",
+    reason="its stored size has one byte; official clients send a UUID",
 )
 FILTER: Final = FieldLimit(
-    what="a tag filter",
-    where="`FilterExpression.expression`",
-    most=4_096,
+    subject="a tag filter",
+    field="`FilterExpression.expression`",
+    limit=4_096,
     unit="bytes",
     error=IllegalFilter,
-    why="the broker keeps it while the poll waits",
+    reason="the broker keeps it while the poll waits",
 )
 FILTER_TAGS: Final = FieldLimit(
-    what="a tag filter",
-    where="`FilterExpression.expression`",
-    most=128,
+    subject="a tag filter",
+    field="`FilterExpression.expression`",
+    limit=128,
     unit="entries",
     error=IllegalFilter,
-    why="the broker keeps each, some 100 bytes, while the poll waits",
+    reason="the broker keeps about 100 bytes per tag while the poll waits",
 )
 RECEIPT_HANDLE: Final = FieldLimit(
-    what="a receipt handle",
-    where="`receipt_handle`",
-    most=512,
+    subject="a receipt handle",
+    field="`receipt_handle`",
+    limit=512,
     unit="bytes",
     error=InvalidReceiptHandle,
-    why="ours take under 100",
+    reason="handles have under 100 bytes",
 )
 RECALL_HANDLE: Final = FieldLimit(
-    what="a recall handle",
-    where="`RecallMessageRequest.recall_handle`",
-    most=4_096,
+    subject="a recall handle",
+    field="`RecallMessageRequest.recall_handle`",
+    limit=4_096,
     unit="bytes",
     error=BadRequest,
-    why="ours hold a message id",
+    reason="handles contain a message id",
 )
 ACK_ENTRIES: Final = FieldLimit(
-    what="an ack",
-    where="`AckMessageRequest.entries`",
-    most=1_024,
+    subject="an ack",
+    field="`AckMessageRequest.entries`",
+    limit=1_024,
     unit="entries",
     error=BadRequest,
-    why="a frame of the link should not be filled by one; clients send one",
+    reason="one ack must not fill a frame of the link; clients send one entry",
 )
 SETTINGS_ENTRIES: Final = FieldLimit(
-    what="the settings of a client",
-    where="`Publishing.topics`, `Subscription.subscriptions`",
-    most=1_024,
+    subject="the settings of a client",
+    field="`Publishing.topics`, `Subscription.subscriptions`",
+    limit=1_024,
     unit="entries",
     error=BadRequest,
-    why="the answer repeats them",
+    reason="the response repeats them",
 )
 USER_AGENT: Final = FieldLimit(
-    what="a field of a user agent",
-    where="`UA.version`, `UA.platform`, `UA.hostname`",
-    most=1_024,
+    subject="a field of a user agent",
+    field="`UA.version`, `UA.platform`, `UA.hostname`",
+    limit=1_024,
     unit="bytes",
     error=BadRequest,
-    why="the answer repeats them; official clients send under 100",
+    reason="the response repeats them; official clients send under 100",
 )
 
 NAMES: Final = FieldLimit(
-    what="the list of topics, or of consumer groups, of a request",
-    where="`topics`, `groups` of GetQueues and of the listings of `PipelineSource`",
-    most=4_096,
+    subject="the list of topics, or of consumer groups, of a request",
+    field="`topics`, `groups` of GetQueues and of the listings of `PipelineSource`",
+    limit=4_096,
     unit="entries",
     error=BadRequest,
-    why="each page looks all of them up, about a millisecond",
+    reason="each page looks up all names, in about a millisecond",
 )
 TOPIC_PATTERN: Final = FieldLimit(
-    what="a pattern of topics",
-    where="`GetQueuesRequest.topic_pattern`",
-    most=127,
+    subject="a pattern of topics",
+    field="`GetQueuesRequest.topic_pattern`",
+    limit=127,
     unit="bytes",
     error=BadRequest,
-    why="as long as a name; it is compared with that of every topic",
+    reason="the longest topic name; it is compared with every topic name",
 )
 EVENT_TOPICS: Final = FieldLimit(
-    what="the list of topics of which events are read",
-    where="`ReadEventsRequest.topics`",
-    most=1_024,
+    subject="the list of topics of an event read",
+    field="`ReadEventsRequest.topics`",
+    limit=1_024,
     unit="entries",
     error=BadRequest,
-    why="the broker is sent them with each page",
+    reason="each page sends them to the broker",
 )
 EVENT_KINDS: Final = FieldLimit(
-    what="the list of kinds of events",
-    where="`ReadEventsRequest.kinds`",
-    most=1_024,
+    subject="the list of kinds of events",
+    field="`ReadEventsRequest.kinds`",
+    limit=1_024,
     unit="entries",
     error=BadRequest,
-    why="the broker is sent them with each page",
+    reason="each page sends them to the broker",
 )
 
 FIELDS: Final = (
@@ -302,24 +302,24 @@ FIELDS: Final = (
     EVENT_KINDS,
 )
 
-# Bytes of a whole request, inflated; one of more is refused by its first bytes.
-OTHER_REQUESTS_BYTES: Final = 128 << 10  # names, a filter, a handle: a kilobyte or two
+# The size in bytes of a whole request, inflated. A larger one is rejected at its prefix.
+OTHER_REQUESTS_BYTES: Final = 128 << 10  # names, a filter, a handle: one or two kilobytes
 REQUESTS: Final[Mapping[str, int]] = {
     "SendMessage": 16 << 20,  # four of the largest bodies
-    "AckMessage": 512 << 10,  # the most entries
-    # A stack trace that an operator asked for, of a thousand threads. Anything else has 64 KiB
-    # (`outline.check_telemetry`): the most topics with names as long as most, under 4 KiB in fact.
+    "AckMessage": 512 << 10,  # the maximum of entries
+    # A requested stack trace of a thousand threads. Other commands have a limit of 64 KiB
+    # (`outline.check_telemetry`); even the maximum of topics with ordinary names takes 4 KiB.
     "Telemetry": 1 << 20,
 }
-# A telemetry message over its limit is thrown away as it comes, and its stream goes on, up to this
-# size: stack traces of some thousands of threads. A larger one ends the stream.
+# The server discards a telemetry message over its limit while it arrives, and the stream continues.
+# Above this size, which is a stack trace of some thousands of threads, the stream ends.
 TELEMETRY_SKIPPED_BYTES: Final = 4 << 20
 
 
 def request_bytes_max(method: str) -> int:
-    """Return how large a request of a method may be."""
+    """Return the size limit of a request of a method."""
     return REQUESTS.get(method, OTHER_REQUESTS_BYTES)
 
 
-# Of what clients tell of themselves, this much is kept; whatever they tell, they are served.
-TOLD_CHARS_MAX: Final = 64
+# Characters kept of each text by which a client describes itself. Longer texts are cut.
+CLIENT_TEXT_CHARS_MAX: Final = 64

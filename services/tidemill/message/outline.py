@@ -1,8 +1,8 @@
-"""What a request is made of, before it is parsed.
+"""The outline of an unparsed request: its fields and their sizes.
 
-Parsed, two bytes of an empty entry become a hundred. Large requests to send are walked first, by
-the lengths in front of their parts; small ones may as well be parsed and counted then. Exports of
-clients' metrics are walked whatever their size, and never parsed as a whole.
+A parser turns two bytes of an empty entry into a hundred bytes of memory. Therefore the sizes and
+counts of a large send request are checked before it is parsed. Small requests are parsed first and
+then checked. Exports of client metrics are never parsed as a whole.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Final, NamedTuple
 from tidemill.common.errors import BadRequest
 from tidemill.message import limits
 
-SMALL_BYTES: Final = 64 << 10  # parsed it takes 3 MB in the worst case, and as many milliseconds
-_FIELDS_MAX: Final = 512  # of a message or a request: more than all that are counted, and some
-_MESSAGES: Final = 1  # of SendMessageRequest
-_USER_PROPERTIES, _SYSTEM_PROPERTIES = 2, 3  # of Message
-_STACK_TRACE: Final = 3  # of TelemetryCommand
-VARINT: Final = 0  # the wire type of numbers
-LENGTH_DELIMITED: Final = 2  # the wire type of texts, bytes and messages
-_SKIPPED: Final = {1: 8, 5: 4}  # size of fields by their wire type
-_SHIFTS: Final = range(0, 70, 7)  # of the ten bytes that a number has at most
+SMALL_BYTES: Final = 64 << 10  # takes at most 3 MB and 3 ms to parse
+_FIELDS_MAX: Final = 512  # of a message or a request; more than all counted fields together
+_MESSAGES: Final = 1  # field of SendMessageRequest
+_USER_PROPERTIES, _SYSTEM_PROPERTIES = 2, 3  # fields of Message
+_STACK_TRACE: Final = 3  # field of TelemetryCommand
+VARINT: Final = 0  # wire type of numbers
+LENGTH_DELIMITED: Final = 2  # wire type of strings, bytes and messages
+_SKIPPED: Final = {1: 8, 5: 4}  # size of a field by its wire type
+_SHIFTS: Final = range(0, 70, 7)  # of the ten bytes of the longest number
 
 
 class MalformedWire(Exception):
-    """Raised where bytes are no protobuf message."""
+    """The bytes are not a protobuf message."""
 
 
 class WireField(NamedTuple):
-    """A field of a message: its number and wire type, and where its content lies."""
+    """A field of a message: its number, its wire type and the position of its content."""
 
     field: int
-    kind: int
+    wire_type: int
     begin: int
     end: int
-    value: int  # of a VARINT
+    value: int  # of a number
 
 
 def check_send(request: bytes) -> None:
-    """Raise what is wrong with the counts in a SendMessageRequest, if anything is.
+    """Raise the error for a SendMessageRequest with too many entries, if it has too many.
 
-    One that makes no sense is left to the parser.
+    The parser rejects a malformed request.
     """
     if len(request) <= SMALL_BYTES:
         return
@@ -61,10 +61,10 @@ def check_send(request: bytes) -> None:
                 limits.SYSTEM_PROPERTIES.check_count(system_bytes)
 
 
-def check_telemetry(request: bytes, *, is_asked: bool) -> None:
-    """Raise BadRequest for a large TelemetryCommand that is no stack trace somebody asked for.
+def check_telemetry(request: bytes, *, is_requested: bool) -> None:
+    """Raise BadRequest for a large TelemetryCommand, unless it is a requested stack trace.
 
-    Parsed, a stack trace takes what it takes as bytes, however large.
+    A parsed stack trace takes as much memory as its bytes.
     """
     if len(request) <= SMALL_BYTES:
         return
@@ -73,20 +73,20 @@ def check_telemetry(request: bytes, *, is_asked: bool) -> None:
         for field, begin, end in _fields(request, 0, len(request))
         if field == _STACK_TRACE
     )
-    if not is_asked or len(request) - trace_bytes > SMALL_BYTES:
+    if not is_requested or len(request) - trace_bytes > SMALL_BYTES:
         raise BadRequest(
-            f"a telemetry command has at most {SMALL_BYTES} bytes, unless it is a stack trace that"
-            f" was asked for"
+            f"a telemetry command has at most {SMALL_BYTES} bytes, unless it is a requested stack"
+            f" trace"
         )
 
 
 def _fields(wire: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, begin and end of each field with a length, up to what makes no sense."""
+    """Yield number, begin and end of each field with a length; stop at malformed bytes."""
     try:
         for entry_count, entry in enumerate(entries(wire, at, end)):
             if entry_count >= _FIELDS_MAX:
                 raise BadRequest(f"a request or a message has at most {_FIELDS_MAX} fields")
-            if entry.kind == LENGTH_DELIMITED:
+            if entry.wire_type == LENGTH_DELIMITED:
                 yield entry.field, entry.begin, entry.end
     except MalformedWire:
         return
@@ -99,24 +99,24 @@ def entries(wire: bytes, at: int, end: int) -> Iterator[WireField]:
     """
     while at < end:
         tag, begin = _varint(wire, at, end)
-        field, kind = tag >> 3, tag & 7
+        field, wire_type = tag >> 3, tag & 7
         value = 0
-        if kind == LENGTH_DELIMITED:
+        if wire_type == LENGTH_DELIMITED:
             size, begin = _varint(wire, begin, end)
             at = begin + size
-        elif kind == VARINT:
+        elif wire_type == VARINT:
             value, at = _varint(wire, begin, end)
-        elif kind in _SKIPPED:
-            at = begin + _SKIPPED[kind]
+        elif wire_type in _SKIPPED:
+            at = begin + _SKIPPED[wire_type]
         else:
             raise MalformedWire
         if field == 0 or at > end:
             raise MalformedWire
-        yield WireField(field, kind, begin, at, value)
+        yield WireField(field, wire_type, begin, at, value)
 
 
 def _varint(wire: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; raise MalformedWire for one that is cut, or too long."""
+    """Return a number and its end; raise MalformedWire if it is cut or too long."""
     value = 0
     for shift in _SHIFTS:
         if at >= end:

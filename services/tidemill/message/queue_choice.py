@@ -1,4 +1,4 @@
-"""In which queue of its topic a message goes."""
+"""The choice of a queue of its topic for a message."""
 
 from __future__ import annotations
 
@@ -9,45 +9,50 @@ from typing import Protocol
 
 
 class Placement(Protocol):
-    """The first queues of a broker group, in which a topic keeps message groups."""
+    """The first queues of a broker group, which hold message groups of a topic."""
 
     @property
     def broker_group(self) -> str:
-        """Its name."""
+        """The name of the broker group."""
         ...
 
     @property
     def queues(self) -> int:
-        """How many."""
+        """The number of these queues."""
         ...
 
 
 class RoundRobin:
-    """Spreads messages without a group over the queues of their topic."""
+    """A counter that spreads messages without a message group over the queues of their topic."""
 
     def __init__(self) -> None:
         self._turns: Iterator[int] = count()
 
     def choose_queue(self, queues: int) -> int:
-        """Return the queue of the next message of a topic with so many queues."""
+        """Return the queue of the next message of a topic with `queues` queues."""
         return next(self._turns) % queues
 
 
-def queue_of_group(message_group: str, *, queues: int) -> int:
+def queue_of_message_group(message_group: str, *, queues: int) -> int:
     """Return the queue of every message of a message group.
 
-    Invariant: the same answer everywhere and in every release; two would break the group's order.
+    Invariant: every process and every release returns the same queue. Otherwise the message group
+    would lose its order.
     """
     digest = blake2b(message_group.encode(), digest_size=8, person=b"queue").digest()
     return int.from_bytes(digest, "big") % queues
 
 
-def place_of_group(message_group: str, placements: Sequence[Placement]) -> tuple[str, int]:
+def broker_queue_of_message_group(
+    message_group: str, placements: Sequence[Placement]
+) -> tuple[str, int]:
     """Return the broker group and the queue of every message of a message group.
 
-    Invariant: as of `queue_of_group`, and whoever is up.
+    Invariant: as for `queue_of_message_group`. The result does not depend on which brokers are up.
     """
-    queue_id = queue_of_group(message_group, queues=sum([place.queues for place in placements]))
+    queue_id = queue_of_message_group(
+        message_group, queues=sum([place.queues for place in placements])
+    )
     for place in placements:
         if queue_id < place.queues:
             return place.broker_group, queue_id

@@ -1,16 +1,16 @@
-"""The recall handle: what a producer holds of a delayed message, and any process knows again.
+"""The recall handle: identifies a delayed message for its producer, and any proxy can check it.
 
     ┌────────────┬────────────┬──────────────┬───────────────┬────────────────────────┬──────────┐
     │ version u8 │ broker u16 │ timer_id u64 │ due_at_ms i64 │ message id: u16, bytes │ MAC, 16  │
     └────────────┴────────────┴──────────────┴───────────────┴────────────────────────┴──────────┘
 
-URL-safe base64 without padding, of which one text only is accepted for each value. `broker` is a
-check of the broker's name, not the name. The MAC is a keyed hash over all before it and the topic's
-name; the message id's size keeps the two apart. Its key is that of the receipt handles, and its
-personalisation keeps the one kind from passing for the other.
+The text is URL-safe base64 without padding, with one valid text per value. `broker` is a check of
+the broker's name. The MAC is a keyed hash over all bytes before it and the topic name; the size of
+the message id separates the two. Recall and receipt handles share a key. A different
+personalisation prevents the use of one as the other.
 
-`due_at_ms` is when the message was due when the handle was made: a timer that was moved since is
-recalled by it all the same. The broker's state decides about every handle.
+`due_at_ms` is the due time at the creation of the handle. The handle stays valid if the timer is
+moved later. The state of the broker decides about every handle.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from tidemill.common.errors import BadRequest
 
-VERSION = 2  # 1 is the reference's text
+VERSION = 2  # version 1 is the text format of RocketMQ
 SECRET_SIZE = 32  # bytes
-MARK_CHARS = 4  # of version and broker, three bytes
-HANDLE_CHARS_MAX = 2048  # more than one with the longest message id, of 1,024 bytes, has
+MARK_CHARS = 4  # for version and broker, three bytes
+HANDLE_CHARS_MAX = 2048  # enough for the longest message id, of 1,024 bytes
 
 _FIELDS = struct.Struct(">BHQqH")
 _FIELDS_SIZE = 21  # bytes
@@ -35,14 +35,14 @@ assert _FIELDS.size == _FIELDS_SIZE, "recall handles outlive the process that ma
 _MAC_SIZE = 16  # bytes
 
 _TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
-# The standard alphabet's own characters become illegal ones, which strict decoding refuses.
+# Characters of the standard alphabet become illegal ones, which strict decoding rejects.
 _FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
 
-_BROKEN = "the recall handle is none that was given out here"
+_INVALID = "the recall handle was not issued by this cluster"
 
 
 class RecallFields(NamedTuple):
-    """What a recall handle names."""
+    """The fields of a recall handle."""
 
     timer_id: int
     due_at_ms: int
@@ -50,15 +50,15 @@ class RecallFields(NamedTuple):
 
 
 class RecallSigner:
-    """Makes and opens the recall handles of one broker."""
+    """Creates and opens the recall handles of one broker."""
 
     def __init__(self, secret: bytes, broker_name: str) -> None:
         assert len(secret) == SECRET_SIZE, "the handle secret is 32 bytes"
-        # Copied for each handle: setting it up costs as much as the rest.
+        # Copied for each handle, because the setup costs as much as the hash.
         self._keyed = blake2s(key=secret, digest_size=_MAC_SIZE, person=b"recall")
         name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
         self._broker = int.from_bytes(name_hash, "big")
-        # With what its handles begin: version and broker, whole groups of characters.
+        # The first characters of its handles: version and broker.
         self.mark = _encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS]
 
     def sign(self, topic: str, recall: RecallFields) -> str:
@@ -71,17 +71,19 @@ class RecallSigner:
         return _encode(signed + self._mac(signed, topic))
 
     def open(self, text: str, topic: str) -> RecallFields:
-        """Return what `text` names; raise BadRequest unless every character is right."""
+        """Return the fields of `text`; raise BadRequest unless every character is right."""
         decoded = _decode(text)
         signed, mac = decoded[:-_MAC_SIZE], decoded[-_MAC_SIZE:]
         if len(signed) < _FIELDS_SIZE or signed[0] != VERSION:
-            raise BadRequest(_BROKEN)
+            raise BadRequest(_INVALID)
         _, broker, timer_id, due_at_ms, id_size = _FIELDS.unpack_from(signed)
         if broker != self._broker:
             raise BadRequest("the recall handle belongs to another broker")
         if not compare_digest(self._mac(signed, topic), mac):
-            raise BadRequest(f"the recall handle was changed, or is not one of the topic {topic}")
-        assert len(signed) == _FIELDS_SIZE + id_size, "what was signed here is well-formed"
+            raise BadRequest(
+                f"the recall handle was changed or belongs to another topic than {topic}"
+            )
+        assert len(signed) == _FIELDS_SIZE + id_size, "a signed handle is well-formed"
         return RecallFields(timer_id, due_at_ms, signed[_FIELDS_SIZE:].decode())
 
     def _mac(self, signed: bytes, topic: str) -> bytes:
@@ -96,13 +98,13 @@ def _encode(data: bytes) -> str:
 
 def _decode(text: str) -> bytes:
     if not text.isascii() or len(text) > HANDLE_CHARS_MAX:
-        raise BadRequest(_BROKEN)
+        raise BadRequest(_INVALID)
     padded = text.encode("ascii").translate(_FROM_URL_SAFE) + b"=" * (-len(text) % 4)
     try:
         decoded = a2b_base64(padded, strict_mode=True)
     except Base64Error:
-        raise BadRequest(_BROKEN) from None
-    # The bits of the last character that no byte holds could else be anything.
+        raise BadRequest(_INVALID) from None
+    # The last character has bits that no byte uses. They must be zero.
     if _encode(decoded) != text:
-        raise BadRequest(_BROKEN)
+        raise BadRequest(_INVALID)
     return decoded

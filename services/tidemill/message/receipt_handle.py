@@ -1,18 +1,18 @@
-"""The receipt handle: what a client holds of one delivery, and how any proxy knows it again.
+"""The receipt handle: identifies one delivery for its client, and any proxy can check it.
 
     ┌───────────── prefix: 39 bytes as 52 characters ──────────────┐┌─ 3 characters ─┐
     │ version u8 │ broker u16 │ slot u32 │ delivery_id u64 │       ││ index │ check  │
     │ visible_at_ms i64 │ MAC, 16 bytes                            ││  0-31 │ 12 bit │
     └──────────────────────────────────────────────────────────────┘└────────────────┘
 
-URL-safe base64 without padding; both parts are whole groups of characters, so every text has one
-value and every value one text. `broker` is a check of the broker's name, not the name.
+The text is URL-safe base64 without padding. Both parts are whole groups of characters, so each
+value has exactly one text. `broker` is a check of the broker's name.
 
-The messages of one delivery differ only in their index, and one keyed hash serves all of them:
-over the struct, the group's and the topic's name it yields 64 bytes, of which 16 are the MAC and
-the other 48 are a 12-bit check for each of 32 indexes. A changed character is refused; only an
-index exchanged together with a guessed check passes, once in 4096 tries, and then names another
-message of the same delivery to the same group. The broker's state decides about every handle.
+The messages of one delivery differ only in their index, so they share one keyed hash. The hash over
+the struct, the consumer group and the topic name has 64 bytes. 16 bytes are the MAC. The other 48
+are a 12-bit check for each of 32 indexes. A changed character is rejected. A changed index with a
+guessed check passes once in 4096 tries. It then names another message of the same delivery to the
+same consumer group. The state of the broker decides about every handle.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import NamedTuple
 from tidemill.common.errors import InvalidReceiptHandle
 
 VERSION = 1
-INDEX_COUNT_MAX = 32  # messages in one delivery: as many checks as the hash has room for
+INDEX_COUNT_MAX = 32  # messages of one delivery, because the hash has bytes for 32 checks
 SECRET_SIZE = 32  # bytes
-MARK_CHARS = 4  # of version and broker, three bytes
+MARK_CHARS = 4  # for version and broker, three bytes
 
 _FIELDS = struct.Struct(">BHIQq")
 _FIELDS_SIZE = 23  # bytes
@@ -38,20 +38,20 @@ assert _FIELDS.size == _FIELDS_SIZE, "receipt handles outlive the process that m
 _MAC_SIZE = 16  # bytes
 _PREFIX_CHARS = (_FIELDS_SIZE + _MAC_SIZE) * 4 // 3
 HANDLE_CHARS = _PREFIX_CHARS + 3
-_NAMES_SIZE = struct.Struct(">H")  # keeps ("ab", "c") and ("a", "bc") apart
+_NAMES_SIZE = struct.Struct(">H")  # distinguishes ("ab", "c") from ("a", "bc")
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _INDEX_CHARS = [_ALPHABET[index : index + 1] for index in range(INDEX_COUNT_MAX)]
 _INDEXES = {character.decode(): index for index, character in enumerate(_INDEX_CHARS)}
 _TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
-# The standard alphabet's own characters become illegal ones, which strict decoding refuses.
+# Characters of the standard alphabet become illegal ones, which strict decoding rejects.
 _FROM_URL_SAFE = bytes.maketrans(b"-_+/=", b"+/!!!")
 
-_REFUSED = "the receipt handle was not issued to this group for this topic"
+_NOT_ISSUED = "the receipt handle was not issued to this consumer group for this topic"
 
 
 class HandleFields(NamedTuple):
-    """How a receipt handle names one message of one delivery."""
+    """The fields of a receipt handle: one message of one delivery."""
 
     slot: int
     delivery_id: int
@@ -74,40 +74,40 @@ class SignedDelivery:
 
 
 class HandleSigner:
-    """Makes and opens the handles of one broker."""
+    """Creates and opens the receipt handles of one broker."""
 
     def __init__(self, secret: bytes, broker_name: str) -> None:
         assert len(secret) == SECRET_SIZE, "the handle secret is 32 bytes"
         self._keyed = blake2b(key=secret)
         name_hash = blake2b(broker_name.encode(), digest_size=2, person=b"broker").digest()
         self._broker = int.from_bytes(name_hash, "big")
-        # With what its handles begin: version and broker, whole groups of characters.
+        # The first characters of its handles: version and broker.
         self.mark = _encode(_FIELDS.pack(VERSION, self._broker, 0, 0, 0))[:MARK_CHARS].decode()
 
     def sign(
         self, group: str, topic: str, *, slot: int, delivery_id: int, visible_at_ms: int
     ) -> SignedDelivery:
-        """Sign one delivery of `topic` to `group`."""
+        """Sign one delivery of `topic` to the consumer group `group`."""
         fields = _FIELDS.pack(VERSION, self._broker, slot, delivery_id, visible_at_ms)
         digest = self._digest(fields, group, topic)
         return SignedDelivery(_encode(fields + digest[:_MAC_SIZE]), _encode(digest[_MAC_SIZE:]))
 
     def open(self, text: str, group: str, topic: str) -> HandleFields:
-        """Return what `text` names; raise InvalidReceiptHandle unless every character is right."""
+        """Return the fields of `text`; raise InvalidReceiptHandle if any character is wrong."""
         return self.opener(group, topic).open(text)
 
     def opener(self, group: str, topic: str) -> HandleOpener:
-        """Return what opens the handles of one request, mostly of few deliveries."""
+        """Return an opener for the handles of one request, which are mostly of few deliveries."""
         return HandleOpener(self, group, topic)
 
     def open_delivery(self, prefix: bytes, group: str, topic: str) -> tuple[HandleFields, bytes]:
-        """Return what a handle's first part names, with index 0, and the checks of the indexes."""
+        """Return the fields of a handle's prefix, with index 0, and the checks of all indexes."""
         decoded = _decode(prefix)
         fields, mac = decoded[:_FIELDS_SIZE], decoded[_FIELDS_SIZE:]
         version, broker, slot, delivery_id, visible_at_ms = _FIELDS.unpack(fields)
         digest = self._digest(fields, group, topic)
         if not compare_digest(digest[:_MAC_SIZE], mac):
-            raise InvalidReceiptHandle(_REFUSED)
+            raise InvalidReceiptHandle(_NOT_ISSUED)
         if version != VERSION or broker != self._broker:
             raise InvalidReceiptHandle("the receipt handle belongs to another broker")
         return HandleFields(slot, delivery_id, visible_at_ms, 0), _encode(digest[_MAC_SIZE:])
@@ -119,7 +119,7 @@ class HandleSigner:
 
 
 class HandleOpener:
-    """Opens the handles of one request: the part that a delivery's handles share only once."""
+    """Opens the handles of one request; checks the shared part of a delivery only once."""
 
     def __init__(self, signer: HandleSigner, group: str, topic: str) -> None:
         self._signer = signer
@@ -130,9 +130,9 @@ class HandleOpener:
         self._checks = ""
 
     def open(self, text: str) -> HandleFields:
-        """Return what `text` names; raise InvalidReceiptHandle unless every character is right."""
+        """Return the fields of `text`; raise InvalidReceiptHandle if any character is wrong."""
         if len(text) != HANDLE_CHARS or not text.isascii():
-            raise InvalidReceiptHandle(_REFUSED)
+            raise InvalidReceiptHandle(_NOT_ISSUED)
         if text[:_PREFIX_CHARS] != self._prefix:
             prefix = text[:_PREFIX_CHARS]
             self._delivery, checks = self._signer.open_delivery(
@@ -140,9 +140,9 @@ class HandleOpener:
             )
             self._prefix, self._checks = prefix, checks.decode()
         index = _INDEXES.get(text[_PREFIX_CHARS], INDEX_COUNT_MAX)
-        # Beyond the last index there is no check that anything could be like.
+        # An invalid index has no check, so the comparison fails.
         if not compare_digest(self._checks[2 * index : 2 * index + 2], text[_PREFIX_CHARS + 1 :]):
-            raise InvalidReceiptHandle(_REFUSED)
+            raise InvalidReceiptHandle(_NOT_ISSUED)
         slot, delivery_id, visible_at_ms, _ = self._delivery
         return HandleFields(slot, delivery_id, visible_at_ms, index)
 

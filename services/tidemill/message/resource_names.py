@@ -1,6 +1,6 @@
-"""What topics and consumer groups may be called; the proxy and the broker's admin service ask.
+"""Rules for the names of topics and consumer groups, for the proxy and the admin service.
 
-The limits are those of the public protocol, so that an application behaves here as elsewhere.
+The limits are those of the public protocol, so applications behave as with other servers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tidemill.common.errors import IllegalGroup, IllegalTopic
 TOPIC_CHARS_MAX = 127
 GROUP_CHARS_MAX = 120
 
-# Topics that the broker makes for a group; clients may read the second kind.
+# Topics that the broker creates for a consumer group; clients may read dead letters.
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
-# Topics of the broker for itself; nobody else sees them.
+# Internal topics of the broker; clients do not see them.
 TIMER_DEAD_LETTER_TOPIC = f"{DEAD_LETTER_TOPIC_PREFIX}TIMER"  # of delayed messages
 HIDDEN_TOPIC_PREFIX = "%SYS%"
 
@@ -51,13 +51,13 @@ _SYSTEM_GROUPS = frozenset(
         "CID_ONSAPI_OWNER",
         "CID_ONSAPI_PULL",
         "CID_RMQ_SYS_TRANS",
-        "TIMER",  # Its dead-letter topic is that of the timers.
+        "TIMER",  # Its dead-letter topic belongs to the timers.
     ]
 )
 
 
 def check_topic(name: str) -> None:
-    """Raise IllegalTopic unless clients may name a topic so."""
+    """Raise IllegalTopic unless clients may use `name` for a topic."""
     if not name.strip():
         raise IllegalTopic("the topic name is blank")
     if len(name) > TOPIC_CHARS_MAX:
@@ -65,13 +65,13 @@ def check_topic(name: str) -> None:
             f"a topic name has at most {TOPIC_CHARS_MAX} characters, not {len(name)}"
         )
     if not _RESOURCE_NAME.fullmatch(name):
-        raise IllegalTopic("a topic name consists of A-Z a-z 0-9 _ - % |")
+        raise IllegalTopic("a topic name may only contain A-Z a-z 0-9 _ - % |")
     if name in _SYSTEM_NAMES or name.startswith((_SYSTEM_PREFIX, HIDDEN_TOPIC_PREFIX)):
-        raise IllegalTopic(f"the topic name {name} belongs to the system")
+        raise IllegalTopic(f"the topic name {name} is reserved for the system")
 
 
 def check_group(name: str) -> None:
-    """Raise IllegalGroup unless clients may name a consumer group so."""
+    """Raise IllegalGroup unless clients may use `name` for a consumer group."""
     if not name.strip():
         raise IllegalGroup("the consumer group name is blank")
     if len(name) > GROUP_CHARS_MAX:
@@ -79,18 +79,18 @@ def check_group(name: str) -> None:
             f"a consumer group name has at most {GROUP_CHARS_MAX} characters, not {len(name)}"
         )
     if not _RESOURCE_NAME.fullmatch(name):
-        raise IllegalGroup("a consumer group name consists of A-Z a-z 0-9 _ - % |")
+        raise IllegalGroup("a consumer group name may only contain A-Z a-z 0-9 _ - % |")
     if name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIX):
-        raise IllegalGroup(f"the consumer group name {name} belongs to the system")
+        raise IllegalGroup(f"the consumer group name {name} is reserved for the system")
     if name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)):
         raise IllegalGroup(
-            f"a consumer group name does not begin with {RETRY_TOPIC_PREFIX} or"
-            f" {DEAD_LETTER_TOPIC_PREFIX}, as the broker's own topics do"
+            f"a consumer group name must not begin with {RETRY_TOPIC_PREFIX} or"
+            f" {DEAD_LETTER_TOPIC_PREFIX}, which are prefixes of the broker's own topics"
         )
 
 
 def check_own_topic(name: str) -> None:
-    """Raise IllegalTopic unless users may create a topic of that name."""
+    """Raise IllegalTopic unless users may create a topic with this name."""
     check_topic(name)
     if name.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)):
-        raise IllegalTopic("retry and dead-letter topics are made by the broker")
+        raise IllegalTopic("only the broker creates retry and dead-letter topics")

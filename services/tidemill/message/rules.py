@@ -1,6 +1,6 @@
-"""What a message may hold, how large it may be, and which topic takes it.
+"""Rules for the content, the size and the topic of a message.
 
-The limits are those of the public protocol, so that an application behaves here as elsewhere.
+The limits are those of the public protocol, so applications behave as with other servers.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ SERVED_TYPES = frozenset({v2.NORMAL, v2.FIFO, v2.DELAY})
 
 
 def check_message(message: v2.Message) -> None:
-    """Raise what is wrong with the names and sizes in `message`, if anything is."""
+    """Raise the error for invalid names or sizes in `message`, if there are any."""
     properties = message.system_properties
     check_message_id(properties.message_id)
     limits.BORN_HOST.check_text(properties.born_host)
     tag, keys = properties.tag, properties.keys
     limits.KEYS.check_count(len(keys))
-    # An empty tag is no tag.
+    # An empty tag means that there is none.
     if tag:
         check_tag(tag)
     for key in keys:
@@ -74,41 +74,41 @@ def check_message(message: v2.Message) -> None:
 
 
 def check_message_id(message_id: str) -> None:
-    """Raise IllegalMessageId for a blank or huge id; nothing else is asked of it."""
+    """Raise IllegalMessageId for a blank or long id; other ids are valid."""
     if not message_id.strip():
         raise IllegalMessageId("the message id is blank")
     limits.MESSAGE_ID.check_text(message_id)
 
 
 def check_tag(tag: str) -> None:
-    """Raise IllegalTag unless `tag` can be asked for in a filter."""
+    """Raise IllegalTag unless a filter can name `tag`."""
     if not tag.strip():
         raise IllegalTag("the message tag is blank")
     if "|" in tag:
-        raise IllegalTag("a message tag does not contain |, which separates tags in a filter")
+        raise IllegalTag("a message tag must not contain |, which separates tags in a filter")
     if _CONTROL_CHARACTER.search(tag):
-        raise IllegalTag("a message tag does not contain control characters")
+        raise IllegalTag("a message tag must not contain control characters")
 
 
 def check_key(key: str) -> None:
-    """Raise IllegalKey for a blank key or one with control characters."""
+    """Raise IllegalKey for a blank key or control characters."""
     if not key.strip():
         raise IllegalKey("a message key is blank")
     if _CONTROL_CHARACTER.search(key):
-        raise IllegalKey("a message key does not contain control characters")
+        raise IllegalKey("a message key must not contain control characters")
 
 
 def check_message_group(group: str) -> None:
-    """Raise IllegalMessageGroup unless `group` can order messages."""
+    """Raise IllegalMessageGroup for a blank or long name or control characters."""
     if not group.strip():
         raise IllegalMessageGroup("the message group is blank")
     limits.MESSAGE_GROUP.check_text(group)
     if _CONTROL_CHARACTER.search(group):
-        raise IllegalMessageGroup("a message group does not contain control characters")
+        raise IllegalMessageGroup("a message group must not contain control characters")
 
 
 def check_properties(message: v2.Message, tag: str) -> None:
-    """Check the user properties, and their size together with tag and keys."""
+    """Check the user properties and their total size with tag and keys."""
     properties_bytes = len(tag.encode())
     for key in message.system_properties.keys:
         properties_bytes += len(key.encode())
@@ -119,22 +119,22 @@ def check_properties(message: v2.Message, tag: str) -> None:
             if name in RESERVED_PROPERTY_KEYS:
                 raise IllegalPropertyKey(f"the user property {name} is reserved")
             if _CONTROL_CHARACTER.search(name) or _CONTROL_CHARACTER.search(value):
-                raise IllegalPropertyKey("user properties do not contain control characters")
+                raise IllegalPropertyKey("user properties must not contain control characters")
             properties_bytes += len(name.encode()) + len(value.encode())
     limits.PROPERTIES.check_count(properties_bytes)
 
 
 def check_body(body: bytes) -> None:
-    """Check the transported size of a body."""
+    """Check the size of a body as sent."""
     if not body:
         raise MessageBodyEmpty("the message has no body")
     limits.BODY.check_count(len(body))
 
 
 def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
-    """Return the type that the properties of a message give it.
+    """Return the type that the properties of a message imply.
 
-    Raises MessageTypeConflict when they contradict each other, or the type that it declares.
+    Raises MessageTypeConflict if the properties contradict each other or the declared type.
     """
     declared = properties.message_type
     found: list[v2.MessageType.ValueType] = []
@@ -150,38 +150,40 @@ def message_type(properties: v2.SystemProperties) -> v2.MessageType.ValueType:
         found.append(v2.TRANSACTION)
     if len(found) > 1:
         names = " and ".join(v2.MessageType.Name(kind) for kind in found)
-        raise MessageTypeConflict(f"a message is of one type; this one has the marks of {names}")
+        raise MessageTypeConflict(
+            f"a message has one type; the properties of this one imply {names}"
+        )
     derived = found[0] if found else v2.NORMAL
     if declared == derived:
         return derived
     if declared not in (v2.MESSAGE_TYPE_UNSPECIFIED, derived):
         raise MessageTypeConflict(
-            f"the message declares type {type_name(declared)}, and its properties make it"
+            f"the message declares type {type_name(declared)}, and its properties imply"
             f" {type_name(derived)}"
         )
     return derived
 
 
 def accepted_types(topic_type: link_pb2.TopicType.ValueType) -> list[v2.MessageType.ValueType]:
-    """Return the message types that a topic of this type takes."""
+    """Return the message types that a topic of this type accepts."""
     return _ACCEPTED_TYPES[topic_type]
 
 
 def check_type(
     kind: v2.MessageType.ValueType, topic: str, topic_type: link_pb2.TopicType.ValueType
 ) -> None:
-    """Raise MessageTypeConflict or NotBuilt unless `topic` takes messages of this type."""
+    """Raise MessageTypeConflict or NotBuilt unless `topic` accepts messages of this type."""
     if kind not in accepted_types(topic_type):
         accepted = ", ".join(type_name(accepted) for accepted in accepted_types(topic_type))
-        text = f"the topic {topic} takes messages of type {accepted}, not {type_name(kind)}"
+        text = f"the topic {topic} accepts messages of type {accepted}, not {type_name(kind)}"
         if kind in accepted_types(link_pb2.TOPIC_TYPE_MIXED):
-            text += f"; `tidemill topic create {topic} --type MIXED` lets it take both"
+            text += f"; to accept both, run `tidemill topic create {topic} --type MIXED`"
         raise MessageTypeConflict(text)
     if kind not in SERVED_TYPES:
         raise NotBuilt(f"messages of type {type_name(kind)} are not served yet")
 
 
 def type_name(kind: v2.MessageType.ValueType) -> str:
-    """Return how a message type is shown."""
-    # A newer client may declare a type that has no name here.
+    """Return the name of a message type for people."""
+    # A newer client may declare an unknown type.
     return v2.MessageType.Name(kind) if kind in v2.MessageType.values() else str(kind)

@@ -1,8 +1,8 @@
-"""What is left of a damaged stored message: its properties, as far as they check, and no body.
+"""Salvage of a damaged stored message: the properties that pass their checks, and no body.
 
-Nothing says which of its bytes are damaged. The message id, the tag and the keys have hashes beside
-them; user properties are taken when they are well formed. Consumers parse what is made here, so
-bytes that nobody can vouch for are in none of it.
+The position of the damage is unknown. Message id, tag and keys have hashes beside them. User
+properties are accepted if they are well-formed. Consumers parse the result, so it contains no byte
+without a check.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tidemill.message.wire import (
 )
 
 _IDENTITY, _NORMAL, _MD5 = 1, 1, 2  # numbers of the protocol's Encoding, MessageType, DigestType
-_TYPES = range(1, 5)  # what clients send; TRANSACTION is the last
+_TYPES = range(1, 5)  # of clients; TRANSACTION is the last
 _BORN_AT_MS_MAX = 253_402_300_799_999  # the end of the year 9999
-_USER_PROPERTY = 2  # a field of Message
+_USER_PROPERTY = 2  # field of Message
 _TAG, _KEY, _MESSAGE_ID, _DIGEST, _BODY_ENCODING, _MESSAGE_TYPE, _BORN = range(1, 8)
 _EMPTY_BODY = bytes_header(4) + varint(0)
-_VARINT, _BYTES = 0, 2  # kinds of values
-_FIXED_SIZES = {1: 8, 5: 4}  # by kind
+_VARINT, _BYTES = 0, 2  # wire types
+_FIXED_SIZES = {1: 8, 5: 4}  # size by wire type
 
 
 class SalvagedProperties(NamedTuple):
-    """What checks of a message."""
+    """The properties of a damaged message that pass their checks."""
 
     message_type: int = _NORMAL
     message_id: bytes = b""
@@ -43,7 +43,7 @@ class SalvagedProperties(NamedTuple):
 
 
 def properties_of(blob: bytes | memoryview) -> SalvagedProperties:
-    """Return what checks of a stored message that may be damaged anywhere, or none at all."""
+    """Return the intact properties of a damaged stored message, perhaps none."""
     try:
         fields = stored_message.decode(blob)
     except ValueError:
@@ -55,19 +55,19 @@ def properties_of(blob: bytes | memoryview) -> SalvagedProperties:
     is_known = hashes[: stored_message.KEY_HASH_SIZE] == stored_message.encode_key_hash(
         "id", message_id
     )
-    is_sent = 0 <= fields.born_at_ms <= _BORN_AT_MS_MAX
+    is_valid = 0 <= fields.born_at_ms <= _BORN_AT_MS_MAX
     return SalvagedProperties(
         fields.message_type if fields.message_type in _TYPES else _NORMAL,
         message_id if is_known else b"",
         _tag(system, fields),
         tuple(_keys(system, hashes[stored_message.KEY_HASH_SIZE :])),
         user if _are_user_properties(user) else b"",
-        fields.born_at_ms if is_sent else 0,
+        fields.born_at_ms if is_valid else 0,
     )
 
 
 def encode(properties: SalvagedProperties) -> bytes:
-    """Build the stored message that has these properties and an empty body."""
+    """Build the stored message with these properties and an empty body."""
     kind, message_id, tag, keys, user_wire, born_at_ms = properties
     id_head = bytes_header(_MESSAGE_ID) + varint(len(message_id))
     tag_head = bytes_header(_TAG) + varint(len(tag)) if tag else b""
@@ -124,7 +124,7 @@ def _tag(system: bytes, fields: stored_message.StoredMessage) -> bytes:
 
 
 def _keys(system: bytes, hashes: bytes) -> Iterator[bytes]:
-    """Yield the keys whose hashes are there, up to where the wire is damaged."""
+    """Yield the keys with a matching hash, up to the first damaged byte."""
     size = stored_message.KEY_HASH_SIZE
     known = {hashes[at : at + size] for at in range(0, len(hashes), size)}
     try:
@@ -136,7 +136,7 @@ def _keys(system: bytes, hashes: bytes) -> Iterator[bytes]:
 
 
 def _are_user_properties(wire: bytes) -> bool:
-    """Whether `wire` is entries of a key and a value, and nothing else."""
+    """Return whether `wire` consists of entries with a key and a value."""
     try:
         for number, entry in _fields(wire):
             texts = list(_fields(entry))
@@ -150,9 +150,9 @@ def _are_user_properties(wire: bytes) -> bool:
 
 
 def _fields(wire: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, value) of the fields of a message; of a number, an empty value.
+    """Yield (number, value) for each field of a message; the value of a number is empty.
 
-    Raises ValueError where the bytes are none.
+    Raises ValueError if the bytes are not a message.
     """
     at = 0
     while at < len(wire):
@@ -167,15 +167,15 @@ def _fields(wire: bytes) -> Iterator[tuple[int, bytes]]:
         elif kind in _FIXED_SIZES:
             size = _FIXED_SIZES[kind]
         else:
-            raise ValueError(f"no field has kind {kind}")
+            raise ValueError(f"no field has wire type {kind}")
         if at + size > len(wire):
-            raise ValueError("a field ends behind its message")
+            raise ValueError("a field ends after its message")
         yield number, wire[at : at + size] if kind == _BYTES else b""
         at += size
 
 
 def _read_varint(wire: bytes, at: int) -> tuple[int, int]:
-    """Return an integer and where the next thing begins. Raises ValueError."""
+    """Return an integer and its end; raise ValueError."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(wire):

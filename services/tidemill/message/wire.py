@@ -1,13 +1,13 @@
-"""Protobuf's wire format, as far as the hot path writes it by hand.
+"""Protobuf's wire format, for hot paths that write it directly.
 
-A header is the field number times eight plus the kind of value: 0 for a varint, 2 for bytes with
-their length in front. Where a message only passes through, joining bytes costs a third of building
-an object and serialising it.
+A header is the field number times eight plus the wire type: 0 for a varint, 2 for bytes with a
+length. For a message that passes through, joining bytes costs a third of building and serialising
+an object.
 """
 
 from __future__ import annotations
 
-_TWO_BYTES = 1 << 14  # integers below it take two bytes at most: 0.6 MB as a table
+_TWO_BYTES = 1 << 14  # smaller integers take at most two bytes; the table takes 0.6 MB
 _UINT64_MASK = (1 << 64) - 1
 
 
@@ -21,7 +21,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 _VARINTS = [_encode_varint(value) for value in range(_TWO_BYTES)]
-# The low 14 bits of a larger integer: two bytes that say that more follow.
+# The low 14 bits of a larger integer as two bytes that announce more bytes.
 _LOW_BITS = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TWO_BYTES)]
 
 
@@ -56,12 +56,12 @@ def bytes_header(field: int) -> bytes:
 
 
 def varint_field(field: int, value: int) -> bytes:
-    """Encode an integer, enum or bool field, absent where it is 0."""
+    """Encode an integer, enum or bool field; a 0 is omitted."""
     return _VARINT_HEADERS[field] + varint(value) if value else b""
 
 
 def bytes_field(field: int, value: bytes) -> bytes:
-    """Encode a string, bytes or message field, also where it is empty."""
+    """Encode a string, bytes or message field, even if it is empty."""
     return _BYTES_HEADERS[field] + varint(len(value)) + value
 
 
@@ -74,6 +74,6 @@ _NANOS_OF_MS = [varint_field(2, millisecond * 1_000_000) for millisecond in rang
 
 
 def milliseconds(value_ms: int) -> bytes:
-    """Encode the content of a Timestamp or Duration of `value_ms`, which is not negative."""
+    """Encode the content of a Timestamp or Duration of `value_ms`, which must not be negative."""
     seconds, fraction_ms = divmod(value_ms, 1000)
     return varint_field(1, seconds) + _NANOS_OF_MS[fraction_ms]

@@ -1,4 +1,4 @@
-"""Members, views and proposals of a broker group, as values and on the wire."""
+"""Conversion of replica runs, views and proposals to and from wire messages."""
 
 from __future__ import annotations
 

@@ -72,14 +72,14 @@ def test_where_all_names_are_missing_nothing_else_is_asked_for() -> None:
 
 def test_more_names_than_a_request_may_have_reach_no_broker() -> None:
     async def scenario(world: ProxyWorld) -> None:
-        broker, many = Broker(gone=[[]]), ["g"] * (limits.NAMES.most + 1)
+        broker, many = Broker(gone=[[]]), ["g"] * (limits.NAMES.limit + 1)
         async with calls_to(broker) as calls:
             with pytest.raises(BadRequest, match="at most 4096 entries"):
                 await missing(Pages(world.cluster, calls), many)
             queues = Queues(world.cluster, calls)
             for request in (
                 pb.GetQueuesRequest(topics=many),
-                pb.GetQueuesRequest(topic_pattern="*" * (limits.TOPIC_PATTERN.most + 1)),
+                pb.GetQueuesRequest(topic_pattern="*" * (limits.TOPIC_PATTERN.limit + 1)),
             ):
                 with pytest.raises(BadRequest, match="at most"):
                     await anext(queues.get_queues(request, ADDRESS))

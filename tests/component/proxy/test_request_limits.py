@@ -90,9 +90,9 @@ def filtered(count: int) -> service.ReceiveMessageRequest:
 TOPIC = v2.Resource(name="topic")
 MOST = {
     "attempt id": (received(polled(attempt_id="a" * 255)), v2.MESSAGE_NOT_FOUND),
-    "tags": (received(filtered(limits.FILTER_TAGS.most)), v2.MESSAGE_NOT_FOUND),
-    "messages": (sent(*[message()] * limits.MESSAGES.most), v2.OK),
-    "keys": (sent(message(keys=["k"] * limits.KEYS.most)), v2.OK),
+    "tags": (received(filtered(limits.FILTER_TAGS.limit)), v2.MESSAGE_NOT_FOUND),
+    "messages": (sent(*[message()] * limits.MESSAGES.limit), v2.OK),
+    "keys": (sent(message(keys=["k"] * limits.KEYS.limit)), v2.OK),
     "born host": (sent(message(born_host="h" * 255)), v2.OK),
     "group": (alive("g" * 120), v2.OK),
     "client id": (alive("group", "c" * 255), v2.OK),
@@ -103,9 +103,9 @@ MOST = {
 }
 TOO_MUCH = {
     "attempt id": (received(polled(attempt_id="a" * 256)), v2.BAD_REQUEST),
-    "tags": (received(filtered(limits.FILTER_TAGS.most + 1)), v2.ILLEGAL_FILTER_EXPRESSION),
-    "messages": (sent(*[message()] * (limits.MESSAGES.most + 1)), v2.BAD_REQUEST),
-    "keys": (sent(message(keys=["k"] * (limits.KEYS.most + 1))), v2.MESSAGE_PROPERTIES_TOO_LARGE),
+    "tags": (received(filtered(limits.FILTER_TAGS.limit + 1)), v2.ILLEGAL_FILTER_EXPRESSION),
+    "messages": (sent(*[message()] * (limits.MESSAGES.limit + 1)), v2.BAD_REQUEST),
+    "keys": (sent(message(keys=["k"] * (limits.KEYS.limit + 1))), v2.MESSAGE_PROPERTIES_TOO_LARGE),
     "born host": (sent(message(born_host="h" * 256)), v2.BAD_REQUEST),
     "trace context": (sent(message(trace_context="t" * 5_000)), v2.MESSAGE_PROPERTIES_TOO_LARGE),
     "group": (alive("g" * 121), v2.ILLEGAL_CONSUMER_GROUP),

@@ -91,7 +91,7 @@ def test_nobody_is_added_at_an_address_where_nobody_answers() -> None:
         add(cluster, "broker-9", "h9:1")
     with pytest.raises(Conflict, match="is called broker-2, not broker-9"):
         add(cluster, "broker-9", "h2:1")
-    with pytest.raises(BadRequest, match="cannot be the name"):
+    with pytest.raises(BadRequest, match="not a valid name"):
         add(cluster, "bro ker", "h2:1", force=True)
     assert add(cluster, "broker-9", "h9:1", force=True).group.address == "h9:1"
 

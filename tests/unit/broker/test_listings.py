@@ -77,7 +77,7 @@ def test_groups_are_told_by_name_where_they_are_asked_for() -> None:
 
 
 def test_more_names_than_a_request_may_have_are_refused() -> None:
-    many = ["g"] * (limits.NAMES.most + 1)
+    many = ["g"] * (limits.NAMES.limit + 1)
 
     async def scenario(reader: BrokerReader) -> None:
         for asked in (
@@ -112,10 +112,10 @@ def test_a_round_looks_up_a_part_of_many_names() -> None:
         world = RoundWorld()
         known = WatchedNames(world)
         async with asyncio.timeout(30), world.running():
-            names = [f"gone-{n}" for n in range(limits.NAMES.most)]
+            names = [f"gone-{n}" for n in range(limits.NAMES.limit)]
             request = pb.ListProgressRequest(groups=names, skips_missing=True)
             assert (await BrokerReader(world.rounds).ListProgress(request)).missing == names
-        assert sum(known.by_round.values()) == limits.NAMES.most
+        assert sum(known.by_round.values()) == limits.NAMES.limit
         assert max(known.by_round.values()) == NAMES_A_SLICE
 
     asyncio.run(main())

@@ -16,7 +16,7 @@ from tidemill.broker.server.admin.service import ERROR_KEY
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.wire.config_frames import complete_config
 from tidemill.message.encoding import encode_stored
-from tidemill.message.queue_choice import queue_of_group
+from tidemill.message.queue_choice import queue_of_message_group
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
@@ -180,7 +180,7 @@ def test_a_stored_message_goes_to_the_queue_of_its_group_or_round() -> None:
         for n in range(2):
             request = pb.StoreMessageRequest(topic=made.name, blob=stored("a", group="group"))
             reply = await admin.StoreMessage(request)
-            assert reply.queue_id == queue_of_group("group", queues=8)
+            assert reply.queue_id == queue_of_message_group("group", queues=8)
             assert (reply.queue_offset, reply.due_at_ms) == (n, 0)
         request = pb.StoreMessageRequest(topic=made.name, blob=stored("a"))
         queues = [(await admin.StoreMessage(request)).queue_id for _ in range(8)]

@@ -11,11 +11,11 @@ from tidemill.message.outline import SMALL_BYTES, check_send, check_telemetry
 from tidemill.message.wire import bytes_field
 
 
-@pytest.mark.parametrize("limit", limits.FIELDS, ids=lambda limit: limit.where)
+@pytest.mark.parametrize("limit", limits.FIELDS, ids=lambda row: row.field)
 def test_a_limit_takes_what_it_says_and_no_more(limit: FieldLimit) -> None:
-    limit.check_count(limit.most)
-    with pytest.raises(limit.error, match=f"at most {limit.most} {limit.unit}"):
-        limit.check_count(limit.most + 1)
+    limit.check_count(limit.limit)
+    with pytest.raises(limit.error, match=f"at most {limit.limit} {limit.unit}"):
+        limit.check_count(limit.limit + 1)
     assert 40_000 <= CODES[limit.error].rocketmq < 50_000
 
 
@@ -67,10 +67,10 @@ TRACE = bytes_field(3, bytes_field(1, b"nonce") + bytes_field(2, b"x" * (900 << 
 
 def test_a_stack_trace_may_be_large_where_it_was_asked_for() -> None:
     answer = bytes_field(1, b"\x08\x01") + TRACE
-    check_telemetry(answer, is_asked=True)
+    check_telemetry(answer, is_requested=True)
     with pytest.raises(BadRequest):
-        check_telemetry(answer, is_asked=False)
-    check_telemetry(bytes_field(2, bytes(SMALL_BYTES - 4)), is_asked=False)
+        check_telemetry(answer, is_requested=False)
+    check_telemetry(bytes_field(2, bytes(SMALL_BYTES - 4)), is_requested=False)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_a_stack_trace_may_be_large_where_it_was_asked_for() -> None:
 )
 def test_a_large_telemetry_command_of_another_kind_is_refused(large: bytes) -> None:
     with pytest.raises(BadRequest):
-        check_telemetry(large, is_asked=True)
+        check_telemetry(large, is_requested=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.message.queue_choice import RoundRobin, place_of_group, queue_of_group
+from tidemill.message.queue_choice import (
+    RoundRobin,
+    broker_queue_of_message_group,
+    queue_of_message_group,
+)
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
@@ -16,14 +20,23 @@ def test_messages_without_a_group_go_round_the_queues() -> None:
 
 @given(st.text(min_size=1, max_size=63), st.integers(1, 64))
 def test_a_message_group_always_goes_to_the_same_queue(group: str, count: int) -> None:
-    queue = queue_of_group(group, queues=count)
+    queue = queue_of_message_group(group, queues=count)
     assert 0 <= queue < count
-    assert queue_of_group(group, queues=count) == queue
+    assert queue_of_message_group(group, queues=count) == queue
 
 
 def test_the_queue_of_a_message_group_is_the_same_in_every_release() -> None:
     """Golden: another answer would break the order of groups that are under way."""
-    assert [queue_of_group(f"order-{n}", queues=8) for n in range(8)] == [2, 1, 4, 6, 7, 1, 4, 2]
+    assert [queue_of_message_group(f"order-{n}", queues=8) for n in range(8)] == [
+        2,
+        1,
+        4,
+        6,
+        7,
+        1,
+        4,
+        2,
+    ]
 
 
 def test_a_message_group_has_one_place_among_all_queues_of_all_broker_groups() -> None:
@@ -35,5 +48,5 @@ def test_a_message_group_has_one_place_among_all_queues_of_all_broker_groups() -
     ]
     flat = [("a", 0), ("a", 1), ("b", 0), ("c", 0), ("c", 1), ("c", 2)]
     for n in range(100):
-        place = place_of_group(f"order-{n}", placements)
-        assert place == flat[queue_of_group(f"order-{n}", queues=len(flat))]
+        place = broker_queue_of_message_group(f"order-{n}", placements)
+        assert place == flat[queue_of_message_group(f"order-{n}", queues=len(flat))]

@@ -86,7 +86,7 @@ def test_the_handle_of_another_broker_or_secret_is_refused() -> None:
     handle = SIGNER.sign("topic", RecallFields(1, 2, "id"))
     with pytest.raises(BadRequest, match="another broker"):
         RecallSigner(SECRET, "broker-1").open(handle, "topic")
-    with pytest.raises(BadRequest, match="not one of the topic"):
+    with pytest.raises(BadRequest, match="belongs to another topic"):
         RecallSigner(b"k" * 32, "broker-0").open(handle, "topic")
 
 

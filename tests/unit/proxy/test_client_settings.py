@@ -183,9 +183,9 @@ def test_settings_with_illegal_names_are_refused() -> None:
 @pytest.mark.parametrize("field", ["version", "platform", "hostname"])
 def test_a_user_agent_has_a_bound(field: str) -> None:
     settings = producer()
-    setattr(settings.user_agent, field, "a" * limits.USER_AGENT.most)
+    setattr(settings.user_agent, field, "a" * limits.USER_AGENT.limit)
     check_settings(settings)
-    setattr(settings.user_agent, field, "a" * (limits.USER_AGENT.most + 1))
+    setattr(settings.user_agent, field, "a" * (limits.USER_AGENT.limit + 1))
     with pytest.raises(BadRequest):
         check_settings(settings)
 

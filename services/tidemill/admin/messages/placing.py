@@ -19,7 +19,7 @@ from tidemill.common.errors import (
     TooFewInSync,
     TopicNotFound,
 )
-from tidemill.message.queue_choice import place_of_group
+from tidemill.message.queue_choice import broker_queue_of_message_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 # A member has heard of a topic within milliseconds of the home; one that the home cannot reach may
@@ -105,7 +105,7 @@ async def _placed(
     topic = await _find_topic(home, request.topic)
     if topic is None or not topic.placements:
         return home
-    name, request.queue_id = place_of_group(message_group, topic.placements)
+    name, request.queue_id = broker_queue_of_message_group(message_group, topic.placements)
     member = await cluster.member(name)
     if member.is_home:
         return member

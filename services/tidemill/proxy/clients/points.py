@@ -124,7 +124,7 @@ def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[Fou
         if _is_part(entry, _NAME):
             name_end = min(entry.end, entry.begin + NAME_BYTES_MAX + 1)
             name = request[entry.begin : name_end].decode(errors="replace")
-        elif entry.kind == outline.LENGTH_DELIMITED and entry.field in _KINDS:
+        elif entry.wire_type == outline.LENGTH_DELIMITED and entry.field in _KINDS:
             data = entry
     if data is None:
         return
@@ -138,7 +138,7 @@ def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[Fou
         # It stands behind the points: they are walked twice, so that none has to be kept.
         for entry in outline.entries(request, data.begin, data.end):
             yield None
-            if entry.field == _TEMPORALITY and entry.kind == outline.VARINT:
+            if entry.field == _TEMPORALITY and entry.wire_type == outline.VARINT:
                 temporality = entry.value
     for entry in outline.entries(request, data.begin, data.end):
         if _is_part(entry, _POINTS):
@@ -150,7 +150,7 @@ def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[Fou
 
 
 def _is_part(entry: outline.WireField, field_number: int) -> bool:
-    return entry.field == field_number and entry.kind == outline.LENGTH_DELIMITED
+    return entry.field == field_number and entry.wire_type == outline.LENGTH_DELIMITED
 
 
 def parsed(found: Found) -> Any:

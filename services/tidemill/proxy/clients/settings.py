@@ -75,7 +75,7 @@ def producer_settings(
     Clients of the languages in `measured` send metrics to where they have connected.
     """
     answer = _copy(settings, measured)
-    answer.publishing.max_body_size = limits.BODY.most
+    answer.publishing.max_body_size = limits.BODY.limit
     answer.publishing.validate_message_type = True
     # Java and Node.js producers fail on any other kind.
     answer.backoff_policy.CopyFrom(

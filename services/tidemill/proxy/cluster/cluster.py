@@ -25,7 +25,7 @@ from tidemill.common.errors import (
     TopicNotFound,
 )
 from tidemill.common.readiness import PeerStatus
-from tidemill.message.queue_choice import place_of_group, queue_of_group
+from tidemill.message.queue_choice import broker_queue_of_message_group, queue_of_message_group
 from tidemill.message.resource_names import (
     DEAD_LETTER_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -200,9 +200,9 @@ class Cluster:
     def _place_of_group(self, topic: link_pb2.TopicConfig, message_group: str) -> Place:
         """Return the one place of a message group, whoever is up."""
         if not topic.placements:
-            queue_id = queue_of_group(message_group, queues=topic.queues)
+            queue_id = queue_of_message_group(message_group, queues=topic.queues)
             return Place(self.home, topic.id, queue_id)
-        name, queue_id = place_of_group(message_group, topic.placements)
+        name, queue_id = broker_queue_of_message_group(message_group, topic.placements)
         broker = self._members.by_name.get(name)
         if broker is None:
             raise BrokerUnreachable(

@@ -136,12 +136,12 @@ class Call:
     @property
     def language(self) -> str:
         """What the client says of its language, cut; it goes into metrics."""
-        return self.metadata.get(CLIENT_LANGUAGE, "")[: limits.TOLD_CHARS_MAX]
+        return self.metadata.get(CLIENT_LANGUAGE, "")[: limits.CLIENT_TEXT_CHARS_MAX]
 
     @property
     def version(self) -> str:
         """What the client says of its version, cut."""
-        return self.metadata.get(CLIENT_VERSION, "")[: limits.TOLD_CHARS_MAX]
+        return self.metadata.get(CLIENT_VERSION, "")[: limits.CLIENT_TEXT_CHARS_MAX]
 
     def time_remaining_ms(self) -> int | None:
         """Return the time until the client's deadline, or None where it has set none."""

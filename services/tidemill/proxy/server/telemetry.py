@@ -143,7 +143,7 @@ class Telemetry:
         """Check and note what a client announces; None where it announces nothing."""
         try:
             is_asked = self._clients.streams.is_asked(call.client_id)
-            outline.check_telemetry(request, is_asked=is_asked)
+            outline.check_telemetry(request, is_requested=is_asked)
         except RequestError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, error.message) from error
         command = _parse(request)

@@ -10,7 +10,7 @@ from tidemill.broker.server.admin.service import find_topic, in_round
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BadRequest, Forbidden, IllegalOffset, MessageCorrupted
 from tidemill.message import stored_message
-from tidemill.message.queue_choice import RoundRobin, queue_of_group
+from tidemill.message.queue_choice import RoundRobin, queue_of_message_group
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
 from tidemill.message.rules import check_type
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -100,7 +100,7 @@ class MessageAdmin:
         if request.HasField("queue_id"):
             return request.queue_id
         if message_group:
-            return queue_of_group(message_group, queues=topic.queues)
+            return queue_of_message_group(message_group, queues=topic.queues)
         return self._queues.choose_queue(topic.queues)
 
 
