@@ -34,9 +34,9 @@ FUZZ := .venv-fuzz
 SPARK := tests/pipeline
 # The distribution of the data pipeline, with its own locks.
 PIPELINE := services/tidemill_pipeline
-CLIENTS := $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java $(STAMPS)/h2spec $(STAMPS)/helm
+CLIENTS := tool-node tool-go tool-java tool-h2spec tool-helm
 # Who judges dashboards and alerts without Grafana, and without a process of ours.
-JUDGES := $(STAMPS)/grafana $(STAMPS)/promtool
+JUDGES := tool-grafana tool-promtool
 
 # What a step of `setup` does is told on standard error, one line a step; what goes wrong is shown in
 # full. Nothing is told where nothing is to be done.
@@ -46,6 +46,7 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench ci lock clean
+.PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm buf)
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -60,7 +61,7 @@ run: setup ## Start a broker for a laptop in the foreground, data in ./data (DAT
 demo: setup ## Start a broker of its own, show sends, acks, expiry and dead letters, and stop it.
 	@exec $(BIN)/python tools/demo.py
 
-setup-pipeline: $(STAMPS)/prepared ## Install Spark into the virtual environment: 0.7 gigabytes, which nothing but the pipeline needs.
+setup-pipeline: tool-spark ## Install Spark into the virtual environment: 0.7 gigabytes, which nothing but the pipeline needs.
 
 # What needs no process of its own runs on every core; files with real processes, which wait most of
 # their time, four at a time, each by one worker. What ARGS leaves nothing of is no failure.
@@ -87,7 +88,7 @@ heavy: setup setup-pipeline $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills,
 	$(PYTEST) -n 4 --dist loadfile -m heavy $(ARGS)
 
 # Apart: what they build takes longer than they do, or they are many processes for minutes.
-large: setup setup-pipeline $(CLIENTS) $(STAMPS)/rust $(JUDGES) $(STAMPS)/prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
+large: setup setup-pipeline $(CLIENTS) tool-rust $(JUDGES) tool-prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
 
 night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, a thousand seeds, and soak.
@@ -126,7 +127,7 @@ IMAGE ?= tidemill:$(TAG)
 LOAD_IMAGE ?= tidemill-load:$(TAG)
 NAMESPACE ?= tidemill-chaos
 FAULTS ?=
-cluster-test: setup setup-pipeline $(STAMPS)/node $(STAMPS)/go $(STAMPS)/java ## Disturb a release on a cluster under load (IMAGE, FAULTS=name,...), and keep the ledger.
+cluster-test: setup setup-pipeline tool-node tool-go tool-java ## Disturb a release on a cluster under load (IMAGE, FAULTS=name,...), and keep the ledger.
 	tests/chaos/image/make $(LOAD_IMAGE)
 	$(if $(CLUSTER_LOAD),$(CLUSTER_LOAD) $(IMAGE) $(LOAD_IMAGE))
 	$(BIN)/python -m tests.chaos.run --image $(IMAGE) --load-image $(LOAD_IMAGE) --namespace $(NAMESPACE) \
@@ -137,7 +138,7 @@ meta-store-test: setup ## Run what every store of group records passes against t
 	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
 		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
 
-lint: setup $(STAMPS)/helm $(STAMPS)/buf ## Check style, imports, names, prose, commit subjects, protos and the chart.
+lint: setup tool-helm tool-buf ## Check style, imports, names, prose, commit subjects, protos and the chart.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -148,8 +149,13 @@ lint: setup $(STAMPS)/helm $(STAMPS)/buf ## Check style, imports, names, prose, 
 	@! test -x $(HELM)/build/helm || for values in $(CHART)/values*.yaml; do \
 		$(HELM)/build/helm lint --quiet --strict --kube-version 1.33 -f $$values $(CHART) || exit 1; done
 
+# A fresh tree starts with the results of the last tree that passed, as one file that a rename replaces.
+MYPY_RESULTS = $${XDG_CACHE_HOME:-$$HOME/.cache}/tidemill/mypy-$$(cksum < requirements.lock | tr -d ' ').tar
 types: setup ## Check the types, strictly.
+	@test -d .mypy_cache || tar -xf $(MYPY_RESULTS) 2> /dev/null || true
 	$(BIN)/mypy
+	@results=$(MYPY_RESULTS) && mkdir -p "$${results%/*}" && tar -cf "$$results.$$$$" .mypy_cache && \
+		mv "$$results.$$$$" "$$results"
 
 fmt: setup ## Format the code and fix what can be fixed mechanically.
 	$(BIN)/ruff format .
@@ -165,7 +171,7 @@ docs: setup ## Generate docs/configuration.md and the OpenAPI document from the 
 dashboards: setup ## Generate the dashboards and the alerts for a laptop from tools/watching and the chart.
 	$(BIN)/python tools/generate_dashboards.py
 
-charts: setup $(STAMPS)/helm ## Render the chart again into tests/chart/golden, and its schema.
+charts: setup tool-helm ## Render the chart again into tests/chart/golden, and its schema.
 	$(BIN)/python tools/generate_docs.py
 	$(BIN)/python -m tests.chart.render
 
@@ -206,7 +212,7 @@ lock: $(STAMPS)/venv ## Lock the dependencies again, after a change of pyproject
 		--output-file tests/fuzz/requirements.lock --python-version 3.11 --no-header --no-annotate \
 		--generate-hashes
 
-clean: ## Remove what setup made; data stays.
+clean: ## Remove what `make setup` and the tests have made here; data and the cache of tools stay.
 	rm -rf $(VENV) $(FUZZ) services/tidemill/stubs $(NODE)/node_modules $(GO)/build $(JAVA)/target $(RUST)/target \
 		$(H2SPEC)/build $(HELM)/build $(GRAFANA)/node_modules $(BUF)/node_modules $(PROMETHEUS)/build build
 
@@ -238,89 +244,84 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml $(PIPELINE)/pyproject.toml
 	@$(BIN)/python -m compileall -q services
 	@touch $@
 
-# Built here, since PySpark comes as source; with the setuptools of requirements.lock.
-$(STAMPS)/pipeline: $(STAMPS)/package $(PIPELINE)/requirements-tests.lock
-	$(call tell,installing Spark; a minute or two)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --require-hashes \
-		-r $(PIPELINE)/requirements-tests.lock
-	@touch $@
+# The tools of the tests are built once per machine and linked into this tree. These targets are not
+# files: tools/cached_build.py finds out by a hash whether there is anything to do.
+CACHED := $(BIN)/python tools/cached_build.py
 
-# Jobs start without it, too: a Java that keeps no classes is no reason to stop.
-$(STAMPS)/prepared: $(STAMPS)/pipeline
-	@if command -v java > /dev/null; then \
-		echo "setup: having Java keep Spark's classes; a minute" >&2; \
-		mkdir -p build && $(BIN)/tidemill pipeline prepare 2> build/prepare.log || tail -1 build/prepare.log >&2; \
-		touch $@; fi
+# PySpark comes as source; pip builds it with the setuptools of requirements.lock. Its packages follow
+# those of the virtual environment on the path. Java's archive of Spark's classes names the absolute
+# paths of the jars, so it belongs to this cached copy.
+SPARK_LOCK := $(PIPELINE)/requirements-tests.lock
+tool-spark: $(STAMPS)/package
+	@$(CACHED) spark --input $(SPARK_LOCK) --key "$$($(BIN)/python -VV)" --link $(VENV)/spark \
+		'$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		--require-hashes --target "$$OUT" -r $(SPARK_LOCK)'
+	@readlink $(VENV)/spark > $$(echo $(VENV)/lib/python3*/site-packages)/spark.pth
+	@$(CACHED) spark-classes --needs java --skipped "the tests of the data pipeline are skipped" \
+		--key "$$(readlink $(VENV)/spark; java -version 2>&1)" --link $(VENV)/share/tidemill \
+		'rm -rf $(VENV)/share/tidemill; $(BIN)/tidemill pipeline prepare; mv $(VENV)/share/tidemill/*.jsa "$$OUT"' \
+		|| echo "setup: Spark starts without an archive of classes, which takes longer" >&2
 
-# Each official client is one more witness of the protocol; where the tool of one is missing, its
-# tests are skipped.
-$(STAMPS)/node: $(STAMPS)/venv $(NODE)/package-lock.json
-	@if command -v npm > /dev/null; \
-		then (cd $(NODE) && npm ci --silent --no-audit --no-fund) && touch $@; \
-		else echo "npm is missing: the tests of the Node.js client are skipped"; fi
+# The official clients. Where the program of one is missing, its tests are skipped.
+tool-node: $(STAMPS)/venv
+	@$(CACHED) node --needs npm --skipped "the tests of the Node.js client are skipped" \
+		--input $(NODE)/package.json $(NODE)/package-lock.json --link $(NODE)/node_modules=node_modules \
+		'cp $(NODE)/package*.json "$$OUT" && cd "$$OUT" && npm ci --silent --no-audit --no-fund'
 
-$(STAMPS)/go: $(STAMPS)/venv $(GO)/go.mod $(GO)/go.sum $(wildcard $(GO)/*.go)
-	@if command -v go > /dev/null; \
-		then told=$$(cd $(GO) && go build -buildvcs=false -o build/scenarios . 2>&1) || \
-			{ echo "$$told" >&2; exit 1; }; touch $@; \
-		else echo "go is missing: the tests of the Go client are skipped"; fi
+tool-go: $(STAMPS)/venv
+	@$(CACHED) go --needs go --skipped "the tests of the Go client are skipped" \
+		--input $(GO)/go.mod $(GO)/go.sum $(wildcard $(GO)/*.go) --link $(GO)/build \
+		'cd $(GO) && go build -buildvcs=false -o "$$OUT/scenarios" .'
 
-# Only of `make large`: it compiles 250 packages, two minutes of a core.
-$(STAMPS)/rust: $(STAMPS)/venv $(RUST)/Cargo.toml $(RUST)/Cargo.lock $(wildcard $(RUST)/src/*.rs)
-	@if command -v cargo > /dev/null; \
-		then told=$$(cd $(RUST) && cargo build --locked --quiet 2>&1) || \
-			{ echo "$$told" >&2; exit 1; }; touch $@; \
-		else echo "cargo is missing: the tests of the Rust client are skipped"; fi
+tool-java: $(STAMPS)/venv
+	@$(CACHED) java --needs mvn --skipped "the tests of the Java client are skipped" \
+		--input $(JAVA)/pom.xml $(wildcard $(JAVA)/src/*.java) --link $(JAVA)/target=target \
+		'cp -R $(JAVA)/pom.xml $(JAVA)/src "$$OUT" && mvn -q -B -f "$$OUT" compile'
 
-# What judges our transport from outside: h2spec and grpcurl.
-$(STAMPS)/h2spec: $(STAMPS)/venv $(H2SPEC)/go.mod $(H2SPEC)/go.sum
-	@if command -v go > /dev/null; \
-		then told=$$(cd $(H2SPEC) && go build -buildvcs=false -o build/ \
-			github.com/summerwind/h2spec/cmd/h2spec \
-			github.com/fullstorydev/grpcurl/cmd/grpcurl 2>&1) || \
-			{ echo "$$told" >&2; exit 1; }; touch $@; \
-		else echo "go is missing: nobody else judges our transport"; fi
+# For `make large` only: Cargo compiles 250 packages, two minutes of a core. They stay in $CACHE/cargo.
+tool-rust: $(STAMPS)/venv
+	@$(CACHED) rust --needs cargo --skipped "the tests of the Rust client are skipped" \
+		--input $(RUST)/Cargo.toml $(RUST)/Cargo.lock $(wildcard $(RUST)/src/*.rs) --link $(RUST)/target \
+		'cd $(RUST) && cargo build --locked --quiet --target-dir "$$CACHE/cargo" && \
+		mkdir "$$OUT/debug" && cp "$$CACHE/cargo/debug/scenarios" "$$OUT/debug"'
 
-# What judges our dashboards: the types that Grafana publishes.
-$(STAMPS)/grafana: $(STAMPS)/venv $(GRAFANA)/package-lock.json
-	@if command -v npm > /dev/null; \
-		then (cd $(GRAFANA) && npm ci --silent --no-audit --no-fund) && touch $@; \
-		else echo "npm is missing: the types of the dashboards are not checked"; fi
+# The independent judges of our HTTP/2 and gRPC.
+tool-h2spec: $(STAMPS)/venv
+	@$(CACHED) h2spec --needs go --skipped "h2spec and grpcurl do not check our transport" \
+		--input $(H2SPEC)/go.mod $(H2SPEC)/go.sum --link $(H2SPEC)/build \
+		'cd $(H2SPEC) && go build -buildvcs=false -o "$$OUT/" github.com/summerwind/h2spec/cmd/h2spec \
+		github.com/fullstorydev/grpcurl/cmd/grpcurl'
 
 # The linter of .proto files.
-$(STAMPS)/buf: $(STAMPS)/venv $(BUF)/package-lock.json
-	@if command -v npm > /dev/null; \
-		then (cd $(BUF) && npm ci --silent --no-audit --no-fund) && touch $@; \
-		else echo "npm is missing: the .proto files are not checked"; fi
+tool-buf: $(STAMPS)/venv
+	@$(CACHED) buf --needs npm --skipped "the .proto files are not checked" \
+		--input $(BUF)/package.json $(BUF)/package-lock.json --link $(BUF)/node_modules=node_modules \
+		'cp $(BUF)/package*.json "$$OUT" && cd "$$OUT" && npm ci --silent --no-audit --no-fund'
 
-# What judges our alerts, and Prometheus itself. Its module is pinned; of the ways to find targets, which
-# would bring the libraries of a dozen clouds, only those are built that need none.
-BUILD_PROMETHEUS = if command -v go > /dev/null; \
-	then told=$$(cd $(PROMETHEUS) && go build -buildvcs=false -trimpath -ldflags "-s -w" \
-		-tags remove_all_sd,enable_dns_sd -o build/ \
-		github.com/prometheus/prometheus/cmd/$(notdir $@) 2>&1) || { echo "$$told" >&2; exit 1; }; touch $@; \
-	else echo "go is missing: nobody judges the alerts"; fi
-$(STAMPS)/promtool $(STAMPS)/prometheus: $(STAMPS)/venv $(PROMETHEUS)/go.mod $(PROMETHEUS)/go.sum
-	$(call tell,building $(notdir $@); minutes when nothing of it is cached)
-	@$(BUILD_PROMETHEUS)
+# The types that Grafana publishes, to check our dashboards.
+tool-grafana: $(STAMPS)/venv
+	@$(CACHED) grafana --needs npm --skipped "the types of the dashboards are not checked" \
+		--input $(GRAFANA)/package.json $(GRAFANA)/package-lock.json \
+		--link $(GRAFANA)/node_modules=node_modules \
+		'cp $(GRAFANA)/package*.json "$$OUT" && cd "$$OUT" && npm ci --silent --no-audit --no-fund'
 
-# What renders the chart, in the version of tests/chart/helm/go.mod; without it no cluster is needed.
-$(STAMPS)/helm: $(STAMPS)/venv $(HELM)/go.mod $(HELM)/go.sum
-	@if command -v go > /dev/null; \
-		then echo "setup: building helm; two minutes" >&2; \
-		told=$$(cd $(HELM) && CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o build/ \
-			helm.sh/helm/v3/cmd/helm 2>&1) || { echo "$$told" >&2; exit 1; }; touch $@; \
-		else echo "go is missing: the chart is not looked at"; fi
+# promtool checks our alerts. Prometheus itself is for `make large`. The tags leave out the service
+# discoveries, which would need the libraries of a dozen clouds.
+tool-promtool tool-prometheus: tool-%: $(STAMPS)/venv
+	@$(CACHED) $* --needs go --skipped "the alerts are not checked" \
+		--input $(PROMETHEUS)/go.mod $(PROMETHEUS)/go.sum --link $(PROMETHEUS)/build/$*=$* \
+		'cd $(PROMETHEUS) && go build -buildvcs=false -trimpath -ldflags "-s -w" \
+		-tags remove_all_sd,enable_dns_sd -o "$$OUT/" github.com/prometheus/prometheus/cmd/$*'
+
+# Renders the chart, without a cluster.
+tool-helm: $(STAMPS)/venv
+	@$(CACHED) helm --needs go --skipped "the chart is not checked" \
+		--input $(HELM)/go.mod $(HELM)/go.sum --link $(HELM)/build \
+		'cd $(HELM) && CGO_ENABLED=0 go build -buildvcs=false -ldflags "-s -w" -o "$$OUT/" \
+		helm.sh/helm/v3/cmd/helm'
 
 # Coverage comes from a library that nothing else needs, so it has an environment of its own.
 $(STAMPS)/fuzz: $(STAMPS)/venv tests/fuzz/requirements.lock
 	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
 	$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/fuzz/requirements.lock
 	@touch $@
-
-# Everything is made anew: a library of an earlier version would stay beside its successor.
-$(STAMPS)/java: $(STAMPS)/venv $(JAVA)/pom.xml $(wildcard $(JAVA)/src/*.java)
-	@if command -v mvn > /dev/null; \
-		then rm -rf $(JAVA)/target; told=$$(mvn -q -B -f $(JAVA) compile 2>&1) || \
-			{ echo "$$told" >&2; exit 1; }; touch $@; \
-		else echo "mvn is missing: the tests of the Java client are skipped"; fi
