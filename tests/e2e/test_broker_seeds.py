@@ -11,9 +11,11 @@ import httpx
 import pytest
 
 from tests.support.processes.processes import broker, standalone
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import BrokerUnreachable
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 TIMEOUT_MS = 5_000
 NOBODY = "127.0.0.1:1"  # where nobody listens
@@ -47,7 +49,11 @@ def members_of(*seeds: str) -> list[tuple[str, str]]:
         brokers = Brokers(seeds, connect, timeout_ms=TIMEOUT_MS)
         async with brokers.running():
             found = [(member.name, member.address) for member in await brokers.members()]
-            assert (await (await brokers.home()).broker_status()).name == found[0][0]
+            assert (
+                await (await brokers.home()).call(
+                    calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest()
+                )
+            ).name == found[0][0]
             return found
 
     return asyncio.run(scenario())

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import ERROR_KEY, BrokerClient, broker_client
 from tidemill.admin.cluster.broker_watch import BrokerWatch
 from tidemill.admin.cluster.controllers import Controllers
@@ -49,7 +50,11 @@ def test_a_call_between_two_attempts_to_connect_waits_for_the_next_one() -> None
             while state != grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
-            call = asyncio.create_task(BrokerClient(channel, timeout_ms=TIMEOUT_MS).config())
+            call = asyncio.create_task(
+                BrokerClient(channel, timeout_ms=TIMEOUT_MS).call(
+                    calls.GET_CONFIG, pb.GetConfigRequest()
+                )
+            )
             server = grpc.aio.server()
             handler = grpc.method_handlers_generic_handler(SERVICE, {"GetConfig": GET_CONFIG})
             server.add_generic_rpc_handlers((handler,))
@@ -67,7 +72,9 @@ def test_a_broker_that_does_not_come_is_called_unreachable() -> None:
     async def scenario(address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             with pytest.raises(BrokerUnreachable):
-                await BrokerClient(channel, timeout_ms=TIMEOUT_MS).config()
+                await BrokerClient(channel, timeout_ms=TIMEOUT_MS).call(
+                    calls.GET_CONFIG, pb.GetConfigRequest()
+                )
 
     with reserved_port() as reserved:
         host, port = reserved.getsockname()
@@ -149,7 +156,11 @@ def test_a_call_of_a_connection_that_is_closed_finds_the_broker_unreachable() ->
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = asyncio.create_task(BrokerClient(channel, timeout_ms=TIMEOUT_MS).config())
+            call = asyncio.create_task(
+                BrokerClient(channel, timeout_ms=TIMEOUT_MS).call(
+                    calls.GET_CONFIG, pb.GetConfigRequest()
+                )
+            )
             await begun.wait()
             await channel.close()
             with pytest.raises(BrokerUnreachable):
@@ -221,7 +232,9 @@ def test_a_send_that_nobody_has_taken_waits_for_the_next_master() -> None:
             masters = MasterAddresses(Controllers(["127.0.0.1:1"]))
             masters.learn(group_led_by(0, [one, other]))
             async with broker_client(one, timeout_ms=TIMEOUT_MS, masters=masters) as client:
-                sending = asyncio.create_task(client.store_message(pb.StoreMessageRequest()))
+                sending = asyncio.create_task(
+                    client.call(calls.STORE_MESSAGE, pb.StoreMessageRequest())
+                )
                 await old.asked.wait()
                 masters.learn(group_led_by(1, [one, other]))
                 assert (await sending).queue_offset == 7
@@ -240,7 +253,7 @@ def test_what_another_replica_would_not_change_is_said_at_once(
             masters = MasterAddresses(Controllers(["127.0.0.1:1"] if has_replicas else []))
             async with broker_client(address, timeout_ms=TIMEOUT_MS, masters=masters) as client:
                 with pytest.raises(UnavailableError, match="not here"):
-                    await client.store_message(pb.StoreMessageRequest())
+                    await client.call(calls.STORE_MESSAGE, pb.StoreMessageRequest())
         assert replica.calls == 1
 
     asyncio.run(scenario())

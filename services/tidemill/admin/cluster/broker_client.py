@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2
 
+from tidemill.admin.cluster import calls
+from tidemill.admin.cluster.calls import BrokerCall, Stubs, UnaryMethod
 from tidemill.common import errors
 from tidemill.message.recall_handle import RecallSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
-from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pipeline
 
 ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
 RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
@@ -38,7 +39,6 @@ log = structlog.get_logger()
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-Unary: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Q, A]"
 
 
 class BrokerClient:
@@ -58,15 +58,15 @@ class BrokerClient:
         self._moved = asyncio.Event()
         self._timeout_s = timeout_ms / 1000
         self._recall_signer: RecallSigner | None = None
-        self._stub: broker_pb2_grpc.BrokerAdminAsyncStub
-        self._reader: broker_pb2_grpc.BrokerReaderAsyncStub
+        self._stubs: Stubs
         self.use(channel)
 
     def use(self, channel: grpc.aio.Channel) -> None:
         """Make the calls that follow on another channel."""
         self._channel = channel
-        self._stub = broker_pb2_grpc.BrokerAdminStub(channel)
-        self._reader = broker_pb2_grpc.BrokerReaderStub(channel)
+        self._stubs = Stubs(
+            broker_pb2_grpc.BrokerAdminStub(channel), broker_pb2_grpc.BrokerReaderStub(channel)
+        )
         self._recall_signer = None
         # Who waits for the channel of before waits for this one now.
         self._moved.set()
@@ -82,167 +82,13 @@ class BrokerClient:
         )
         return answer.status == health_pb2.HealthCheckResponse.SERVING
 
-    async def put_topic(self, request: pb.PutTopicRequest) -> pb.PutTopicReply:
-        """Create or change a topic."""
-        return await self._call(lambda stub: stub.PutTopic, request)
-
-    async def delete_topic(self, request: pb.DeleteTopicRequest) -> pb.DeleteTopicReply:
-        """Delete a topic with its messages."""
-        return await self._call(lambda stub: stub.DeleteTopic, request)
-
-    async def topic_status(self, name: str) -> pb.TopicStatus:
-        """Return a topic and what its queues hold."""
-        request = pb.GetTopicStatusRequest(name=name)
-        return await self._call(lambda stub: stub.GetTopicStatus, request, reads=True)
-
-    async def put_group(self, request: pb.PutGroupRequest) -> pb.PutGroupReply:
-        """Create or change a consumer group."""
-        return await self._call(lambda stub: stub.PutGroup, request)
-
-    async def delete_group(self, request: pb.DeleteGroupRequest) -> pb.DeleteGroupReply:
-        """Delete a consumer group with its progress."""
-        return await self._call(lambda stub: stub.DeleteGroup, request)
-
-    async def group_progress(self, name: str) -> pb.GroupProgress:
-        """Return a group and how far it is, by queue."""
-        request = pb.GetGroupProgressRequest(name=name)
-        return await self._call(lambda stub: stub.GetGroupProgress, request, reads=True)
-
-    async def config(self) -> pb.ConfigUpdate:
-        """Return all topics and groups."""
-        return await self._call(lambda stub: stub.GetConfig, pb.GetConfigRequest(), reads=True)
-
-    async def release_lock(self, request: pb.ReleaseLockRequest) -> pb.QueueLock:
-        """Let the next consumer have what locks a queue of an ordered group."""
-        return await self._call(lambda stub: stub.ReleaseLock, request)
-
-    async def deliveries(self, request: pb.GetDeliveriesRequest) -> pb.GetDeliveriesReply:
-        """Return some of what a group has in flight, those that are out longest first."""
-        return await self._call(lambda stub: stub.GetDeliveries, request, reads=True)
-
-    async def release_deliveries(
-        self, request: pb.ReleaseDeliveriesRequest
-    ) -> pb.ReleaseDeliveriesReply:
-        """Give some of what a group has in flight back at once."""
-        return await self._call(lambda stub: stub.ReleaseDeliveries, request)
-
-    async def forget_pull_offsets(
-        self, request: pb.ForgetPullOffsetsRequest
-    ) -> pb.ForgetPullOffsetsReply:
-        """Forget how far a group has pulled a topic."""
-        return await self._call(lambda stub: stub.ForgetPullOffsets, request)
-
-    async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
-        """Let a group go on from another place of a topic."""
-        return await self._call(lambda stub: stub.ResetOffset, request)
-
-    async def find_messages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
-        """Find messages by id or by key."""
-        return await self._call(lambda stub: stub.FindMessages, request, reads=True)
-
-    async def read_messages(self, request: pb.ReadMessagesRequest) -> pb.ReadMessagesReply:
-        """Return messages of one queue in their order."""
-        return await self._call(lambda stub: stub.ReadMessages, request, reads=True)
-
-    async def read_events(self, request: pipeline.ReadEventsRequest) -> pipeline.ReadEventsReply:
-        """Return a page of what happened to messages."""
-        return await self._call(lambda _: self._reader.ReadEvents, request, reads=True)
-
-    async def list_broker_groups(self, *, with_left: bool) -> pb.BrokerGroupList:
-        """Return the members of the cluster, of those that drain also what is left."""
-        request = pb.ListBrokerGroupsRequest(with_left=with_left)
-        return await self._call(lambda stub: stub.ListBrokerGroups, request, reads=True)
-
-    async def broker_status(self) -> pb.BrokerStatus:
-        """Return what the broker says of itself."""
-        return await self._call(
-            lambda stub: stub.GetBrokerStatus, pb.GetBrokerStatusRequest(), reads=True
-        )
-
-    async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
-        """Add a member, or take one back that drains."""
-        return await self._call(lambda stub: stub.AddBrokerGroup, request)
-
-    async def drain_broker_group(self, request: pb.DrainBrokerGroupRequest) -> pb.BrokerGroup:
-        """Let a member have no more messages."""
-        return await self._call(lambda stub: stub.DrainBrokerGroup, request)
-
-    async def remove_broker_group(self, request: pb.RemoveBrokerGroupRequest) -> pb.BrokerGroup:
-        """Remove a member that drains and is empty."""
-        return await self._call(lambda stub: stub.RemoveBrokerGroup, request)
-
-    async def list_proxies(self) -> pb.ProxyList:
-        """Return the proxies that can be asked through this broker."""
-        return await self._call(lambda stub: stub.ListProxies, pb.ListProxiesRequest(), reads=True)
-
-    async def ask_proxy(self, request: pb.AskProxyRequest) -> pb.ProxyAnswer:
-        """Ask a proxy, which has the time that the request says."""
-        timeout_s = request.timeout_ms / 1000 + self._timeout_s
-        answer = await self._call(lambda stub: stub.AskProxy, request, timeout_s=timeout_s)
-        if answer.error:
-            raise errors.from_wire(answer.error, answer.message)
-        return answer
-
-    async def held(self, client_id: str) -> pb.Held:
-        """Return what the broker has in flight at a client."""
-        return await self._call(
-            lambda stub: stub.GetHeld, pb.GetHeldRequest(client_id=client_id), reads=True
-        )
-
-    async def store_message(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
-        """Store or schedule a message."""
-        return await self._call(lambda stub: stub.StoreMessage, request)
-
-    async def list_timers(self, request: pb.ListTimersRequest) -> pb.ListTimersReply:
-        """Return some pending timers, those due first first."""
-        return await self._call(lambda stub: stub.ListTimers, request, reads=True)
-
-    async def count_timers(self, within_ms: Sequence[int]) -> pb.CountTimersReply:
-        """Count the pending timers of each topic that are due within each of some durations."""
-        return await self._call(
-            lambda stub: stub.CountTimers, pb.CountTimersRequest(within_ms=within_ms), reads=True
-        )
-
-    async def timer(self, timer_id: int) -> pb.Timer:
-        """Return a timer in any state."""
-        return await self._call(
-            lambda stub: stub.GetTimer, pb.GetTimerRequest(timer_id=timer_id), reads=True
-        )
-
-    async def cancel_timer(self, request: pb.CancelTimerRequest) -> pb.Timer:
-        """Cancel a pending timer."""
-        return await self._call(lambda stub: stub.CancelTimer, request)
-
-    async def reschedule_timer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
-        """Let a pending timer be due at another time."""
-        return await self._call(lambda stub: stub.RescheduleTimer, request)
-
-    async def fire_timer(self, request: pb.FireTimerRequest) -> pb.Timer:
-        """Deliver the message of a pending timer now."""
-        return await self._call(lambda stub: stub.FireTimer, request)
-
-    async def recall_signer(self) -> RecallSigner:
-        """Return what signs recall handles; asked for once a connection."""
-        if self._recall_signer is None:
-            config = await self.config()
-            self._recall_signer = RecallSigner(config.handle_secret, config.broker_name)
-        return self._recall_signer
-
-    def reconnected(self) -> None:
-        """Forget what another broker at this address would tell otherwise."""
-        self._recall_signer = None
-
-    async def _call(
-        self,
-        method: Callable[[broker_pb2_grpc.BrokerAdminAsyncStub], Unary[Q, A]],
-        request: Q,
-        *,
-        timeout_s: float | None = None,
-        reads: bool = False,
+    async def call(
+        self, call: BrokerCall[Q, A], request: Q, *, timeout_s: float | None = None
     ) -> A:
-        """Ask once, or while another replica takes over, until one answers or patience ends.
+        """Call the broker and return its reply.
 
-        What may have been done is not asked again, unless it `reads` alone.
+        During a failover, repeat the call until a replica replies or the patience ends. A change
+        that may have been applied is not repeated. Raises the ServiceError that the broker raised.
         """
         loop = asyncio.get_running_loop()
         patience_s = FAILOVER_PATIENCE_S if self._may_move else CONNECT_PATIENCE_S
@@ -251,14 +97,34 @@ class BrokerClient:
             moved = self._moved
             await self._connected(end_s)
             try:
-                return await self._once(method(self._stub), request, timeout_s or self._timeout_s)
+                method = call.method(self._stubs)
+                return await self._once(method, request, timeout_s or self._timeout_s)
             except errors.UnavailableError as error:
                 is_over = loop.time() + AGAIN_S >= end_s
-                if is_over or not self._is_worth_another(error, reads=reads):
+                if is_over or not self._is_worth_another(error, reads=call.is_read):
                     raise
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AGAIN_S):
                     await moved.wait()
+
+    async def ask_proxy(self, request: pb.AskProxyRequest) -> pb.ProxyAnswer:
+        """Send a question to a proxy, which has the time that the request allows."""
+        timeout_s = request.timeout_ms / 1000 + self._timeout_s
+        answer = await self.call(calls.ASK_PROXY, request, timeout_s=timeout_s)
+        if answer.error:
+            raise errors.from_wire(answer.error, answer.message)
+        return answer
+
+    async def recall_signer(self) -> RecallSigner:
+        """Return what signs recall handles; asked for once a connection."""
+        if self._recall_signer is None:
+            config = await self.call(calls.GET_CONFIG, pb.GetConfigRequest())
+            self._recall_signer = RecallSigner(config.handle_secret, config.broker_name)
+        return self._recall_signer
+
+    def reconnected(self) -> None:
+        """Forget what another broker at this address would tell otherwise."""
+        self._recall_signer = None
 
     def _is_worth_another(self, error: errors.UnavailableError, *, reads: bool) -> bool:
         """Whether another replica may do what this one has not done, or not for certain."""
@@ -287,7 +153,7 @@ class BrokerClient:
                             wait.cancel()
                         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _once(self, method: Unary[Q, A], request: Q, timeout_s: float) -> A:
+    async def _once(self, method: UnaryMethod[Q, A], request: Q, timeout_s: float) -> A:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -19,6 +19,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 import grpc
 import structlog
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import BrokerClient
 from tidemill.common.errors import (
     BrokerGroupNotFound,
@@ -186,14 +187,18 @@ class Brokers:
             return await self._list_at(address, client, may_be_alone=len(self._seeds) == 1)
         except Forbidden:
             # It follows another, and says whom.
-            address = (await client.config()).membership.home_address
+            address = (
+                await client.call(calls.GET_CONFIG, pb.GetConfigRequest())
+            ).membership.home_address
             return await self._list_at(address, await self.client_at(address))
 
     async def _list_at(
         self, address: str, home: BrokerClient, *, may_be_alone: bool = True
     ) -> list[Member]:
         """Return the members as the home has them, which is asked at `address`."""
-        listed = await home.list_broker_groups(with_left=False)
+        listed = await home.call(
+            calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_left=False)
+        )
         found = []
         for group in listed.groups:
             if not (group.member.address or may_be_alone):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -22,7 +23,7 @@ class Configuration(NamedTuple):
 async def read_configuration(cluster: Brokers, *, with_system: bool = False) -> Configuration:
     """Return all topics and consumer groups; system topics are each broker group's own."""
     ask = cluster.ask_all if with_system else cluster.ask_home
-    found = await ask(lambda member: member.client.config())
+    found = await ask(lambda member: member.client.call(calls.GET_CONFIG, pb.GetConfigRequest()))
     home = (await cluster.members())[0].name
     configs = [answer.value for answer in found.answers]
     # What the home has told is right; another may have yet to hear that something is gone.

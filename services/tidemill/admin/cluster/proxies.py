@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import BrokerClient
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.common.errors import (
@@ -72,7 +73,9 @@ class ClientPage(NamedTuple):
 
 async def find_proxies(brokers: Brokers) -> Proxies:
     """Ask all brokers for their proxies; each proxy is asked through the first that has it."""
-    told = await brokers.ask_all(lambda member: member.client.list_proxies())
+    told = await brokers.ask_all(
+        lambda member: member.client.call(calls.LIST_PROXIES, pb.ListProxiesRequest())
+    )
     found: dict[bytes, Proxy] = {}
     for broker, reply in told.answers:
         via = (await brokers.member(broker)).client

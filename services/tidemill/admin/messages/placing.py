@@ -10,6 +10,7 @@ from typing import Final
 
 import grpc
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import AWAY, Answer, Brokers, Member
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
@@ -57,7 +58,7 @@ async def _store_at(
     member: Member, request: pb.StoreMessageRequest
 ) -> Answer[pb.StoreMessageReply]:
     try:
-        return Answer(member.name, await member.client.store_message(request))
+        return Answer(member.name, await member.client.call(calls.STORE_MESSAGE, request))
     except AWAY as error:
         raise type(error)(
             f"broker group {member.name}: {error.message}; the message may be stored there or not"
@@ -85,7 +86,9 @@ async def _find_incarnation(member: Member, name: str) -> tuple[int, int] | None
     if not await _is_up(member):
         return None
     try:
-        topic = (await member.client.topic_status(name)).topic
+        topic = (
+            await member.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
+        ).topic
     except (TopicNotFound, *AWAY):
         return None
     return topic.id if member.is_home else topic.home_id, topic.created_at_ms
@@ -112,7 +115,9 @@ async def _placed(
     end_s = time.monotonic() + HEARING_MAX_S
     while time.monotonic() < end_s:
         try:
-            own = await member.client.topic_status(topic.name)
+            own = await member.client.call(
+                calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic.name)
+            )
         except TopicNotFound:
             pass
         except AWAY as error:
@@ -134,8 +139,10 @@ async def _placed(
 async def _find_topic(home: Member, name: str) -> pb.TopicConfig | None:
     """Return a topic, made by this first use where that is allowed; None: the home refuses it."""
     try:
-        return (await home.client.topic_status(name)).topic
+        return (
+            await home.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
+        ).topic
     except TopicNotFound:
-        if not (await home.client.config()).auto_create:
+        if not (await home.client.call(calls.GET_CONFIG, pb.GetConfigRequest())).auto_create:
             return None
-    return (await home.client.put_topic(pb.PutTopicRequest(name=name))).topic
+    return (await home.client.call(calls.PUT_TOPIC, pb.PutTopicRequest(name=name))).topic

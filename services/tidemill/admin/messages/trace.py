@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Answer, Brokers, Member
 from tidemill.admin.json.messages import MessageEvent, MessageTrace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
@@ -58,7 +59,7 @@ async def trace(
             request.until_position, request.log_id = place.end, place.log_id
         else:
             return None
-        return await member.client.read_events(request)
+        return await member.client.call(calls.READ_EVENTS, request)
 
     while True:
         found = await cluster.ask_all(ask)

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import AWAY, Brokers, Member
 from tidemill.admin.cluster.controllers import Controllers
 from tidemill.admin.json.broker_groups import (
@@ -78,7 +79,7 @@ async def add_broker_group(
         planned.address = new.address
         return BrokerGroupChange(dry_run=True, by=caller, group=planned)
     request = pb.AddBrokerGroupRequest(name=name, address=new.address, requested_by=caller)
-    added = await (await cluster.home()).add_broker_group(request)
+    added = await (await cluster.home()).call(calls.ADD_BROKER_GROUP, request)
     if added.member.address != new.address:
         raise Conflict(f"{name} stays at {added.member.address}: it was not moved")
     await cluster.look()
@@ -94,7 +95,7 @@ async def drain_broker_group(
         await _check_home_is_up(cluster)
     else:
         request = pb.DrainBrokerGroupRequest(name=name, requested_by=caller)
-        await (await cluster.home()).drain_broker_group(request)
+        await (await cluster.home()).call(calls.DRAIN_BROKER_GROUP, request)
         await cluster.look()
     group = await _find(cluster, name)
     if dry_run:
@@ -125,7 +126,7 @@ async def remove_broker_group(
         _check_removable(group, force=force)
         return json_of(BrokerGroupChange(dry_run=True, by=caller, group=group))
     request = pb.RemoveBrokerGroupRequest(name=name, requested_by=caller, force=force)
-    removed = await (await cluster.home()).remove_broker_group(request)
+    removed = await (await cluster.home()).call(calls.REMOVE_BROKER_GROUP, request)
     await cluster.look()
     if group is None:
         return None
@@ -154,7 +155,9 @@ async def _check_answers(cluster: Brokers, name: str, address: str, known: Membe
     kept = f"; {name} stays at {known.address}" if known is not None else ""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            status = await (await cluster.client_at(address)).broker_status()
+            status = await (await cluster.client_at(address)).call(
+                calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest()
+            )
     except (TimeoutError, *AWAY) as error:
         raise BrokerGroupUnreachable(
             f"no broker answers at {address}{kept}. Start it first; `tidemill broker-group add"
@@ -194,7 +197,9 @@ async def _all(cluster: Brokers) -> list[BrokerGroup]:
 
     async def ask_home() -> None:
         with contextlib.suppress(*AWAY):
-            answer = await members[0].client.list_broker_groups(with_left=True)
+            answer = await members[0].client.call(
+                calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_left=True)
+            )
             listed.update((group.member.name, group) for group in answer.groups)
 
     statuses, _ = await asyncio.gather(asyncio.gather(*map(_find_status, members)), ask_home())
@@ -207,7 +212,7 @@ async def _all(cluster: Brokers) -> list[BrokerGroup]:
 async def _find_status(member: Member) -> pb.BrokerStatus | None:
     """Return what a broker says of itself; None: it cannot be reached."""
     try:
-        return await member.client.broker_status()
+        return await member.client.call(calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest())
     except AWAY:
         return None
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.cluster.proxies import Client, command_client, find_client, list_clients
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
@@ -63,9 +64,17 @@ async def get_clients(
     if not page.clients and not after:
         # Nobody is one answer, and a name that was misspelt another.
         if group:
-            await cluster.ask_home(lambda member: member.client.group_progress(group))
+            await cluster.ask_home(
+                lambda member: member.client.call(
+                    calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
+                )
+            )
         if topic:
-            await cluster.ask_home(lambda member: member.client.topic_status(topic))
+            await cluster.ask_home(
+                lambda member: member.client.call(
+                    calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
+                )
+            )
     return schemas.ClientList(
         clients=[_show(client_id, client) for client_id, client in page.clients],
         next_page_token=encode_token(page.clients[-1][0]) if page.has_more else None,
@@ -77,7 +86,9 @@ async def get_clients(
 async def get_client(client_id: ClientId, cluster: Cluster) -> schemas.Client:
     """Show a client, and how much it holds."""
     client, unreachable = await find_client(cluster, client_id)
-    held = await cluster.ask_all(lambda member: member.client.held(client_id))
+    held = await cluster.ask_all(
+        lambda member: member.client.call(calls.GET_HELD, pb.GetHeldRequest(client_id=client_id))
+    )
     shown = _show(client_id, client)
     shown.in_flight = sum(reply.in_flight_count for _, reply in held.answers)
     # A broker that is away is away for both questions.
@@ -137,7 +148,7 @@ async def verify_message(
 async def _find_message(cluster: Brokers, topic: str, message_id: str) -> pb.FoundMessage:
     """Return the original of a message, or else any copy of it."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id)
-    found = await cluster.ask_all(lambda member: member.client.find_messages(request))
+    found = await cluster.ask_all(lambda member: member.client.call(calls.FIND_MESSAGES, request))
     copies = [message for _, reply in found.answers for message in reply.messages]
     if copies:
         return min(copies, key=lambda copy: (copy.delivery_attempt, copy.stored_at_ms))

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Query
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Answers, Member
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json import schemas
@@ -56,8 +57,9 @@ async def list_deliveries(
 
     def ask(member: Member) -> Awaitable[pb.GetDeliveriesReply]:
         behind = None if place is None else after(place, member.name)
-        return member.client.deliveries(
-            pb.GetDeliveriesRequest(filter=wanted, page_size=page_size, after=behind)
+        return member.client.call(
+            calls.GET_DELIVERIES,
+            pb.GetDeliveriesRequest(filter=wanted, page_size=page_size, after=behind),
         )
 
     found = await cluster.ask_all(ask)
@@ -104,7 +106,7 @@ async def release_deliveries(
         if (before := left.get(member.name)) is not None:
             request.after.CopyFrom(before.end)
             request.before_id = before.before_id
-        return await member.client.release_deliveries(request)
+        return await member.client.call(calls.RELEASE_DELIVERIES, request)
 
     for _ in range(CALLS_MAX):
         asked: Answers[pb.ReleaseDeliveriesReply] = await cluster.ask_all(ask)

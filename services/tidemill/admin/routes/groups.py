@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers, Member
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
@@ -59,7 +60,7 @@ async def put_group(
         request.exponential.multiplier = policy.multiplier
     if settings.retry is not None and settings.retry.customized is not None:
         request.customized.next_ms.extend(settings.retry.customized.next_ms)
-    reply = await (await cluster.home()).put_group(request)
+    reply = await (await cluster.home()).call(calls.PUT_GROUP, request)
     put = schemas.GroupPut(
         is_new=not reply.HasField("before"), **render.group_of(reply.group).model_dump()
     )
@@ -77,14 +78,22 @@ async def get_progress(group: Name, cluster: Cluster) -> schemas.GroupProgress:
     It is summed over all broker groups that can be reached, and the others are named.
     """
     return render.progress_of(
-        await cluster.ask_all(lambda member: member.client.group_progress(group))
+        await cluster.ask_all(
+            lambda member: member.client.call(
+                calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
+            )
+        )
     )
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
 async def get_group(group: Name, cluster: Cluster) -> schemas.Group:
     """Show a consumer group."""
-    found = await cluster.ask_home(lambda member: member.client.group_progress(group))
+    found = await cluster.ask_home(
+        lambda member: member.client.call(
+            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
+        )
+    )
     return render.group_of(found.answers[0].value.group)
 
 
@@ -119,8 +128,8 @@ async def reset_offset(
     planned.CopyFrom(request)
     planned.dry_run = True
     replies = await cluster.change_all(
-        check=lambda member: member.client.reset_offset(planned),
-        change=lambda member: member.client.reset_offset(request),
+        check=lambda member: member.client.call(calls.RESET_OFFSET, planned),
+        change=lambda member: member.client.call(calls.RESET_OFFSET, request),
     )
     return schemas.OffsetResetDone(
         dry_run=is_dry,
@@ -156,8 +165,8 @@ async def forget_pull_offsets(
         )
 
     replies = await cluster.change_all(
-        check=lambda member: member.client.forget_pull_offsets(request(is_dry=True)),
-        change=lambda member: member.client.forget_pull_offsets(request(is_dry=is_dry)),
+        check=lambda member: member.client.call(calls.FORGET_PULL_OFFSETS, request(is_dry=True)),
+        change=lambda member: member.client.call(calls.FORGET_PULL_OFFSETS, request(is_dry=is_dry)),
     )
     return schemas.PulledForgotten(
         dry_run=is_dry,
@@ -187,10 +196,11 @@ async def release_lock(
     still ack; then its receipt handles are refused.
     """
     member = await _holder_of(cluster, group, release)
-    lock = await member.client.release_lock(
+    lock = await member.client.call(
+        calls.RELEASE_LOCK,
         pb.ReleaseLockRequest(
             group=group, topic=release.topic, queue_id=release.queue, asked_by=caller
-        )
+        ),
     )
     released = render.lock_of(release.topic, release.queue, lock, member.name)
     return schemas.LockReleaseDone(by=caller, group=group, released=released)
@@ -208,9 +218,9 @@ async def delete_group(
     """Delete a consumer group with its progress; its dead letters stay."""
     request = pb.DeleteGroupRequest(name=group, dry_run=dry_run, requested_by=caller)
     if not dry_run:
-        await (await cluster.home()).delete_group(request)
+        await (await cluster.home()).call(calls.DELETE_GROUP, request)
         return None
-    planned = await cluster.ask_all(lambda member: member.client.delete_group(request))
+    planned = await cluster.ask_all(lambda member: member.client.call(calls.DELETE_GROUP, request))
     replies = [reply for _, reply in planned.answers]
     deletion = schemas.GroupDeletion(
         dry_run=True,
@@ -230,7 +240,11 @@ async def _holder_of(cluster: Brokers, group: str, release: schemas.LockRelease)
         return await cluster.member(release.broker)
     if len(members) == 1:
         return members[0]
-    found = await cluster.ask_all(lambda member: member.client.group_progress(group))
+    found = await cluster.ask_all(
+        lambda member: member.client.call(
+            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
+        )
+    )
     locked = [
         broker
         for broker, progress in found.answers

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Answers
 from tidemill.admin.http.door import OTHER_BODY_BYTES_MAX
 from tidemill.admin.json import messages as schemas
@@ -108,7 +109,9 @@ async def find_messages(
     """Find messages by key, the newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
     return _list_of(
-        await cluster.ask_all(lambda member: member.client.find_messages(request)), topic, limit
+        await cluster.ask_all(lambda member: member.client.call(calls.FIND_MESSAGES, request)),
+        topic,
+        limit,
     )
 
 
@@ -119,7 +122,7 @@ async def peek_message(
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
     found = _list_of(
-        await cluster.ask_all(lambda member: member.client.find_messages(request)),
+        await cluster.ask_all(lambda member: member.client.call(calls.FIND_MESSAGES, request)),
         topic,
         COPIES_MAX,
     )
@@ -167,14 +170,15 @@ async def read_messages(
     """
     members = await cluster.members()
     member = members[0] if broker is None else await cluster.member(broker)
-    reply = await member.client.read_messages(
+    reply = await member.client.call(
+        calls.READ_MESSAGES,
         pb.ReadMessagesRequest(
             topic=topic,
             queue_id=queue,
             from_offset=from_offset,
             max_messages=limit,
             max_bytes=max_bytes,
-        )
+        ),
     )
     return schemas.QueueMessages(
         messages=[message_of(m, topic=topic, broker=member.name) for m in reply.messages],

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers, Member
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json import messages as message_schemas
@@ -63,8 +64,8 @@ async def list_timers(
 
     def ask(member: Member) -> Awaitable[pb.ListTimersReply]:
         if place is None:
-            return member.client.list_timers(request)
-        return member.client.list_timers(request_behind(request, place, member.name))
+            return member.client.call(calls.LIST_TIMERS, request)
+        return member.client.call(calls.LIST_TIMERS, request_behind(request, place, member.name))
 
     found = await cluster.ask_all(ask)
     timers, token = merged(found.answers, page_size)
@@ -81,7 +82,10 @@ async def get_timer(
 ) -> message_schemas.Timer:
     """Show a timer, also one that was delivered or cancelled not long ago."""
     member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.timer(timer_id), broker=member.name)
+    return timer_of(
+        await member.client.call(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id)),
+        broker=member.name,
+    )
 
 
 @router.post("/timers/{timer_id}:cancel", response_model_exclude_none=True, dependencies=BODILESS)
@@ -95,7 +99,7 @@ async def cancel_timer(
     """Cancel a timer: its message is never delivered. Doing so again is no error."""
     request = pb.CancelTimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.cancel_timer(request), broker=member.name)
+    return timer_of(await member.client.call(calls.CANCEL_TIMER, request), broker=member.name)
 
 
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
@@ -115,7 +119,7 @@ async def reschedule_timer(
         requested_by=caller,
     )
     member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.reschedule_timer(request), broker=member.name)
+    return timer_of(await member.client.call(calls.RESCHEDULE_TIMER, request), broker=member.name)
 
 
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
@@ -125,7 +129,7 @@ async def fire_timer(
     """Deliver a timer's message now."""
     request = pb.FireTimerRequest(timer_id=timer_id, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
-    return timer_of(await member.client.fire_timer(request), broker=member.name)
+    return timer_of(await member.client.call(calls.FIRE_TIMER, request), broker=member.name)
 
 
 async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> Member:
@@ -138,7 +142,9 @@ async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> Mem
     members = await cluster.members()
     if len(members) == 1:
         return members[0]
-    found = await cluster.ask_all(lambda member: member.client.timer(timer_id))
+    found = await cluster.ask_all(
+        lambda member: member.client.call(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id))
+    )
     names = [name for name, _ in found.answers]
     if len(names) > 1:
         raise Conflict(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
 from tidemill.admin.json import render, schemas
@@ -59,7 +60,7 @@ async def put_topic(
         force=settings.force,
         requested_by=caller,
     )
-    reply = await (await cluster.home()).put_topic(request)
+    reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
     put = schemas.TopicPut(
         is_new=not reply.HasField("before"), **render.topic_of(reply.topic).model_dump()
     )
@@ -71,7 +72,11 @@ async def put_topic(
 @router.get("/topics/{topic}", response_model_exclude_none=True)
 async def get_topic(topic: Name, cluster: Cluster) -> schemas.TopicDetails:
     """Show a topic and what its queues hold, at every broker group that has it."""
-    found = await cluster.ask_all(lambda member: member.client.topic_status(topic))
+    found = await cluster.ask_all(
+        lambda member: member.client.call(
+            calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
+        )
+    )
     return schemas.TopicDetails(
         **render.topic_of(found.answers[0].value.topic).model_dump(),
         queue_status=[
@@ -101,14 +106,14 @@ async def delete_topic(
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
         planned_request = pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller)
         await cluster.change_all(
-            lambda member: member.client.delete_topic(planned_request),
-            lambda member: member.client.delete_topic(request),
+            lambda member: member.client.call(calls.DELETE_TOPIC, planned_request),
+            lambda member: member.client.call(calls.DELETE_TOPIC, request),
         )
         return None
     if not dry_run:
-        await (await cluster.home()).delete_topic(request)
+        await (await cluster.home()).call(calls.DELETE_TOPIC, request)
         return None
-    planned = await cluster.ask_all(lambda member: member.client.delete_topic(request))
+    planned = await cluster.ask_all(lambda member: member.client.call(calls.DELETE_TOPIC, request))
     replies = [reply for _, reply in planned.answers]
     deletion = schemas.TopicDeletion(
         dry_run=True,

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar, final
 
+from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import UNKNOWN, Answers, Brokers, Member
 from tidemill.admin.scaling.demand import Demand, demand_of, topics_begun
 from tidemill.admin.scaling.shared import Shared
@@ -86,7 +87,9 @@ class Demands:
     async def _measure(self, question: Question) -> Demand:
         scheduled = await self._scheduled(question.horizon_s)
         answers = await self._brokers.ask_all(
-            lambda member: member.client.group_progress(question.group)
+            lambda member: member.client.call(
+                calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=question.group)
+            )
         )
         found = dict(_whole(answers).answers)
         begun = {broker: topics_begun(progress) for broker, progress in found.items()}
@@ -114,7 +117,11 @@ class Demands:
         horizons = sorted(self._horizons)
         within_ms = [horizon_s * 1000 for horizon_s in horizons]
         answers = _whole(
-            await self._brokers.ask_all(lambda member: member.client.count_timers(within_ms))
+            await self._brokers.ask_all(
+                lambda member: member.client.call(
+                    calls.COUNT_TIMERS, pb.CountTimersRequest(within_ms=within_ms)
+                )
+            )
         )
         sums: dict[int, Counter[str]] = {horizon_s: Counter() for horizon_s in horizons}
         for _, reply in answers.answers:
@@ -151,7 +158,9 @@ class Demands:
 async def _find_stored_count(member: Member, topic: str) -> int | None:
     """Return how many messages a topic holds at a broker group; None: it has no such topic."""
     try:
-        status: pb.TopicStatus = await member.client.topic_status(topic)
+        status: pb.TopicStatus = await member.client.call(
+            calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
+        )
     except UNKNOWN:
         return None
     return sum(queue.max_offset - queue.min_offset for queue in status.queues)
