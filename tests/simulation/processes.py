@@ -17,7 +17,7 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.metrics import Traffic
-from tidemill.broker.server.link.link import BrokerLinkService
+from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.members.members import FOLLOW, Members
 from tidemill.broker.server.round.durability import Durability

@@ -17,7 +17,8 @@ from tests.support.worlds.memory_engine import NOW_MS, MemoryEngine
 from tidemill.broker.engine.metadata.catalog import ConfigChanges
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.link.commands import COMMANDS
-from tidemill.broker.server.link.link import BrokerLinkService, Link
+from tidemill.broker.server.link.link_service import BrokerLinkService
+from tidemill.broker.server.link.proxy_link import ProxyLink
 from tidemill.broker.server.round.durability import RoundEffect
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.wire.config_frames import group_config, topic_config
@@ -51,7 +52,7 @@ class MemoryRounds:
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
-        self.links: list[Link] = []
+        self.links: list[ProxyLink] = []
         self._polls = LongPolling()
         self.turn = MemoryTurn(engine, self._polls)
 
@@ -78,10 +79,10 @@ class MemoryRounds:
     async def settle(self) -> None:
         pass
 
-    def attach(self, link: Link) -> None:
+    def attach(self, link: ProxyLink) -> None:
         self.links.append(link)
 
-    def detach(self, link: Link) -> None:
+    def detach(self, link: ProxyLink) -> None:
         if link in self.links:
             self.links.remove(link)
 

@@ -11,7 +11,7 @@ from zlib import crc32
 from tests.support.clocks import ManualClock
 from tests.support.worlds.engine_world import World, blob
 from tidemill.broker.metrics import Traffic
-from tidemill.broker.server.link.link import Link
+from tidemill.broker.server.link.proxy_link import ProxyLink
 from tidemill.broker.server.round.durability import ROUNDS_IN_FLIGHT_MAX, Durability
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.round.rounds import Rounds
@@ -53,12 +53,12 @@ class GatedSyncs:
 class Proxy:
     """The other end of a link, which reads all that it is sent at once."""
 
-    def __init__(self, rounds: Rounds, newest: dict[bytes, Link]) -> None:
+    def __init__(self, rounds: Rounds, newest: dict[bytes, ProxyLink]) -> None:
         self.unsent_bytes = 0
         self.is_read = asyncio.Event()  # clear: `drained` waits
         self.is_read.set()
         self.config = pb.ConfigUpdate()  # the first one
-        self.link = Link(rounds, Traffic(), self, auto_create=True, newest=newest)
+        self.link = ProxyLink(rounds, Traffic(), self, auto_create=True, newest=newest)
         self.requests: asyncio.Queue[pb.RequestFrame | None] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.ReplyFrame] = asyncio.Queue()
 
@@ -107,7 +107,7 @@ class RoundWorld:
             pending_bytes_max=pending_bytes_max,
         )
         self.world.engine.take_config_changes()
-        self._newest: dict[bytes, Link] = {}
+        self._newest: dict[bytes, ProxyLink] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -123,13 +123,13 @@ class RoundWorld:
         proxy = Proxy(self.rounds, self._newest)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(proxy.link.read(proxy.frames()))
-            offering = tasks.create_task(proxy.link.offer_room())
+            offering = tasks.create_task(proxy.link.pops.offer_room())
             proxy.config = (await proxy.reply()).config
             assert proxy.config.is_complete
             yield proxy
             reading.cancel()
             offering.cancel()
-            proxy.link.close()
+            proxy.link.end()
 
     def advance(self, by_ms: int) -> None:
         """Let time pass, and the loop see it."""

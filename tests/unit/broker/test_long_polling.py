@@ -1,4 +1,4 @@
-"""Parked pops: order, limits, and the ways in which one ends."""
+"""Parked polls: order, limits, and the ways in which a poll ends."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import pytest
 from tidemill.broker.server.round.long_polling import (
     PARKED_PER_KEY_MAX,
     LongPolling,
-    Notification,
-    Pop,
+    NotificationPoll,
+    PollArguments,
+    PopOutcome,
+    PopPoll,
 )
 from tidemill.common.errors import BadRequest, Overloaded
 
@@ -16,7 +18,7 @@ GROUP, TOPIC = 1, 2
 
 
 class Receiver:
-    """A link for which messages are there for some request ids."""
+    """A link that finds messages for some request ids."""
 
     def __init__(self, *served: int) -> None:
         self.served = set(served)
@@ -24,20 +26,23 @@ class Receiver:
         self.asked: list[int] = []
         self.emptied: list[int] = []
 
-    def pop_again(self, pop: Pop) -> bool:
+    def try_pop(self, pop: PopPoll) -> PopOutcome:
         self.asked.append(pop.request_id)
-        return pop.request_id in self.served
+        if self.is_full:
+            return PopOutcome.NO_ROOM
+        is_served = pop.request_id in self.served
+        return PopOutcome.ANSWERED if is_served else PopOutcome.NO_MESSAGE
 
-    def notify(self, notification: Notification) -> bool:
+    def try_notify(self, notification: NotificationPoll) -> bool:
         self.asked.append(notification.request_id)
         return notification.request_id in self.served
 
-    def answer_empty(self, request: Pop | Notification) -> None:
-        self.emptied.append(request.request_id)
+    def answer_empty(self, poll: PollArguments) -> None:
+        self.emptied.append(poll.request_id)
 
 
-def pop(request_id: int, *, tags: tuple[str, ...] = (), topic: int = TOPIC) -> Pop:
-    return Pop(request_id, GROUP, topic, 32, 30_000, frozenset(tags), "")
+def pop(request_id: int, *, tags: tuple[str, ...] = (), topic: int = TOPIC) -> PopPoll:
+    return PopPoll(request_id, GROUP, topic, 32, 30_000, frozenset(tags), "")
 
 
 def wake_topic(polls: LongPolling) -> None:
@@ -45,7 +50,7 @@ def wake_topic(polls: LongPolling) -> None:
         pass
 
 
-def test_who_has_no_room_does_not_keep_others_from_being_woken() -> None:
+def test_a_full_link_does_not_keep_other_links_from_being_woken() -> None:
     polls, full, receiver = LongPolling(), Receiver(), Receiver(2)
     full.is_full = True
     polls.park(full, pop(1), deadline_ms=10)
@@ -64,7 +69,7 @@ def test_an_unfiltered_pop_that_finds_nothing_ends_the_wake() -> None:
     assert polls.count == 2
 
 
-def test_a_filtered_pop_that_finds_nothing_does_not_block_those_behind_it() -> None:
+def test_a_filtered_pop_that_finds_nothing_does_not_block_later_pops() -> None:
     polls, receiver = LongPolling(), Receiver(3)
     polls.park(receiver, pop(1, tags=("a",)), deadline_ms=10)
     polls.park(receiver, pop(2, tags=("b",)), deadline_ms=10)
@@ -74,7 +79,7 @@ def test_a_filtered_pop_that_finds_nothing_does_not_block_those_behind_it() -> N
     assert polls.count == 2
 
 
-def test_a_wake_of_a_key_leaves_other_topics_alone() -> None:
+def test_a_wake_of_a_key_does_not_wake_other_topics() -> None:
     polls, receiver = LongPolling(), Receiver(1, 2)
     polls.park(receiver, pop(1), deadline_ms=10)
     polls.park(receiver, pop(2, topic=9), deadline_ms=10)
@@ -83,10 +88,10 @@ def test_a_wake_of_a_key_leaves_other_topics_alone() -> None:
     assert receiver.asked == [2]
 
 
-def test_a_request_id_waits_once() -> None:
+def test_a_request_id_of_a_waiting_poll_is_rejected() -> None:
     polls, receiver = LongPolling(), Receiver(1)
     polls.park(receiver, pop(1), deadline_ms=10)
-    with pytest.raises(BadRequest, match="request id 1 is"):
+    with pytest.raises(BadRequest, match="request id 1 already waits"):
         polls.park(receiver, pop(1), deadline_ms=10)
     polls.park(Receiver(), pop(1), deadline_ms=10)
     wake_topic(polls)
@@ -103,7 +108,7 @@ def test_polls_expire_in_the_order_of_their_deadlines() -> None:
     assert polls.find_next_deadline_ms() == 30
 
 
-def test_a_cancelled_poll_is_not_asked_for_again() -> None:
+def test_a_cancelled_poll_is_not_tried_again() -> None:
     polls, receiver = LongPolling(), Receiver(1)
     polls.park(receiver, pop(1), deadline_ms=10)
     polls.cancel(receiver, 1)
@@ -114,7 +119,7 @@ def test_a_cancelled_poll_is_not_asked_for_again() -> None:
     assert polls.find_next_deadline_ms() is None
 
 
-def test_a_closed_link_forgets_its_polls_and_no_others() -> None:
+def test_a_closed_link_removes_only_its_own_polls() -> None:
     polls, closed, other = LongPolling(), Receiver(1), Receiver(1)
     for receiver in (closed, other):
         polls.park(receiver, pop(1), deadline_ms=10)
@@ -124,7 +129,7 @@ def test_a_closed_link_forgets_its_polls_and_no_others() -> None:
     assert polls.count == 0
 
 
-def test_a_release_answers_everybody_empty() -> None:
+def test_a_release_answers_all_polls_empty() -> None:
     polls, receiver = LongPolling(), Receiver()
     polls.park(receiver, pop(1), deadline_ms=10)
     polls.park(receiver, pop(2, topic=9), deadline_ms=10)
@@ -133,7 +138,7 @@ def test_a_release_answers_everybody_empty() -> None:
     assert polls.count == 0
 
 
-def test_one_key_has_room_for_a_limited_number() -> None:
+def test_the_polls_of_one_key_are_limited() -> None:
     polls, receiver = LongPolling(), Receiver()
     for request_id in range(PARKED_PER_KEY_MAX):
         polls.park(receiver, pop(request_id), deadline_ms=10)
@@ -150,8 +155,8 @@ def test_deadlines_of_answered_polls_do_not_pile_up() -> None:
     assert len(polls._deadlines) < 100
 
 
-def notification(request_id: int) -> Notification:
-    return Notification(request_id, GROUP, TOPIC, frozenset())
+def notification(request_id: int) -> NotificationPoll:
+    return NotificationPoll(request_id, GROUP, TOPIC, frozenset())
 
 
 def test_pops_are_woken_before_notifications() -> None:
@@ -163,7 +168,7 @@ def test_pops_are_woken_before_notifications() -> None:
     assert polls.count == 0
 
 
-def test_a_pop_that_finds_nothing_keeps_no_notification_from_looking() -> None:
+def test_a_pop_that_finds_nothing_does_not_block_notifications() -> None:
     """The link of the pop may be full, and another proxy's notification waits."""
     polls, receiver = LongPolling(), Receiver(2)
     polls.park(receiver, pop(1), deadline_ms=10)
@@ -186,7 +191,7 @@ def test_a_notification_ends_like_a_pop() -> None:
     assert (receiver.emptied, polls.count) == ([1, 3], 0)
 
 
-def test_notifications_and_pops_of_one_key_are_bounded_each() -> None:
+def test_notifications_and_pops_of_one_key_have_limits_of_their_own() -> None:
     polls, receiver = LongPolling(), Receiver()
     for request_id in range(PARKED_PER_KEY_MAX):
         polls.park(receiver, notification(request_id), deadline_ms=10)

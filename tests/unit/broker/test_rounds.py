@@ -18,8 +18,8 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
 from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
-from tidemill.broker.server.link import link
-from tidemill.broker.server.link.commands import ROOM_WAIT_MS
+from tidemill.broker.server.link import pops, proxy_link
+from tidemill.broker.server.link.pops import ROOM_WAIT_MS
 from tidemill.broker.server.round.rounds import REFRESH_MS
 from tidemill.broker.server.round.turn import Turn
 from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
@@ -604,7 +604,7 @@ def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() 
         world.syncs.gate.clear()
         await proxy.send(world.pop_frame(9))
         await idle()
-        proxy.link.close()
+        proxy.link.end()
         world.syncs.gate.set()
         await idle()
         async with world.proxy() as other:
@@ -622,7 +622,7 @@ def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() 
 def test_what_a_link_has_not_sent_when_it_closes_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link, "REPLY_FRAME_BYTES", 1)  # so that each pop is a frame
+    monkeypatch.setattr(proxy_link, "REPLY_FRAME_BYTES", 1)  # so that each pop is a frame
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a", "b", "c"))
@@ -631,7 +631,7 @@ def test_what_a_link_has_not_sent_when_it_closes_is_given_back(
 
         def write_and_break(message: bytes) -> None:
             write(message)
-            proxy.link.close()
+            proxy.link.end()
 
         monkeypatch.setattr(proxy, "write", write_and_break)
         frame = world.pop_frame(1, want=1)
@@ -658,7 +658,7 @@ def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
         world.syncs.gate.clear()
         await proxy.send(world.pop_frame(9))
         await idle()
-        proxy.link.close()
+        proxy.link.end()
         world.rounds.stop()
 
     world = in_world(scenario)
@@ -755,7 +755,7 @@ def test_who_waits_for_room_is_served_before_who_comes_later(
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a", "b", "c", "d"))
         await proxy.reply()
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 100)
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 100)
         proxy.unsent_bytes = 100
         proxy.is_read.clear()
         await proxy.send(world.pop_frame(5, poll_ms=10_000, want=1))
@@ -778,7 +778,7 @@ def test_a_poll_that_had_room_ends_empty_though_another_has_none(
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(1, poll_ms=5_000, tags=("none",)))
         await idle()
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 0)
         proxy.is_read.clear()
         await proxy.send(world.pop_frame(2, poll_ms=60_000, tags=("other",)))
         await idle()
@@ -809,7 +809,7 @@ def test_a_pop_waits_while_its_proxy_does_not_read() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(1, poll_ms=10_000))
         await idle()
-        proxy.unsent_bytes = link.UNSENT_POPS_BYTES_MAX
+        proxy.unsent_bytes = pops.UNSENT_POPS_BYTES_MAX
         proxy.is_read.clear()
         async with world.proxy() as other:
             await other.send(world.pop_frame(1, poll_ms=10_000, want=1))
@@ -830,7 +830,7 @@ def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(monkeypatch: pytest.M
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 0)
         proxy.is_read.clear()
         await proxy.send(world.pop_frame(1, poll_ms=10_000))
         await idle()
@@ -850,7 +850,7 @@ def test_a_pop_that_asks_once_waits_a_moment_for_its_proxy_to_read(
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 0)
         proxy.is_read.clear()
         await proxy.send(world.pop_frame(1))
         await idle()
@@ -867,7 +867,7 @@ def test_a_pop_that_asks_once_is_refused_when_its_proxy_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 0)
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 0)
         proxy.is_read.clear()
         await proxy.send(world.pop_frame(1))
         await idle()
@@ -883,7 +883,7 @@ def test_polls_of_one_frame_share_the_link_and_all_get_their_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 100)  # room for one message
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 100)  # room for one message
         await proxy.send(world.append_frame("a", "b", "c"))
         await proxy.reply()
         frame = world.pop_frame(1, poll_ms=10_000, want=1)
@@ -905,7 +905,7 @@ def test_pops_of_one_frame_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a", "b", "c"))
         await proxy.reply()
-        monkeypatch.setattr(link, "UNSENT_POPS_BYTES_MAX", 200)
+        monkeypatch.setattr(pops, "UNSENT_POPS_BYTES_MAX", 200)
         frame = world.pop_frame(1, want=1)
         for request_id in (2, 3):
             frame.pops.add().CopyFrom(frame.pops[0])

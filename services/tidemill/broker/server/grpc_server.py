@@ -13,7 +13,7 @@ from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.relay import Relay
 from tidemill.broker.server.admin.service import BrokerAdminService
 from tidemill.broker.server.admin.timers import TimerAdmin
-from tidemill.broker.server.link.link import BrokerLinkService
+from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.members.home_service import BrokerHomeService
 from tidemill.broker.server.reader.pulls import PullReader
 from tidemill.broker.server.reader.service import BrokerReader

@@ -1,58 +1,69 @@
-"""The commands of the link, one row each, as the broker sees them.
+"""The commands of the link, one row each, at the broker.
 
-A row says which engine call a request is, what is kept of it until it is durable, and how that
-becomes a reply. The link and its replies loop over the rows; every engine call of a link is here.
-Most commands are messages that name their request id, applied one by one. The two that every
-message needs travel as columns, and have functions of their own. A pop may wait, so its result
-comes in the round that has something for it.
+A row contains the engine call of a request, the result that is kept until the round is durable, and
+the way from the result to a reply. The link and its reply frames loop over the rows. Most requests
+are messages with a request id, applied one by one. Appends and acks travel as columns, because
+every message needs them. A pop may wait (`pops.py`); its result then comes in a later round.
 
-A new command is a field in either frame (broker.proto), a row here, and a row at the proxy
+To add a command, add a field to both frames (broker.proto), a row here, and a row at the proxy
 (`proxy/link/commands.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, TimerId, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
-from tidemill.broker.server.round.long_polling import Notification, Pop
+from tidemill.broker.server.link.pops import NOTIFICATION, POP
+from tidemill.broker.server.round.long_polling import NotificationPoll, PopPoll
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import ServiceError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.pop.consumption import AckResult, DeliveryBatch
-    from tidemill.broker.server.link.link import Link
+    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.link.pops import LinkPops
+    from tidemill.broker.server.link.replies import LinkReplies, Result
     from tidemill.broker.server.round.turn import Turn
     from tidemill.common.histogram import Histogram
     from tidemill.common.metrics import Labels
 
-SLICE_REQUESTS = 64  # applied between two looks at the time; under 1 ms
-# A message of this size ends a slice: so it has at most 1 MiB, and one message.
+SLICE_REQUESTS = 64  # of one slice; under 1 ms
+# A message of this size ends a slice, which then has at most 1 MiB and one message.
 LARGE_BYTES = SLICE_BYTES // SLICE_REQUESTS
-# A pop that asks once waits that long for room on its link, within the 3 s that clients give it.
-ROOM_WAIT_MS = 2000
-# Polls end together that end within it: thousands of them would be a round each. As in the
-# reference, and a tenth of what a proxy leaves for the way back.
-EXPIRY_TICK_MS = 20
-GIVE_BACK_MS = 1000  # invisible duration of messages that nobody has got
-_OK = "20000"  # as clients will see it, so that dashboards join the two histograms
-
-# What is kept of one request until its round is durable; its request id, or its pop, comes first.
-Result: TypeAlias = tuple[Any, ...]
+_OK = "20000"  # OK as clients see it, so that dashboards can join this histogram with the proxies'
 
 
-# Calls the engine for each of the requests and adds to the results; yields between slices.
-Apply: TypeAlias = "Callable[[Link, list[Result], Any, Turn], Iterator[None]]"
-# Adds results to a frame, once they are durable; returns the bytes of their messages.
-Reply: TypeAlias = "Callable[[pb.ReplyFrame, Sequence[Result], Link], int]"
-# Counts results under a name: of frames of which the oldest has arrived then, answered now.
+class FrameContext(NamedTuple):
+    """The values that all commands of one request frame use."""
+
+    turn: Turn
+    replies: LinkReplies
+    pops: LinkPops
+    traffic: Traffic
+    arrived_s: float  # time.monotonic()
+    repeated_ids: frozenset[int]  # of requests that an earlier stream may have brought
+
+
+class ReplySource(NamedTuple):
+    """The sources of reply frames, besides the results."""
+
+    engine: Engine
+    traffic: Traffic
+
+
+# Calls the engine for each request and adds to the results; yields between slices.
+Apply: TypeAlias = "Callable[[FrameContext, list[Result], Any], Iterator[None]]"
+# Adds durable results to a frame; returns the bytes of their messages.
+Reply: TypeAlias = "Callable[[pb.ReplyFrame, Sequence[Result], ReplySource], int]"
+# Counts results: name, results, histogram, arrival of the oldest frame, time of the reply.
 Observe: TypeAlias = "Callable[[str, Sequence[Result], Histogram[Labels], float, float], None]"
 
 
@@ -67,20 +78,20 @@ def _observe_together(
     latencies.observe(labels, (now_s - arrived_s) * 1000, len(results))
 
 
-# Rows are keys of dictionaries, and there is one of each: they are compared by identity.
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Command:
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerCommand:
     """One kind of request."""
 
-    name: str  # under which it is counted
+    name: str  # in the metrics, and the key of the results
     request_field: str  # of RequestFrame
     reply_field: str  # of ReplyFrame
     apply: Apply
     reply: Reply
     observe: Observe = _observe_together
-    # Of requests that travel as columns: the columns of a batch, which are of one length.
+    # Returns the columns of a batch, for requests that travel as columns.
     columns: Callable[[Any], tuple[Sized, ...]] | None = None
-    is_large: bool = False  # replies may be of megabytes: a frame is closed when it has enough
+    is_large: bool = False  # replies may have megabytes, so they are split into several frames
 
 
 def _one_by_one(
@@ -89,14 +100,15 @@ def _one_by_one(
     reply_field: str,
     call: Callable[[Any, Turn], Any],
     add: Callable[[pb.ReplyFrame, int, Any], object],
-) -> Command:
+) -> BrokerCommand:
     """Return a command whose requests are messages.
 
-    `call` is the engine call of one; `add` gives the reply frame what that has returned.
+    `call` makes the engine call of one request; `add` adds its result to the reply frame.
     """
 
-    def apply(link: Link, results: list[Result], requests: Any, turn: Turn) -> Iterator[None]:
-        failures, tally = link.replies.failures, turn.engine.tally
+    def apply(context: FrameContext, results: list[Result], requests: Any) -> Iterator[None]:
+        turn = context.turn
+        failures, tally = context.replies.failures, turn.engine.tally
         allowance = Allowance(tally, items=SLICE_REQUESTS)
         for n, request in enumerate(requests, 1):
             try:
@@ -105,17 +117,17 @@ def _one_by_one(
                 failures.append((request.request_id, error))
             else:
                 results.append((request.request_id, result))
-            # Dead letters are copied, and may be large.
+            # A dead letter is a copy, which may be large.
             if n % SLICE_REQUESTS == 0 or allowance.is_spent:
                 yield
                 allowance = Allowance(tally, items=SLICE_REQUESTS)
 
-    def reply(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+    def reply(frame: pb.ReplyFrame, results: Sequence[Result], _: ReplySource) -> int:
         for request_id, result in results:
             add(frame, request_id, result)
         return 0
 
-    return Command(
+    return BrokerCommand(
         name=name, request_field=request_field, reply_field=reply_field, apply=apply, reply=reply
     )
 
@@ -128,15 +140,15 @@ def _append_columns(appends: pb.AppendBatch) -> tuple[Any, ...]:
 
 
 def _apply_appends(
-    link: Link, results: list[Result], appends: pb.AppendBatch, turn: Turn
+    context: FrameContext, results: list[Result], appends: pb.AppendBatch
 ) -> Iterator[None]:
-    failures, count = link.replies.failures, link.traffic.appended
+    turn, repeated_ids = context.turn, context.repeated_ids
+    failures, count = context.replies.failures, context.traffic.appended
     send, now_ms, firing_ms = turn.engine.send, turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
-    asked_again = link.asked_again
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
-        if request_id in asked_again:
-            yield  # It is looked for.
+        if request_id in repeated_ids:
+            yield  # The search below takes a slice.
             try:
                 known = turn.engine.find_sent(topic_id, queue_id, blob)
             except ServiceError as error:
@@ -158,7 +170,7 @@ def _apply_appends(
             yield
 
 
-def _reply_appends(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+def _reply_appends(frame: pb.ReplyFrame, results: Sequence[Result], _: ReplySource) -> int:
     request_ids, queue_offsets, dues = zip(*results, strict=True)
     frame.appends.request_ids.extend(request_ids)
     frame.appends.queue_offsets.extend(queue_offsets)
@@ -182,9 +194,9 @@ def _ack_columns(acks: pb.AckBatch) -> tuple[Any, ...]:
     )
 
 
-def _apply_acks(link: Link, results: list[Result], acks: pb.AckBatch, turn: Turn) -> Iterator[None]:
-    failures, count = link.replies.failures, link.traffic.acked
-    ack, now_ms = turn.engine.ack, turn.now_ms
+def _apply_acks(context: FrameContext, results: list[Result], acks: pb.AckBatch) -> Iterator[None]:
+    failures, count = context.replies.failures, context.traffic.acked
+    ack, now_ms = context.turn.engine.ack, context.turn.now_ms
     request_ids, *fields = _ack_columns(acks)
     deliveries = map(Delivery._make, zip(*fields, strict=True))
     for n, (request_id, delivery) in enumerate(zip(request_ids, deliveries, strict=True), 1):
@@ -199,12 +211,12 @@ def _apply_acks(link: Link, results: list[Result], acks: pb.AckBatch, turn: Turn
             yield
 
 
-def _reply_acks(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+def _reply_acks(frame: pb.ReplyFrame, results: Sequence[Result], _: ReplySource) -> int:
     request_ids: Iterable[int]
     outcomes: Iterable[AckResult]
     request_ids, outcomes = zip(*results, strict=True)
     frame.acks.request_ids.extend(request_ids)
-    # Any enum value is a number of broker.proto.
+    # The numbers of both enums are equal.
     frame.acks.results.extend(map(pb.AckResult.ValueType, outcomes))
     return 0
 
@@ -213,11 +225,12 @@ def _reply_acks(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) ->
 
 
 def _apply_pops(
-    link: Link, _results: list[Result], requests: Iterable[pb.PopRequest], turn: Turn
+    context: FrameContext, _results: list[Result], requests: Iterable[pb.PopRequest]
 ) -> Iterator[None]:
+    turn, pops = context.turn, context.pops
     for request in requests:
-        link.traffic.polled(TopicId(request.topic_id), GroupId(request.group_id))
-        pop = Pop(
+        context.traffic.polled(TopicId(request.topic_id), GroupId(request.group_id))
+        pop = PopPoll(
             request_id=request.request_id,
             group_id=request.group_id,
             topic_id=request.topic_id,
@@ -227,82 +240,30 @@ def _apply_pops(
             attempt_id=request.attempt_id,
             client_id=request.client_id,
             renews=request.renews,
-            arrived_s=link.arrived_s,
+            arrived_s=context.arrived_s,
         )
         while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
             yield
-        if not link.pop_again(pop):
-            _park(link, pop, request.poll_duration_ms, turn)
+        pops.begin_pop(pop, request.poll_duration_ms, turn)
         yield
 
 
-def _park(link: Link, pop: Pop, poll_duration_ms: int, turn: Turn) -> None:
-    """Let a pop wait that has found nothing, or no room on its link, or answer it."""
-    try:
-        if poll_duration_ms <= 0 and link.is_full:
-            poll_duration_ms = ROOM_WAIT_MS
-        if poll_duration_ms <= 0 or turn.is_draining:
-            link.answer_empty(pop)
-            return
-        turn.polls.park(link, pop, deadline_ms=_deadline_ms(turn, poll_duration_ms))
-    except ServiceError as error:
-        link.replies.failures.append((pop.request_id, error))
-
-
-def _deadline_ms(turn: Turn, poll_duration_ms: int) -> int:
-    """Return when a poll ends, by the monotonic clock."""
-    return -(-(turn.monotonic_ms + poll_duration_ms) // EXPIRY_TICK_MS) * EXPIRY_TICK_MS
-
-
-def take(pop: Pop, turn: Turn) -> list[DeliveryBatch]:
-    """Take messages for a pop, new or parked."""
-    return turn.engine.pop(
-        GroupId(pop.group_id),
-        TopicId(pop.topic_id),
-        max_messages=pop.max_messages,
-        invisible_duration_ms=pop.invisible_duration_ms,
-        tags=pop.tags,
-        attempt_id=pop.attempt_id,
-        client_id=pop.client_id,
-        renews=pop.renews,
-        now_ms=turn.now_ms,
-    )
-
-
-def give_back(pop: Pop, batches: Iterable[DeliveryBatch], turn: Turn) -> None:
-    """Make visible again soon what was popped for a proxy that has left."""
-    for batch in batches:
-        for index in batch.indexes:
-            delivery = Delivery(
-                GroupId(pop.group_id),
-                TopicId(pop.topic_id),
-                batch.slot,
-                batch.delivery_id,
-                index,
-                batch.visible_at_ms,
-            )
-            with contextlib.suppress(ServiceError):  # Acked or void meanwhile.
-                turn.engine.give_back(
-                    delivery, invisible_duration_ms=GIVE_BACK_MS, now_ms=turn.now_ms
-                )
-
-
-def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], link: Link) -> int:
+def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], source: ReplySource) -> int:
     size = 0
     for pop, batches in results:
         reply = frame.pops.add(request_id=pop.request_id, was_parked=pop.is_parked)
         for batch in batches:
-            size += _add_batch(reply, pop, batch, link)
+            size += _add_batch(reply, pop, batch, source)
     return size
 
 
-def _add_batch(reply: pb.PopReply, pop: Pop, batch: DeliveryBatch, link: Link) -> int:
+def _add_batch(reply: pb.PopReply, pop: PopPoll, batch: DeliveryBatch, source: ReplySource) -> int:
     """Add one batch with its messages; return their size in bytes."""
     try:
-        records = link.engine.read_batch(batch)
+        records = source.engine.read_batch(batch)
     except (LookupError, MessageDamaged):
-        batch = link.engine.left_of(batch)
-        records = link.engine.read_batch(batch)
+        batch = source.engine.left_of(batch)
+        records = source.engine.read_batch(batch)
     if not records:
         return 0
     # One constructor call copies the messages; fields one by one cost a call each.
@@ -324,9 +285,9 @@ def _add_batch(reply: pb.PopReply, pop: Pop, batch: DeliveryBatch, link: Link) -
         target.origin_topics.extend(origins)
     size = sum(map(len, blobs))
     topic_id, group_id = TopicId(pop.topic_id), GroupId(pop.group_id)
-    link.traffic.delivered(topic_id, group_id, batch.delivery_attempts, size)
+    source.traffic.delivered(topic_id, group_id, batch.delivery_attempts, size)
     waits_ms = [batch.popped_at_ms - record.stored_at_ms for record in records]
-    link.traffic.handed_over(topic_id, group_id, waits_ms, blobs)
+    source.traffic.handed_over(topic_id, group_id, waits_ms, blobs)
     return size
 
 
@@ -337,7 +298,7 @@ def _observe_polls(
     _arrived_s: float,
     now_s: float,
 ) -> None:
-    # Each from its own arrival: one that was parked came with an earlier frame.
+    # Each from its own arrival: a parked poll came with an earlier frame.
     for request, _ in results:
         labels = ("grpc", name, _OK, "true" if request.is_parked else "false", "success")
         latencies.observe(labels, (now_s - request.arrived_s) * 1000)
@@ -347,34 +308,23 @@ def _observe_polls(
 
 
 def _apply_notifications(
-    link: Link, _results: list[Result], requests: Iterable[pb.NotificationRequest], turn: Turn
+    context: FrameContext, _results: list[Result], requests: Iterable[pb.NotificationRequest]
 ) -> Iterator[None]:
     for request in requests:
-        notification = Notification(
+        notification = NotificationPoll(
             request_id=request.request_id,
             group_id=request.group_id,
             topic_id=request.topic_id,
             tags=frozenset(request.tags),
-            arrived_s=link.arrived_s,
+            arrived_s=context.arrived_s,
         )
-        if not link.notify(notification):
-            _park_notification(link, notification, request.poll_duration_ms, turn)
+        context.pops.begin_notification(notification, request.poll_duration_ms, context.turn)
         yield
 
 
-def _park_notification(
-    link: Link, notification: Notification, poll_duration_ms: int, turn: Turn
-) -> None:
-    if poll_duration_ms <= 0 or turn.is_draining:
-        link.answer_empty(notification)
-        return
-    try:
-        turn.polls.park(link, notification, deadline_ms=_deadline_ms(turn, poll_duration_ms))
-    except ServiceError as error:
-        link.replies.failures.append((notification.request_id, error))
-
-
-def _reply_notifications(frame: pb.ReplyFrame, results: Sequence[Result], _link: Link) -> int:
+def _reply_notifications(
+    frame: pb.ReplyFrame, results: Sequence[Result], _source: ReplySource
+) -> int:
     for notification, ready in results:
         frame.notifications.add(
             request_id=notification.request_id,
@@ -452,7 +402,7 @@ def _cancel_timer(request: pb.RecallRequest, turn: Turn) -> None:
 
 # ---------------------------------------------------------------- the table
 
-APPEND: Final = Command(
+APPEND: Final = BrokerCommand(
     name="append",
     request_field="appends",
     reply_field="appends",
@@ -460,7 +410,7 @@ APPEND: Final = Command(
     reply=_reply_appends,
     columns=_append_columns,
 )
-ACK: Final = Command(
+ACK: Final = BrokerCommand(
     name="ack",
     request_field="acks",
     reply_field="acks",
@@ -499,8 +449,8 @@ FOUND: Final = _one_by_one(
     _found,
     lambda frame, request_id, _: frame.founded.append(request_id),
 )
-POP: Final = Command(
-    name="pop",
+_POP_ROW: Final = BrokerCommand(
+    name=POP,
     request_field="pops",
     reply_field="pops",
     apply=_apply_pops,
@@ -508,8 +458,8 @@ POP: Final = Command(
     observe=_observe_polls,
     is_large=True,
 )
-NOTIFICATION: Final = Command(
-    name="notification",
+_NOTIFICATION_ROW: Final = BrokerCommand(
+    name=NOTIFICATION,
     request_field="notifications",
     reply_field="notifications",
     apply=_apply_notifications,
@@ -517,8 +467,8 @@ NOTIFICATION: Final = Command(
     observe=_observe_polls,
 )
 
-# In the order in which those of one frame are applied: a pop finds what came with it, and a
-# notification tells of what is left then.
+# Requests of one frame are applied in this order: a pop finds the messages of its own frame, and a
+# notification counts the messages that the pops have left.
 COMMANDS: Final = (
     APPEND,
     ACK,
@@ -527,6 +477,6 @@ COMMANDS: Final = (
     ENSURE,
     CANCEL_TIMER,
     FOUND,
-    POP,
-    NOTIFICATION,
+    _POP_ROW,
+    _NOTIFICATION_ROW,
 )

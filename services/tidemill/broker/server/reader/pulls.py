@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, TimerReason
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
@@ -18,7 +18,7 @@ from tidemill.broker.engine.queries.pull import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.server.admin.service import in_round, refusal
 from tidemill.broker.server.reader.log_id import log_id_of
-from tidemill.broker.server.round.long_polling import Notification, Pop
+from tidemill.broker.server.round.long_polling import NotificationPoll
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.queries.pull import PulledMessage, QueuePull
     from tidemill.broker.engine.store.consume_queue import ConsumeQueue
     from tidemill.broker.metrics import Traffic
+    from tidemill.broker.server.round.long_polling import PollArguments, PopOutcome, PopPoll
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
@@ -56,7 +57,7 @@ class PullReader:
         self._rounds = rounds
         self._traffic = traffic
         self._one_by_one = asyncio.Lock()
-        self._waiter_ids = itertools.count(1)
+        self._wait_ids = itertools.count(1)
 
     async def Pull(self, request: pb.PullRequest) -> pb.PullReply:
         """Return messages of one queue in their order."""
@@ -98,16 +99,16 @@ class PullReader:
 
     async def AwaitMessage(self, request: pb.AwaitMessageRequest) -> pb.AwaitMessageReply:
         """Return when a queue has a message at an offset, or the time is up."""
-        waiter = Waiter(self._rounds, request, next(self._waiter_ids))
+        wait = MessageWait(self._rounds, request, next(self._wait_ids))
         wait_ms = min(request.wait_ms, WAIT_MS_MAX)
         try:
-            await in_round(self._rounds, lambda _engine, turn: waiter.begin(turn, wait_ms))
-            return pb.AwaitMessageReply(is_there=await waiter.outcome)
+            await in_round(self._rounds, lambda _engine, turn: wait.begin(turn, wait_ms))
+            return pb.AwaitMessageReply(is_there=await wait.outcome)
         except ServiceError as error:
             raise refusal(error) from error
         finally:
-            if not waiter.outcome.done():
-                self._rounds.put(_Leave(waiter))
+            if not wait.outcome.done():
+                self._rounds.put(_WaitEnd(wait))
 
     async def QueryOffset(self, request: pb.QueryOffsetRequest) -> pb.OffsetReply:
         """Return where a queue begins or ends, or the messages of a time do."""
@@ -153,38 +154,34 @@ class PullReader:
         return pb.OffsetReply(offset=request.offset)
 
 
-class Waiter:
-    """Somebody who waits for a message, parked among the polls of its topic."""
+@final
+class MessageWait:
+    """The wait of one AwaitMessage call, parked with the polls of its topic."""
 
     def __init__(self, rounds: Rounds, request: pb.AwaitMessageRequest, number: int) -> None:
         self._rounds = rounds
         self._request = request
-        self._notification = Notification(
+        self._poll = NotificationPoll(
             request_id=number, group_id=NO_GROUP, topic_id=request.topic_id, tags=frozenset()
         )
         self.outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._result: bool | ServiceError = False
 
-    @property
-    def is_full(self) -> bool:
-        """What it is told has room everywhere."""
-        return False
-
     def begin(self, turn: Turn, wait_ms: int) -> None:
-        """Look, and wait where there is nothing yet."""
-        if self.notify(self._notification):
+        """Answer the call, or let it wait for a message."""
+        if self.try_notify(self._poll):
             return
         if wait_ms <= 0 or turn.is_draining:
-            self.answer_empty(self._notification)
+            self.answer_empty(self._poll)
             return
-        turn.polls.park(self, self._notification, deadline_ms=turn.monotonic_ms + wait_ms)
+        turn.polls.park(self, self._poll, deadline_ms=turn.monotonic_ms + wait_ms)
 
-    def pop_again(self, pop: Pop) -> bool:
-        """Never pop."""
-        raise AssertionError(f"nobody pops here: {pop}")
+    def try_pop(self, pop: PopPoll) -> PopOutcome:
+        """Never called: only a notification is parked."""
+        raise AssertionError(f"a pull does not pop: {pop}")
 
-    def notify(self, _notification: Notification) -> bool:
-        """Look, and keep the answer until the round is committed; False: there is nothing."""
+    def try_notify(self, _poll: NotificationPoll) -> bool:
+        """Return False if the queue has no message at the offset, else keep the answer."""
         request, turn = self._request, self._rounds.turn
         try:
             queue = _queue(turn.engine, request.topic_id, request.queue_id)
@@ -197,7 +194,7 @@ class Waiter:
         turn.effects[self] = self
         return True
 
-    def answer_empty(self, _request: Pop | Notification) -> None:
+    def answer_empty(self, _poll: PollArguments) -> None:
         """Keep the answer until the round is committed."""
         self._rounds.turn.effects[self] = self
 
@@ -213,16 +210,17 @@ class Waiter:
         yield
 
 
-class _Leave:
-    """A waiter whose caller has gone. In a round, because rounds give way in their middle."""
+@final
+class _WaitEnd:
+    """Work that forgets a wait whose call was cancelled; in a round, as `LinkRemoval`."""
 
     size_bytes = 0
 
-    def __init__(self, waiter: Waiter) -> None:
-        self._waiter = waiter
+    def __init__(self, wait: MessageWait) -> None:
+        self._wait = wait
 
     def apply(self, turn: Turn) -> Iterator[None]:
-        turn.polls.forget(self._waiter)
+        turn.polls.forget(self._wait)
         yield
 
 

@@ -1,14 +1,18 @@
-"""Pops and notifications that found nothing and wait, parked by (group, topic).
+"""Polls that found nothing and wait, parked by consumer group and topic.
 
-A parked pop ends when a round in which messages arrive or become visible pops again for it, or in
-which its topic or group goes and it is refused; when its link has room again for what is there, if
-it waits for that; when its poll duration ends or the broker drains,
-and it is answered empty; when its client cancels it, or its link closes. A notification ends in the
-same ways, told of what the pops of its key have left: who is told too much pops once in vain, who
-is told too little waits.
+A poll asks for messages (pop) or for the number of ready messages (notification). A parked poll
+ends in one of these ways:
 
-Owned by the round loop. Nothing here survives a restart: a client whose poll breaks off polls
-again.
+- A round makes a message available, and the poll is answered.
+- A round deletes the topic or the consumer group, and the poll fails.
+- The link has room again for a pop that waited for room, and the pop is tried again.
+- The poll duration ends or the broker drains, and the poll is answered empty.
+- The client cancels the poll, or the link of the poll closes.
+
+A round tries the pops of a key before its notifications, so a notification counts the remaining
+messages. A count that is too high costs one empty pop; one that is too low lets a consumer wait.
+
+The round loop owns this state. A restart forgets all polls, and their clients poll again.
 """
 
 from __future__ import annotations
@@ -16,18 +20,20 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from enum import Enum, auto
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tidemill.common.errors import BadRequest, Overloaded
 
-PARKED_PER_KEY_MAX = 1024  # of one group on one topic: more consumers than that share no topic
-PARKED_MAX = 100_000  # in all, about 60 MB; beyond either bound one more is refused with Overloaded
+PARKED_PER_KEY_MAX = 1024  # of one group on one topic: more consumers than any group has
+PARKED_MAX = 100_000  # of the broker, about 60 MB; beyond either limit a poll gets Overloaded
+STALE_DEADLINES_MIN = 64  # below it, ended polls are not removed from the heap of deadlines
 
 Key = tuple[int, int]  # group id, topic id
 
 
-class Pop(NamedTuple):
-    """The arguments of a pop, kept to run it again."""
+class PopPoll(NamedTuple):
+    """The arguments of a pop, stored to try it again."""
 
     request_id: int
     group_id: int
@@ -42,8 +48,8 @@ class Pop(NamedTuple):
     is_parked: bool = False
 
 
-class Notification(NamedTuple):
-    """The arguments of a notification, kept to look again."""
+class NotificationPoll(NamedTuple):
+    """The arguments of a notification, stored to try it again."""
 
     request_id: int
     group_id: int
@@ -53,106 +59,107 @@ class Notification(NamedTuple):
     is_parked: bool = False
 
 
-class PopReceiver(Protocol):
-    """Who gets the answer of what is parked: a link."""
+PollArguments: TypeAlias = PopPoll | NotificationPoll
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it can take no answer for now, and will ask for its pops to be woken."""
+
+class PopOutcome(Enum):
+    """The result of one try of a pop."""
+
+    ANSWERED = auto()  # with messages or an error; or its link is closed and needs no answer
+    NO_MESSAGE = auto()
+    NO_ROOM = auto()  # on the link, which wakes the pop when it has room
+
+
+class PollReceiver(Protocol):
+    """The receiver of the answers of parked polls, such as a link."""
+
+    def try_pop(self, pop: PopPoll) -> PopOutcome:
+        """Pop; if that gives an answer, keep it until the round is committed."""
         ...
 
-    def pop_again(self, pop: Pop) -> bool:
-        """Pop, and keep the answer until the round is committed; False: nothing was found."""
+    def try_notify(self, notification: NotificationPoll) -> bool:
+        """Count ready messages; return False if there are none, else keep the answer."""
         ...
 
-    def notify(self, notification: Notification) -> bool:
-        """Look, and keep the answer until the round is committed; False: nothing is ready."""
-        ...
-
-    def answer_empty(self, request: Pop | Notification) -> None:
+    def answer_empty(self, poll: PollArguments) -> None:
         """Keep an empty answer until the round is committed."""
         ...
 
 
-class Parked:
-    """One waiting pop or notification."""
+class ParkedPoll:
+    """One parked poll."""
 
-    __slots__ = ("deadline_ms", "is_gone", "receiver", "request")
+    __slots__ = ("arguments", "deadline_ms", "is_ended", "receiver")
 
-    def __init__(
-        self, receiver: PopReceiver, request: Pop | Notification, deadline_ms: int
-    ) -> None:
+    def __init__(self, receiver: PollReceiver, arguments: PollArguments, deadline_ms: int) -> None:
         self.receiver = receiver
-        self.request = request
+        self.arguments = arguments
         self.deadline_ms = deadline_ms  # monotonic
-        self.is_gone = False
+        self.is_ended = False
 
 
-class Waiting:
-    """Who waits at one key. Of each kind the oldest comes first: dictionaries keep that order."""
+class KeyPolls:
+    """The parked polls of one key, the oldest first: dictionaries keep their order."""
 
     __slots__ = ("notifications", "pops")
 
     def __init__(self) -> None:
-        self.pops: dict[int, Parked] = {}
-        self.notifications: dict[int, Parked] = {}
+        self.pops: dict[int, ParkedPoll] = {}
+        self.notifications: dict[int, ParkedPoll] = {}
 
-    def of(self, request: Pop | Notification) -> dict[int, Parked]:
-        """Return those of the kind of `request`."""
-        return self.pops if isinstance(request, Pop) else self.notifications
+    def of_kind(self, arguments: PollArguments) -> dict[int, ParkedPoll]:
+        """Return the parked polls of the same kind as `arguments`."""
+        return self.pops if isinstance(arguments, PopPoll) else self.notifications
 
 
 class LongPolling:
-    """All that is parked at this broker."""
+    """All parked polls of this broker."""
 
     def __init__(self, *, parked_max: int = PARKED_MAX) -> None:
         self._parked_max = parked_max
-        self._waiting: dict[Key, Waiting] = {}
+        self._of_key: dict[Key, KeyPolls] = {}
         self._keys_of_topic: dict[int, set[Key]] = {}
-        self._of_receiver: dict[PopReceiver, dict[int, Parked]] = {}
-        # Entries of requests that are gone stay until they surface or outnumber the others.
-        self._deadlines: list[tuple[int, int, Parked]] = []
+        self._of_receiver: dict[PollReceiver, dict[int, ParkedPoll]] = {}
+        # An ended poll stays here until it surfaces or the ended ones outnumber the others.
+        self._deadlines: list[tuple[int, int, ParkedPoll]] = []
         self._sequence = itertools.count()
         self.count = 0
 
-    def park(self, receiver: PopReceiver, request: Pop | Notification, *, deadline_ms: int) -> None:
-        """Keep `request` until something is there for it, at most to `deadline_ms` (monotonic).
+    def park(self, receiver: PollReceiver, arguments: PollArguments, *, deadline_ms: int) -> None:
+        """Park a poll until it can be answered, at most until `deadline_ms` (monotonic).
 
-        Raises Overloaded where too many wait, and BadRequest for a request id that waits already.
+        Raises Overloaded if too many polls are parked, and BadRequest if the request id is in use.
         """
-        request_id = request.request_id
+        request_id = arguments.request_id
         if request_id in self._of_receiver.get(receiver, {}):
-            raise BadRequest(f"the request id {request_id} is waiting already")
-        key = (request.group_id, request.topic_id)
-        waiting = self._waiting.get(key)
-        queued = 0 if waiting is None else len(waiting.of(request))
-        if self.count >= self._parked_max or queued >= PARKED_PER_KEY_MAX:
+            raise BadRequest(f"a poll with request id {request_id} already waits on this link")
+        key = (arguments.group_id, arguments.topic_id)
+        polls = self._of_key.get(key)
+        parked_count = 0 if polls is None else len(polls.of_kind(arguments))
+        if self.count >= self._parked_max or parked_count >= PARKED_PER_KEY_MAX:
             raise Overloaded("too many consumers are waiting for messages here; try again later")
-        if waiting is None:
-            waiting = self._waiting[key] = Waiting()
-            self._keys_of_topic.setdefault(request.topic_id, set()).add(key)
-        parked = Parked(receiver, request._replace(is_parked=True), deadline_ms)
-        waiting.of(request)[id(parked)] = parked
+        if polls is None:
+            polls = self._of_key[key] = KeyPolls()
+            self._keys_of_topic.setdefault(arguments.topic_id, set()).add(key)
+        parked = ParkedPoll(receiver, arguments._replace(is_parked=True), deadline_ms)
+        polls.of_kind(arguments)[id(parked)] = parked
         self._of_receiver.setdefault(receiver, {})[request_id] = parked
         heapq.heappush(self._deadlines, (deadline_ms, next(self._sequence), parked))
         self.count += 1
 
-    def cancel(self, receiver: PopReceiver, request_id: int) -> None:
-        """Forget what nobody waits for any more; what is answered already is not here."""
+    def cancel(self, receiver: PollReceiver, request_id: int) -> None:
+        """Remove a poll that its client has cancelled; ignore a poll that was answered."""
         parked = self._of_receiver.get(receiver, {}).get(request_id)
         if parked is not None:
             self._remove(parked)
 
-    def forget(self, receiver: PopReceiver) -> None:
-        """Forget all that waits for a link that closed."""
+    def forget(self, receiver: PollReceiver) -> None:
+        """Remove all polls of a link that closed."""
         for parked in list(self._of_receiver.get(receiver, {}).values()):
             self._remove(parked)
 
     def wake(self, topic_ids: Iterable[int], keys: Iterable[Key]) -> Iterator[None]:
-        """Pop and look again for those who wait at `topic_ids` and `keys`, the oldest first.
-
-        Yields after each, so that the caller can give way.
-        """
+        """Try the polls of `topic_ids` and `keys` again, the oldest first; yield after each."""
         woken = dict.fromkeys(keys)
         for topic_id in topic_ids:
             woken.update(dict.fromkeys(self._keys_of_topic.get(topic_id, ())))
@@ -160,75 +167,76 @@ class LongPolling:
             yield from self._wake_key(key)
 
     def expire(self, now_ms: int) -> None:
-        """Answer empty those whose poll duration has ended."""
+        """Answer polls empty if their poll duration has ended."""
         deadlines = self._deadlines
-        while deadlines and (deadlines[0][2].is_gone or deadlines[0][0] <= now_ms):
+        while deadlines and (deadlines[0][2].is_ended or deadlines[0][0] <= now_ms):
             _, _, parked = heapq.heappop(deadlines)
-            if not parked.is_gone:
+            if not parked.is_ended:
                 self._remove(parked)
-                parked.receiver.answer_empty(parked.request)
+                parked.receiver.answer_empty(parked.arguments)
 
     def release(self) -> None:
-        """Answer everybody empty: the broker is about to stop."""
-        for waiting in list(self._waiting.values()):
-            for parked in [*waiting.pops.values(), *waiting.notifications.values()]:
+        """Answer all polls empty: the broker is about to stop."""
+        for polls in list(self._of_key.values()):
+            for parked in [*polls.pops.values(), *polls.notifications.values()]:
                 self._remove(parked)
-                parked.receiver.answer_empty(parked.request)
+                parked.receiver.answer_empty(parked.arguments)
 
     def find_next_deadline_ms(self) -> int | None:
-        """Return when `expire` has something to do next, monotonic."""
+        """Return the earliest deadline, monotonic; None without parked polls."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][2].is_gone:
+        while deadlines and deadlines[0][2].is_ended:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
     def keys_of_group(self, group_id: int) -> list[Key]:
-        """Return where those of a group wait; walks all keys, for rare use."""
-        return [key for key in self._waiting if key[0] == group_id]
+        """Return the keys of a consumer group with parked polls; walks all keys, for rare use."""
+        return [key for key in self._of_key if key[0] == group_id]
 
     def _wake_key(self, key: Key) -> Iterator[None]:
-        waiting = self._waiting.get(key)
-        if waiting is None:
+        polls = self._of_key.get(key)
+        if polls is None:
             return
-        yield from self._wake_pops(waiting)
-        for parked in list(waiting.notifications.values()):
-            if parked.is_gone:
+        yield from self._wake_pops(polls)
+        for parked in list(polls.notifications.values()):
+            if parked.is_ended:
                 continue
-            assert isinstance(parked.request, Notification), "each kind has its own queue"
-            if parked.receiver.notify(parked.request):
+            assert isinstance(parked.arguments, NotificationPoll), "each kind has its own queue"
+            if parked.receiver.try_notify(parked.arguments):
                 self._remove(parked)
             yield
 
-    def _wake_pops(self, waiting: Waiting) -> Iterator[None]:
-        for parked in list(waiting.pops.values()):
-            # The caller may have given way, and a link closed meanwhile.
-            if parked.is_gone:
+    def _wake_pops(self, polls: KeyPolls) -> Iterator[None]:
+        for parked in list(polls.pops.values()):
+            # A link may have closed while this generator was suspended.
+            if parked.is_ended:
                 continue
-            assert isinstance(parked.request, Pop), "each kind has its own queue"
-            if parked.receiver.pop_again(parked.request):
+            assert isinstance(parked.arguments, PopPoll), "each kind has its own queue"
+            outcome = parked.receiver.try_pop(parked.arguments)
+            if outcome is PopOutcome.ANSWERED:
                 self._remove(parked)
-            elif not parked.request.tags and not parked.receiver.is_full:
-                # What one unfiltered pop does not find, no other finds either.
+            elif outcome is PopOutcome.NO_MESSAGE and not parked.arguments.tags:
+                # If a pop without a filter finds nothing, no other pop of this key does.
                 return
             yield
 
-    def _remove(self, parked: Parked) -> None:
-        parked.is_gone = True
+    def _remove(self, parked: ParkedPoll) -> None:
+        parked.is_ended = True
         self.count -= 1
-        request = parked.request
-        key = (request.group_id, request.topic_id)
-        waiting = self._waiting[key]
-        del waiting.of(request)[id(parked)]
-        if not waiting.pops and not waiting.notifications:
-            del self._waiting[key]
-            keys = self._keys_of_topic[request.topic_id]
+        arguments = parked.arguments
+        key = (arguments.group_id, arguments.topic_id)
+        polls = self._of_key[key]
+        del polls.of_kind(arguments)[id(parked)]
+        if not polls.pops and not polls.notifications:
+            del self._of_key[key]
+            keys = self._keys_of_topic[arguments.topic_id]
             keys.discard(key)
             if not keys:
-                del self._keys_of_topic[request.topic_id]
-        mine = self._of_receiver[parked.receiver]
-        del mine[request.request_id]
-        if not mine:
+                del self._keys_of_topic[arguments.topic_id]
+        of_receiver = self._of_receiver[parked.receiver]
+        del of_receiver[arguments.request_id]
+        if not of_receiver:
             del self._of_receiver[parked.receiver]
-        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self.count:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_gone]
+        if len(self._deadlines) > STALE_DEADLINES_MIN and len(self._deadlines) > 2 * self.count:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_ended]
             heapq.heapify(self._deadlines)

@@ -30,7 +30,7 @@ TOLD = {
 }
 
 
-def tell_frame(frame: pb.RequestFrame, requested: Mapping[str, Any]) -> None:
+def log_frame(frame: pb.RequestFrame, requested: Mapping[str, Any]) -> None:
     """Write how many requests of each command a frame has."""
     counts = {
         name: len(getattr(requests, "request_ids", requests))
