@@ -7,20 +7,21 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.json.broker_groups import BrokerGroupChange, NewMember
 from tidemill.admin.routes.broker_groups import add_broker_group, drain_broker_group
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, BrokerTimeout, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-class Client:
+class Client(CallsByRequest):
     """A broker, or at last nobody, behind an address."""
 
     def __init__(self, name: str = "", home: Any = None) -> None:
         self._name = name
         self._home = home
 
-    async def broker_status(self) -> pb.BrokerStatus:
+    async def get_broker_status(self, _request: pb.GetBrokerStatusRequest) -> pb.BrokerStatus:
         if not self._name:
             raise BrokerTimeout("nobody answers")
         return pb.BrokerStatus(name=self._name)
@@ -32,8 +33,8 @@ class Client:
         address = self._home.places[request.name]
         return pb.BrokerGroup(member=pb.Member(name=request.name, address=address))
 
-    async def list_broker_groups(self, *, with_left: bool) -> pb.BrokerGroupList:
-        assert with_left
+    async def list_broker_groups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
+        assert request.with_left
         return pb.BrokerGroupList()
 
 

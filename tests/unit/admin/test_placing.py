@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import Brokers
 from tidemill.admin.messages.placing import store
 from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, TopicNotFound
@@ -17,7 +18,7 @@ OLD = pb.TopicConfig(name="jobs", id=3, home_id=3, created_at_ms=500)
 REQUEST = pb.StoreMessageRequest(topic="jobs", blob=b"m")
 
 
-class Client:
+class Client(CallsByRequest):
     """A broker: whether it answers, the topic that it has, and what becomes of a message."""
 
     def __init__(
@@ -32,10 +33,10 @@ class Client:
     async def is_serving(self) -> bool:
         return self._up
 
-    async def topic_status(self, name: str) -> pb.TopicStatus:
+    async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
         assert self._up, "one that is not up is not asked"
         if self._topic is None:
-            raise TopicNotFound(name)
+            raise TopicNotFound(request.name)
         return pb.TopicStatus(topic=self._topic)
 
     async def store_message(self, _request: pb.StoreMessageRequest) -> pb.StoreMessageReply:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
 from tidemill.admin.cluster.proxies import ClientPage, command_client, find_client, list_clients
 from tidemill.common.errors import ClientMute, ClientNotFound, Overloaded, ProxyUnreachable
@@ -22,14 +23,14 @@ class FakeProxy(NamedTuple):
     most: int = 1_000
 
 
-class FakeBroker:
+class FakeBroker(CallsByRequest):
     """A broker to which some proxies are attached."""
 
     def __init__(self, *proxies: FakeProxy) -> None:
         self.proxies = {proxy.name.encode(): proxy for proxy in proxies}
         self.asked: list[str] = []
 
-    async def list_proxies(self) -> pb.ProxyList:
+    async def list_proxies(self, _request: pb.ListProxiesRequest) -> pb.ProxyList:
         names = [pb.ProxyName(process_id=key, name=p.name) for key, p in self.proxies.items()]
         return pb.ProxyList(proxies=names)
 

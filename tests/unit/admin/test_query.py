@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.brokers import Answer, Member
 from tidemill.admin.routes import brokers_of
@@ -25,7 +26,7 @@ class Untouched:
         raise AssertionError(f"the broker was asked for {name}")
 
 
-class Resetting(Untouched):
+class Resetting(CallsByRequest, Untouched):
     """A broker that takes resets."""
 
     def __init__(self) -> None:

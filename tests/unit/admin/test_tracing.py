@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
 from tidemill.admin.json.messages import MessageTrace
 from tidemill.admin.messages.trace import LOG_BYTES_A_PAGE, LOG_BYTES_MAX, trace
@@ -21,7 +22,7 @@ MIB = 1 << 20
 
 
 @dataclass
-class Log:
+class Log(CallsByRequest):
     """A broker group's log: positions of the message's events, and where it ends."""
 
     name: str

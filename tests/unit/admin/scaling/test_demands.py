@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.clocks import ManualClock
+from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
 from tidemill.admin.scaling.demand import Demand, TopicDemand, is_active, replicas_of, value_of
 from tidemill.admin.scaling.demands import QUESTION_IDLE_S, QUESTIONS_MAX, Demands
@@ -29,7 +30,7 @@ BILLING = Question("billing", "orders", 60)
 ALL = Question("billing", "", 60)
 
 
-class FakeBroker:
+class FakeBroker(CallsByRequest):
     """A broker group: what the group has there, what topics hold, and what is due when."""
 
     def __init__(
@@ -50,31 +51,33 @@ class FakeBroker:
         self.is_asked = asyncio.Event()
         self.gate: asyncio.Event | None = None  # answers wait for it
 
-    async def group_progress(self, name: str) -> pb.GroupProgress:
+    async def get_group_progress(self, request: pb.GetGroupProgressRequest) -> pb.GroupProgress:
         await self._ask("progress")
         if not self.knows_group:
             raise GroupNotFound("there is no such group")
-        group = pb.GroupConfig(name=name, start_from_latest=self.from_latest)
+        group = pb.GroupConfig(name=request.name, start_from_latest=self.from_latest)
         return pb.GroupProgress(group=group, queues=self.progress)
 
-    async def count_timers(self, within_ms: Sequence[int]) -> pb.CountTimersReply:
+    async def count_timers(self, request: pb.CountTimersRequest) -> pb.CountTimersReply:
         await self._ask("timers")
         return pb.CountTimersReply(
             topics=[
                 pb.TimerCount(
                     topic=topic,
-                    counts=[sum(s * 1000 <= within for s in due_in_s) for within in within_ms],
+                    counts=[
+                        sum(s * 1000 <= within for s in due_in_s) for within in request.within_ms
+                    ],
                 )
                 for topic, due_in_s in self.due_in_s.items()
             ]
         )
 
-    async def topic_status(self, name: str) -> pb.TopicStatus:
+    async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
         await self._ask("topic")
-        if name not in self.stored:
+        if request.name not in self.stored:
             raise TopicNotFound("there is no such topic")
         return pb.TopicStatus(
-            queues=[pb.QueueStatus(min_offset=7, max_offset=self.stored[name] + 7)]
+            queues=[pb.QueueStatus(min_offset=7, max_offset=self.stored[request.name] + 7)]
         )
 
     async def _ask(self, what: str) -> None:
