@@ -87,7 +87,7 @@ HOST: Final = FieldLimit(
     reason="the longest DNS name",
 )
 HOSTS: Final = FieldLimit(
-    subject="the hosts of an access point",
+    subject="the host list of an access point",
     field="`Endpoints.addresses`",
     limit=640,
     unit="bytes",
@@ -135,7 +135,7 @@ KEYS: Final = FieldLimit(
     reason="each is an entry of the index",
 )
 USER_PROPERTIES: Final = FieldLimit(
-    subject="the user properties of a message",
+    subject="the set of user properties of a message",
     field="`Message.user_properties`",
     limit=128,
     unit="entries",
@@ -143,7 +143,7 @@ USER_PROPERTIES: Final = FieldLimit(
     reason="limit of the protocol",
 )
 PROPERTIES: Final = FieldLimit(
-    subject="user properties, tag and keys together",
+    subject="the total of user properties, tag and keys",
     field="`Message`",
     limit=16_384,
     unit="bytes",
@@ -151,7 +151,7 @@ PROPERTIES: Final = FieldLimit(
     reason="limit of the protocol",
 )
 SYSTEM_PROPERTIES: Final = FieldLimit(
-    subject="the system properties of all messages of a request",
+    subject="the total of all system properties of a request",
     field="`Message.system_properties`",
     limit=1 << 20,
     unit="bytes",
@@ -223,7 +223,7 @@ ACK_ENTRIES: Final = FieldLimit(
     reason="one ack must not fill a frame of the link; clients send one entry",
 )
 SETTINGS_ENTRIES: Final = FieldLimit(
-    subject="the settings of a client",
+    subject="the topic list of a client's settings",
     field="`Publishing.topics`, `Subscription.subscriptions`",
     limit=1_024,
     unit="entries",
