@@ -1,5 +1,5 @@
-"""Our gRPC transport: two protocols without I/O, and the asyncio shell around them.
+"""The gRPC transport: two protocols without I/O, and the asyncio shell around them.
 
-Read from below: `http2` (connections and streams), `grpc` (messages, deadlines, status), `aio`
-(sockets, tasks, servers and channels).
+Read from the bottom up: `http2` (connections and streams), `grpc` (messages, deadlines, status),
+`aio` (sockets, tasks, servers and channels).
 """

@@ -119,7 +119,7 @@ def test_a_tls_client_at_a_plain_port_is_told_of(certificates: Certificates) -> 
                 pass
         eventually(lambda: running.server.notices.failures["protocol_error"] == 1)
     [told] = [line for line in logs if line["event"] == "clients were refused"]
-    assert told["reason"] == "the client uses TLS, and it is off here"
+    assert told["reason"] == "the client uses TLS, which is off at this port"
     assert told["last_peer"] == "127.0.0.1"
 
 

@@ -246,14 +246,17 @@ def check_accounts(connection: Connection) -> None:
     assert connection._incoming.budget_left + granted == limits.large_messages_bytes
     assert connection._incoming.budget_left >= 0
     assert all(stream.large_bytes >= 0 for stream in streams)
-    assert len(connection._incoming.wanting) <= len(streams)
+    assert len(connection._incoming.room_requests) <= len(streams)
     for stream in streams:
         assert stream.send_window <= frames.WINDOW_MAX
         assert 0 <= stream.receive_window <= frames.WINDOW_MAX
         assert stream.receive_window <= limits.stream_window_bytes + stream.large_bytes
     assert connection._outgoing.window <= frames.WINDOW_MAX or connection.is_closed
     assert len(connection.unparsed) < frames.HEADER_SIZE + limits.frame_bytes
-    assert connection._block is None or connection._block.size <= limits.header_block_bytes
+    assert (
+        connection._headers.partial is None
+        or connection._headers.partial.size <= limits.header_block_bytes
+    )
     assert len(connection._streams._recent_resets._ids) <= 1_024
     assert connection._events == [] or not connection.is_closed
     if connection._is_server:

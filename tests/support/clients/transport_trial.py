@@ -38,7 +38,7 @@ from tidemill.transport.http2.events import (
 )
 from tidemill.transport.http2.frames import ErrorCode, Setting
 from tidemill.transport.http2.limits import Limits
-from tidemill.transport.http2.preface import HTTP1_ANSWER
+from tidemill.transport.http2.preface import HTTP1_RESPONSE
 from tidemill.transport.http2.stream import Stream
 from tidemill.transport.http2.stream_states import LOCAL_ENDED, StreamState
 
@@ -89,7 +89,7 @@ def run_trial(end: End, pieces: Iterable[bytes]) -> Connection:
 def _checked(connection: Connection) -> None:
     peer.check_accounts(connection)
     output = connection.take_output().removeprefix(frames.PREFACE)
-    if output == HTTP1_ANSWER:
+    if output == HTTP1_RESPONSE:
         assert connection.is_closed, "only who speaks HTTP/1.1 is answered in it"
         return
     found, rest = peer.parse_some(output)
@@ -135,7 +135,7 @@ def _on_request(connection: Connection, stream: Stream) -> None:
     elif turn == 1 and stream.state is not StreamState.RESET:
         connection.reset(stream, ErrorCode.CANCEL)
     elif turn == 2:
-        connection.make_room(stream, MESSAGE_BYTES_MAX)
+        connection.request_room(stream, MESSAGE_BYTES_MAX)
     elif turn == 3 and stream.state is not StreamState.RESET:
         connection.send_headers(stream, BLOCK, is_last=False)
         connection.send_data(stream, ANSWER)
@@ -151,7 +151,7 @@ def _is_fit(connection: Connection) -> bool:
     return not (
         connection.is_closed
         or connection.unparsed
-        or connection._block
+        or connection._headers.partial
         or connection._needs_settings
         or connection.is_draining
         or stream_count(connection) == LIMITS.streams_max
@@ -200,7 +200,7 @@ def _http_client(pieces: Iterable[bytes]) -> Connection:
                 assert event.stream.id not in has_ended
                 connection.consume(event.stream, len(event.data))
                 if event.stream.id == 3:
-                    connection.make_room(event.stream, MESSAGE_BYTES_MAX)
+                    connection.request_room(event.stream, MESSAGE_BYTES_MAX)
         _checked(connection)
     return connection
 

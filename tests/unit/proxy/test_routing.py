@@ -41,7 +41,9 @@ def test_the_hosts_of_an_access_point_are_bounded_together() -> None:
     some = [v2.Address(host="1" * 40, port=1)] * 16
     assert routing.access_point(v2.Endpoints(scheme=v2.IPv4, addresses=some), None).addresses
     more = [*some[1:], v2.Address(host="1" * 41, port=1)]
-    with pytest.raises(IllegalAccessPoint, match="the host list of an access point has at most 640 bytes, not 641"):
+    with pytest.raises(
+        IllegalAccessPoint, match="the host list of an access point has at most 640 bytes, not 641"
+    ):
         routing.access_point(v2.Endpoints(scheme=v2.IPv4, addresses=more), None)
 
 

@@ -82,7 +82,7 @@ class ReadConfirmations:
                 return
             self._asking.cancel()
             self._asking = None
-        wait_s = self._http.ask_for_marks(time.monotonic(), is_pressing=is_pressing)
+        wait_s = self._http.request_marks(time.monotonic(), is_pressing=is_pressing)
         if wait_s is not None:
             self._asking = self._loop.call_later(wait_s, self._ask_later)
         self._writer.flush_soon()

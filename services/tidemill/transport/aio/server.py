@@ -751,7 +751,7 @@ class ServerProtocol(ConnectionProtocol):
     @property
     def has_heard_to_leave(self) -> bool:
         """Whether the client has answered to that."""
-        return self._connection.http.is_drain_heard or self._transport.is_closing()
+        return self._connection.http.is_drain_acknowledged or self._transport.is_closing()
 
     def drain(self) -> None:
         """Let the client know that this server stops, and end its streams of requests."""

@@ -197,7 +197,7 @@ class ClientConnection:
             if call.reader.is_empty:
                 call.reader = None
             else:
-                self.http.make_room(call.stream, call.reader.missing_bytes)
+                self.http.request_room(call.stream, call.reader.missing_bytes)
         if event.is_last:
             self._abandon(call, RpcCode.INTERNAL, "the response has no status", events)
 

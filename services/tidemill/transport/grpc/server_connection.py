@@ -529,7 +529,7 @@ class ServerConnection:
             # Never again, whatever was sent since then: what was granted comes. Where the window is
             # short nevertheless, padding has taken of it.
             if beyond_bytes:
-                self.http.repay(stream)
+                self.http.return_window(stream)
             return
         if not beyond_bytes:
             # What was granted may come, however many others want room by now.
@@ -572,7 +572,7 @@ class ServerConnection:
 
     def _grant(self, call: ServerCall) -> None:
         call.is_granted, call.paced_at_s = True, None
-        self.http.make_room(call.stream, self._to_come_bytes(call))
+        self.http.request_room(call.stream, self._to_come_bytes(call))
         self._count_windows()
 
     def grant_next(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a connection tells after it has received bytes."""
+"""The events that a connection returns for received bytes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tidemill.transport.http2.stream import Stream
 
 
 class RequestReceived(NamedTuple):
-    """A client has opened a stream."""
+    """A client opened a stream."""
 
     stream: Stream
-    fields: Fields  # first :method, :scheme, :path and mostly :authority
+    fields: Fields  # first :method, :scheme, :path and usually :authority
     is_last: bool
 
 
 class ResponseReceived(NamedTuple):
-    """A server has sent headers or trailers."""
+    """A server sent headers or trailers."""
 
     stream: Stream
     fields: Fields
@@ -27,7 +27,7 @@ class ResponseReceived(NamedTuple):
 
 
 class DataReceived(NamedTuple):
-    """Part of a stream's content; without data only where `is_last`."""
+    """A part of a stream's content; empty only if `is_last`."""
 
     stream: Stream
     data: bytes
@@ -35,33 +35,33 @@ class DataReceived(NamedTuple):
 
 
 class StreamReset(NamedTuple):
-    """A stream has ended before its time: by the peer, a fault of the peer's, or a limit."""
+    """A stream ended early: because of the peer, an error of the peer, or a limit."""
 
     stream: Stream
     code: int
 
 
 class StreamWritable(NamedTuple):
-    """What was queued for a stream has been sent."""
+    """All queued data of a stream was sent."""
 
     stream: Stream
 
 
 class GoAwayReceived(NamedTuple):
-    """The peer takes no new streams on this connection."""
+    """The peer accepts no new streams on this connection."""
 
     code: int
     reason: str
 
 
 class MarkReached(NamedTuple):
-    """The peer has read our output up to a mark, and to all marks before it."""
+    """The peer has read our output up to a mark, including earlier marks."""
 
     mark: int
 
 
 class ConnectionEnded(NamedTuple):
-    """The connection has ended; its last words are in the output."""
+    """The connection has ended; the output contains the last frames."""
 
     code: ErrorCode
     reason: str

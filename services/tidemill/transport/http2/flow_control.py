@@ -6,7 +6,7 @@ stays closed does not delay other streams.
 `IncomingFlow` is what we let the peer send. We open our connection window again at once, because a
 closed one would make streams wait for each other. We open a stream's window again when the
 application has read its data (`consume`). A message that is larger than the window gets the
-remaining bytes from a budget that all streams of the connection share (`make_room`).
+remaining bytes from a budget that all streams of the connection share (`request_room`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from tidemill.transport.http2.allowances import Allowances
     from tidemill.transport.http2.stream import Stream
 
-# So large that no client of ours fills it within a round trip.
+# So large that no client fills it within a round trip.
 CONNECTION_WINDOW_BYTES: Final = 16 << 20
-# Of what waits for a stream's window, taken before it counts as moving; and of a message that was
-# let come beyond its window, sent. Whoever does less within the time for a stall
-# (`Limits.stall_timeout_s`), a kilobyte a second, holds it for nothing.
+# The amount that counts as progress: of data that waits for a stream's window, or of a message that
+# was granted room. A peer that moves less within the stall timeout (`Limits.stall_timeout_s`), a
+# kilobyte per second, wastes the memory.
 PROGRESS_BYTES: Final = 64 << 10
-_TOO_FAR: Final = "a window grows by nothing, or too far"
+_BAD_INCREMENT: Final = "a window increment is 0 or too large"
 _pack_header: Final = HEADER.pack
 
-# What follows the last byte of a stream's queue is its connection's to send.
+# Called after the last queued byte of a stream; the connection then sends the end.
 Drained = Callable[["Stream"], None]
 
 
 @final
 class OutgoingFlow:
-    """What the peer lets us send, and what waits until it lets us send more."""
+    """The windows for our data, and the data that waits for them."""
 
     __slots__ = (
         "_allowances",
@@ -52,40 +52,40 @@ class OutgoingFlow:
 
     def __init__(self, output: list[bytes], allowances: Allowances) -> None:
         self.window = frames.DEFAULT_WINDOW_BYTES  # of the connection
-        self.granted_bytes = frames.DEFAULT_WINDOW_BYTES  # by the peer so far
+        self.granted_bytes = frames.DEFAULT_WINDOW_BYTES  # by the peer, in total
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.queued_bytes = 0  # of all streams
-        self.blocked: dict[int, Stream] = {}  # streams with something queued
+        self.blocked: dict[int, Stream] = {}  # streams with queued data
         self._output = output
         self._allowances = allowances
 
     @property
     def sent_bytes(self) -> int:
-        """How much data has found its windows open so far."""
+        """The data bytes that have left through the windows."""
         return self.granted_bytes - self.window
 
-    def grow(self, increment: int) -> None:
-        """Let the connection send more."""
+    def add_window(self, increment: int) -> None:
+        """Increase the window of the connection."""
         self.window += increment
         self.granted_bytes += increment
         if increment == 0 or self.window > frames.WINDOW_MAX:
-            raise ConnectionFailure(_code_of(increment), _TOO_FAR)
+            raise ConnectionFailure(_code_of(increment), _BAD_INCREMENT)
 
-    def grow_stream(self, stream: Stream, increment: int) -> None:
-        """Let a stream send more."""
+    def add_stream_window(self, stream: Stream, increment: int) -> None:
+        """Increase the window of a stream."""
         stream.send_window += increment
         if increment == 0 or stream.send_window > frames.WINDOW_MAX:
-            raise StreamFailure(stream.id, _code_of(increment), _TOO_FAR)
+            raise StreamFailure(stream.id, _code_of(increment), _BAD_INCREMENT)
 
     def resize(self, streams: Iterable[Stream], change: int) -> None:
-        """Let every stream send more, or less: a window may become negative."""
+        """Change the window of every stream; a window may become negative."""
         for stream in streams:
             stream.send_window += change
             if stream.send_window > frames.WINDOW_MAX:
                 raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a window is too large")
 
-    def queue(self, stream: Stream, data: bytes, now_s: float) -> None:
-        """Let data wait for the windows."""
+    def enqueue(self, stream: Stream, data: bytes, now_s: float) -> None:
+        """Queue data until the windows open."""
         if stream.queue is None:
             stream.queue = deque()
             stream.moved_at_s, stream.unmoved_bytes = now_s, 0
@@ -95,9 +95,9 @@ class OutgoingFlow:
         self.blocked[stream.id] = stream
 
     def send_blocked(self, now_s: float, drained: Drained) -> None:
-        """Send of what waits: a frame of each stream in turn, while the windows allow.
+        """Send queued data while the windows allow: one frame of each stream in turn.
 
-        Who has had a turn goes to the end, so that a window that opens little by little serves all.
+        A stream goes to the end after its turn, so that a slowly opening window serves all streams.
         """
         has_moved = True
         while has_moved and self.window > 0 and self.blocked:
@@ -110,19 +110,19 @@ class OutgoingFlow:
                     has_moved = True
 
     def send_queued(self, stream: Stream, now_s: float, drained: Drained) -> None:
-        """Send what waits on one stream, while the windows allow."""
+        """Send the queued data of one stream while the windows allow."""
         while stream.queue and stream.send_window > 0 and self.window > 0:
             self._send_frame(stream, now_s, drained)
 
-    def forget(self, stream: Stream) -> None:
-        """Drop what waits on a stream that has ended."""
-        self.queued_bytes -= stream.queued_bytes  # The stream keeps its count: never sent.
+    def remove(self, stream: Stream) -> None:
+        """Drop the queued data of an ended stream."""
+        self.queued_bytes -= stream.queued_bytes  # The stream keeps its count of unsent bytes.
         stream.queue = None
         del self.blocked[stream.id]
 
     def _send_frame(self, stream: Stream, now_s: float, drained: Drained) -> None:
-        """Send one DATA frame out of the queue; after the last one the stream is `drained`."""
-        assert stream.queue, "only streams with something queued are sent of"
+        """Send one queued DATA frame; call `drained` after the last one."""
+        assert stream.queue, "only a stream with queued data has a frame to send"
         first = stream.queue[0]
         length = min(len(first), stream.send_window, self.window, self.frame_bytes)
         stream.send_window -= length
@@ -147,7 +147,7 @@ class OutgoingFlow:
 
 @final
 class IncomingFlow:
-    """What we let the peer send."""
+    """The windows for the peer's data, and the budget for large messages."""
 
     __slots__ = (
         "_is_stopped",
@@ -155,83 +155,85 @@ class IncomingFlow:
         "_stream_window_bytes",
         "budget_bytes",
         "budget_left",
-        "wanting",
+        "room_requests",
         "window",
     )
 
     def __init__(self, output: list[bytes], *, stream_window_bytes: int, budget_bytes: int) -> None:
         self.window = CONNECTION_WINDOW_BYTES  # of the connection
-        self.budget_bytes = budget_bytes  # for messages that are larger than a stream's window
+        self.budget_bytes = budget_bytes  # for messages larger than a stream's window
         self.budget_left = budget_bytes
-        self.wanting: deque[Stream] = deque()  # streams that wait for room
+        self.room_requests: deque[Stream] = deque()  # streams that wait for room
         self._output = output
         self._stream_window_bytes = stream_window_bytes
         self._is_stopped = False
 
-    def received(self, length: int) -> None:
-        """Count what a DATA frame takes of the connection's window, and open it again."""
+    def count_received(self, length: int) -> None:
+        """Subtract a DATA frame from the connection's window, and open the window again."""
         self.window -= length
         if self.window < CONNECTION_WINDOW_BYTES // 2:
             if self.window < 0:
-                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "the window is overrun")
+                raise ConnectionFailure(
+                    ErrorCode.FLOW_CONTROL_ERROR, "the peer sent more than its window"
+                )
             more = CONNECTION_WINDOW_BYTES - self.window
             self._output.append(frames.encode_window_update(0, more))
             self.window = CONNECTION_WINDOW_BYTES
 
     def consume(self, stream: Stream, count: int, now_s: float) -> None:
-        """Let the peer send more on `stream`: the application has read `count` bytes."""
+        """Let the peer send more on `stream`, because the application has read `count` bytes."""
         if stream.state in REMOTE_ENDED:
             return
         returned = min(count, stream.large_bytes)
         if returned:
             stream.large_bytes -= returned
-            self._return(returned, now_s)
-        stream.owed_bytes += count - returned
-        if stream.owed_bytes * 2 >= self._stream_window_bytes:
-            self.repay(stream)
+            self._release(returned, now_s)
+        stream.unreturned_bytes += count - returned
+        if stream.unreturned_bytes * 2 >= self._stream_window_bytes:
+            self.return_window(stream)
 
-    def repay(self, stream: Stream) -> None:
-        """Open a stream's window again by all that was read of it."""
-        if stream.owed_bytes and stream.state not in REMOTE_ENDED:
-            stream.receive_window += stream.owed_bytes
-            self._output.append(frames.encode_window_update(stream.id, stream.owed_bytes))
-            stream.owed_bytes = 0
+    def return_window(self, stream: Stream) -> None:
+        """Open a stream's window again by all read bytes."""
+        if stream.unreturned_bytes and stream.state not in REMOTE_ENDED:
+            stream.receive_window += stream.unreturned_bytes
+            self._output.append(frames.encode_window_update(stream.id, stream.unreturned_bytes))
+            stream.unreturned_bytes = 0
 
-    def make_room(self, stream: Stream, count: int, now_s: float) -> None:
-        """Let the peer send `count` bytes in all, out of the budget, when it has room."""
+    def request_room(self, stream: Stream, count: int, now_s: float) -> None:
+        """Let the peer send `count` bytes in total; the budget grants them when it has room."""
         missing = count - stream.receive_window
         if missing <= 0 or stream.state in REMOTE_ENDED:
             return
         assert missing <= self.budget_bytes, "no message is larger than the budget"
-        if not stream.wanted_bytes:
-            self.wanting.append(stream)
-        stream.wanted_bytes = missing
-        self._return(0, now_s)
+        if not stream.requested_bytes:
+            self.room_requests.append(stream)
+        stream.requested_bytes = missing
+        self._release(0, now_s)
 
-    def want_nothing(self, stream: Stream, now_s: float) -> None:
-        """Let the next stream have its turn: this one gets nothing more."""
-        self.wanting.remove(stream)
-        stream.wanted_bytes = 0
-        self._return(0, now_s)
+    def cancel_room_request(self, stream: Stream, now_s: float) -> None:
+        """Remove the request of a stream that needs no more room, and serve the next one."""
+        self.room_requests.remove(stream)
+        stream.requested_bytes = 0
+        self._release(0, now_s)
 
-    def forget(self, stream: Stream, now_s: float) -> None:
-        """Take back what a stream that has ended wants and has of the budget."""
-        if stream.wanted_bytes:
-            self.want_nothing(stream, now_s)
+    def remove(self, stream: Stream, now_s: float) -> None:
+        """Cancel the request of an ended stream and release its part of the budget."""
+        if stream.requested_bytes:
+            self.cancel_room_request(stream, now_s)
         if stream.large_bytes:
             returned, stream.large_bytes = stream.large_bytes, 0
-            self._return(returned, now_s)
+            self._release(returned, now_s)
 
     def stop(self) -> None:
-        """Grant nothing more: a closed connection has said its last words."""
+        """Grant nothing more, because the connection has sent its last frame."""
         self._is_stopped = True
 
-    def _return(self, count: int, now_s: float) -> None:
-        """Return room to the budget, and grant it to those who wait, in their order."""
+    def _release(self, count: int, now_s: float) -> None:
+        """Add `count` to the budget, and grant the requests in their order."""
         self.budget_left += count
-        while self.wanting and not self._is_stopped:
-            stream = self.wanting[0]
-            granted = stream.wanted_bytes
+        while self.room_requests and not self._is_stopped:
+            stream = self.room_requests[0]
+            granted = stream.requested_bytes
             if granted > self.budget_left:
                 return
             self.budget_left -= granted
@@ -239,8 +241,8 @@ class IncomingFlow:
             stream.receive_window += granted
             stream.moved_at_s = now_s
             self._output.append(frames.encode_window_update(stream.id, granted))
-            stream.wanted_bytes = 0
-            self.wanting.popleft()
+            stream.requested_bytes = 0
+            self.room_requests.popleft()
 
 
 def _code_of(increment: int) -> ErrorCode:

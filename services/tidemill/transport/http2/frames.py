@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 on the wire (RFC 9113 section 4 and 6).
+"""HTTP/2 frames on the wire (RFC 9113 sections 4 and 6).
 
      0         3      4       5            9
     ┌─────────┬──────┬───────┬────────────┬─────────┐
@@ -6,7 +6,7 @@
     │   u24   │  u8  │  u8   │ u31 (top 0)│         │
     └─────────┴──────┴───────┴────────────┴─────────┘
 
-Length and type are read as one u32, because that costs one value less.
+Length and type are read as one u32, which is cheaper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER: Final = struct.Struct(">IBI")  # length << 8 | type, flags, stream id
 HEADER_SIZE: Final = 9
 assert HEADER.size == HEADER_SIZE, "the frame header is part of the protocol"
 
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # a client's first bytes
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client
 
 DATA: Final = 0x0
 HEADERS: Final = 0x1
@@ -78,17 +78,17 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFailure(Exception):
-    """The peer broke the protocol, or a limit, in a way that ends the connection."""
+    """The peer broke the protocol or a limit, which ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str, *, limit: Limit | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
-        self.limit = limit  # the defence that ended it; None where the protocol was broken
+        self.limit = limit  # the exceeded limit; None if the peer broke the protocol
 
 
 class StreamFailure(Exception):
-    """The peer broke the protocol in a way that ends one stream."""
+    """The peer broke the protocol, which ends one stream."""
 
     def __init__(self, stream_id: int, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -113,7 +113,7 @@ def encode_settings(settings: dict[Setting, int]) -> bytes:
 
 
 def decode_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Decode the parameters of a SETTINGS frame, unknown ones included, in their order."""
+    """Decode the parameters of a SETTINGS frame in order, including unknown ones."""
     return list(_SETTING.iter_unpack(payload))
 
 
@@ -123,7 +123,7 @@ def encode_ping(payload: bytes, *, is_ack: bool) -> bytes:
 
 
 def encode_goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """Encode a GOAWAY frame; `reason` is for whoever looks at the wire."""
+    """Encode a GOAWAY frame; `reason` is for people who debug the connection."""
     text = reason.encode()[:200]
     head = HEADER.pack((GOAWAY_SIZE_MIN + len(text)) << 8 | GOAWAY, 0, 0)
     return head + _PAIR.pack(last_stream_id, code) + text
@@ -151,7 +151,7 @@ def decode_u32(payload: bytes) -> int:
 
 
 def encode_headers(stream_id: int, block: bytes, frame_bytes_max: int, *, is_last: bool) -> bytes:
-    """Encode a header block, continued in as many frames as it takes."""
+    """Encode a header block in as many frames as necessary."""
     flags = END_STREAM if is_last else 0
     if len(block) <= frame_bytes_max:
         return HEADER.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block

@@ -1,6 +1,6 @@
-"""Header blocks: decoding what a peer sends, checking it, and encoding what we send (RFC 7541).
+"""Header blocks (RFC 7541): decode and check those of the peer, encode ours.
 
-What we send are literals that no table remembers, so a block that does not change is a constant.
+We send literals without indexing, so a block with constant fields is a constant.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple, final
 
-# The decoder in Rust has no public name of its own; `jh2.connection` uses this one too.
+# The Rust decoder has no public name; `jh2.connection` imports it from here too.
 from jh2._hazmat import Decoder, HPACKError, OversizedHeaderListError
 from jh2.hpack.huffman_constants import REQUEST_CODES_LENGTH
 
@@ -17,16 +17,16 @@ from tidemill.transport.http2.frames import ConnectionFailure, ErrorCode
 from tidemill.transport.http2.limits import Limit
 
 Fields = dict[str, str]
-Decoded = list[tuple[str, str, bool]]  # name, value, and whether it must never be indexed
+DecodedFields = list[tuple[str, str, bool]]  # name, value, and whether it must never be indexed
 
-TABLE_BYTES: Final = 4_096  # of the decoder, the protocol's default
-NO_TABLE: Final = b"\x20"  # at the beginning of a block: what follows needs a table of 0 bytes
+TABLE_BYTES: Final = 4_096  # of the decoder; the default of the protocol
+EMPTY_TABLE: Final = b"\x20"  # at the start of a block: sets the size of the peer's table to 0
 
-# Fields of one byte: entry 1 to 126 of the tables. Most of a repeated block is such.
+# One-byte fields: entries 1 to 126 of the tables. A repeated block consists mostly of these.
 _INDEXED: Final = re.compile(rb"[\x81-\xfe]*")
 _CODE_BITS: Final = bytes(REQUEST_CODES_LENGTH[:256])  # by byte (RFC 7541 appendix B)
-_SIZES_MAX: Final = 2  # the smallest since the last block, and the last (RFC 7541 section 4.2)
-_INTEGER_BYTES_MAX: Final = 5  # beyond them a number is larger than any block
+_SIZES_MAX: Final = 2  # per block (RFC 7541 section 4.2)
+_INTEGER_BYTES_MAX: Final = 5  # a longer number would be larger than any block
 
 # Names are lower case tokens (RFC 9113 section 8.2.1).
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
@@ -35,42 +35,41 @@ _CONNECTION_FIELDS: Final = frozenset(
     {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 )
 _REQUEST_PSEUDO: Final = frozenset({":method", ":scheme", ":path", ":authority"})
-# Names that were found to be good. Clients use the same few, and checking one costs more than
-# finding it here.
-_CHECKED_MAX: Final = 1_024
-_CHECKED_BYTES_MAX: Final = 128
-_checked: Final[set[str]] = set()
-# The same for the names of a whole request, in their order.
+# Names that passed the check. Clients use a few names, and a lookup is cheaper than a check.
+_CACHED_MAX: Final = 1_024
+_CACHED_BYTES_MAX: Final = 128
+_valid_names: Final[set[str]] = set()
+# The same for all names of a request, in order.
 _KNOWN_NAMES_MAX: Final = 256
 _NAMES_BYTES_MAX: Final = 2_048
-_known_names: Final[dict[tuple[str, ...], int]] = {}  # with their bytes together
-# The same for strings in Huffman's code: paths, names, and what else does not change.
-_checked_codes: Final[set[bytes]] = set()
-_FIELD_BYTES: Final = 32  # that a field counts for beside its name and value
-_NAME_AND_VALUE: Final = (0, 1)  # what a literal field has strings for
-_VALUE: Final = (1,)  # and one whose name is in a table
+_known_names: Final[dict[tuple[str, ...], int]] = {}  # the value is their total size
+# The same for Huffman codes: paths, names and other constant strings.
+_valid_codes: Final[set[bytes]] = set()
+_FIELD_BYTES: Final = 32  # added per field to the size of a header list
+_NAME_AND_VALUE: Final = (0, 1)  # the strings of a literal field
+_VALUE: Final = (1,)  # the string of a field with an indexed name
 
 
 class MalformedHeaders(Exception):
-    """The fields are no request or response of HTTP/2; the message says why."""
+    """The fields are not a valid request or response of HTTP/2."""
 
 
 @final
 class HeaderDecoder:
-    """Decodes the blocks of one connection, in their order: each may change the table."""
+    """The decoder of one connection; each block may change its table."""
 
     def __init__(self, list_bytes_max: int) -> None:
         self._decoder = Decoder(list_bytes_max)
         self._decoder.max_allowed_table_size = TABLE_BYTES
 
-    def decode(self, block: bytes) -> Decoded:
+    def decode(self, block: bytes) -> DecodedFields:
         """Return (name, value, is sensitive) of each field.
 
-        Raises ConnectionFailure: after a failure the table is not the peer's any more.
+        Raises ConnectionFailure, after which the table differs from that of the peer.
         """
         coded = walk(block)
         try:
-            decoded: Decoded = self._decoder.decode(block, False)
+            decoded: DecodedFields = self._decoder.decode(block, False)
         except OversizedHeaderListError:
             raise ConnectionFailure(
                 ErrorCode.ENHANCE_YOUR_CALM, "the header list is too long", limit=Limit.HEADER_BYTES
@@ -83,54 +82,54 @@ class HeaderDecoder:
 
 
 class CodedString(NamedTuple):
-    """A string in Huffman's code, and what it is part of."""
+    """A Huffman-coded string and its position in the block."""
 
     field_index: int
     part: int  # 0 for the name, 1 for the value
     code: bytes
 
-    def check_padding(self, decoded: Decoded) -> None:
-        """Raise ConnectionFailure unless the code is filled up with ones; the decoder accepts more.
+    def check_padding(self, decoded: DecodedFields) -> None:
+        """Raise ConnectionFailure unless the padding is all ones; the decoder does not check.
 
-        How many bits are left is known from the text: each character has its length of code.
+        The length of the padding follows from the text, because each character has a code length.
         """
         text = str(decoded[self.field_index][self.part])
         padding = 8 * len(self.code) - sum(text.encode().translate(_CODE_BITS))
         ones = (1 << max(padding, 0)) - 1
         if not 0 <= padding <= 7 or self.code[-1] & ones != ones:
-            raise _broken("a string in Huffman's code is filled up wrongly")
-        if len(self.code) <= _CHECKED_BYTES_MAX:
-            if len(_checked_codes) >= _CHECKED_MAX:
-                _checked_codes.clear()  # Somebody makes them up; those in use come again.
-            _checked_codes.add(self.code)
+            raise _compression_failure("a Huffman-coded string has wrong padding")
+        if len(self.code) <= _CACHED_BYTES_MAX:
+            if len(_valid_codes) >= _CACHED_MAX:
+                _valid_codes.clear()  # A peer sends new strings on purpose. Those in use come back.
+            _valid_codes.add(self.code)
 
 
 def walk(block: bytes) -> list[CodedString]:
-    """Return the strings of `block` in Huffman's code that have not been checked before.
+    """Return the Huffman-coded strings of `block` that have not been checked before.
 
-    Raises ConnectionFailure unless every string lies within the block, and sizes of the table come
-    first: the decoder reads over the end otherwise, which it notices by ending the thread.
+    Raises ConnectionFailure unless every string ends within the block and table sizes come first.
+    The Rust decoder reads beyond the end otherwise, which ends the thread.
     """
     coded: list[CodedString] = []
     at, end, field_index, sizes = 0, len(block), 0, 0
-    skip_indexed, checked = _INDEXED.match, _checked_codes
+    skip_indexed, checked = _INDEXED.match, _valid_codes
     try:
         while True:
             run = skip_indexed(block, at)
-            assert run is not None, "the pattern matches nothing, too"
+            assert run is not None, "the pattern also matches an empty string"
             field_index += run.end() - at
             at = run.end()
             if at == end:
                 return coded
             first = block[at]
-            if first >= 0x80:  # An entry beyond 126, or entry 0, which the decoder refuses.
+            if first >= 0x80:  # An entry beyond 126, or entry 0, which the decoder rejects.
                 _, at = _integer(block, at, 0x7F)
-            elif 0x20 <= first < 0x40:  # The table's new size.
+            elif 0x20 <= first < 0x40:  # A new table size.
                 if field_index:
-                    raise _broken("a table size comes after a field")
+                    raise _compression_failure("a table size follows a field")
                 sizes += 1
                 if sizes > _SIZES_MAX:
-                    raise _broken("a block has two table sizes at most")
+                    raise _compression_failure("a block has more than two table sizes")
                 _, at = _integer(block, at, 0x1F)
                 continue
             else:
@@ -147,51 +146,51 @@ def walk(block: bytes) -> list[CodedString]:
                         size, begin = _integer(block, at, 0x7F)
                     at = begin + size
                     if at > end:
-                        raise _broken("a string reaches over the end of its block")
+                        raise _compression_failure("a string ends after its block")
                     if head >= 0x80 and size and (code := block[begin:at]) not in checked:
                         coded.append(CodedString(field_index, part, code))
             field_index += 1
     except IndexError:
-        raise _broken("the block ends in a field") from None
+        raise _compression_failure("the block ends inside a field") from None
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """Return the integer at `at`, and where it ends."""
+    """Return the integer at `at` and its end."""
     if at >= len(block):
-        raise _broken("the block ends in a field")
+        raise _compression_failure("the block ends inside a field")
     value = block[at] & mask
     at += 1
     if value < mask:
         return value, at
     for shift in range(0, 7 * _INTEGER_BYTES_MAX, 7):
         if at >= len(block):
-            raise _broken("the block ends in an integer")
+            raise _compression_failure("the block ends inside an integer")
         value += (block[at] & 0x7F) << shift
         at += 1
         if block[at - 1] < 0x80:
             return value, at
-    raise _broken("an integer is too long")
+    raise _compression_failure("an integer is too long")
 
 
-def _broken(reason: str) -> ConnectionFailure:
+def _compression_failure(reason: str) -> ConnectionFailure:
     return ConnectionFailure(ErrorCode.COMPRESSION_ERROR, reason)
 
 
-def list_bytes(decoded: Decoded) -> int:
-    """Return the size of a header list, as RFC 9113 section 6.5.2 counts."""
-    # Joined: that takes a third of the time that adding numbers does.
+def list_bytes(decoded: DecodedFields) -> int:
+    """Return the size of a header list (RFC 9113 section 6.5.2)."""
+    # Joining takes a third of the time of a sum.
     return len("".join([name + value for name, value, _ in decoded])) + _FIELD_BYTES * len(decoded)
 
 
-def known_request(decoded: Decoded) -> tuple[Fields, int] | None:
-    """Return what `check_request` does, and the size of the list, where the names are known.
+def known_request(decoded: DecodedFields) -> tuple[Fields, int] | None:
+    """Return the result of `check_request` and the list size, if the names are known to be valid.
 
-    None: let that look at it.
+    Otherwise return None; then call `check_request`.
     """
     fields = {name: value for name, value, _ in decoded}
     names_bytes = _known_names.get(tuple(fields))
     text = "".join(fields.values())
-    # Of a name that comes twice one value would be missing.
+    # If a name comes twice, one value is missing in `fields`.
     if names_bytes is None or len(fields) != len(decoded) or not text.isprintable():
         return None
     if fields.get("te", "trailers") != "trailers" or not fields[":path"]:
@@ -199,14 +198,14 @@ def known_request(decoded: Decoded) -> tuple[Fields, int] | None:
     return fields, names_bytes + len(text) + _FIELD_BYTES * len(decoded)
 
 
-def check_request(decoded: Decoded) -> Fields:
-    """Return the fields of a request, the pseudo-fields first.
+def check_request(decoded: DecodedFields) -> Fields:
+    """Return the fields of a request, with the pseudo-fields first.
 
-    The values of a repeated name are joined by commas. Raises MalformedHeaders (RFC 9113
-    section 8.2 and 8.3).
+    The values of a repeated name are joined by commas. Raises MalformedHeaders (RFC 9113 section
+    8.2 and 8.3).
     """
     fields: Fields = {}
-    pseudo_count, checked = 0, _checked
+    pseudo_count, checked = 0, _valid_names
     for name, value, _ in decoded:
         if not value.isprintable():
             raise MalformedHeaders(f"the value of {name} has control characters")
@@ -214,23 +213,23 @@ def check_request(decoded: Decoded) -> Fields:
             fields[name] = value if name not in fields else f"{fields[name]},{value}"
         elif name in _REQUEST_PSEUDO:
             if name in fields or len(fields) > pseudo_count:
-                raise MalformedHeaders(f"{name} is repeated, or after other fields")
+                raise MalformedHeaders(f"{name} is repeated or follows other fields")
             pseudo_count += 1
             fields[name] = value
         else:
             _check_name(name)
             fields[name] = value if name not in fields else f"{fields[name]},{value}"
     if fields.get("te", "trailers") != "trailers":
-        raise MalformedHeaders("te may only be trailers")
+        raise MalformedHeaders("te must be trailers")
     if ":method" not in fields or ":scheme" not in fields or not fields.get(":path"):
-        raise MalformedHeaders("a request has :method, :scheme and :path")
+        raise MalformedHeaders("a request needs :method, :scheme and :path")
     if len(fields) == len(decoded):
         _remember(tuple(fields))
     return fields
 
 
 def _remember(names: tuple[str, ...]) -> None:
-    """Know the names of a request that are good, and no two of them the same."""
+    """Remember the valid names of a request without repeated names."""
     names_bytes = len("".join(names))
     if names_bytes <= _NAMES_BYTES_MAX:
         if len(_known_names) >= _KNOWN_NAMES_MAX:
@@ -239,12 +238,12 @@ def _remember(names: tuple[str, ...]) -> None:
 
 
 def content_length(fields: Fields) -> int:
-    """Return how much content is announced, -1 where nothing is; raise MalformedHeaders."""
+    """Return the announced content length, or -1; raise MalformedHeaders."""
     text = fields.get("content-length")
     if text is None:
         return -1
     if not (text.isdecimal() and text.isascii() and len(text) <= _CONTENT_LENGTH_DIGITS_MAX):
-        raise MalformedHeaders("content-length is one number")
+        raise MalformedHeaders("content-length is not one number")
     return int(text)
 
 
@@ -254,7 +253,7 @@ def check_response(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
     for name, value, _ in decoded:
         if name == ":status":
             if fields:
-                raise MalformedHeaders(":status comes first and once")
+                raise MalformedHeaders(":status must be the first field, once")
         else:
             _check_name(name)
         fields[name] = f"{fields[name]},{value}" if name in fields else value
@@ -262,7 +261,7 @@ def check_response(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
 
 
 def check_trailers(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
-    """Return the fields that follow a request's data; raise MalformedHeaders."""
+    """Return the trailers of a request; raise MalformedHeaders."""
     fields: Fields = {}
     for name, value, _ in decoded:
         _check_name(name)
@@ -271,20 +270,20 @@ def check_trailers(decoded: Iterable[tuple[str, str, bool]]) -> Fields:
 
 
 def _check_name(name: str) -> None:
-    if name in _checked:
+    if name in _valid_names:
         return
     if _NAME.fullmatch(name) is None:
-        raise MalformedHeaders("a field name is no lower case token")
+        raise MalformedHeaders("a field name is not a lower case token")
     if name in _CONNECTION_FIELDS:
-        raise MalformedHeaders(f"{name} belongs to HTTP/1.1")
-    if len(name) <= _CHECKED_BYTES_MAX:
-        if len(_checked) >= _CHECKED_MAX:
-            _checked.clear()
-        _checked.add(name)
+        raise MalformedHeaders(f"{name} is only valid in HTTP/1.1")
+    if len(name) <= _CACHED_BYTES_MAX:
+        if len(_valid_names) >= _CACHED_MAX:
+            _valid_names.clear()
+        _valid_names.add(name)
 
 
 def encode(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Encode fields as literals that are not remembered."""
+    """Encode fields as literals without indexing."""
     parts = []
     for name, value in fields:
         raw_name, raw_value = name.encode(), value.encode()

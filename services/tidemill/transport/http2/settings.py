@@ -1,4 +1,4 @@
-"""SETTINGS: what we tell the peer with the first frames, and what it tells us."""
+"""SETTINGS: ours in the first frames, and those of the peer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tidemill.transport.http2.limits import Limits
 
 
-def greeting(limits: Limits, *, is_server: bool) -> list[bytes]:
-    """Return the first frames of either end."""
+def first_frames(limits: Limits, *, is_server: bool) -> list[bytes]:
+    """Return the first frames of one end of a connection."""
     settings = {
         Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
         Setting.MAX_FRAME_SIZE: limits.frame_bytes,
@@ -33,26 +33,27 @@ def greeting(limits: Limits, *, is_server: bool) -> list[bytes]:
 
 @final
 class PeerSettings:
-    """What the peer has told, as of its last frame."""
+    """The settings of the peer as of its last frame."""
 
     __slots__ = ("_is_server", "frame_bytes", "must_shrink_table", "streams_max", "window_bytes")
 
     def __init__(self, *, is_server: bool) -> None:
-        """Know the defaults; `is_server` is which end we are."""
+        """Start with the defaults; `is_server` is our own role."""
         self._is_server = is_server
         self.window_bytes = frames.DEFAULT_WINDOW_BYTES  # of a new stream
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
         self.streams_max = frames.STREAM_ID_MAX
-        # We use no table, but a peer with a smaller one waits to be told so (RFC 7541 section 4.2).
+        # We use no table. A peer with a smaller one waits for a table size (RFC 7541 section 4.2).
         self.must_shrink_table = False
 
     def apply(self, payload: bytes) -> int:
-        """Take a frame; return by how much the window of every stream changes.
+        """Apply a SETTINGS frame; return the change of every stream's window.
 
-        Once a frame: one has room for 2730 windows, and each may let every stream send a byte.
+        The windows change once per frame. Otherwise a frame with 2730 settings could let every
+        stream send 2730 times.
         """
         if len(payload) % frames.SETTING_SIZE:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS has 6 bytes each")
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "a setting must have 6 bytes")
         before = self.window_bytes
         for setting, value in frames.decode_settings(payload):
             self._apply(setting, value)
@@ -65,13 +66,13 @@ class PeerSettings:
             self.window_bytes = value
         elif setting == Setting.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.FRAME_BYTES_LIMIT:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a frame size out of range")
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "the frame size is out of range")
             self.frame_bytes = value
         elif setting == Setting.ENABLE_PUSH:
             if value > 1 or (value and not self._is_server):
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH out of range")
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is out of range")
         elif setting == Setting.MAX_CONCURRENT_STREAMS:
             self.streams_max = value
         elif setting == Setting.HEADER_TABLE_SIZE:
-            # The smallest value is told, also where a larger one follows it.
+            # The smallest value must be announced, even if a larger one follows.
             self.must_shrink_table |= value < header_block.TABLE_BYTES

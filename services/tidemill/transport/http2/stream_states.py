@@ -1,13 +1,13 @@
-"""The states of a stream, and what leads from one to the next (RFC 9113 section 5.1).
+"""The states of a stream and their transitions (RFC 9113 section 5.1).
 
              ┌── LOCAL_END ──> LOCAL_CLOSED ── REMOTE_END ──┐
       OPEN ──┤                                              ├──> CLOSED
              └── REMOTE_END ─> REMOTE_CLOSED ─ LOCAL_END ───┘
 
-    RESET follows every state but the last, by RST_STREAM of either side or with the connection.
+    RESET follows every state except CLOSED, after RST_STREAM or the end of the connection.
 
-A stream is open when it has a state at all: nobody pushes here, and an idle stream is one that
-nobody has heard of. CLOSED and RESET are the last; their streams are forgotten.
+A stream starts as OPEN, because there is no push. CLOSED and RESET are final; their streams are
+removed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Final
 
 
 class StreamState(IntEnum):
-    """What may still be sent on a stream."""
+    """The state of a stream."""
 
     OPEN = 1
-    LOCAL_CLOSED = 2  # we have sent our last frame
-    REMOTE_CLOSED = 3  # the peer has
+    LOCAL_CLOSED = 2  # we sent our last frame
+    REMOTE_CLOSED = 3  # the peer sent its last frame
     CLOSED = 4
     RESET = 5
 
 
 class StreamChange(IntEnum):
-    """What happens to a stream."""
+    """A change of a stream's state."""
 
     LOCAL_END = 1
     REMOTE_END = 2
     RESET = 3
 
 
-# What is not here does not happen: who ends a stream has seen that it may.
+# Other changes do not happen. The code that ends a stream checks its state first.
 TRANSITIONS: Final[dict[StreamChange, dict[StreamState, StreamState]]] = {
     StreamChange.LOCAL_END: {
         StreamState.OPEN: StreamState.LOCAL_CLOSED,
@@ -54,6 +54,6 @@ ON_LOCAL_END: Final = TRANSITIONS[StreamChange.LOCAL_END]
 ON_REMOTE_END: Final = TRANSITIONS[StreamChange.REMOTE_END]
 ON_RESET: Final = TRANSITIONS[StreamChange.RESET]
 
-# In which the peer sends nothing more, and in which we do not.
+# States in which the peer sends nothing more, and states in which we do not.
 REMOTE_ENDED: Final = frozenset({StreamState.REMOTE_CLOSED, StreamState.CLOSED, StreamState.RESET})
 LOCAL_ENDED: Final = frozenset({StreamState.LOCAL_CLOSED, StreamState.CLOSED, StreamState.RESET})

@@ -1,7 +1,7 @@
-"""The streams of a connection: opening them, sending on them, and how they end.
+"""The streams of a connection: opening, sending and ending.
 
-A stream is forgotten when both sides have sent their last frame, or one has reset it. The ids that
-we have reset are remembered for a while: the peer may have sent more before it knew.
+A stream is removed when both sides have sent their last frame or one side has reset it. The ids of
+streams that we reset are kept for a while, because the peer may have sent frames before it knew.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class StreamTable:
         now_s: float,
     ) -> None:
         self.by_id: dict[int, Stream] = {}
-        self.last_id = 0  # highest that the peer, or as a client we, have opened
-        self.now_s = now_s  # of what is being received or checked, or was last
-        self.busy_at_s = now_s  # when the last stream ended
+        self.last_id = 0  # the highest that the client has opened
+        self.now_s = now_s  # time of the current or last `receive` or `check`
+        self.busy_at_s = now_s  # the end of the last stream
         self.outgoing = OutgoingFlow(output, allowances)
         self.incoming = IncomingFlow(
             output,
@@ -76,7 +76,7 @@ class StreamTable:
         self._is_server = is_server
 
     def open_next(self, block: bytes) -> Stream | None:
-        """Open a stream as a client; None where the peer takes no more for now."""
+        """Open a stream as a client; return None if the peer accepts no more for now."""
         if len(self.by_id) >= self._settings.streams_max:
             return None
         stream_id = self.last_id = self._next_id
@@ -87,11 +87,11 @@ class StreamTable:
 
     @property
     def are_ids_used_up(self) -> bool:
-        """Whether a client can open no more streams on this connection."""
+        """Whether a client has used all stream ids of this connection."""
         return self._next_id > frames.STREAM_ID_MAX
 
     def add(self, stream_id: int) -> Stream:
-        """Know of a new stream."""
+        """Create a stream."""
         stream = self.by_id[stream_id] = Stream(
             stream_id,
             send_window=self._settings.window_bytes,
@@ -101,17 +101,19 @@ class StreamTable:
         return stream
 
     def is_idle(self, stream_id: int) -> bool:
-        """Whether no stream of this id was ever open; only clients open streams, the odd ones."""
+        """Return whether no stream of this id was ever opened; clients use odd ids."""
         return stream_id > self.last_id or not stream_id & 1
 
-    def on_late(self, stream_id: int, stream: Stream | None, flags: int, frame: str) -> None:
-        """Take a frame for a stream that the peer may not send on any more, or never could."""
+    def handle_late_frame(
+        self, stream_id: int, stream: Stream | None, flags: int, frame: str
+    ) -> None:
+        """Handle a frame for a stream on which the peer may not send."""
         if stream is not None:
             raise StreamFailure(
                 stream_id, ErrorCode.STREAM_CLOSED, f"{frame} after the end of the stream"
             )
         if stream_id in self._recent_resets:
-            # It was on its way when we reset the stream; after its last frame nothing is.
+            # Sent before the peer received our reset. No frame follows its last one.
             if flags & END_STREAM:
                 self._recent_resets.discard(stream_id)
             elif frame != "DATA":
@@ -124,7 +126,7 @@ class StreamTable:
     # ------------------------------------------------------------ sending
 
     def send_headers(self, stream: Stream, block: bytes, *, is_last: bool) -> None:
-        """Send a header block, now; as the last frame after everything that is queued."""
+        """Send a header block now. If it is the last frame, send it after all queued data."""
         if stream.state is _RESET:
             return
         if is_last and stream.queue:
@@ -132,7 +134,7 @@ class StreamTable:
             return
         if self._settings.must_shrink_table:
             self._settings.must_shrink_table = False
-            block = header_block.NO_TABLE + block
+            block = header_block.EMPTY_TABLE + block
         self._output.append(
             frames.encode_headers(stream.id, block, self.outgoing.frame_bytes, is_last=is_last)
         )
@@ -140,13 +142,13 @@ class StreamTable:
             self._end_local(stream)
 
     def send_data(self, stream: Stream, data: bytes, *, is_last: bool = False) -> None:
-        """Send `data`, as far as the windows are open; the rest as they open."""
+        """Send as much of `data` as the windows allow; queue the remaining bytes."""
         if stream.state is _RESET:
             return
-        assert stream.state not in LOCAL_ENDED, "nothing follows the last frame"
+        assert stream.state not in LOCAL_ENDED, "no data may follow the last frame"
         outgoing, length = self.outgoing, len(data)
         if stream.queue is None and (
-            not length  # Needs no window, and may not wait for one: nobody would open it.
+            not length  # Empty data needs no window and must not wait for one.
             or (
                 length <= outgoing.frame_bytes
                 and length <= stream.send_window
@@ -166,11 +168,11 @@ class StreamTable:
         if is_last:
             stream.trailers = b""
         if length:
-            outgoing.queue(stream, data, self.now_s)
+            outgoing.enqueue(stream, data, self.now_s)
             outgoing.send_queued(stream, self.now_s, self.on_drained)
 
     def send_response(self, stream: Stream, block: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole response: headers, data, and trailers that end the stream."""
+        """Send a whole response: headers, data, and the trailers that end the stream."""
         outgoing, length = self.outgoing, len(data)
         if (
             stream.state is _RESET
@@ -183,7 +185,7 @@ class StreamTable:
             self.send_data(stream, data)
             self.send_headers(stream, trailers, is_last=True)
             return
-        # What nearly every unary call comes to, written out.
+        # Inlined, because nearly every unary call ends here.
         outgoing.window -= length
         stream_id = stream.id
         self._output += (
@@ -199,7 +201,7 @@ class StreamTable:
         self._end_local(stream)
 
     def on_drained(self, stream: Stream) -> None:
-        """Send the end of a stream, where it is known, after the last byte that was queued."""
+        """After the last queued byte, send the end of the stream if it is known."""
         if stream.trailers is None:
             self._events.append(StreamWritable(stream))
         elif stream.trailers:
@@ -214,47 +216,47 @@ class StreamTable:
         """End a stream at once."""
         if stream.id in self.by_id:
             stream.state = ON_RESET[stream.state]
-            self._forget(stream)
+            self._remove(stream)
             self._recent_resets.add(stream.id)
             self._output.append(frames.encode_rst_stream(stream.id, code))
 
     def end_remote(self, stream: Stream) -> None:
-        """Know that the peer has sent its last frame."""
+        """Record that the peer has sent its last frame."""
         stream.state = state = ON_REMOTE_END[stream.state]
-        if stream.wanted_bytes:
-            self.incoming.want_nothing(stream, self.now_s)
+        if stream.requested_bytes:
+            self.incoming.cancel_room_request(stream, self.now_s)
         if state is _CLOSED:
-            self._forget(stream)
+            self._remove(stream)
 
     def _end_local(self, stream: Stream) -> None:
-        """Know that we have sent our last frame."""
+        """Record that we have sent our last frame."""
         stream.state = state = ON_LOCAL_END[stream.state]
         if state is _CLOSED:
-            self._forget(stream)
+            self._remove(stream)
         elif self._is_server:
-            # The response is complete, and nobody reads the rest of the request (section 8.1).
+            # The response is complete. The remaining request is not needed (section 8.1).
             self.reset(stream, ErrorCode.NO_ERROR)
 
-    def break_off(self, stream: Stream, code: int) -> None:
-        """End a stream before its time, and tell."""
+    def abort(self, stream: Stream, code: int) -> None:
+        """End a stream early and emit the event."""
         stream.state = ON_RESET[stream.state]
-        self._forget(stream)
+        self._remove(stream)
         self._events.append(StreamReset(stream, code))
 
     def fail(self, failure: StreamFailure) -> None:
-        """End one stream by the peer's fault, or refuse it."""
+        """End or refuse one stream because of an error of the peer."""
         stream = self.by_id.get(failure.stream_id)
         if stream is not None:
-            self.break_off(stream, failure.code)
+            self.abort(stream, failure.code)
         self._recent_resets.add(failure.stream_id)
-        # Faults of a peer cost it as much as resets: both make us open and close streams.
+        # Errors of a peer count like resets, because both open and close streams.
         self._allowances.take(Limit.RESETS, self.now_s)
         self._output.append(frames.encode_rst_stream(failure.stream_id, failure.code))
 
-    def _forget(self, stream: Stream) -> None:
+    def _remove(self, stream: Stream) -> None:
         del self.by_id[stream.id]
         self.busy_at_s = self.now_s
         if stream.queue is not None:
-            self.outgoing.forget(stream)
-        if stream.wanted_bytes or stream.large_bytes:
-            self.incoming.forget(stream, self.now_s)
+            self.outgoing.remove(stream)
+        if stream.requested_bytes or stream.large_bytes:
+            self.incoming.remove(stream, self.now_s)

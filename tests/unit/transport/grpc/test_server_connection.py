@@ -75,7 +75,7 @@ def status_of(found: list[Frame]) -> tuple[str, str]:
 def test_what_the_client_has_read_is_told_also_where_it_stood_behind_many_calls() -> None:
     connection = served()
     mark = connection.http.mark_output()
-    connection.http.ask_for_marks(0.0, is_pressing=False)
+    connection.http.request_marks(0.0, is_pressing=False)
     calls = b"".join([peer.headers(1 + 2 * n) for n in range(CALLS_A_TURN + 1)])
     events = connection.receive(calls + peer.ping(b"all read", is_ack=True), 0.0)
     assert MarkReached(mark) not in events, "it waits for its turn"

@@ -420,8 +420,8 @@ def test_a_failure_resets_every_stream_and_says_so_last() -> None:
     limits = Limits(large_messages_bytes=100_000)
     connection = greeted_server(limits)
     first, second = opened(connection, 1), opened(connection, 3)
-    connection.make_room(first, 160_000)
-    connection.make_room(second, 160_000)
+    connection.request_room(first, 160_000)
+    connection.request_room(second, 160_000)
     events = connection.receive(peer.frame(frames.PING, b"short"), 0.0)
     assert [type(event) for event in events] == [StreamReset, StreamReset, ConnectionEnded]
     assert peer.parse(connection.take_output())[-1].kind == frames.GOAWAY

@@ -318,18 +318,18 @@ LIMITS = Limits(stream_window_bytes=100, large_messages_bytes=1_000)
 def test_a_large_message_is_granted_what_it_needs_beyond_the_window() -> None:
     connection = greeted_server(LIMITS)
     stream = opened(connection, is_last=False)
-    connection.make_room(stream, 100)
+    connection.request_room(stream, 100)
     assert window_updates(connection) == []
-    connection.make_room(stream, 600)
+    connection.request_room(stream, 600)
     assert window_updates(connection) == [(1, 500)]
-    connection.make_room(stream, 600)
+    connection.request_room(stream, 600)
     assert window_updates(connection) == []
 
 
 def test_what_is_read_goes_back_to_the_budget_before_the_window() -> None:
     connection = greeted_server(LIMITS)
     stream = opened(connection, is_last=False)
-    connection.make_room(stream, 600)
+    connection.request_room(stream, 600)
     connection.receive(peer.data(1, bytes(600)), 0.0)
     connection.take_output()
     connection.consume(stream, 500)
@@ -343,9 +343,9 @@ def test_what_is_read_goes_back_to_the_budget_before_the_window() -> None:
 def test_streams_wait_for_room_in_their_order() -> None:
     connection = greeted_server(LIMITS)
     first, second, third = (opened(connection, n, is_last=False) for n in (1, 3, 5))
-    connection.make_room(first, 1_000)
-    connection.make_room(second, 700)
-    connection.make_room(third, 150)  # It would fit, and waits for the second all the same.
+    connection.request_room(first, 1_000)
+    connection.request_room(second, 700)
+    connection.request_room(third, 150)  # It would fit, and waits for the second all the same.
     assert window_updates(connection) == [(1, 900)]
     connection.receive(peer.rst_stream(1), 0.0)
     assert window_updates(connection) == [(3, 600), (5, 50)]
@@ -358,9 +358,9 @@ def test_a_stream_that_waits_for_room_asks_once_however_small_its_frames() -> No
     """Each frame that came in the meantime once asked again, and all of them were granted."""
     connection = greeted_server(LIMITS)
     first, second = opened(connection, 1, is_last=False), opened(connection, 3, is_last=False)
-    connection.make_room(first, 1_000)
+    connection.request_room(first, 1_000)
     for received in range(50):
-        connection.make_room(second, 400 - received)
+        connection.request_room(second, 400 - received)
         connection.receive(peer.data(3, b"x"), 0.0)
     check_accounts(connection)
     connection.take_output()
@@ -372,10 +372,10 @@ def test_a_stream_that_waits_for_room_asks_once_however_small_its_frames() -> No
 def test_a_stream_that_ends_while_it_waits_for_room_lets_the_next_have_it() -> None:
     connection = greeted_server(LIMITS)
     first, second, third, fourth = (opened(connection, n, is_last=False) for n in (1, 3, 5, 7))
-    connection.make_room(first, 600)
-    connection.make_room(second, 900)
-    connection.make_room(third, 900)
-    connection.make_room(fourth, 500)
+    connection.request_room(first, 600)
+    connection.request_room(second, 900)
+    connection.request_room(third, 900)
+    connection.request_room(fourth, 500)
     assert window_updates(connection) == [(1, 500)]
     connection.receive(peer.data(3, b"x", is_last=True), 0.0)
     assert window_updates(connection) == []
@@ -386,7 +386,7 @@ def test_a_stream_that_ends_while_it_waits_for_room_lets_the_next_have_it() -> N
 def test_nothing_is_granted_to_a_stream_that_the_peer_has_ended() -> None:
     connection = greeted_server(LIMITS)
     stream = opened(connection, is_last=True)
-    connection.make_room(stream, 500)
+    connection.request_room(stream, 500)
     connection.consume(stream, 500)
     assert window_updates(connection) == []
 

@@ -21,38 +21,38 @@ def pings(connection: Connection) -> list[bytes]:
 def test_a_ping_behind_the_output_asks_for_all_marks_before_it() -> None:
     connection = greeted_server()
     marks = connection.mark_output(), connection.mark_output()
-    assert connection.ask_for_marks(0.0) is None
+    assert connection.request_marks(0.0) is None
     [payload] = pings(connection)
     later = connection.mark_output()
-    assert connection.ask_for_marks(10.0) is None, "one at a time"
+    assert connection.request_marks(10.0) is None, "one at a time"
     assert pings(connection) == []
     events = connection.receive(peer.ping(payload, is_ack=True), 10.0)
     assert events == [MarkReached(marks[1])]
-    assert connection.ask_for_marks(10.0) is None
+    assert connection.request_marks(10.0) is None
     assert pings(connection) == [payload]
     events = connection.receive(peer.ping(payload, is_ack=True), 10.0)
     assert events == [MarkReached(later)]
-    assert connection.ask_for_marks(20.0) is None
+    assert connection.request_marks(20.0) is None
     assert pings(connection) == [], "there is nothing to ask"
 
 
 def test_a_peer_is_not_asked_more_often_than_a_few_times_a_second() -> None:
     connection = greeted_server()
     connection.mark_output()
-    connection.ask_for_marks(5.0)
+    connection.request_marks(5.0)
     [payload] = pings(connection)
     connection.receive(peer.ping(payload, is_ack=True), 5.0)
     connection.mark_output()
-    assert connection.ask_for_marks(5.0) == PERIOD_S
+    assert connection.request_marks(5.0) == PERIOD_S
     assert pings(connection) == []
-    assert connection.ask_for_marks(5.0 + PERIOD_S) is None
+    assert connection.request_marks(5.0 + PERIOD_S) is None
     assert pings(connection) == [payload]
 
 
 def test_other_pongs_tell_nothing() -> None:
     connection = greeted_server()
     connection.mark_output()
-    connection.ask_for_marks(0.0)
+    connection.request_marks(0.0)
     assert connection.receive(peer.ping(b"any ping", is_ack=True), 0.0) == []
     # Nor does one that was never asked for: it is of marks that were answered.
     fresh = greeted_server()
@@ -63,11 +63,11 @@ def test_other_pongs_tell_nothing() -> None:
 def test_what_is_pressing_is_asked_at_once_with_one_ping_out_all_the_same() -> None:
     connection = greeted_server()
     connection.mark_output()
-    connection.ask_for_marks(5.0)
+    connection.request_marks(5.0)
     [payload] = pings(connection)
     connection.mark_output()
-    assert connection.ask_for_marks(5.0, is_pressing=True) is None
+    assert connection.request_marks(5.0, is_pressing=True) is None
     assert pings(connection) == []
     connection.receive(peer.ping(payload, is_ack=True), 5.0)
-    assert connection.ask_for_marks(5.0, is_pressing=True) is None
+    assert connection.request_marks(5.0, is_pressing=True) is None
     assert pings(connection) == [payload]
