@@ -17,6 +17,7 @@ from tidemill.release.rest import Json, Refused, Rest, Unreachable
 
 if TYPE_CHECKING:
     import grpc
+    from kubernetes.client import ApiClient
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +54,6 @@ def make_certificates(
 ) -> None:
     """Make and renew the certificates of a release, in Secrets of the namespace of this pod."""
     from tidemill.release.certificates import InTheWay, Plan, due
-    from tidemill.release.kubernetes_api import api_client, own_namespace
     from tidemill.release.kubernetes_secrets import SecretChanged, Secrets
 
     given = json.loads(plan)
@@ -64,7 +64,7 @@ def make_certificates(
         days=given["days"],
         authority_days=given["authorityDays"],
     )
-    secrets = Secrets(api_client(), own_namespace())
+    secrets = Secrets(*_kubernetes())
     names = [wanted.authority, *wanted.certificates, *wanted.tokens]
     for _ in range(WRITES_MAX):
         found = {name: data for name in names if (data := secrets.find(name)) is not None}
@@ -105,12 +105,12 @@ def roll_broker_groups(
 
     The next one goes when the one before is a member that can be reached again.
     """
-    from tidemill.release.kubernetes_api import api_client, own_namespace
     from tidemill.release.rolling import roll
 
+    client, namespace = _kubernetes()
     with _explained():
         rest = _rest(context, patience_s)
-        roll(api_client(), own_namespace(), stateful_sets.split(","), rest, typer.echo)
+        roll(client, namespace, stateful_sets.split(","), rest, typer.echo)
 
 
 @app.command("check")
@@ -250,6 +250,17 @@ def _credentials(
     except OSError as error:
         raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
     return grpc.ssl_channel_credentials(roots, key, chain)
+
+
+def _kubernetes() -> tuple[ApiClient, str]:
+    """Return a client of the Kubernetes API, and the namespace of this pod."""
+    from tidemill.common.kubernetes_access import NoKubernetesAccess, find_access, open_client
+
+    try:
+        access = find_access()
+    except NoKubernetesAccess as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    return open_client(access), access.namespace
 
 
 @contextmanager

@@ -123,7 +123,7 @@ async def store_of(settings: ControllerSettings) -> AsyncIterator[MetaStore]:
     """Open the store of group records. Raises StartError."""
     async with contextlib.AsyncExitStack() as running:
         if settings.kubernetes_groups:
-            yield await kubernetes_store(settings, running)
+            yield kubernetes_store(settings, running)
             return
         try:
             store = await running.enter_async_context(SqliteStore.open(settings.group_store))
@@ -132,20 +132,19 @@ async def store_of(settings: ControllerSettings) -> AsyncIterator[MetaStore]:
         yield store
 
 
-async def kubernetes_store(
-    settings: ControllerSettings, running: contextlib.AsyncExitStack
-) -> MetaStore:
-    """Open the store in this pod's namespace. Raises StartError."""
-    # Here: on a laptop its libraries need not be there.
-    from tidemill.controller.kubernetes_api import Access, KubernetesApi, NoAccount
+def kubernetes_store(settings: ControllerSettings, running: contextlib.AsyncExitStack) -> MetaStore:
+    """Open the store in the namespace of this pod or kubeconfig. Raises StartError."""
+    # Imported here: the Kubernetes client takes 0.2 s and 15 MiB, and a laptop does not need it.
+    from tidemill.common.kubernetes_access import NoKubernetesAccess, find_access
+    from tidemill.controller.kubernetes_calls import KubernetesCalls
     from tidemill.controller.kubernetes_store import KubernetesStore
 
     try:
-        access = Access.of_pod()
-    except NoAccount as error:
+        access = find_access()
+    except NoKubernetesAccess as error:
         raise StartError(f"kubernetes_groups: {error}") from error
-    api = await running.enter_async_context(KubernetesApi.open(access))
-    return KubernetesStore(api, settings.cluster)
+    calls = running.enter_context(KubernetesCalls.open(access))
+    return KubernetesStore(calls, settings.cluster)
 
 
 @contextlib.asynccontextmanager

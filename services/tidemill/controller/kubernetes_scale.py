@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
-import httpx
 import structlog
+from kubernetes.client import ApiException, V1StatefulSet
+from urllib3.exceptions import HTTPError
 
 from tidemill.common.errors import BrokerGroupNotFound
 from tidemill.controller.election.retirement import forget
-from tidemill.controller.kubernetes_store import KubernetesStore, Wanted
+from tidemill.controller.kubernetes_store import BrokerGroupSpec, KubernetesStore
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.pods import MoveMaster, Pods, Replace, Resize, Step, Wait, next_step
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tidemill.controller.groups import Groups
 
 PERIOD_S: Final = 2.0  # between two looks; a new pod takes longer to start
+MERGE_PATCH: Final = "application/merge-patch+json"
 
 log = structlog.get_logger()
 
@@ -40,7 +42,7 @@ class Scaling:
     def __init__(
         self, store: KubernetesStore, groups: Groups, is_leading: Callable[[], bool]
     ) -> None:
-        self._api = store.api
+        self._calls = store.calls
         self._store = store
         self._groups = groups
         self._is_leading = is_leading
@@ -49,7 +51,7 @@ class Scaling:
         """Look until cancelled."""
         while True:
             if self._is_leading():
-                with contextlib.suppress(StoreUnreachable, httpx.TransportError):
+                with contextlib.suppress(StoreUnreachable, HTTPError):
                     await self.step()
             else:
                 for group in self._groups.by_name.values():
@@ -57,53 +59,53 @@ class Scaling:
             await asyncio.sleep(PERIOD_S)
 
     async def step(self) -> None:
-        """Look once. Raises StoreUnreachable, httpx.TransportError."""
+        """Look once. Raises StoreUnreachable, HTTPError."""
         is_replacing = False
-        for wanted in await self._store.wanted():
-            found = await self._api.call("GET", self._path(wanted))
-            if not found.is_success:
-                continue  # It comes with the next look, as Helm makes one after the other.
-            stateful_set = found.json()
+        for spec in await self._store.specs():
+            try:
+                stateful_set = await self._calls.call(
+                    self._calls.stateful_sets.read_namespaced_stateful_set,
+                    spec.stateful_set,
+                    self._calls.namespace,
+                )
+            except ApiException:
+                continue  # Helm creates one object after the other: look again later.
             pods = pods_of(stateful_set)
-            group = await self._group(wanted)
-            stored = await self._store.get(wanted.group)
+            group = await self._group(spec)
+            stored = await self._store.get(spec.group)
             record = None if stored is None else stored.record
-            if wanted.is_stopped:
+            if spec.is_stopped:
                 step: Step = Resize(0, 0) if pods.replicas else Wait("its BrokerGroup is stopped")
             elif pods.is_changing and is_replacing:
                 # Of all groups one is being replaced at a time: the others take what is sent.
                 step = Wait("another broker group is being replaced")
             else:
-                step = next_step(pods, wanted=wanted.replicas, record=record)
+                step = next_step(pods, wanted=spec.replicas, record=record)
             is_replacing = is_replacing or pods.is_changing
-            await self._do(step, wanted, stateful_set, group)
+            await self._do(step, spec, stateful_set, group)
             if group is not None and record is not None:
                 await self._forget_the_gone(group, record, pods)
 
-    async def _group(self, wanted: Wanted) -> Group | None:
-        """Return the group, which is told what is wanted; None: nobody has founded it yet."""
+    async def _group(self, spec: BrokerGroupSpec) -> Group | None:
+        """Return the group, after its spec is set; None: it is not founded yet."""
         try:
-            group = await self._groups.find(wanted.group)
+            group = await self._groups.find(spec.group)
         except BrokerGroupNotFound:
             return None
-        group.wanted_replicas = wanted.replicas
-        group.wanted_min_in_sync = wanted.min_in_sync
+        group.wanted_replicas = spec.replicas
+        group.wanted_min_in_sync = spec.min_in_sync
         return group
 
     async def _do(
-        self, step: Step, wanted: Wanted, stateful_set: dict[str, Any], group: Group | None
+        self, step: Step, spec: BrokerGroupSpec, stateful_set: V1StatefulSet, group: Group | None
     ) -> None:
         notice = ""
         match step:
             case Resize(replicas, partition):
-                await self._patch(wanted, stateful_set, replicas=replicas, partition=partition)
+                await self._patch(spec, stateful_set, replicas=replicas, partition=partition)
             case Replace(partition):
-                await self._patch(
-                    wanted,
-                    stateful_set,
-                    replicas=stateful_set["spec"].get("replicas", 0),
-                    partition=partition,
-                )
+                replicas = pods_of(stateful_set).replicas
+                await self._patch(spec, stateful_set, replicas=replicas, partition=partition)
             case MoveMaster(target):
                 assert group is not None, "it has a master"
                 notice = f"the master moves to replica {target}, as its pod is to be replaced"
@@ -114,36 +116,42 @@ class Scaling:
                 assert_never(step)
         if group is not None and notice != group.notice:
             if notice:
-                log.info("the pods of a broker group", group=wanted.group, waits=notice)
+                log.info("the pods of a broker group", group=spec.group, waits=notice)
             group.notice = notice
 
     async def _patch(
-        self, wanted: Wanted, stateful_set: dict[str, Any], *, replicas: int, partition: int
+        self, spec: BrokerGroupSpec, stateful_set: V1StatefulSet, *, replicas: int, partition: int
     ) -> None:
-        done = await self._api.call(
-            "PATCH",
-            self._path(wanted),
-            {
-                "metadata": {"resourceVersion": stateful_set["metadata"]["resourceVersion"]},
-                "spec": {
-                    "replicas": replicas,
-                    "updateStrategy": {
-                        "type": "RollingUpdate",
-                        "rollingUpdate": {"partition": partition},
-                    },
+        assert stateful_set.metadata is not None, "each stored object has metadata"
+        patch = {
+            "metadata": {"resourceVersion": stateful_set.metadata.resource_version},
+            "spec": {
+                "replicas": replicas,
+                "updateStrategy": {
+                    "type": "RollingUpdate",
+                    "rollingUpdate": {"partition": partition},
                 },
             },
-            kind="application/merge-patch+json",
-        )
-        if done.is_success:
-            log.info(
-                "the pods of a broker group",
-                group=wanted.group,
-                replicas=replicas,
-                replaced_from=partition,
+        }
+        try:
+            await self._calls.call(
+                self._calls.stateful_sets.patch_namespaced_stateful_set,
+                spec.stateful_set,
+                self._calls.namespace,
+                patch,
+                _content_type=MERGE_PATCH,
             )
-        elif done.status_code != HTTPStatus.CONFLICT:  # Then it is looked at again.
-            log.error("the pods of a broker group stay", group=wanted.group, reason=done.text)
+        except ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:  # After a conflict the next look decides.
+                reason = error.body or error.reason
+                log.error("the pods of a broker group stay", group=spec.group, reason=reason)  # noqa: TRY400  # The server's text says it all.
+            return
+        log.info(
+            "the pods of a broker group",
+            group=spec.group,
+            replicas=replicas,
+            replaced_from=partition,
+        )
 
     async def _forget_the_gone(self, group: Group, record: GroupRecord, pods: Pods) -> None:
         """Forget the highest replica whose pod is gone, when nothing is heard of it any more."""
@@ -159,21 +167,21 @@ class Scaling:
 
         await group.change(ask)
 
-    def _path(self, wanted: Wanted) -> str:
-        return f"/apis/apps/v1/namespaces/{self._api.namespace}/statefulsets/{wanted.stateful_set}"
 
-
-def pods_of(found: dict[str, Any]) -> Pods:
+def pods_of(stateful_set: V1StatefulSet) -> Pods:
     """Return the pods of a StatefulSet."""
-    spec, status = found["spec"], found.get("status", {})
-    strategy = spec.get("updateStrategy", {}).get("rollingUpdate") or {}
+    metadata, spec, status = stateful_set.metadata, stateful_set.spec, stateful_set.status
+    assert metadata is not None, "each stored object has metadata"
+    assert spec is not None, "each StatefulSet has a spec"
+    strategy = None if spec.update_strategy is None else spec.update_strategy.rolling_update
+    generation = (status and status.observed_generation) or 0
     return Pods(
-        replicas=spec.get("replicas", 0),
-        partition=strategy.get("partition", 0),
-        ready=status.get("readyReplicas", 0),
-        updated=status.get("updatedReplicas", 0),
-        is_seen=status.get("observedGeneration", 0) >= found["metadata"].get("generation", 0),
-        is_changing=status.get("updateRevision") != status.get("currentRevision"),
+        replicas=spec.replicas or 0,
+        partition=(strategy and strategy.partition) or 0,
+        ready=(status and status.ready_replicas) or 0,
+        updated=(status and status.updated_replicas) or 0,
+        is_seen=generation >= (metadata.generation or 0),
+        is_changing=status is not None and status.update_revision != status.current_revision,
     )
 
 

@@ -1,46 +1,47 @@
 """The store of group records in Kubernetes: the status of BrokerGroup resources, and a Lease.
 
-    BrokerGroup CLUSTER-GROUP   spec    what is wanted, which is its user's
+    BrokerGroup CLUSTER-GROUP   spec    the replicas that its user wants
                                 status  the record; replaced by PUT with the resourceVersion read
-    Lease       CLUSTER-NAME    holder, and in an annotation how often it was written
+    Lease       CLUSTER-NAME    holder, and in an annotation the number of its writes
 
-A resourceVersion is the token of a record: it is never used twice, also when a group is removed and
-made again. Reads name none, so that the API server asks a quorum. A write of which no answer came,
-or an error of the server itself, is UNKNOWN: it may have been done, or be under way.
+The resourceVersion is the token of a record. It is never used twice, also when a group is deleted
+and created again. Reads name no version, so that the API server asks a quorum. If the answer to a
+write is lost, or is a server error, the result is UNKNOWN: the server may or may not do the write.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
-import httpx
 import structlog
+from kubernetes.client import ApiException, V1Lease, V1LeaseSpec, V1ObjectMeta
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from tidemill.controller.election.leadership import LeaseSeen, LeaseTiming
 from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.swap import Attempt, Stored
-from tidemill.controller.kubernetes_api import Json, KubernetesApi
+from tidemill.controller.kubernetes_calls import Json, KubernetesCalls
 from tidemill.controller.meta_store import Changed, NotStored, StoreUnreachable
 from tidemill.controller.record_json import from_json, to_json
 
-READS_MAX: Final = 2  # tries of a read; who decides comes again by itself
-WATCH_AGAIN_S: Final = 0.5  # after one that failed
+READS_MAX: Final = 2  # tries of a read; its caller asks again soon
+RELIST_PAUSE_S: Final = 0.5  # between a watch that ended and the next one
 RENEWALS: Final = "tidemill.io/renewals"
+GROUP_API: Final = ("tidemill.io", "v1")
+GROUP_PLURAL: Final = "brokergroups"
 
-# Nothing was sent of a call that ended so.
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
 
-class Wanted(NamedTuple):
-    """What the user of a broker group wants."""
+class BrokerGroupSpec(NamedTuple):
+    """The replicas that the user of a broker group wants."""
 
     group: str
     replicas: int
@@ -53,33 +54,35 @@ class Wanted(NamedTuple):
 class KubernetesStore:
     """The records of one cluster (a Helm release) in one namespace."""
 
-    def __init__(self, api: KubernetesApi, cluster: str, *, makes_resources: bool = False) -> None:
+    def __init__(
+        self, calls: KubernetesCalls, cluster: str, *, makes_resources: bool = False
+    ) -> None:
         """Keep the records of `cluster`.
 
-        `makes_resources` is for tests: whose groups there are is said by Helm, and a controller
-        has no right to make one.
+        `makes_resources` is for tests. Otherwise Helm creates the resources: a controller has no
+        right to create one.
         """
-        self.api = api
+        self.calls = calls
         self._cluster = cluster
         self._makes_resources = makes_resources
-        self._groups = f"/apis/tidemill.io/v1/namespaces/{api.namespace}/brokergroups"
-        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{api.namespace}/leases"
-        # By lease, what was seen last and the version that says so.
-        self._leases_seen: dict[str, tuple[LeaseSeen, Json]] = {}
+        self._resources: Any = calls.custom_objects  # Any: its methods return `object`.
+        self._collection = (*GROUP_API, calls.namespace, GROUP_PLURAL)
+        # By name of the lease: its last known state, and the object that has it.
+        self._leases: dict[str, tuple[LeaseSeen, V1Lease]] = {}
 
     # ------------------------------------------------------------ records
 
     async def get(self, group: str) -> Stored | None:
         """Return a group's record; None: there is no such group. Raises StoreUnreachable."""
-        found = await self._read(self._path(group))
+        found = await self._get(group)
         return None if found is None else _stored(found)
 
     async def create(self, group: str, record: GroupRecord) -> Stored | NotStored:
-        """Store the first record of a group, which Helm has made. Raises StoreUnreachable.
+        """Store the first record of a group whose resource exists. Raises StoreUnreachable.
 
-        How many replicas must be in sync says its resource.
+        The resource gives the number of replicas in sync.
         """
-        found = await self._read(self._path(group))
+        found = await self._get(group)
         if found is None and self._makes_resources:
             found = await self._make(group, record)
         if found is None or _stored(found) is not None:
@@ -88,7 +91,7 @@ class KubernetesStore:
         return await self._put(group, record, found["metadata"]["resourceVersion"])
 
     async def swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
-        """Write a record in the place of the one that it was made from. Raises StoreUnreachable."""
+        """Replace the record on which the attempt is based. Raises StoreUnreachable."""
         return await self._put(group, attempt.record, attempt.base.token)
 
     async def remove(
@@ -96,10 +99,10 @@ class KubernetesStore:
         group: str,
         token: str,  # noqa: ARG002  # Other stores need it.
     ) -> NotStored | None:
-        """Never: whose groups there are is said by their resources."""
+        """Raise StoreUnreachable: users delete the resource instead."""
         raise StoreUnreachable(
-            f"broker group {group} is a resource: kubectl delete brokergroup"
-            f" {self._cluster}-{group} takes it away"
+            f"the record of broker group {group} belongs to a resource; to delete both, run"
+            f" kubectl delete brokergroup {self._cluster}-{group}"
         )
 
     async def groups(self) -> list[str]:
@@ -107,11 +110,11 @@ class KubernetesStore:
         items = (await self._list())["items"]
         return sorted(one["spec"]["group"] for one in items if _stored(one) is not None)
 
-    async def wanted(self) -> list[Wanted]:
-        """Return what is wanted of the groups. Raises StoreUnreachable."""
+    async def specs(self) -> list[BrokerGroupSpec]:
+        """Return the specs of all groups with a StatefulSet. Raises StoreUnreachable."""
         specs = [one["spec"] for one in (await self._list())["items"]]
         return [
-            Wanted(
+            BrokerGroupSpec(
                 spec["group"],
                 spec["replicas"],
                 spec["minInSync"],
@@ -125,11 +128,11 @@ class KubernetesStore:
     async def watch(self) -> AsyncGenerator[Changed, None]:
         """Yield all groups, then changes as they come.
 
-        While the API server is away nothing comes; what has changed meanwhile comes afterwards.
+        While the API server is unreachable, it yields nothing; afterwards, the missed changes.
         """
         known: dict[str, str] = {}
         while True:
-            with contextlib.suppress(StoreUnreachable, httpx.TransportError, ValueError):
+            with contextlib.suppress(StoreUnreachable):
                 listed = await self._list()
                 items = {one["spec"]["group"]: one for one in listed["items"]}
                 for group in [name for name in known if name not in items]:
@@ -142,88 +145,89 @@ class KubernetesStore:
                 async for change in self._changes(version):
                     if _is_new(change, known):
                         yield change
-            await asyncio.sleep(WATCH_AGAIN_S)
+            await asyncio.sleep(RELIST_PAUSE_S)
 
     # ------------------------------------------------------------ leases
 
     async def read_lease(self, name: str) -> LeaseSeen | None:
-        """Return a lease; None: nobody has held it. Raises StoreUnreachable."""
-        found = await self._read(f"{self._leases}/{self._cluster}-{name}")
-        if found is None:
-            return None
-        return self._saw_lease(name, found)
+        """Return a lease; None: it was never held. Raises StoreUnreachable."""
+        found = await self._read(
+            self.calls.leases.read_namespaced_lease, self._lease_name(name), self.calls.namespace
+        )
+        return None if found is None else self._note_lease(name, found)
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | NotStored:
-        """Take, renew or (with no holder) release a lease that was last `seen` so."""
-        metadata: Json = {"name": f"{self._cluster}-{name}"}
+        """Take, renew or (without a holder) release a lease whose last known state is `seen`."""
+        metadata = V1ObjectMeta(name=self._lease_name(name))
         if seen is not None:
-            if self._leases_seen.get(name, (None,))[0] != seen:
+            if self._leases.get(name, (None,))[0] != seen:
                 await self.read_lease(name)
-            known = self._leases_seen.get(name)
+            known = self._leases.get(name)
             if known is None or known[0] != seen:
                 return NotStored.CONFLICT
-            metadata = known[1]
+            metadata = _kept_metadata(known[1])
         renewals = 1 if seen is None else seen.renewals + 1
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {
-                **metadata,
-                "annotations": {**metadata.get("annotations", {}), RENEWALS: str(renewals)},
-            },
-            "spec": {
-                "holderIdentity": holder,
-                "leaseDurationSeconds": LeaseTiming().duration_ms // 1000,
-                # For people who look; who waits for the lease goes by its own clock.
-                "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            },
-        }
-        if seen is None:
-            written = await self._write("POST", self._leases, lease)
-        else:
-            written = await self._write("PUT", f"{self._leases}/{metadata['name']}", lease)
-        return written if isinstance(written, NotStored) else self._saw_lease(name, written)
+        metadata.annotations = {**(metadata.annotations or {}), RENEWALS: str(renewals)}
+        lease = V1Lease(
+            metadata=metadata,
+            spec=V1LeaseSpec(
+                holder_identity=holder,
+                lease_duration_seconds=LeaseTiming().duration_ms // 1000,
+                renew_time=_renew_time(),
+            ),
+        )
+        api, namespace = self.calls.leases, self.calls.namespace
+        written = (
+            await self._write(api.create_namespaced_lease, namespace, lease)
+            if seen is None
+            else await self._write(api.replace_namespaced_lease, metadata.name, namespace, lease)
+        )
+        return written if isinstance(written, NotStored) else self._note_lease(name, written)
 
-    def _saw_lease(self, name: str, found: Json) -> LeaseSeen:
-        metadata = found["metadata"]
-        renewals = int(metadata.get("annotations", {}).get(RENEWALS, 0))
-        seen = LeaseSeen(found["spec"].get("holderIdentity") or "", renewals)
-        kept = {key: metadata[key] for key in ("name", "resourceVersion")}
-        for key in ("annotations", "labels"):
-            kept |= {key: metadata[key]} if key in metadata else {}
-        self._leases_seen[name] = (seen, kept)
+    def _lease_name(self, name: str) -> str:
+        return f"{self._cluster}-{name}"
+
+    def _note_lease(self, name: str, lease: V1Lease) -> LeaseSeen:
+        assert lease.metadata is not None, "each stored object has metadata"
+        renewals = int((lease.metadata.annotations or {}).get(RENEWALS, 0))
+        holder = None if lease.spec is None else lease.spec.holder_identity
+        seen = LeaseSeen(holder or "", renewals)
+        self._leases[name] = (seen, lease)
         return seen
 
     # ------------------------------------------------------------ calls
 
-    def _path(self, group: str) -> str:
-        return f"{self._groups}/{self._cluster}-{group}"
+    async def _get(self, group: str) -> Json | None:
+        return await self._read(
+            self._resources.get_namespaced_custom_object, *self._collection, self._name(group)
+        )
+
+    def _name(self, group: str) -> str:
+        return f"{self._cluster}-{group}"
 
     async def _list(self) -> Json:
         """Return all groups of this cluster, and the version of the list."""
-        found = await self._read(self._groups)
+        found = await self._read(self._resources.list_namespaced_custom_object, *self._collection)
         if found is None:
             raise StoreUnreachable(
-                "the cluster knows no BrokerGroups: install charts/tidemill/crds"
+                "the cluster has no BrokerGroup resources; install charts/tidemill/crds"
             )
         return {**found, "items": [one for one in found["items"] if self._is_ours(one)]}
 
     def _is_ours(self, one: Json) -> bool:
         name: str = one["metadata"]["name"]
-        return name == f"{self._cluster}-{one['spec']['group']}"
+        return name == self._name(one["spec"]["group"])
 
     async def _changes(self, version: str) -> AsyncGenerator[Changed, None]:
-        """Yield what changes from a version on, until the server ends it or has forgotten it."""
-        async with self.api.watching(self._groups, {"resourceVersion": version}) as response:
-            if response.is_error:
-                return
-            async for line in response.aiter_lines():
-                event = json.loads(line)
-                if event["type"] not in {"ADDED", "MODIFIED", "DELETED"}:
-                    return
-                one = event["object"]
+        """Yield changes after a version, until the server ends the watch or forgot the version."""
+        events = self.calls.events(
+            self._resources.list_namespaced_custom_object, *self._collection, version=version
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                one = event["raw_object"]
                 if not self._is_ours(one):
                     continue
                 if event["type"] == "DELETED":
@@ -235,28 +239,29 @@ class KubernetesStore:
         made = {
             "apiVersion": "tidemill.io/v1",
             "kind": "BrokerGroup",
-            "metadata": {"name": f"{self._cluster}-{group}"},
+            "metadata": {"name": self._name(group)},
             "spec": {
                 "group": group,
                 "replicas": max(1, len(record.replicas)),
                 "minInSync": record.min_in_sync,
             },
         }
-        await self._write("POST", self._groups, made)
-        return await self._read(self._path(group))
+        await self._write(self._resources.create_namespaced_custom_object, *self._collection, made)
+        return await self._get(group)
 
     async def _put(self, group: str, record: GroupRecord, version: str) -> Stored | NotStored:
         master = "" if record.master is None else f"{group}-{record.master.replica_id}"
         in_sync = ", ".join(f"{group}-{one.replica_id}" for one in sorted(record.sss))
-        written = await self._write(
-            "PUT",
-            f"{self._path(group)}/status",
+        written: Json | NotStored = await self._write(
+            self._resources.replace_namespaced_custom_object_status,
+            *self._collection,
+            self._name(group),
             {
                 "apiVersion": "tidemill.io/v1",
                 "kind": "BrokerGroup",
                 "metadata": {
-                    "name": f"{self._cluster}-{group}",
-                    "namespace": self.api.namespace,
+                    "name": self._name(group),
+                    "namespace": self.calls.namespace,
                     "resourceVersion": version,
                 },
                 "status": {"master": master, "inSync": in_sync, "record": to_json(record)},
@@ -266,53 +271,74 @@ class KubernetesStore:
             return written
         return Stored(record, written["metadata"]["resourceVersion"])
 
-    async def _read(self, path: str) -> Json | None:
-        """Return an object, None where there is none. Raises StoreUnreachable."""
+    async def _read(self, method: Callable[..., T], *arguments: object) -> T | None:
+        """Return an object; None: it does not exist. Raises StoreUnreachable."""
         why = ""
         for _ in range(READS_MAX):
             try:
-                response = await self.api.call("GET", path)
-            except httpx.TransportError as error:
+                return await self.calls.call(method, *arguments)
+            except HTTPError as error:
                 why = repr(error)
-                continue
-            if response.status_code == HTTPStatus.NOT_FOUND:
-                return None
-            if response.is_success:
-                found: Json = response.json()
-                return found
-            why = _refusal(response)
-        raise StoreUnreachable(f"GET {path}: {why}")
+            except ApiException as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    return None
+                why = _refusal(error)
+        raise StoreUnreachable(f"{_title(method, arguments)}: {why}")
 
-    async def _write(self, method: str, path: str, body: Json) -> Json | NotStored:
-        """Write an object, once. Raises StoreUnreachable when nothing was written."""
+    async def _write(self, method: Callable[..., T], *arguments: object) -> T | NotStored:
+        """Write an object, once. Raises StoreUnreachable if nothing was written."""
+        title = _title(method, arguments)
         try:
-            response = await self.api.call(method, path, body)
-        except _NOT_SENT as error:
-            raise StoreUnreachable(f"{method} {path}: {error!r}") from error
-        except httpx.TransportError as error:
-            log.warning("nobody answers a write", path=path, reason=repr(error))
+            return await self.calls.call(method, *arguments)
+        except (NewConnectionError, ConnectTimeoutError) as error:
+            raise StoreUnreachable(f"{title}: {error!r}") from error
+        except HTTPError as error:
+            log.warning("the answer to a write is lost", call=title, reason=repr(error))
             return NotStored.UNKNOWN
-        if response.is_success:
-            written: Json = response.json()
-            return written
-        if response.status_code in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
-            return NotStored.CONFLICT
-        if response.is_server_error:
-            # It may have written, and then not heard of it from its own store.
-            log.warning("a write failed in the server", path=path, reason=response.text)
-            return NotStored.UNKNOWN
-        raise StoreUnreachable(f"{method} {path}: {_refusal(response)}")
+        except ApiException as error:
+            if error.status in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
+                return NotStored.CONFLICT
+            if not error.status or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                # The server may have written, without an answer from its own store.
+                log.warning("the API server failed at a write", call=title, reason=error.body)
+                return NotStored.UNKNOWN
+            raise StoreUnreachable(f"{title}: {_refusal(error)}") from error
 
 
-def _refusal(response: httpx.Response) -> str:
-    """Return why a call was refused: the server names the right that is missing."""
-    if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        log.error("the API server refuses a call", reason=response.text)
-    return f"{response.status_code} {response.text}"
+def _title(method: Callable[..., object], arguments: tuple[Any, ...]) -> str:
+    """Return the name of a call and its object, for errors and logs."""
+    return " ".join([method.__name__, *(one for one in arguments if isinstance(one, str))])
+
+
+def _refusal(error: ApiException) -> str:
+    """Return why the server rejected a call; it names the right that is missing."""
+    if error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        log.error("the API server rejects a call", reason=error.body)
+    return f"{error.status} {error.body or error.reason}"
+
+
+def _kept_metadata(lease: V1Lease) -> V1ObjectMeta:
+    """Return the metadata of a lease with which the next write replaces it."""
+    assert lease.metadata is not None, "each stored object has metadata"
+    return V1ObjectMeta(
+        name=lease.metadata.name,
+        resource_version=lease.metadata.resource_version,
+        annotations=lease.metadata.annotations,
+        labels=lease.metadata.labels,
+    )
+
+
+def _renew_time() -> datetime:
+    """Return the time, for people; other controllers use their own clock.
+
+    The server demands a fraction of a second, which the client omits if it is 0.
+    """
+    now = datetime.now(UTC)
+    return now.replace(microsecond=now.microsecond or 1)
 
 
 def _stored(found: Json) -> Stored | None:
-    """Return the record of a resource; None while it has none."""
+    """Return the record of a resource; None: it has none yet."""
     record = found.get("status", {}).get("record")
     return (
         None if record is None else Stored(from_json(record), found["metadata"]["resourceVersion"])
@@ -325,7 +351,7 @@ def _changed(found: Json) -> Changed | None:
 
 
 def _is_new(change: Changed, known: dict[str, str]) -> bool:
-    """Whether a change was not told; note that it is now."""
+    """Return whether a change was not yielded before, and note it."""
     if change.stored is None:
         return known.pop(change.group, None) is not None
     is_new = known.get(change.group) != change.stored.token

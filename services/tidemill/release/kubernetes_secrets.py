@@ -1,55 +1,66 @@
-"""Secrets of the namespace in which a job runs, read and written through the Kubernetes API."""
+"""Secrets of the namespace in which a job runs."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Final
 
-import httpx
+from kubernetes.client import ApiClient, ApiException, CoreV1Api, V1ObjectMeta, V1Secret
 
-from tidemill.release.kubernetes_api import checked
+TIMEOUT_S: Final = 10.0  # of one call; the API server answers in milliseconds
 
 
 class SecretChanged(Exception):
-    """Somebody else has written a Secret in between: look again."""
+    """Another writer has changed a Secret since it was read; read it again."""
 
 
 class Secrets:
     """The Secrets of one namespace."""
 
-    def __init__(self, client: httpx.Client, namespace: str) -> None:
-        self._client = client
-        self._path = f"/api/v1/namespaces/{namespace}/secrets"
-        self._versions: dict[str, str] = {}
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._api = CoreV1Api(client)
+        self._namespace = namespace
+        self._versions: dict[str, str | None] = {}
 
     def find(self, name: str) -> dict[str, bytes] | None:
-        """Return the data of a Secret; None where there is none."""
-        response = self._client.get(f"{self._path}/{name}")
-        if response.status_code == HTTPStatus.NOT_FOUND:
+        """Return the data of a Secret; None: it does not exist. Raises ApiException."""
+        try:
+            secret = self._api.read_namespaced_secret(
+                name, self._namespace, _request_timeout=TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
             self._versions.pop(name, None)
             return None
-        secret = checked(response).json()
-        self._versions[name] = secret["metadata"]["resourceVersion"]
-        return {key: base64.b64decode(value) for key, value in secret.get("data", {}).items()}
+        assert secret.metadata is not None, "each stored object has metadata"
+        self._versions[name] = secret.metadata.resource_version
+        return {key: base64.b64decode(value) for key, value in (secret.data or {}).items()}
 
     def write(self, name: str, data: Mapping[str, bytes], labels: Mapping[str, str]) -> None:
-        """Make a Secret, or replace the one that `find` has returned; raises SecretChanged."""
-        is_tls = "tls.crt" in data
-        metadata: dict[str, Any] = {"name": name, "labels": dict(labels)}
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls" if is_tls else "Opaque",
-            "metadata": metadata,
-            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
-        }
-        if name in self._versions:
-            metadata["resourceVersion"] = self._versions[name]
-            response = self._client.put(f"{self._path}/{name}", json=secret)
-        else:
-            response = self._client.post(self._path, json=secret)
-        if response.status_code == HTTPStatus.CONFLICT:
-            raise SecretChanged(name)
-        checked(response)
+        """Create a Secret, or replace the one that `find` returned.
+
+        Raises SecretChanged, ApiException.
+        """
+        secret = V1Secret(
+            type="kubernetes.io/tls" if "tls.crt" in data else "Opaque",
+            metadata=V1ObjectMeta(
+                name=name, labels=dict(labels), resource_version=self._versions.get(name)
+            ),
+            data={key: base64.b64encode(value).decode() for key, value in data.items()},
+        )
+        try:
+            if name in self._versions:
+                self._api.replace_namespaced_secret(
+                    name, self._namespace, secret, _request_timeout=TIMEOUT_S
+                )
+            else:
+                self._api.create_namespaced_secret(
+                    self._namespace, secret, _request_timeout=TIMEOUT_S
+                )
+        except ApiException as error:
+            if error.status == HTTPStatus.CONFLICT:
+                raise SecretChanged(name) from error
+            raise

@@ -1,8 +1,8 @@
-"""The pods of broker groups, replaced one after the other.
+"""Replacement of the pods of broker groups, one pod after the other.
 
-Kubernetes replaces the pods of one StatefulSet in turn, and those of several all at once: then
-there would be no broker group to take messages. So the StatefulSets of several groups wait until
-their pods are deleted (OnDelete), which this asks for as an eviction: budgets may delay that.
+Kubernetes replaces the pods of one StatefulSet in turn, but those of several StatefulSets at the
+same time: then no broker group takes messages. So the StatefulSets of several groups wait until
+their pods are deleted (OnDelete). This job evicts the pods, so that disruption budgets apply.
 """
 
 from __future__ import annotations
@@ -10,85 +10,118 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
+from typing import Final
 
-import httpx
+from kubernetes.client import (
+    ApiClient,
+    ApiException,
+    AppsV1Api,
+    CoreV1Api,
+    V1Eviction,
+    V1ObjectMeta,
+    V1Pod,
+    V1StatefulSet,
+)
 
-from tidemill.release.kubernetes_api import checked
-from tidemill.release.rest import Json, Rest
+from tidemill.release.rest import Rest
+
+REVISION_LABEL: Final = "controller-revision-hash"
+TIMEOUT_S: Final = 10.0  # of one call; the API server answers in milliseconds
 
 
 def roll(
-    api: httpx.Client,
+    client: ApiClient,
     namespace: str,
     stateful_sets: Sequence[str],
     rest: Rest,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
-    """Replace what is not as its StatefulSet says; raises Unreachable when time is over."""
+    """Replace each pod that differs from the template of its StatefulSet.
+
+    Raises Unreachable when the time is over, ApiException.
+    """
+    pods = _Pods(client, namespace)
     for name in stateful_sets:
-        path = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}"
-        rest.wait_until(partial(_not_seen, api, path))
-        wanted = _get(api, path)
-        revision = wanted["status"]["updateRevision"]
-        for ordinal in range(wanted["spec"]["replicas"]):
-            pod = f"/api/v1/namespaces/{namespace}/pods/{name}-{ordinal}"
-            if _revision(_find(api, pod)) == revision:
+        rest.wait_until(partial(_why_not_observed, pods, name))
+        stateful_set = pods.read_stateful_set(name)
+        assert stateful_set.spec is not None, "each StatefulSet has a spec"
+        assert stateful_set.status is not None, "it was observed"
+        revision = stateful_set.status.update_revision or ""
+        for ordinal in range(stateful_set.spec.replicas or 0):
+            pod = f"{name}-{ordinal}"
+            if _revision(pods.find(pod)) == revision:
                 continue
-            rest.wait_until(partial(_away, rest))
-            rest.wait_until(partial(_not_evicted, api, pod))
-            rest.wait_until(partial(_not_ready, api, pod, revision))
-            say(f"replaced {name}-{ordinal}")
-    rest.wait_until(partial(_away, rest))
+            rest.wait_until(partial(_why_not_reachable, rest))
+            rest.wait_until(partial(_why_not_evicted, pods, pod))
+            rest.wait_until(partial(_why_not_ready, pods, pod, revision))
+            report(f"replaced {pod}")
+    rest.wait_until(partial(_why_not_reachable, rest))
 
 
-def _away(rest: Rest) -> str:
-    """Return which broker groups cannot be reached: no other goes before they are back."""
+class _Pods:
+    """Pods and StatefulSets of one namespace."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._apps, self._core = AppsV1Api(client), CoreV1Api(client)
+        self._namespace = namespace
+
+    def read_stateful_set(self, name: str) -> V1StatefulSet:
+        return self._apps.read_namespaced_stateful_set(
+            name, self._namespace, _request_timeout=TIMEOUT_S
+        )
+
+    def find(self, name: str) -> V1Pod | None:
+        try:
+            return self._core.read_namespaced_pod(name, self._namespace, _request_timeout=TIMEOUT_S)
+        except ApiException as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def evict(self, name: str) -> None:
+        eviction = V1Eviction(metadata=V1ObjectMeta(name=name, namespace=self._namespace))
+        self._core.create_namespaced_pod_eviction(
+            name, self._namespace, eviction, _request_timeout=TIMEOUT_S
+        )
+
+
+# Each of these returns what is missing, or "".
+
+
+def _why_not_reachable(rest: Rest) -> str:
     items = rest.call("GET", "/broker-groups")["items"]
-    away = [one["name"] for one in items if not one["reachable"] or "reason" in one]
-    return f"waiting for {', '.join(away)}" if away else ""
+    missing = [one["name"] for one in items if not one["reachable"] or "reason" in one]
+    return f"waiting for {', '.join(missing)}" if missing else ""
 
 
-def _not_seen(api: httpx.Client, path: str) -> str:
-    """Return which StatefulSet its controller has not looked at since it was changed."""
-    found = _get(api, path)
-    is_seen = found["status"].get("observedGeneration", 0) >= found["metadata"]["generation"]
-    return "" if is_seen else f"{found['metadata']['name']} was not looked at yet"
+def _why_not_observed(pods: _Pods, name: str) -> str:
+    found = pods.read_stateful_set(name)
+    assert found.metadata is not None, "each stored object has metadata"
+    observed = (found.status and found.status.observed_generation) or 0
+    is_observed = observed >= (found.metadata.generation or 0)
+    return "" if is_observed else f"Kubernetes has not processed the StatefulSet {name} yet"
 
 
-def _not_evicted(api: httpx.Client, pod: str) -> str:
-    name = pod.rpartition("/")[2]
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": pod.split("/")[4]},
-    }
-    response = api.post(f"{pod}/eviction", json=eviction)
-    if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-        return f"a disruption budget keeps {name}"
-    if response.status_code != HTTPStatus.NOT_FOUND:
-        checked(response)
+def _why_not_evicted(pods: _Pods, name: str) -> str:
+    try:
+        pods.evict(name)
+    except ApiException as error:
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return f"a disruption budget keeps {name}"
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
     return ""
 
 
-def _not_ready(api: httpx.Client, path: str, revision: str) -> str:
-    name = path.rpartition("/")[2]
-    pod = _find(api, path)
+def _why_not_ready(pods: _Pods, name: str, revision: str) -> str:
+    pod = pods.find(name)
     if pod is None or _revision(pod) != revision:
         return f"{name} was not replaced yet"
-    conditions = pod["status"].get("conditions", [])
-    is_ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    conditions = (pod.status and pod.status.conditions) or []
+    is_ready = any(one.type == "Ready" and one.status == "True" for one in conditions)
     return "" if is_ready else f"{name} is not ready"
 
 
-def _revision(pod: Json) -> str:
-    found: str = pod["metadata"]["labels"].get("controller-revision-hash", "") if pod else ""
-    return found
-
-
-def _get(api: httpx.Client, path: str) -> Json:
-    return checked(api.get(path)).json()
-
-
-def _find(api: httpx.Client, path: str) -> Json:
-    response = api.get(path)
-    return None if response.status_code == HTTPStatus.NOT_FOUND else checked(response).json()
+def _revision(pod: V1Pod | None) -> str:
+    labels = (pod and pod.metadata and pod.metadata.labels) or {}
+    return labels.get(REVISION_LABEL, "")

@@ -8,6 +8,8 @@ import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
+from kubernetes.client import V1StatefulSet
+
 from tests.support.clocks import ManualClock
 from tests.support.worlds.memory_kubernetes import MemoryKubernetes
 from tests.support.worlds.replica_records import member_of, record_of_three
@@ -16,12 +18,11 @@ from tidemill.controller.election.record import GroupRecord
 from tidemill.controller.election.sessions import Health, Heartbeat, Timing
 from tidemill.controller.group import Group
 from tidemill.controller.groups import Groups
-from tidemill.controller.kubernetes_api import Access, KubernetesApi
+from tidemill.controller.kubernetes_calls import KubernetesCalls
 from tidemill.controller.kubernetes_scale import Scaling
 from tidemill.controller.kubernetes_store import KubernetesStore
 from tidemill.controller.metrics import ControllerMetrics
 
-ACCESS = Access("https://kubernetes.test", tls=False, namespace="messages")
 NAME = "broker-0"
 GROUP = "/apis/tidemill.io/v1/namespaces/messages/brokergroups/mill-broker-0"
 SET = "/apis/apps/v1/namespaces/messages/statefulsets/mill-broker-0"
@@ -90,9 +91,16 @@ async def world_of(*, there: int, wanted: int) -> AsyncIterator[World]:
     server = MemoryKubernetes()
     server.objects[SET] = {
         "metadata": {"name": "mill-broker-0", "resourceVersion": "0", "generation": 1},
-        "spec": {"replicas": there, "updateStrategy": {"type": "RollingUpdate"}},
+        "spec": {
+            "replicas": there,
+            "updateStrategy": {"type": "RollingUpdate"},
+            "selector": {},
+            "template": {},
+            "serviceName": "mill",
+        },
         "status": {
             "observedGeneration": 1,
+            "replicas": there,
             "readyReplicas": there,
             "updatedReplicas": there,
             "currentRevision": "one",
@@ -103,8 +111,8 @@ async def world_of(*, there: int, wanted: int) -> AsyncIterator[World]:
         "metadata": {"name": "mill-broker-0", "resourceVersion": "0"},
         "spec": {"group": NAME, "replicas": wanted, "minInSync": 2, "statefulSet": "mill-broker-0"},
     }
-    async with KubernetesApi.open(ACCESS, server) as api:
-        yield World(server, KubernetesStore(api, "mill"))
+    with server.serving(), KubernetesCalls.open(server.access()) as calls:
+        yield World(server, KubernetesStore(calls, "mill"))
 
 
 def test_a_new_group_gets_its_replicas_and_templates_wait_for_the_controller() -> None:
@@ -199,9 +207,11 @@ def test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over() -> N
 def test_what_was_changed_since_it_was_read_is_not_written_over() -> None:
     async def run() -> None:
         async with world_of(there=1, wanted=3) as world:
-            stale = dict(world.server.objects[SET], metadata={"resourceVersion": "9"})
-            [wanted] = await world.store.wanted()
-            await world.scaling._patch(wanted, stale, replicas=3, partition=3)
+            stale = V1StatefulSet.from_dict(world.server.objects[SET])
+            assert stale is not None
+            world.server.objects[SET]["metadata"]["resourceVersion"] = "9"
+            [spec] = await world.store.specs()
+            await world.scaling._patch(spec, stale, replicas=3, partition=3)
             assert world.spec["replicas"] == 1
 
     asyncio.run(run())

@@ -1,8 +1,8 @@
-"""The store in Kubernetes keeps to what every store does, and to what an API server brings.
+"""The store in Kubernetes passes the suite of all stores, and handles errors of an API server.
 
-The suite runs against a server in memory, and with `make meta-store-test` against a real one, in
-the namespace TIDEMILL_TEST_NAMESPACE, where the BrokerGroups of cluster `suite` and its Leases are
-deleted before each test.
+The suite runs against a server in memory, and with `make meta-store-test` against a real one. There
+it uses the namespace TIDEMILL_TEST_NAMESPACE, and each test first deletes the BrokerGroups and
+Leases of the cluster `suite`.
 """
 
 from __future__ import annotations
@@ -10,40 +10,49 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.worlds.memory_kubernetes import MemoryKubernetes
 from tests.support.worlds.meta_store_suite import GROUP, MetaStoreSuite, done, leased
 from tests.support.worlds.replica_records import record_of_three
+from tidemill.common.kubernetes_access import find_access
 from tidemill.controller.election.swap import Resolution, bump, resolve
-from tidemill.controller.kubernetes_api import Access, KubernetesApi
+from tidemill.controller.kubernetes_calls import KubernetesCalls
 from tidemill.controller.kubernetes_store import KubernetesStore
 from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
 
-KUBECONFIG = os.environ.get("KUBECONFIG", "")
 NAMESPACE = os.environ.get("TIDEMILL_TEST_NAMESPACE", "default")
-ACCESS = Access("https://kubernetes.test", tls=False, namespace="messages")
 GROUPS = "/apis/tidemill.io/v1/namespaces/messages/brokergroups"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/messages/leases"
 
 
-@contextlib.asynccontextmanager
-async def store_of(
-    server: MemoryKubernetes, *, makes_resources: bool = True
-) -> AsyncIterator[KubernetesStore]:
+@contextlib.contextmanager
+def store_of(
+    server: MemoryKubernetes, cluster: str = "mill", *, makes_resources: bool = True
+) -> Iterator[KubernetesStore]:
     """Open a store of the server."""
-    async with KubernetesApi.open(ACCESS, server) as api:
-        yield KubernetesStore(api, "mill", makes_resources=makes_resources)
+    with KubernetesCalls.open(server.access()) as calls:
+        yield KubernetesStore(calls, cluster, makes_resources=makes_resources)
+
+
+@pytest.fixture
+def server() -> Iterator[MemoryKubernetes]:
+    with MemoryKubernetes().serving() as server:
+        yield server
 
 
 class TestKubernetesStore(MetaStoreSuite):
     @contextlib.asynccontextmanager
     async def stores(self) -> AsyncIterator[tuple[MetaStore, MetaStore]]:
-        server = MemoryKubernetes()
-        async with store_of(server) as one, store_of(server) as other:
+        with (
+            MemoryKubernetes().serving() as server,
+            store_of(server) as one,
+            store_of(server) as other,
+        ):
             yield one, other
 
 
@@ -51,29 +60,30 @@ class TestKubernetesStore(MetaStoreSuite):
 class TestRealApiServer(MetaStoreSuite):
     @contextlib.asynccontextmanager
     async def stores(self) -> AsyncIterator[tuple[MetaStore, MetaStore]]:
-        access = Access.of_kubeconfig(Path(KUBECONFIG), NAMESPACE)
-        async with KubernetesApi.open(access) as first, KubernetesApi.open(access) as second:
-            await emptied(first)
+        access = find_access()._replace(namespace=NAMESPACE)
+        with KubernetesCalls.open(access) as first, KubernetesCalls.open(access) as second:
+            await delete_objects_of_suite(first)
             yield tuple(  # type: ignore[misc]  # mypy does not count them.
-                KubernetesStore(api, "suite", makes_resources=True) for api in (first, second)
+                KubernetesStore(calls, "suite", makes_resources=True) for calls in (first, second)
             )
 
 
-async def emptied(api: KubernetesApi) -> None:
-    """Delete what an earlier test has left."""
-    for group, kind in (("tidemill.io", "brokergroups"), ("coordination.k8s.io", "leases")):
-        path = f"/apis/{group}/v1/namespaces/{api.namespace}/{kind}"
-        for one in (await api.call("GET", path)).json()["items"]:
-            if one["metadata"]["name"].startswith("suite-"):
-                await api.call("DELETE", f"{path}/{one['metadata']['name']}")
+async def delete_objects_of_suite(calls: KubernetesCalls) -> None:
+    api: Any = calls.custom_objects
+    for group, plural in (("tidemill.io", "brokergroups"), ("coordination.k8s.io", "leases")):
+        collection = (group, "v1", calls.namespace, plural)
+        for one in (await calls.call(api.list_namespaced_custom_object, *collection))["items"]:
+            if (name := one["metadata"]["name"]).startswith("suite-"):
+                await calls.call(api.delete_namespaced_custom_object, *collection, name)
 
 
-def test_a_write_whose_answer_is_lost_is_unknown_and_found_by_its_id() -> None:
+def test_a_write_with_a_lost_answer_is_unknown_until_a_read_finds_its_id(
+    server: MemoryKubernetes,
+) -> None:
     async def run() -> None:
-        server = MemoryKubernetes()
-        async with store_of(server) as store:
+        with store_of(server) as store:
             base = done(await store.create(GROUP, record_of_three()))
-            server.lose_answers = 1
+            server.lost_answers = 1
             made = bump(base, "mine")
             assert await store.swap(GROUP, made) is NotStored.UNKNOWN
             found = await store.get(GROUP)
@@ -92,12 +102,13 @@ def test_a_write_whose_answer_is_lost_is_unknown_and_found_by_its_id() -> None:
         (HTTPStatus.FORBIDDEN, False),
     ],
 )
-def test_what_an_error_says_of_a_write(status: HTTPStatus, is_unknown: bool) -> None:
+def test_a_failed_write_is_unknown_only_after_a_server_error(
+    server: MemoryKubernetes, status: HTTPStatus, is_unknown: bool
+) -> None:
     async def run() -> None:
-        server = MemoryKubernetes()
-        async with store_of(server) as store:
+        with store_of(server) as store:
             base = done(await store.create(GROUP, record_of_three()))
-            server.fails_with = status
+            server.failure = status
             with pytest.raises(StoreUnreachable):
                 await store.get(GROUP)
             if is_unknown:
@@ -109,10 +120,23 @@ def test_what_an_error_says_of_a_write(status: HTTPStatus, is_unknown: bool) -> 
     asyncio.run(run())
 
 
-def test_a_group_is_made_by_its_resource_alone_which_says_how_many_must_be_in_sync() -> None:
+def test_calls_fail_at_once_when_nothing_listens(server: MemoryKubernetes) -> None:
     async def run() -> None:
-        server = MemoryKubernetes()
-        async with store_of(server, makes_resources=False) as store:
+        access = server.access()
+        access.configuration.host = "http://127.0.0.1:1"
+        with KubernetesCalls.open(access) as calls:
+            store = KubernetesStore(calls, "mill")
+            with pytest.raises(StoreUnreachable):
+                await store.get(GROUP)
+            with pytest.raises(StoreUnreachable, match="create_namespaced_lease messages"):
+                await store.write_lease("controller", None, "one")
+
+    asyncio.run(run())
+
+
+def test_create_needs_the_resource_and_takes_min_in_sync_from_it(server: MemoryKubernetes) -> None:
+    async def run() -> None:
+        with store_of(server, makes_resources=False) as store:
             assert await store.create(GROUP, record_of_three()) is NotStored.CONFLICT
             server.objects[f"{GROUPS}/mill-{GROUP}"] = {
                 "metadata": {"name": f"mill-{GROUP}", "resourceVersion": "0"},
@@ -127,15 +151,39 @@ def test_a_group_is_made_by_its_resource_alone_which_says_how_many_must_be_in_sy
     asyncio.run(run())
 
 
-def test_groups_of_other_releases_are_none_of_ours() -> None:
+def test_a_store_ignores_groups_and_leases_of_other_releases(server: MemoryKubernetes) -> None:
     async def run() -> None:
-        server = MemoryKubernetes()
-        async with store_of(server) as ours, KubernetesApi.open(ACCESS, server) as api:
-            other = KubernetesStore(api, "other", makes_resources=True)
+        with store_of(server) as ours, store_of(server, "other") as other:
             done(await other.create(GROUP, record_of_three()))
             assert await ours.groups() == []
             assert await ours.get(GROUP) is None
             leased(await other.write_lease("controller", None, "one"))
             assert await ours.read_lease("controller") is None
+
+    asyncio.run(run())
+
+
+def test_a_renewed_lease_keeps_labels_and_annotations_of_others(server: MemoryKubernetes) -> None:
+    async def run() -> None:
+        with store_of(server) as store:
+            seen = leased(await store.write_lease("controller", None, "one"))
+            metadata = server.objects[f"{LEASES}/mill-controller"]["metadata"]
+            metadata["labels"] = {"team": "a"}
+            metadata["annotations"]["note"] = "b"
+            await store.read_lease("controller")
+            leased(await store.write_lease("controller", seen, "one"))
+            metadata = server.objects[f"{LEASES}/mill-controller"]["metadata"]
+            assert metadata["labels"] == {"team": "a"}
+            assert metadata["annotations"] == {"note": "b", "tidemill.io/renewals": "2"}
+
+    asyncio.run(run())
+
+
+def test_a_lease_time_has_microseconds(server: MemoryKubernetes) -> None:
+    async def run() -> None:
+        with store_of(server) as store:
+            leased(await store.write_lease("controller", None, "one"))
+            time = server.objects[f"{LEASES}/mill-controller"]["spec"]["renewTime"]
+            assert len(time.partition(".")[2].removesuffix("+00:00")) == 6
 
     asyncio.run(run())

@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.worlds.memory_kubernetes import Answer, Json, KubernetesServer
+from tidemill.common.kubernetes_access import open_client
 from tidemill.release.rest import Rest, Unreachable
 from tidemill.release.rolling import roll
 
 SETS = ["mill-a", "mill-b"]
 
 
-class Cluster:
+class Cluster(KubernetesServer):
     """StatefulSets of one replica with their pods, as their controller and kubelet treat them."""
 
     def __init__(self, *, budget_refuses: int = 0) -> None:
+        super().__init__()
         self.revisions = {f"{name}-0": "old" for name in SETS}
         self.away: set[str] = set()
         self.evicted: list[str] = []
         self._budget_refuses = budget_refuses
 
-    def api(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path
+    def answer(self, method: str, path: str, body: Json) -> Answer:
         name = path.rstrip("/").split("/")[7 if "apps" in path else 6]
         if "statefulsets" in path:
-            status = {"updateRevision": "new", "observedGeneration": 3}
+            status = {"updateRevision": "new", "observedGeneration": 3, "replicas": 1}
             metadata = {"name": name, "generation": 3}
-            answer = {"metadata": metadata, "spec": {"replicas": 1}, "status": status}
-            return httpx.Response(200, json=answer)
+            spec = {"replicas": 1, "selector": {}, "template": {}, "serviceName": "mill"}
+            return Answer(HTTPStatus.OK, {"metadata": metadata, "spec": spec, "status": status})
         if path.endswith("/eviction"):
+            assert body["metadata"] == {"name": name, "namespace": "ns"}
             if self._budget_refuses:
                 self._budget_refuses -= 1
-                return httpx.Response(429)
+                return Answer(HTTPStatus.TOO_MANY_REQUESTS, {})
             assert not self.away, "one is away already"
             self.evicted.append(name)
             self.away.add(name)
             self.revisions[name] = ""
-            return httpx.Response(201, json={})
+            # The API server answers with a Status, and not with the kind that was sent.
+            return Answer(HTTPStatus.CREATED, {"kind": "Status", "status": "Success", "code": 201})
         revision = self.revisions[name]
         if not revision:
             # The next look finds the new pod, and the one after that finds it ready.
             self.revisions[name] = "new"
-            return httpx.Response(404)
+            return Answer(HTTPStatus.NOT_FOUND, {})
         is_ready = revision == "new" and name in self.away
         self.away.discard(name)
         conditions = [{"type": "Ready", "status": "True" if is_ready else "False"}]
         labels = {"controller-revision-hash": revision}
-        answer = {"metadata": {"labels": labels}, "status": {"conditions": conditions}}
-        return httpx.Response(200, json=answer)
+        return Answer(
+            HTTPStatus.OK, {"metadata": {"labels": labels}, "status": {"conditions": conditions}}
+        )
 
     def rest(self, _request: httpx.Request) -> httpx.Response:
         items: list[dict[str, Any]] = [
@@ -59,9 +65,10 @@ class Cluster:
 
     def roll(self, patience_s: float = 20.0) -> list[str]:
         said: list[str] = []
-        api = httpx.Client(base_url="https://api", transport=httpx.MockTransport(self.api))
         rest = httpx.Client(base_url="http://admin", transport=httpx.MockTransport(self.rest))
-        roll(api, "ns", SETS, Rest(rest, patience_s=patience_s), said.append)
+        with self.serving():
+            client = open_client(self.access())
+            roll(client, "ns", SETS, Rest(rest, patience_s=patience_s), said.append)
         return said
 
 
