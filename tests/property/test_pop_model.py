@@ -224,14 +224,14 @@ class PopModel(RuleBasedStateMachine):
                 if not table.flags[slot] & FLAG_RENEWS:
                     known.until = table.visible_at_ms[slot]
                     assert known.until <= self.world.now_ms + START_GRACE_MS
-                    if table.on_its_way[slot] == UNPROVEN:
+                    if table.handover[slot] == UNPROVEN:
                         known.unproven = known.client
                     else:
                         is_silent = self.world.now_ms - heard.get(known.client, 0) >= SILENT_MS
                         assert is_silent, "it was given back before"
                     known.client = ""
             elif known.unproven:
-                assert table.on_its_way[slot] == UNPROVEN
+                assert table.handover[slot] == UNPROVEN
 
     @rule(power_cut=st.booleans())
     def restart(self, power_cut: bool) -> None:

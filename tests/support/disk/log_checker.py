@@ -51,6 +51,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.layout.record import HEADER, HEADER_SIZE, RecordHeader, RecordKind
 from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.layout.state import StateKind
+from tidemill.broker.engine.pop.queue_queries import consumer_offset
 from tidemill.broker.engine.store.disk import Disk
 
 Queue = tuple[int, int, int]  # group id, topic id, queue id
@@ -300,13 +301,13 @@ class LogChecker:
 
     def check_positions(self, engine_offsets: dict[Queue, tuple[int, int]]) -> None:
         """Compare (consumer offset, pop offset) of each queue, as the engine tells them."""
-        for key, (consumer_offset, pop_offset) in engine_offsets.items():
+        for key, (consumed, pop_offset) in engine_offsets.items():
             queue = self.queues[key]
-            _check(consumer_offset <= pop_offset, 3, f"{key}: {consumer_offset} > {pop_offset}")
+            _check(consumed <= pop_offset, 3, f"{key}: {consumed} > {pop_offset}")
             _check(pop_offset >= queue.pop_offset, 3, f"{key}: pop offset {pop_offset}")
-            for offset in range(queue.begins_at, min(consumer_offset, queue.pop_offset)):
+            for offset in range(queue.begins_at, min(consumed, queue.pop_offset)):
                 known = offset in queue.settled or offset in queue.live
-                _check(known, 2, f"{offset} of {key} is below {consumer_offset}, and nowhere")
+                _check(known, 2, f"{offset} of {key} is below {consumed}, and nowhere")
 
 
 def _check(holds: bool, number: int, what: str) -> None:
@@ -355,7 +356,7 @@ def judge(world: World) -> LogChecker:
     state = world.engine.state
     checker.check_positions(
         {
-            key: (state.consumer_offset(progress), progress.pop_offset)
+            key: (consumer_offset(state, progress), progress.pop_offset)
             for key, progress in state.progress.items()
         }
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
+from tidemill.broker.engine.pop.queue_queries import consumer_offset
 from tidemill.broker.engine.pop.renewals import MINUTE_MS, START_GRACE_MS
 
 Lows = dict[tuple[int, int], int]  # (topic id, queue id) -> offset
@@ -47,13 +48,13 @@ def observe(
         ),
     }
     for key, progress in state.progress.items():
-        if state.is_gone(progress):
+        if state.is_deleted(progress):
             continue
         low = lows[key[1:]]
         at: dict[str, Any] = {"pop": max(progress.pop_offset, low)}
         if low == 0:
             # Else it depends on when deliveries of what is gone are looked at again.
-            at["consumer"] = state.consumer_offset(progress)
+            at["consumer"] = consumer_offset(state, progress)
         if progress.ordered is not None:
             pending = progress.ordered.pending.items()
             at["pending"] = sorted(one for one in pending if one[0] >= low)

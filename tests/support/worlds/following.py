@@ -24,7 +24,8 @@ from tidemill.broker.engine.layout import record, timer_entry
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, NIL, UNPROVEN, DeliveryTable
+from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, UNPROVEN, DeliveryTable
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
 from tidemill.broker.engine.replication.known_end import KnownEnd
@@ -185,7 +186,7 @@ EMPTY: tuple[object, ...] = (0, 0, [], NIL, None)
 
 def _progress(engine: Engine, master: Engine) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     for key, one in engine.state.progress.items():
-        if engine.state.is_gone(one):
+        if engine.state.is_deleted(one):
             continue  # Each engine forgets it in slices of its own.
         slots = engine.state.deliveries_of(one)
         assert one.in_flight == sum(engine.state.table.live[s].bit_count() for s in slots)
@@ -224,7 +225,7 @@ def _deliveries(engine: Engine, latest_ms: int) -> dict[int, tuple[Any, ...]]:
                 owner.queue.queue_id,
                 table.starts[slot],
                 table.counts[slot],
-                table.flags[slot] & FLAGS_STORED | table.on_its_way[slot] & UNPROVEN,
+                table.flags[slot] & FLAGS_STORED | table.handover[slot] & UNPROVEN,
                 table.visible_at_ms[slot],
                 table.popped_at_ms[slot],
                 table.live[slot],

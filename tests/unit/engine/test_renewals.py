@@ -383,7 +383,7 @@ def test_an_ordered_queue_goes_on_when_its_client_ends() -> None:
 
 def on_its_way(world: World, *popped: Popped) -> None:
     for one in popped:
-        world.engine.state.table.on_its_way[one.delivery.slot] = 1
+        world.engine.state.table.handover[one.delivery.slot] = 1
 
 
 def hand_over(world: World, *popped: Popped) -> None:

@@ -35,7 +35,7 @@ from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_MS, SILENT_MS
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
-from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD
+from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.queries.inspection import CANDIDATES_A_STEP, FOUND_BYTES_MAX
 from tidemill.broker.engine.store.commit_log import SLICE_BUFFERS, _pieces
 from tidemill.broker.engine.store.disk import File
@@ -321,7 +321,7 @@ def test_a_deletion_walks_what_goes_and_not_what_stays(what: str) -> None:
     catalog, state = world.engine.catalog, world.engine.state
     assert len(catalog.retry_topic_ids) == 80
     queues = catalog.queues = WalkedDict(catalog.queues)
-    progress = state.progress = WalkedDict(state.progress)
+    progress = state.progress = state.index.by_key = WalkedDict(state.progress)
     subscriptions = state.subscriptions = WalkedDict(state.subscriptions)
     retry_topic_ids = catalog.retry_topic_ids = WalkedDict(catalog.retry_topic_ids)
     if what == "topic":

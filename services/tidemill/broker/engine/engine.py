@@ -45,10 +45,11 @@ from tidemill.broker.engine.message_store import MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConfigChanges
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
-from tidemill.broker.engine.pop.delivery_table import ON_ITS_WAY
+from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
 from tidemill.broker.engine.pop.readiness import ReadyMessages
 from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.stated_rows import restarted_deliveries
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.queries.pull import QueuePull
 from tidemill.broker.engine.store.commit_log import CommitLog
@@ -493,7 +494,7 @@ class Engine:
             delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
         )
         # Who says something of one message has read the batch.
-        self.state.table.on_its_way[delivery.slot] &= ~ON_ITS_WAY
+        self.state.table.handover[delivery.slot] &= ~HANDOVER_PENDING
         return changed
 
     def give_back(self, delivery: Delivery, *, invisible_duration_ms: int, now_ms: int) -> Delivery:
@@ -566,9 +567,9 @@ class Engine:
 
     def on_their_way(self, batches: Iterable[DeliveryBatch]) -> None:
         """Extend what was popped only when it is `handed_over`: until then nobody may have it."""
-        on_its_way = self.state.table.on_its_way
+        handover = self.state.table.handover
         for batch in batches:
-            on_its_way[batch.slot] |= ON_ITS_WAY
+            handover[batch.slot] |= HANDOVER_PENDING
 
     def handed_over(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
         """Know of deliveries that renew, by slot and identity, that their clients have them."""
@@ -781,7 +782,7 @@ class Engine:
 
     def _bring_back(self, now_ms: int) -> None:
         """Record of deliveries that were popped in the future that they begin now."""
-        for n, entry in enumerate(self.state.brought_back(now_ms)):
+        for n, entry in enumerate(restarted_deliveries(self.state, now_ms)):
             if n == 0:
                 # First: a start that is cut short between these records leaves the rest to the
                 # next one, and nobody may say ALREADY of those that it has brought back.

@@ -60,6 +60,11 @@ from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.stated_rows import (
+    apply_stated_deliveries,
+    apply_stated_progress,
+    delivery_rows_of,
+)
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -123,8 +128,8 @@ class Fold:
             EpochStart: self._epoch_start,
             StatedConfig: self._stated_config,
             StatedQueues: self._stated_queues,
-            StatedProgress: pops.apply_stated_progress,
-            StatedDeliveries: pops.apply_stated_deliveries,
+            StatedProgress: lambda entry, at, _: apply_stated_progress(pops, entry, at),
+            StatedDeliveries: lambda entry, at, _: apply_stated_deliveries(pops, entry, at),
         }
 
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
@@ -175,7 +180,7 @@ class Fold:
         if not low:
             return b""
         slots = [entry[0] for entry in entries if entry[1] < low]
-        return delivery_rows.encode(self._pops.rows_of(np.array(slots))) if slots else b""
+        return delivery_rows.encode(delivery_rows_of(self._pops, np.array(slots))) if slots else b""
 
     def append_message(self, entry: MessageEntry, now_ms: int) -> None:
         """Do what `append` does for a message that settles nothing and waits for nothing.

@@ -30,7 +30,7 @@ from tidemill.broker.engine.metadata.pull_offsets import (
 from tidemill.broker.engine.metadata.quota import Quota
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
 from tidemill.broker.engine.pop.consumption import Consumption
-from tidemill.broker.engine.pop.state import Key
+from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.queries.inspection import Inspection, QueueStatus
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
@@ -363,7 +363,7 @@ class Administration:
             if key[1] == topic_id:
                 self._fold.append(ConfigItem(pull_offset_item(key, FORGOTTEN)), now_ms)
 
-    def release_lock(self, key: Key, now_ms: int) -> None:
+    def release_lock(self, key: ProgressKey, now_ms: int) -> None:
         """Let the next pop have what locks an ordered queue, before its time is up.
 
         Raises Conflict where nothing locks it.

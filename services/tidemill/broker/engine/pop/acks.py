@@ -1,9 +1,9 @@
-"""The acks of a round: they gather here, and settle messages when their ACK record does.
+"""The acks of a round. They are gathered here and settle messages when `record` logs them.
 
-Until then a decision about a delivery asks here too. `record` puts them into the log: when there
-are enough for a record, so that the end of a busy round has few left to do; and whoever needs all
-of them in the state does so first: an ordered pop, a reset, a deletion, revive, and the end of the
-round. What retention took counts as acked: nobody can settle it any more.
+Until then, decisions about a delivery must use `live`. `record` runs when there are enough acks for
+one record, so that the end of a busy round has little left to do. An ordered pop, a reset, a
+deletion, revive and the end of the round also call it, because they need all acks in the state. A
+message that retention removed counts as acked.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from typing import final
 from tidemill.broker.engine.layout import ack
 from tidemill.broker.engine.layout.ack import FLAG_EXPIRED, Acks
 from tidemill.broker.engine.layout.entry import Recorder
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.state import PopState
 
-ENTRIES_A_RECORD = 512  # settled in about a millisecond
+ENTRIES_A_RECORD = 512  # a millisecond of settling
 assert ENTRIES_A_RECORD <= ack.ENTRIES_MAX
 
 
 @final
 class RoundAcks:
-    """Messages that are settled, and not yet in the log."""
+    """Settled messages whose acks are not in the log yet."""
 
     def __init__(self, state: PopState, recorder: Recorder) -> None:
         self._state = state
         self._recorder = recorder
         self._bits: dict[int, int] = {}  # by slot
-        self._expired: dict[int, int] = {}  # of these what retention took, and no client acked
+        self._expired: dict[int, int] = {}  # the part of `_bits` that expired and was not acked
 
     def __bool__(self) -> bool:
         return bool(self._bits)
 
     @property
     def gathered_count(self) -> int:
-        """How many messages are settled by what is not in the log yet."""
+        """The number of messages whose acks are not in the log yet."""
         return sum(map(int.bit_count, self._bits.values()))
 
     def add_expired(self, slot: int, bits: int) -> None:
-        """Settle live messages of a delivery that retention took."""
+        """Settle live messages of a delivery that retention removed."""
         self._bits[slot] = self._bits.get(slot, 0) | bits
         self._expired[slot] = self._expired.get(slot, 0) | bits
 
     def add_live(self, slot: int, bit: int, now_ms: int) -> bool:
-        """Settle a message of a delivery; False when it is not live."""
+        """Settle a message of a delivery. Return False if it is not live."""
         gathered = self._bits
         bits = gathered.get(slot, 0)
         if not self._state.table.live[slot] & ~bits & bit:
@@ -55,11 +55,11 @@ class RoundAcks:
         return True
 
     def live(self, slot: int) -> int:
-        """Return the bits of the messages of a delivery that are not settled."""
+        """Return the bits of a delivery's unsettled messages."""
         return self._state.table.live[slot] & ~self._bits.get(slot, 0)
 
     def record(self, now_ms: int) -> None:
-        """Put the round's acks into the log, one entry a delivery."""
+        """Log the gathered acks, one entry per delivery."""
         if not self._bits:
             return
         state, table = self._state, self._state.table
@@ -83,7 +83,7 @@ class RoundAcks:
         for progress, (slot, _, bits) in zip(owners, entries, strict=True):
             pair = progress.group_id, progress.named_topic_id
             state.counts["ack", *pair] += 1
-            # Nobody else has had the slot meanwhile: nothing is popped here.
+            # The slot still has the time of this delivery, because no pop runs in between.
             held_ms = now_ms - table.popped_at_ms[slot]
             state.ack_times_ms.observe(pair, held_ms, bits.bit_count())
             if progress.ordered is not None and progress.head == NIL:

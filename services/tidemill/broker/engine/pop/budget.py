@@ -1,18 +1,18 @@
-"""How much one pop takes."""
+"""The size limit of one pop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, final
 
-# Of records in one pop, unless its first is larger. 32 messages of 4 MiB would be a reply of 128:
-# what a proxy must hold in one piece, and what waits for a client that reads slowly.
+# Bytes of records in one pop, unless the first record is larger. Without it, 32 messages of 4 MiB
+# make a reply of 128 MiB, which a proxy holds in one piece until a slow client has read it.
 POP_BYTES_MAX: Final = 16 << 20
 
 
 @final
 class PopBudget:
-    """What a pop may still take from a queue, in messages and bytes."""
+    """The messages and bytes that a pop may still take from a queue."""
 
     __slots__ = ("_bytes_left", "_is_untouched", "messages_left", "taken_bytes")
 
@@ -23,7 +23,7 @@ class PopBudget:
         self._is_untouched = is_untouched  # the first message always fits
 
     def take(self, size_bytes: int) -> bool:
-        """Take a message; False when it does not fit."""
+        """Take a message. Return False if it does not fit."""
         is_first = self._is_untouched and not self.taken_bytes
         if not self.messages_left or (size_bytes > self._bytes_left and not is_first):
             return False
@@ -33,7 +33,7 @@ class PopBudget:
         return True
 
     def take_first(self, sizes_bytes: Sequence[int]) -> int:
-        """Take the first messages of some as far as they fit; return how many."""
+        """Take messages from the front as far as they fit. Return their number."""
         total_bytes, count = sum(sizes_bytes), len(sizes_bytes)
         if total_bytes <= self._bytes_left and count <= self.messages_left:
             self.messages_left -= count

@@ -1,13 +1,12 @@
-"""Catching up with a snapshot: its slices are of different moments, until the log has passed them.
+"""Catch-up with a snapshot, whose slices were written at different moments.
 
-A slice says before which log offset it contains everything, so that an entry is applied to the
-slices that lack it and to no other. The lists through the delivery table are not kept meanwhile:
-`finish` makes them at once, when the log has passed the last slice. A log whose first segments are
-gone, without a snapshot, is caught up with at its end: what only those segments stated is stated
-again later in it.
+Each slice contains everything before its own log offset. An entry of the log changes only the
+slices that do not contain it. Meanwhile the lists through the delivery table are not maintained:
+`finish` builds them when the log has passed the newest slice. Without a snapshot the catch-up ends
+at the end of the log, because the log states again what only its deleted segments contained.
 
-A delivery of an ordered queue is in the same slice as the queue's progress, and its slot may have
-been used again in a later slice: settling the first use must still reach the queue (`displace`).
+A delivery of an ordered queue is in the same slice as the queue's progress. A later slice may use
+its slot again. Settling the first use must still change the queue (`displace`).
 """
 
 from __future__ import annotations
@@ -25,78 +24,80 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_SUPERSEDES,
 )
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
-from tidemill.broker.engine.pop.delivery_table import FREE, NIL
+from tidemill.broker.engine.pop.delivery_table import FREE
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress
+from tidemill.broker.engine.pop.stated_rows import load_delivery, load_progress
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
     from tidemill.broker.engine.layout.progress_rows import ProgressRow
     from tidemill.broker.engine.pop.state import PopState
 
-# Of the table. Each may be of a thousand queues, which are looked up once for all: 7 MiB of rows.
+# Slices of the table, 7 MiB of rows. Each may have a thousand queues, which are looked up once.
 SLICES_TOGETHER = 64
 
 
 @final
 class CatchUp:
-    """What each slice contains, and what the end of it all makes."""
+    """The content of each slice, and the steps that end the catch-up."""
 
     def __init__(self, state: PopState) -> None:
         self._state = state
         state.table.clients.is_counting = False
         self._progress_covered: dict[int, int] = {}  # by index of the progress
         self._slots_covered: dict[int, int] = {}  # by number of the slice
-        self._together: list[DeliveryRows] = []  # of slices of the table that are not loaded yet
-        # (slot, delivery id) of deliveries of ordered queues whose slot is used again in a later
-        # slice, with what their settlement must still reach.
+        self._together: list[DeliveryRows] = []  # rows of table slices that are not loaded yet
+        # Deliveries of ordered queues whose slot a later slice uses again: the queue and the
+        # offsets of their messages, by (slot, delivery id).
         self._displaced: dict[tuple[int, int], tuple[PopProgress, list[int]]] = {}
 
-    # ------------------------------------------------------------ what contains what
+    # ------------------------------------------------------------ coverage
 
     def is_new_to_progress(self, progress: PopProgress, log_offset: LogOffset) -> bool:
-        """Whether the progress of a queue lacks what the record at `log_offset` says."""
+        """Return whether the progress of a queue lacks the record at `log_offset`."""
         return log_offset >= self._progress_covered.get(progress.index, 0)
 
     def is_new_to_slot(self, slot: int, progress: PopProgress, log_offset: LogOffset) -> bool:
-        """Whether a slot lacks what the record at `log_offset` says of a queue's delivery."""
+        """Return whether a slot lacks the record at `log_offset` about a queue's delivery."""
         if progress.ordered is not None:
             # The deliveries of an ordered queue are in the same slice as its progress.
             return self.is_new_to_progress(progress, log_offset)
         return log_offset >= self._slots_covered.get(slot // SLOTS_A_SLICE, 0)
 
     def may_place(self, slot: int, delivery_id: int) -> bool:
-        """Whether a delivery is a later use of a slot than the one that is known."""
+        """Return whether a delivery is a later use of a slot than the known one."""
         return self._state.table.ids[slot] < delivery_id
 
     # ------------------------------------------------------------ slices
 
     def load_progress(self, rows: list[ProgressRow], covered: int) -> bool:
-        """Take a PROGRESS section over; False when a later one was known of all of it."""
+        """Load a PROGRESS section. Return False if newer progress was known for each queue."""
         state = self._state
         stated_at = {state.progress_of(*row[:3]).index: row.stated_at for row in rows}
-        taken = state.apply_progress(rows, LogOffset(covered))
-        for progress in taken:
+        changed = load_progress(state, rows, LogOffset(covered))
+        for progress in changed:
             self._progress_covered[progress.index] = covered
-            # The section is no record: it says which one states the progress.
+            # A section is not a record. It names the record that states the progress.
             progress.stated_at = stated_at[progress.index]
-        return bool(taken)
+        return bool(changed)
 
     def load_ordered(self, row: ProgressRow, deliveries: DeliveryRows, covered: int) -> None:
-        """Take an ordered queue over."""
-        # One of its slots may be in a slice that is to be loaded, of an earlier or a later use.
+        """Load an ordered queue."""
+        # A slice that is not loaded yet may have an earlier or later use of one of its slots.
         self.end_deliveries()
         if self.load_progress([row], covered):
             self._load_rows(deliveries)
 
     def load_deliveries(self, number: int, deliveries: DeliveryRows, covered: int) -> None:
-        """Take slice `number` of the table over, at `end_deliveries` at the latest."""
+        """Queue slice `number` of the table. `end_deliveries` loads it at the latest."""
         self._slots_covered[number] = covered
         self._together.append(deliveries)
         if len(self._together) == SLICES_TOGETHER:
             self.end_deliveries()
 
     def end_deliveries(self) -> None:
-        """Load the slices of the table that were handed over."""
+        """Load the queued slices of the table."""
         if self._together:
             together, self._together = delivery_rows.joined(self._together), []
             self._load_rows(together)
@@ -123,12 +124,15 @@ class CatchUp:
             plain_rows, np.array(owners, dtype=np.uint32)[places_at], numbers[holders[plain]]
         )
         for number in np.flatnonzero(~plain).tolist():
-            state.load_row(
-                rows[number].item(), deliveries.gaps.get(number), client_ids[int(holders[number])]
+            load_delivery(
+                state,
+                rows[number].item(),
+                deliveries.gaps.get(number),
+                client_ids[int(holders[number])],
             )
 
     def _ordered_among(self, slots: np.ndarray) -> list[int]:
-        """Return which of `slots` hold a delivery of an ordered queue."""
+        """Return the slots among `slots` that hold a delivery of an ordered queue."""
         table = self._state.table
         slots = slots[slots < len(table.ids)].astype(np.int64)
         ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
@@ -139,7 +143,7 @@ class CatchUp:
     # ------------------------------------------------------------ displaced deliveries
 
     def displace(self, slot: int) -> None:
-        """Remember a delivery of an ordered queue before a later use of its slot is taken over."""
+        """Remember a delivery of an ordered queue before a later use of its slot is loaded."""
         table = self._state.table
         if table.ids[slot] != FREE and table.flags[slot] & FLAG_ORDERED:
             progress = self._state.owners[table.owners[slot]]
@@ -149,7 +153,7 @@ class CatchUp:
     def note_displaced(
         self, slot: int, delivery_id: int, progress: PopProgress, offsets: list[int]
     ) -> None:
-        """Remember a delivery that cannot be placed, since a later use of its slot is known."""
+        """Remember a delivery whose slot already has a later use."""
         if progress.ordered is not None:
             self._displaced[slot, delivery_id] = progress, offsets
 
@@ -167,7 +171,7 @@ class CatchUp:
     # ------------------------------------------------------------ the end
 
     def finish(self, *, now_ms: int) -> None:
-        """Drop what is void, and make the lists: from here on every entry is new to everything."""
+        """Drop void deliveries and build the lists. Then every entry changes the whole state."""
         state = self._state
         state.catalog.forget_orphans()
         for (group_id, topic_id), retry_id in state.catalog.retry_topic_ids.items():
@@ -179,20 +183,20 @@ class CatchUp:
             )
             if not is_known:
                 progress.void_before = VOID
-                state.drop(progress)
+                state.index.remove(progress)
             group = state.catalog.groups.get(progress.group_id)
             if group is not None and group.is_ordered and progress.ordered is None:
-                # A reset was met before the record that states the group again.
+                # The log had a reset before the record that states the group again.
                 progress.ordered = OrderedState()
         state.catch_up = None
         self._release_before([owner.void_before for owner in state.owners], keeps_replaced=False)
         batches = [owner.ordered.batch_id if owner.ordered else 0 for owner in state.owners]
         self._release_before(batches, keeps_replaced=True)
-        state.renumber()
+        state.index.renumber()
         self._make_lists(now_ms=now_ms)
 
     def _release_before(self, floors: list[int], *, keeps_replaced: bool) -> None:
-        """Empty the slots whose identity is below the floor of their owner."""
+        """Empty the slots whose delivery id is below the floor of their owner."""
         table = self._state.table
         slots = table.in_use(0, len(table.ids))
         if not len(slots):
@@ -204,7 +208,7 @@ class CatchUp:
             flags = np.frombuffer(table.flags, dtype=np.uint8)[below]
             released = below[flags & FLAG_RELEASED > 0]
             live = np.frombuffer(table.live, dtype=np.uint32)[released]
-            # As when a new batch voids them: their handles say that they last.
+            # Their handles have not ended, so the table must reject them, as `PopState` does.
             np.frombuffer(table.superseded, dtype=np.uint32)[released] |= live
             is_replaced = np.frombuffer(table.superseded, dtype=np.uint32)[below] != 0
             replaced = below[is_replaced]
@@ -227,7 +231,7 @@ class CatchUp:
         totals = np.add.reduceat(live, begins, dtype=np.int64).tolist()
         ends = np.append(begins[1:], len(slots))
         popped = np.frombuffer(table.flags, dtype=np.uint8)[slots] & FLAG_SUPERSEDES == 0
-        # Of each position the first one from there on that a pop has made.
+        # For each position, the first one from there on whose delivery a pop made.
         positions = np.where(popped, np.arange(len(slots)), len(slots))
         first_popped = np.minimum.accumulate(positions[::-1])[::-1][begins]
         heads = np.frombuffer(table.owners, dtype=np.uint32)[slots[begins]].tolist()
@@ -241,9 +245,9 @@ class CatchUp:
 
 
 def _places_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a row of each (group, topic, queue) by number, and of each row which one it is of.
+    """Return one row of each (group, topic, queue), and for each row the number of its triple.
 
-    In two steps, since the three numbers do not fit into one that is fast to sort.
+    Two steps, because the three numbers do not fit into one integer that sorts fast.
     """
     queues = rows["topic_id"].astype(np.int64) << 16 | rows["queue_id"]
     _, queues_at = np.unique(queues, return_inverse=True)

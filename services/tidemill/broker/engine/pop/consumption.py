@@ -38,16 +38,17 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch, DeliveryWriter
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
+from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.queue_reader import QueueReader
 from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.revive import Reviver
 from tidemill.broker.engine.pop.settlement import Settlement
-from tidemill.broker.engine.pop.state import Key, PopState
+from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.time_search import QUEUES_A_STEP, TimeSearch
 from tidemill.common.errors import GroupNotFound, Overloaded, Repairing, TopicNotFound
@@ -218,7 +219,7 @@ class Consumption:
         """Say how much a pop would find, and take nothing. Raises TopicNotFound, GroupNotFound."""
         return self._readiness.look(group_id, topic_id, tags=tags, now_ms=now_ms)
 
-    def release_lock(self, key: Key, now_ms: int) -> bool:
+    def release_lock(self, key: ProgressKey, now_ms: int) -> bool:
         """Let the next pop have what locks an ordered queue; False: nothing does."""
         progress = self._state.progress.get(key)
         slots = self._ordered.release(progress, now_ms) if progress is not None else []

@@ -20,7 +20,7 @@ from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import Delivery, DeliveryBatch
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.settlement import Settlement

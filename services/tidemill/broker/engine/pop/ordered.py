@@ -20,11 +20,13 @@ from tidemill.broker.engine.metadata.catalog import ConsumerGroup
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.deliveries import DeliveryBatch, DeliveryWriter
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
+from tidemill.broker.engine.pop.queue_queries import is_locking, locking_slots
 from tidemill.broker.engine.pop.queue_reader import MessageSelection, QueueReader
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.stated_rows import delivery_rows_of
 from tidemill.broker.engine.tally import Allowance, Tally
 
 
@@ -66,7 +68,7 @@ class OrderedPop:
         if progress.head == NIL:
             return not pending and progress.position >= queue.max_offset
         return (
-            self._state.locks(progress.head, now_ms)
+            is_locking(self._state, progress.head, now_ms)
             and not (attempt_id and attempt_id == ordered.attempt_id)
             and (not queue.min_offset or min(pending, default=0) >= queue.min_offset)
         )
@@ -89,7 +91,7 @@ class OrderedPop:
         self._acks.record(now_ms)
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
         out = self._state.deliveries_of(progress)
-        if any(self._state.locks(slot, now_ms) for slot in out):
+        if any(is_locking(self._state, slot, now_ms) for slot in out):
             if is_repeat:
                 ordered.holder = ordered.batch_id, self._client_id
             return self._same_batch(progress, out, budget) if is_repeat else None
@@ -105,7 +107,7 @@ class OrderedPop:
             [max(ordered.pending.get(offset, 1 - counted) + counted, 1) for offset in taken.offsets]
         )
         if out and counted:
-            self._state.count_again(out[0], progress, sum(n > 1 for n in attempts))
+            self._state.count_redelivered(out[0], progress, sum(n > 1 for n in attempts))
         low = progress.queue.min_offset
         # Of earlier batches: the CK of this one, which begins behind them, forgets them.
         expired = sum(offset < low for offset in ordered.pending)
@@ -135,9 +137,9 @@ class OrderedPop:
         As when their time is up: their attempts count, and their handles hold until that pop.
         """
         self._acks.record(now_ms)
-        slots = self._state.locking_slots(progress)
+        slots = locking_slots(self._state, progress)
         if slots:
-            deliveries = self._state.rows_of(np.array(slots))
+            deliveries = delivery_rows_of(self._state, np.array(slots))
             deliveries.rows["flags"] |= FLAG_RELEASED
             self._recorder.append(StatedDeliveries(deliveries), now_ms)
         return slots

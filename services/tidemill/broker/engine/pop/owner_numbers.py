@@ -1,9 +1,10 @@
-"""The numbers by which slots of the delivery table name their owners, given out again.
+"""Owner numbers: slots of the delivery table name the progress that owns them by number.
 
-A slot may outlive the progress that owns it: a group that is deleted leaves its deliveries in the
-table until their deadlines. Then its number is retired, and what it names is nobody, of whom every
-delivery is void. A sweep through the table lets the slots name nobody by themselves; behind its end
-the numbers are free. Each engine has numbers of its own: no record says any.
+A slot may outlive its progress, because the deliveries of a deleted group stay in the table until
+their deadlines. The number of a deleted progress is retired: it names a placeholder, whose
+deliveries are all void. A sweep through the table then gives these slots the placeholder's own
+number. After the sweep the retired numbers are free. Numbers are local to an engine: records do
+not contain them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tidemill.broker.engine.pop.delivery_table import DeliveryTable
 from tidemill.broker.engine.pop.progress import VOID, PopProgress
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
-NOBODY = 0  # as group and topic id, which are given out from 1 on
+NOBODY = 0  # the placeholder's group and topic id: real ids begin at 1
 NO_NUMBER = -1
-SLOTS_A_SWEEP = 65_536  # looked at in one slice: about 200 microseconds
+SLOTS_A_SWEEP = 65_536  # per slice, about 200 microseconds
 
 
 @final
 class OwnerNumbers:
-    """Which progress each number names."""
+    """The progress of each number."""
 
     def __init__(self, table: DeliveryTable) -> None:
         self._table = table
@@ -39,56 +40,53 @@ class OwnerNumbers:
         )
         self.owners: list[PopProgress] = []  # by number
         self._free = array("I")
-        # Numbers that name nobody, while slots may still have them; those that the sweep under way
-        # makes free, and how far in the table it is.
-        self._retired = array("I")
-        self._swept = array("I")
-        self._swept_to = 0
+        self._retired = array("I")  # numbers that slots may still have
+        self._swept = array("I")  # numbers that the current sweep frees
+        self._swept_until = 0  # position of the sweep in the table
 
     @property
     def has_retired(self) -> bool:
-        """Whether there is something to sweep."""
+        """Whether a sweep has work to do."""
         return bool(self._retired or self._swept)
 
     def next(self) -> int:
-        """Return the number that `add` gives the next owner."""
+        """Return the number that `add` assigns next."""
         return self._free[-1] if self._free else len(self.owners)
 
     def add(self, progress: PopProgress) -> None:
-        """Let `next` name an owner."""
+        """Assign the number `next()` to an owner."""
         if self._free:
             self.owners[self._free.pop()] = progress
         else:
             self.owners.append(progress)
 
     def retire(self, progress: PopProgress) -> None:
-        """Let an owner's number name nobody: all its deliveries are void from here on."""
+        """Make an owner's number name the placeholder. All its deliveries become void."""
         self.owners[progress.index] = self._nobody
         if self._nobody.index == NO_NUMBER:
-            self._nobody.index = progress.index  # The first one's, for good.
+            self._nobody.index = progress.index  # The first retired number, permanently.
         else:
             self._retired.append(progress.index)
 
     def sweep(self) -> None:
-        """Let the slots of one part of the table, whose owners were retired, name nobody."""
+        """Replace retired numbers in one part of the table by the placeholder's number."""
         if not self._swept:
             self._swept, self._retired = self._retired, array("I")
-            self._swept_to = 0
+            self._swept_until = 0
         is_retired = np.zeros(len(self.owners), dtype=bool)
         is_retired[np.frombuffer(self._swept, dtype=np.uint32)] = True
-        end = self._swept_to + SLOTS_A_SWEEP
-        named = np.frombuffer(self._table.owners, dtype=np.uint32)[self._swept_to : end]
+        end = self._swept_until + SLOTS_A_SWEEP
+        named = np.frombuffer(self._table.owners, dtype=np.uint32)[self._swept_until : end]
         named[is_retired[named]] = self._nobody.index
-        self._swept_to = end
-        # Invariant: nothing is placed for an owner that was retired, so what lies behind stays
-        # clean.
+        self._swept_until = end
+        # Invariant: a retired owner gets no new deliveries, so that swept slots stay clean.
         if end >= len(self._table.owners):
             self._free.extend(self._swept)
             self._swept = array("I")
 
     def renumber(self, owners: list[PopProgress]) -> None:
-        """Give `owners` new numbers, and no other has one; all slots in use are theirs."""
-        numbers = np.zeros(len(self.owners) + 1, dtype=np.uint32)  # Slots never used say 0.
+        """Assign the numbers from 0 to `owners`. All slots in use must belong to them."""
+        numbers = np.zeros(len(self.owners) + 1, dtype=np.uint32)  # Unused slots have number 0.
         for number, progress in enumerate(owners):
             numbers[progress.index] = number
             progress.index = number

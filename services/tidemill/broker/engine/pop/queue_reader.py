@@ -74,13 +74,13 @@ class QueueReader:
         Read one by one where they are needed, messages on a disk would hold everybody up.
         """
         queue = progress.queue
-        asked_to = progress.asked_to
-        if not begin <= asked_to <= end + ASKED_AHEAD:
-            asked_to = begin
-        elif asked_to >= end + ASKED_AHEAD // 2 or asked_to == queue.max_offset:
+        asked_until = progress.asked_until
+        if not begin <= asked_until <= end + ASKED_AHEAD:
+            asked_until = begin
+        elif asked_until >= end + ASKED_AHEAD // 2 or asked_until == queue.max_offset:
             return
-        entries = queue.entries(asked_to, end + ASKED_AHEAD - asked_to)
-        progress.asked_to = asked_to + len(entries)
+        entries = queue.entries(asked_until, end + ASKED_AHEAD - asked_until)
+        progress.asked_until = asked_until + len(entries)
         first = last = entries[0][0]
         for log_offset, size, _ in entries:
             if log_offset - last > GAP_BYTES_MAX or last - first > READ_BYTES_MAX:

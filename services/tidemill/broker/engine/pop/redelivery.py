@@ -148,7 +148,7 @@ class Redelivery:
             self._bury(slot, index, progress, now_ms, attempts)
             return
         self._state.count("revived", progress, 1)
-        self._state.count_again(slot, progress, 1)
+        self._state.count_redelivered(slot, progress, 1)
         self._state.ready.add((progress.group_id, progress.named_topic_id))
 
     def copy_to_dlq(

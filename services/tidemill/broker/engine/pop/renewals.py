@@ -22,7 +22,8 @@ import numpy as np
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RELEASED, FLAG_RENEWS, cut_client_id
 from tidemill.broker.engine.layout.renewal import ENTRIES_MAX, Renewal, RenewalReason
-from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE, ON_ITS_WAY, UNPROVEN
+from tidemill.broker.engine.pop.deadlines import FLAG_DUE
+from tidemill.broker.engine.pop.delivery_table import FREE, HANDOVER_PENDING, UNPROVEN
 from tidemill.broker.engine.pop.holder_numbers import NOBODY, UNHEARD
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
@@ -148,10 +149,10 @@ class Renewals:
         for slot, delivery_id in deliveries:
             if slot >= len(table.ids) or table.ids[slot] != delivery_id or not table.live[slot]:
                 continue
-            table.on_its_way[slot] &= ~ON_ITS_WAY
+            table.handover[slot] &= ~HANDOVER_PENDING
             is_over = table.visible_at_ms[slot] <= now_ms or table.flags[slot] & FLAG_DUE
             is_over = is_over or self._is_void(slot)
-            is_unproven = table.on_its_way[slot] & UNPROVEN
+            is_unproven = table.handover[slot] & UNPROVEN
             if is_unproven and not (is_over or table.flags[slot] & (FLAG_RENEWS | FLAG_RELEASED)):
                 again.append((slot, delivery_id))
         self._record(again, None, RenewalReason.HANDED_OVER, now_ms)
@@ -245,7 +246,7 @@ class Renewals:
         That a part of it is settled proves nothing: proxies give parts back, operators release
         them, and a pop itself dead-letters some. What its client says of a part does.
         """
-        return bool(self._state.table.on_its_way[slot] & ON_ITS_WAY)
+        return bool(self._state.table.handover[slot] & HANDOVER_PENDING)
 
     # ------------------------------------------------------------ giving back
 
@@ -292,7 +293,7 @@ class Renewals:
         is_leaver[list(self._pass)] = True
         flags = np.frombuffer(table.flags, dtype=np.uint8)[begin:end]
         is_held = flags & FLAG_RENEWS > 0
-        is_held |= np.frombuffer(table.on_its_way, dtype=np.uint8)[begin:end] & UNPROVEN > 0
+        is_held |= np.frombuffer(table.handover, dtype=np.uint8)[begin:end] & UNPROVEN > 0
         # What is due already is revive's: to give it back would make it later.
         is_held &= flags & FLAG_DUE == 0
         is_held &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[begin:end] > expiry_ms

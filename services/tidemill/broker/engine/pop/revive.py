@@ -69,7 +69,7 @@ class Reviver:
 
     def next_due_ms(self) -> int | None:
         """Return when `run_due` has something to do next, None: never."""
-        deadline = self._state.table.next_deadline_ms()
+        deadline = self._state.table.deadlines.next_ms()
         look_ms = self._renewals.next_look_ms()
         if look_ms is not None:
             look_at_ms = self._ran_at_ms + look_ms
@@ -148,8 +148,8 @@ class Reviver:
         engines that follow do it too.
         """
         if self._state.is_forgetting:
-            self._state.forget_some()
-        due = self._state.table.take_due(now_ms, DUE_SLOTS_A_TURN)
+            self._state.forget_slice()
+        due = self._state.table.deadlines.take_due(now_ms, DUE_SLOTS_A_TURN)
         self._tally.add(len(due))
         return [slot for slot in due if self._is_to_revive(slot)]
 

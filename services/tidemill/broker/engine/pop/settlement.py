@@ -23,7 +23,8 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
-from tidemill.broker.engine.pop.delivery_table import NIL, ON_ITS_WAY
+from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
@@ -75,7 +76,7 @@ class Settlement:
             ):
                 result = AckResult.GONE
             elif self._acks.add_live(slot, bit, now_ms):
-                table.on_its_way[slot] &= ~ON_ITS_WAY  # Who acks a part of it has the rest.
+                table.handover[slot] &= ~HANDOVER_PENDING  # Who acks a part of it has the rest.
                 result = AckResult.APPLIED
             else:
                 # After the deadline it may as well have been revived or dead-lettered.
@@ -189,7 +190,7 @@ class Settlement:
     def dead_letter(self, delivery: Delivery, *, now_ms: int) -> None:
         """Move a delivered message to the group's dead-letter topic, as its client asks."""
         progress = self._find_live(delivery)
-        self._state.table.on_its_way[delivery.slot] &= ~ON_ITS_WAY
+        self._state.table.handover[delivery.slot] &= ~HANDOVER_PENDING
         try:
             self._forward(delivery, progress, now_ms)
         except BlockFileDamaged as error:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 import numpy as np
 
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_GAPS, FLAG_RELEASED
-from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE
+from tidemill.broker.engine.pop.deadlines import FLAG_DUE
+from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.queries.in_flight import EVER, InFlight, InFlightLook, Wanted
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class InFlightWalk:
             progress.in_flight > 0
             and (self._group_ids is None or progress.group_id in self._group_ids)
             and _place_of(progress)[:3] >= self._first[:3]
-            and not self._pops.is_gone(progress)
+            and not self._pops.is_deleted(progress)
         )
 
     def _rank_owners(self) -> None:

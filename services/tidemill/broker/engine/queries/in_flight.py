@@ -22,8 +22,9 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     cut_client_id,
 )
 from tidemill.broker.engine.message_store import MessageDamaged
+from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.deliveries import Delivery
-from tidemill.broker.engine.pop.delivery_table import FLAG_DUE, FREE
+from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.holder_numbers import NOBODY
 from tidemill.message import stored_message
 
@@ -192,7 +193,7 @@ class InFlightLook:
 
     def _is_wanted(self, progress: PopProgress) -> bool:
         wanted = self._wanted
-        if wanted.group_id not in {None, progress.group_id} or self._pops.is_gone(progress):
+        if wanted.group_id not in {None, progress.group_id} or self._pops.is_deleted(progress):
             return False
         if wanted.topic_id is not None and progress.named_topic_id != wanted.topic_id:
             return False
@@ -250,7 +251,7 @@ class InFlightLook:
             table.client_id_of(slot),
             table.popped_at_ms[slot],
             bool(flags & FLAG_RENEWS),
-            bool(flags & FLAG_RENEWS and table.on_its_way[slot]),
+            bool(flags & FLAG_RENEWS and table.handover[slot]),
         )
 
     def named(self, progress: PopProgress, placed: InFlight) -> InFlight:

@@ -14,9 +14,15 @@ from tidemill.broker.engine.layout.message import Reason, TimerReason
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
-from tidemill.broker.engine.pop.delivery_table import NIL
+from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
-from tidemill.broker.engine.pop.state import Key, PopState
+from tidemill.broker.engine.pop.progress_index import ProgressKey
+from tidemill.broker.engine.pop.queue_queries import (
+    consumer_offset,
+    expired_ordered_count,
+    locking_slots,
+)
+from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.queries.all_in_flight import InFlightWalk, PlaceInQueues
 from tidemill.broker.engine.queries.in_flight import InFlightLook, Place, Wanted
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
@@ -147,12 +153,12 @@ class Inspection:
             self._pops.progress.get((group.id, topic.id, queue.queue_id))
             for queue in self._catalog.queues_of(topic)
         ]
-        return [-1 if each is None else self._pops.consumer_offset(each) for each in found]
+        return [-1 if each is None else consumer_offset(self._pops, each) for each in found]
 
     def use_of(self, topic: Topic) -> TopicUse:
         """Return what depends on a topic."""
         queues = self._catalog.queues_of(topic)
-        group_ids = self._pops.group_ids_of(topic.id)
+        group_ids = self._pops.index.group_ids_of(topic.id)
         return TopicUse(
             sum(queue.max_offset - queue.min_offset for queue in queues),
             self._timer_count_of(topic.id),
@@ -186,25 +192,25 @@ class Inspection:
         """
         return list(filter(None, map(self.find_progress, self.queues_read(group))))
 
-    def queues_read(self, group: ConsumerGroup) -> list[Key]:
+    def queues_read(self, group: ConsumerGroup) -> list[ProgressKey]:
         """Return the queues of the topics that a group reads, retries included."""
         return [
             (group.id, topic_id, QueueId(queue_id))
-            for topic_id in sorted(self._pops.topic_ids_of(group.id))
+            for topic_id in sorted(self._pops.index.topic_ids_of(group.id))
             for queue_id in range(self._catalog.topics[topic_id].queues)
         ]
 
     def topics_read(self, group: ConsumerGroup) -> set[TopicId]:
         """Return the topics that a group has begun to read, its retry topics among them."""
-        return self._pops.topic_ids_of(group.id)
+        return self._pops.index.topic_ids_of(group.id)
 
-    def find_progress(self, key: Key) -> QueueProgress | None:
+    def find_progress(self, key: ProgressKey) -> QueueProgress | None:
         """Return how far a group is in a queue, read or not; None: one of them is gone."""
         group_id, topic_id, _ = key
         self._tally.add(1)
         if group_id not in self._catalog.groups or not self._catalog.is_alive(topic_id):
             return None
-        return self.queue_progress(self._pops.look_at(key))
+        return self.queue_progress(self._pops.index.peek(key))
 
     def pulled_by(self, group: ConsumerGroup) -> list[PulledQueue]:
         """Return how far a group has pulled, by its own word, where it has said so."""
@@ -228,7 +234,7 @@ class Inspection:
         self._tally.add(len(found))
         return found
 
-    def _pulled(self, key: Key, queue: ConsumeQueue) -> PulledQueue:
+    def _pulled(self, key: ProgressKey, queue: ConsumeQueue) -> PulledQueue:
         _, topic_id, queue_id = key
         offset = self._catalog.pull_offsets.find(key)
         at = queue.min_offset if offset is None else offset
@@ -244,7 +250,7 @@ class Inspection:
         queue = progress.queue
         name = self._catalog.topics[progress.named_topic_id].name
         # What an ordered group did not ack in time waits in its place for the next pop.
-        expired = self._pops.expired_ordered_count(progress)
+        expired = expired_ordered_count(self._pops, progress)
         is_retry = progress.named_topic_id != progress.topic_id
         ready_at = 0
         if progress.ready_count > 0:
@@ -261,7 +267,7 @@ class Inspection:
             queue.min_offset,
             queue.max_offset,
             progress.position,
-            self._pops.consumer_offset(progress),
+            consumer_offset(self._pops, progress),
             max(progress.ready_count, 0) + expired,
             progress.in_flight - expired,
             unacked_at,
@@ -273,10 +279,10 @@ class Inspection:
         """Return how many messages were popped by a client, and are not settled."""
         return self._pops.table.in_flight_of(client_id)
 
-    def find_lock(self, key: Key) -> QueueLock | None:
+    def find_lock(self, key: ProgressKey) -> QueueLock | None:
         """Return what locks a queue for an ordered group; None: nothing does."""
         progress = self._pops.progress.get(key)
-        slots = self._pops.locking_slots(progress) if progress is not None else []
+        slots = locking_slots(self._pops, progress) if progress is not None else []
         if progress is None or not slots:
             return None
         self._tally.add(len(slots))
@@ -287,7 +293,7 @@ class Inspection:
             for index in table.indexes_of(table.live[slot])
         ]
         assert progress.ordered is not None, "only ordered queues are locked"
-        ready = max(progress.ready_count, 0) + self._pops.expired_ordered_count(progress)
+        ready = max(progress.ready_count, 0) + expired_ordered_count(self._pops, progress)
         return QueueLock(
             len(offsets),
             min(offsets),

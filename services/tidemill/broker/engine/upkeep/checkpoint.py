@@ -39,6 +39,7 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.stated_rows import delivery_rows_of, slot_ranges
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import BlockFile, EncodedBlock
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
@@ -258,7 +259,7 @@ class Checkpoints:
         # What is new from here on is stated by the log from `begin` on.
         progresses = list(pops.progress.values())
         # The table may grow while its slices are written: at most to its bound, changes included.
-        slices_max = len(list(pops.slices())) + 2 * self._deliveries_max // SLOTS_A_SLICE + 2
+        slices_max = len(list(slot_ranges(pops))) + 2 * self._deliveries_max // SLOTS_A_SLICE + 2
         yield []
 
         block_count_max = (
@@ -353,7 +354,7 @@ class Checkpoints:
         for progress in progresses:
             slots += self._pops.deliveries_of(progress)
             ends.append(len(slots))
-        deliveries = self._pops.rows_of(np.array(slots, dtype=np.int64))
+        deliveries = delivery_rows_of(self._pops, np.array(slots, dtype=np.int64))
         self._tally.add(len(slots))
         blocks, begin = [], 0
         for progress, end in zip(progresses, ends, strict=True):
@@ -365,11 +366,11 @@ class Checkpoints:
 
     def _delivery_sections(self) -> Iterator[list[EncodedBlock]]:
         """Yield the slices of the delivery table, each as of such a moment of its own."""
-        for number, (first, last) in enumerate(self._pops.slices()):
+        for number, (first, last) in enumerate(slot_ranges(self._pops)):
             yield from self._when_quiet()
             slots = self._slots_between(first, last)
             self._tally.add(len(slots))
-            data = delivery_rows.encode(self._pops.rows_of(slots))
+            data = delivery_rows.encode(delivery_rows_of(self._pops, slots))
             yield [self._section(SnapshotSection.DELIVERIES, number, data)]
 
     def _slots_between(self, first: int, last: int) -> np.ndarray:

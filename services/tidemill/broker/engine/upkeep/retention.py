@@ -25,7 +25,14 @@ from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
-from tidemill.broker.engine.pop.state import DELIVERIES_A_STATE_RECORD, Key, PopState
+from tidemill.broker.engine.pop.progress_index import ProgressKey
+from tidemill.broker.engine.pop.queue_queries import find_expired
+from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.pop.stated_rows import (
+    DELIVERIES_A_STATE_RECORD,
+    delivery_rows_of,
+    slot_ranges,
+)
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -290,7 +297,7 @@ class Retention:
         seen = 0
         ranges: list[ExpiredRange] = []
         for group_id in list(self._catalog.groups):
-            for topic_id in self._pops.topic_ids_of(group_id):
+            for topic_id in self._pops.index.topic_ids_of(group_id):
                 topic = self._catalog.topics.get(topic_id)
                 for number in range(topic.queues if topic is not None else 0):
                     key = group_id, topic_id, QueueId(number)
@@ -304,7 +311,7 @@ class Retention:
 
     def _find_expired(
         self,
-        key: Key,
+        key: ProgressKey,
         end: int,
         lows: dict[tuple[TopicId, QueueId], int],
         ranges: list[ExpiredRange],
@@ -327,7 +334,7 @@ class Retention:
                 return 1  # It is repaired before the segment goes, and all this is done again.
             cost = EXPIRED_BISECTED
         if queue.min_offset < low:
-            ranges += self._pops.find_expired(self._pops.progress_of(*key), low)
+            ranges += find_expired(self._pops, self._pops.progress_of(*key), low)
         return cost
 
     def _record_expired(self, ranges: list[ExpiredRange], now_ms: int) -> None:
@@ -374,7 +381,7 @@ class Retention:
             self._acks.record(now_ms)
             found = [known.get(key) for key in chunk]
             # What is only left to be forgotten must not come back.
-            left = [one for one in found if one is not None and not self._pops.is_gone(one)]
+            left = [one for one in found if one is not None and not self._pops.is_deleted(one)]
             rows = [one.as_row() for one in left if one.stated_at < end]
             if rows:
                 self._fold.append(StatedProgress(rows), now_ms)
@@ -382,7 +389,7 @@ class Retention:
 
     def _restate_deliveries(self, end: int, now_ms: int) -> Steps:
         table = self._pops.table
-        for first, last in self._pops.slices():
+        for first, last in slot_ranges(self._pops):
             self._acks.record(now_ms)
             stated = np.frombuffer(table.stated_at, dtype=np.int64)[first:last]
             ids = np.frombuffer(table.ids, dtype=np.int64)[first:last]
@@ -390,5 +397,5 @@ class Retention:
             del stated, ids
             for begin in range(0, len(slots), DELIVERIES_A_STATE_RECORD):
                 chunk = slots[begin : begin + DELIVERIES_A_STATE_RECORD]
-                self._fold.append(StatedDeliveries(self._pops.rows_of(chunk)), now_ms)
+                self._fold.append(StatedDeliveries(delivery_rows_of(self._pops, chunk)), now_ms)
             yield []

@@ -24,7 +24,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
-    from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.pop.progress_index import ProgressKey
     from tidemill.broker.engine.queries.inspection import MessageSearch
     from tidemill.broker.engine.time_search import TimeSearch
     from tidemill.broker.server.round.rounds import Rounds
@@ -147,7 +147,7 @@ class BrokerAdminService:
     async def GetGroupProgress(self, request: pb.GetGroupProgressRequest) -> pb.GroupProgress:
         """Return a group and how far it is, by queue."""
 
-        def begin(engine: Engine, _turn: Turn) -> tuple[pb.GroupProgress, list[Key]]:
+        def begin(engine: Engine, _turn: Turn) -> tuple[pb.GroupProgress, list[ProgressKey]]:
             group = find_group(engine, request.name)
             pulled = engine.inspection.pulled_by(group)
             found = pb.GroupProgress(
@@ -160,7 +160,9 @@ class BrokerAdminService:
         for first in range(0, len(keys), PROGRESS_A_ROUND):
             part = keys[first : first + PROGRESS_A_ROUND]
 
-            def read(engine: Engine, _turn: Turn, part: list[Key] = part) -> list[pb.QueueProgress]:
+            def read(
+                engine: Engine, _turn: Turn, part: list[ProgressKey] = part
+            ) -> list[pb.QueueProgress]:
                 look = engine.inspection
                 return [
                     config_frames.queue_progress(progress, look.find_lock(key))

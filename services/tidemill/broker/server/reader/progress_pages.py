@@ -12,7 +12,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.pop.progress_index import ProgressKey
 
 QUEUES_A_SLICE: Final = 256  # one to two milliseconds
 QUEUES_A_TOPIC: Final = 2  # that take as long as to find those of a topic
@@ -29,7 +29,7 @@ class ProgressPage:
         self._group_ids: deque[GroupId] = deque()  # that are not looked at yet
         # Of the group that is looked at: topics that are left, and queues of one of them.
         self._topics: deque[_Topic] = deque()
-        self._queues: deque[Key] = deque()
+        self._queues: deque[ProgressKey] = deque()
         self._is_popped = False  # that topic
         self.reply = pb.ListProgressReply()
 
@@ -70,7 +70,7 @@ class ProgressPage:
             self._first = group_id, 0, 0
         self._topics.extend(_topics_of(engine, group_id))
 
-    def _describe(self, engine: Engine, key: Key) -> None:
+    def _describe(self, engine: Engine, key: ProgressKey) -> None:
         group_id, topic_id, queue_id = key
         group, topic = engine.catalog.groups.get(group_id), engine.catalog.topics.get(topic_id)
         if group is None or topic is None or not engine.catalog.is_alive(topic_id):

@@ -11,7 +11,7 @@ from tidemill.common.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.pop.state import Key
+    from tidemill.broker.engine.pop.progress_index import ProgressKey
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
     from tidemill.common.clock import Clock
@@ -29,7 +29,7 @@ class LagReader:
         self._clock = clock
         self._read_at_ms = -LAG_AGE_MS_MAX
         # The look under way: what was not seen yet, and what was found.
-        self._unseen: list[Key] = []
+        self._unseen: list[ProgressKey] = []
         self._seen_topics: set[tuple[GroupId, TopicId]] = set()
         self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
         self._in_flight_count = 0
@@ -70,11 +70,11 @@ class LagReader:
                     for number in range(engine.catalog.topics[topic_id].queues)
                     if (group_id, topic_id, number) not in engine.state.progress
                 ]
-            named_id = engine.state.look_at(key).named_topic_id
+            named_id = engine.state.index.peek(key).named_topic_id
             place = group_id, named_id, queue.is_retry
             self._found.setdefault(place, TopicLag()).add(queue)
             self._in_flight_count += queue.in_flight_count
 
 
-def _queues(engine: Engine, _turn: Turn) -> list[Key]:
+def _queues(engine: Engine, _turn: Turn) -> list[ProgressKey]:
     return list(engine.state.progress)
