@@ -59,7 +59,7 @@ LIMITS: Final = Limits(
     # The frames of a link bound themselves, at the proxy and by the rounds' own room.
     large_messages_bytes=72 << 20,
     held_bytes_max=256 << 20,
-    # A link bounds itself (server/link.py) and has more unread than an unknown client may.
+    # A link limits itself (link/proxy_link.py), and may have more unread bytes than a client.
     unread_bytes_max=1 << 30,
     # Both ends notice a machine that vanished without waiting for TCP; a broker about as soon as a
     # proxy, since polls that are parked here for one that is gone take messages.

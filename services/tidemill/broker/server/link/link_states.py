@@ -13,7 +13,7 @@ from typing import Final
 
 
 class ProxyLinkState(Enum):
-    """The state of a link: is it served?"""
+    """The state of a link."""
 
     OPENED = auto()  # the stream is open; the link waits for its first round
     SERVED = auto()  # it has the configuration; rounds apply its requests and send replies
