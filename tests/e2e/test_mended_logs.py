@@ -18,7 +18,7 @@ HIDDEN_MS = 6_000  # by when the bits have flipped, on the slowest machine
 BACK_S = 120.0
 WITHIN_MS = 120_000
 MENDED = "the log was damaged, and is mended from a replica"
-GIVEN_UP = "message damaged, what is left of it is dead-lettered"
+GIVEN_UP = "damaged message dead-lettered without its body"
 FIRST = "log/00000000000000000000.log"
 
 

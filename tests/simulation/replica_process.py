@@ -323,12 +323,12 @@ class ReplicaProcess:
             self._written.clear()
             machine, finish = self.machine, self.volume.begin_sync()
             is_stall = self.world.has_stalls and random.random() < STALL_PART
-            self._pace.began(self.world.now_ms())
+            self._pace.note_begin(self.world.now_ms())
             longest_s = STALL_S_MAX if is_stall else SYNC_S_MAX
             await asyncio.sleep(self.sync_s + random.uniform(0, longest_s))
             while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
-            self._pace.ended(self.world.now_ms())
+            self._pace.note_end(self.world.now_ms())
             # What was cut meanwhile is written anew, and synced by the next one.
             if machine is not None and machine is self.machine:
                 finish()

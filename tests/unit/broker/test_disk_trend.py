@@ -1,4 +1,4 @@
-"""Room on the disk: what is said of it, and what is foreseen."""
+"""The free space on the disk: log lines and forecast."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from structlog.testing import capture_logs
 
 from tests.support.worlds.engine_world import World
-from tidemill.broker.server.round.disk_room import SAMPLE_PERIOD_MS, DiskRoom
+from tidemill.broker.server.round.disk_trend import SAMPLE_PERIOD_MS, DiskTrend
 
 RESERVE_BYTES = 1 << 20
 
 
-def test_a_full_disk_is_said_once_and_so_is_its_end() -> None:
-    world, room = World(disk_reserve_bytes=RESERVE_BYTES), DiskRoom()
+def test_the_begin_and_the_end_of_a_full_disk_are_each_logged_once() -> None:
+    world, trend = World(disk_reserve_bytes=RESERVE_BYTES), DiskTrend()
     with capture_logs() as logs:
         for number, free_bytes in enumerate([2, 0.5, 0.4, 0.9, 1.5, 3, 0.1]):
             world.leave_room(int(free_bytes * RESERVE_BYTES))
-            room.look(world.engine, number * 1000)
+            trend.update(world.engine, number * 1000)
     assert [line["event"].partition(":")[0] for line in logs] == [
         "disk full",
         "disk has room",
@@ -26,13 +26,13 @@ def test_a_full_disk_is_said_once_and_so_is_its_end() -> None:
     assert logs[0]["reserve_mib"] == 1
 
 
-def test_when_the_disk_is_full_follows_from_the_last_hour() -> None:
-    world, room = World(disk_reserve_bytes=RESERVE_BYTES), DiskRoom()
-    assert room.full_in_s == math.inf
+def test_the_forecast_of_a_full_disk_follows_the_last_hour() -> None:
+    world, trend = World(disk_reserve_bytes=RESERVE_BYTES), DiskTrend()
+    assert trend.full_in_s == math.inf
     for minute in range(10):
         world.leave_room((100 - minute) << 20)
-        room.look(world.engine, minute * 6 * SAMPLE_PERIOD_MS)
-    assert 91 * 59 < room.full_in_s < 91 * 61, "a MiB a minute"
+        trend.update(world.engine, minute * 6 * SAMPLE_PERIOD_MS)
+    assert 91 * 59 < trend.full_in_s < 91 * 61, "a MiB a minute"
     world.leave_room(200 << 20)
-    room.look(world.engine, 60 * SAMPLE_PERIOD_MS)
-    assert room.full_in_s == math.inf
+    trend.update(world.engine, 60 * SAMPLE_PERIOD_MS)
+    assert trend.full_in_s == math.inf

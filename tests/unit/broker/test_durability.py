@@ -1,4 +1,4 @@
-"""The release point by itself: what leaves when, over a real engine and syncs behind a gate."""
+"""The release point alone, over a real engine, with syncs that wait at a gate."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.server.round.durability import Durability
 
 
-class Noted:
-    """An effect that says when it leaves."""
+class NamedEffect:
+    """An effect that adds its name to a list on release."""
 
-    def __init__(self, name: str, left: list[str]) -> None:
+    def __init__(self, name: str, released: list[str]) -> None:
         self._name = name
-        self._left = left
+        self._released = released
 
     def release(self) -> Iterator[None]:
-        self._left.append(self._name)
+        self._released.append(self._name)
         yield
 
 
 class Scene:
-    """Rounds that are written by hand."""
+    """A release point, and rounds that the test writes itself."""
 
     def __init__(self, **limits: int) -> None:
         self.world = World()
@@ -32,16 +32,16 @@ class Scene:
         self.syncs = GatedSyncs()
         self.syncs.gate.clear()
         self.durability = Durability(self.world.engine, self.syncs, **limits)
-        self.left: list[str] = []
+        self.released: list[str] = []
         self.wakes = 0
 
     def write(self, name: str, *, has_record: bool = False) -> LogOffset:
-        """Do a round that has something for somebody; return where it ends in the log."""
+        """Write a round with one effect; return the end of the log."""
         world = self.world
         if has_record:
             world.engine.administration.put_topic(name, queues=1, type_=None, now_ms=world.now_ms)
         world.engine.write(world.now_ms)
-        self.durability.add([Noted(name, self.left)])
+        self.durability.add([NamedEffect(name, self.released)])
         return world.engine.log_end
 
     def wake(self) -> None:
@@ -57,46 +57,46 @@ def in_scene(act: Callable[[Scene], Awaitable[None]], **limits: int) -> None:
     asyncio.run(main())
 
 
-def test_effects_leave_in_the_order_of_the_log() -> None:
+def test_effects_are_released_in_the_order_of_the_log() -> None:
     async def act(scene: Scene) -> None:
         scene.write("a", has_record=True)
         await idle()
         scene.write("b", has_record=True)
-        scene.write("asks only")
+        scene.write("reads only")
         scene.write("c", has_record=True)
         await idle()
-        assert scene.left == []
+        assert scene.released == []
         scene.syncs.let_one_pass()
         await idle()
-        assert scene.left == ["a"]
+        assert scene.released == ["a"]
         scene.syncs.let_one_pass()
         await idle()
-        assert scene.left == ["a", "b", "asks only", "c"]
-        assert scene.syncs.count == 2, "one sync for all that was written by then"
+        assert scene.released == ["a", "b", "reads only", "c"]
+        assert scene.syncs.count == 2, "one sync for everything written before it"
         assert scene.durability.is_empty
 
     in_scene(act)
 
 
-def test_what_rests_on_nothing_new_leaves_at_once() -> None:
+def test_a_round_without_unsynced_records_is_released_at_once() -> None:
     async def act(scene: Scene) -> None:
-        scene.write("asks only")
+        scene.write("reads only")
         await idle()
-        assert scene.left == ["asks only"]
+        assert scene.released == ["reads only"]
         assert scene.syncs.count == 0
 
     in_scene(act)
 
 
-def test_whoever_moves_the_committed_offset_releases() -> None:
-    """With replicas it is their confirm offset, and the end of the sync is not enough."""
+def test_a_moved_committed_offset_releases_effects() -> None:
+    """With replicas the confirm offset moves it; the end of the sync alone does not."""
 
     async def act(scene: Scene) -> None:
         first_end = scene.write("a", has_record=True)
         scene.write("b", has_record=True)
         scene.durability.synced(first_end)
         await idle()
-        assert scene.left == ["a"]
+        assert scene.released == ["a"]
         assert not scene.durability.is_caught_up
 
     in_scene(act)
@@ -112,7 +112,7 @@ def test_rounds_and_bytes_in_flight_are_bounded() -> None:
         scene.syncs.let_one_pass()
         await idle()
         assert [*found, scene.durability.has_room] == [True, True, False, True]
-        assert scene.wakes, "who waits for room is told"
+        assert scene.wakes, "the round loop, which waits for room, is woken"
 
     async def measure(scene: Scene) -> None:
         scene.write("a", has_record=True)
@@ -126,21 +126,21 @@ def test_rounds_and_bytes_in_flight_are_bounded() -> None:
     in_scene(measure, bytes_max=64)
 
 
-def test_a_round_with_much_to_send_gives_way() -> None:
-    """The clock of slices is real, so this one takes its two milliseconds."""
+def test_a_long_release_yields_to_the_event_loop() -> None:
+    """The clock of slices is real, so the release takes its two milliseconds."""
 
-    class Long:
+    class LongEffect:
         def release(self) -> Iterator[None]:
-            while not gone:
+            while not may_end:
                 yield
             done.set()
 
-    gone: list[bool] = []
+    may_end: list[bool] = []
     done = asyncio.Event()
 
     async def act(scene: Scene) -> None:
-        scene.durability.add([Long()])
-        asyncio.get_running_loop().call_later(0.005, gone.append, True)
+        scene.durability.add([LongEffect()])
+        asyncio.get_running_loop().call_later(0.005, may_end.append, True)
         await done.wait()
 
     in_scene(act)

@@ -1,4 +1,4 @@
-"""When a disk counts as slow."""
+"""The detection of a slow disk."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from tidemill.broker.server.round.sync_pace import FORGET_MS, SyncPace
 
 
 def paced(*syncs: tuple[int, int]) -> SyncPace:
-    """Return what syncs have told that began and ended then."""
+    """Return the pace after syncs with these begins and ends."""
     pace = SyncPace()
     for began_at_ms, ended_at_ms in syncs:
-        pace.began(began_at_ms)
-        pace.ended(ended_at_ms)
+        pace.note_begin(began_at_ms)
+        pace.note_end(ended_at_ms)
     return pace
 
 
-def test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds() -> None:
+def test_a_disk_without_a_fast_sync_for_five_seconds_is_slow() -> None:
     pace = paced((0, 2), (100, 2_100), (2_110, 4_110))
     assert not pace.is_slow(4_120), "four seconds of it may be a stall"
-    pace.began(4_120)
+    pace.note_begin(4_120)
     assert not pace.is_slow(5_099)
-    pace.ended(5_130)
+    pace.note_end(5_130)
     assert pace.is_slow(5_131)
 
 
-def test_one_sync_that_does_not_come_back_is_enough() -> None:
+def test_a_disk_whose_sync_does_not_end_is_slow() -> None:
     pace = paced((0, 2))
-    pace.began(1_000)
+    pace.note_begin(1_000)
     assert not pace.is_slow(5_999)
     assert pace.is_slow(6_000)
 
 
-def test_one_quick_sync_ends_it() -> None:
+def test_one_fast_sync_ends_the_slow_state() -> None:
     slow = ((0, 2_000), (2_000, 4_000), (4_000, 6_000))
     assert paced(*slow).is_slow(6_001)
     assert not paced(*slow, (6_000, 6_010)).is_slow(6_020)
 
 
-def test_a_slow_sync_long_ago_says_nothing() -> None:
+def test_a_slow_sync_is_forgotten_after_a_while() -> None:
     pace = paced((0, 1_500))
     assert not pace.is_slow(1_500 + FORGET_MS + 1)
-    pace.began(60_000)
+    pace.note_begin(60_000)
     assert not pace.is_slow(64_999)
     assert pace.is_slow(65_000)

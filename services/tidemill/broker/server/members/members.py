@@ -332,7 +332,7 @@ class Members:
                     task.cancel()
 
     async def _look_as_master(self) -> None:
-        await self._rounds.mastered()
+        await self._rounds.wait_until_master()
         self._look()
 
     def collect(self) -> Iterator[Metric]:

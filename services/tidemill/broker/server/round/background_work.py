@@ -1,7 +1,7 @@
-"""The engine's background work: when a slice of it is due, and the syncs it asks for.
+"""The engine's background work: when a slice is due, and the syncs that slices ask for.
 
-A slice is done between two rounds, by the round loop. Files that it names are synced by a helper
-of their own, beside the rounds, and the next slice waits for them.
+The round loop does a slice between two rounds. A separate sync process syncs the files that a slice
+names, in parallel to the rounds. The next slice waits for these syncs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.turn import Turn
     from tidemill.broker.sync_process import HasFileno
 
-# Retention is a matter of time alone: nothing need happen for it to have work.
-LOOK_PERIOD_MS = 10_000
+# Period of a slice without other work: retention has work when enough time has passed.
+IDLE_PERIOD_MS = 10_000
 
 
 @final
 class BackgroundWork:
-    """Slices, one at a time."""
+    """The slices of background work, one at a time."""
 
     def __init__(self, engine: Engine, syncs: Syncs) -> None:
         self._engine = engine
@@ -31,30 +31,31 @@ class BackgroundWork:
         self._syncs = syncs
         self._files: list[HasFileno] = []  # being synced
         self._has_files = asyncio.Event()
-        self._idle_at_ms = 0  # when nothing was to be done, monotonic,
-        self._idle_offset = -1  # and what was committed then
+        # The last time that a slice found no work: monotonic, and the committed offset then.
+        self._idle_at_ms = 0
+        self._idle_offset = -1
 
     @property
     def wants_quiet(self) -> bool:
-        """Whether the next slice waits for a moment at which all that was written is committed."""
+        """Whether the next slice waits until all written records are committed."""
         return self._background.wants_quiet
 
     def is_due(self, turn: Turn) -> bool:
-        """Whether a slice is to be done, or something to be looked for."""
+        """Whether a slice may have work."""
         if self._files:
             return False
         return (
             self._idle_offset != self._engine.committed_offset
-            or turn.monotonic_ms >= self._idle_at_ms + LOOK_PERIOD_MS
+            or turn.monotonic_ms >= self._idle_at_ms + IDLE_PERIOD_MS
             or self._background.is_wanted(turn.now_ms)
         )
 
     def next_ms(self) -> int | None:
-        """Return when something is due by wall time; None: not before something happens."""
+        """Return when a slice is due, by wall time; None if only an event makes one due."""
         return None if self._files else self._background.next_ms()
 
     def step(self, turn: Turn) -> bool:
-        """Do one slice; True when there is more to do at once."""
+        """Do one slice; return True if more can be done at once."""
         files = self._background.step(
             turn.now_ms, firing_ms=turn.firing_ms, monotonic_ms=turn.monotonic_ms
         )
@@ -70,7 +71,7 @@ class BackgroundWork:
 
     @contextlib.asynccontextmanager
     async def syncing(self, wake: Callable[[], None]) -> AsyncIterator[None]:
-        """Sync what slices ask for until the block ends; `wake` is called after each sync."""
+        """Sync the files of slices until the block ends; call `wake` after each sync."""
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(self._sync(wake), name="background sync")
             yield

@@ -1,4 +1,4 @@
-"""Room on the disk: who is told when it ends, and when it will."""
+"""The free space on the disk: its trend, and log lines when it becomes short."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SAMPLES_MAX = 360  # an hour of them
 
 
 @final
-class DiskRoom:
-    """What is free, and how fast it goes."""
+class DiskTrend:
+    """Samples of the free space, and the states that were logged last."""
 
     def __init__(self) -> None:
         self._was_full = False
@@ -27,12 +27,12 @@ class DiskRoom:
         # Bounded: (monotonic ms, free bytes), the oldest first.
         self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
 
-    def look(self, engine: Engine, monotonic_ms: int) -> None:
-        """Look at the disk again; say once when messages begin to be refused, and when no more."""
+    def update(self, engine: Engine, monotonic_ms: int) -> None:
+        """Read the free space again, and log when sends begin and cease to be rejected."""
         engine.refresh()
         if not self._samples or monotonic_ms - self._samples[-1][0] >= SAMPLE_PERIOD_MS:
             self._samples.append((monotonic_ms, engine.free_bytes))
-        self._tell_of_snapshot(engine)
+        self._log_missing_snapshot(engine)
         if engine.is_disk_full == self._was_full:
             return
         self._was_full = engine.is_disk_full
@@ -41,15 +41,15 @@ class DiskRoom:
             "reserve_mib": engine.config.disk_reserve_bytes >> 20,
         }
         if engine.is_disk_full:
-            log.warning("disk full: messages are refused", **room)
+            log.warning("disk full: sends are rejected", **room)
         else:
-            log.info("disk has room: messages are taken again", **room)
+            log.info("disk has room: sends are accepted again", **room)
 
-    def _tell_of_snapshot(self, engine: Engine) -> None:
+    def _log_missing_snapshot(self, engine: Engine) -> None:
         is_without = engine.checkpoints.is_without_snapshot
         if is_without and not self._was_without_snapshot:
             log.warning(
-                "no room for a snapshot: a start will read more of the log",
+                "no room for a snapshot: a start will replay more of the log",
                 free_mib=engine.free_bytes >> 20,
                 wanted_mib=engine.checkpoints.snapshot_bytes >> 20,
             )
@@ -57,7 +57,7 @@ class DiskRoom:
 
     @property
     def full_in_s(self) -> float:
-        """Seconds until the disk is full if it goes on like in the last hour; infinite: never."""
+        """Seconds until the disk is full at the pace of the last hour; infinite: never."""
         if len(self._samples) < 2:
             return math.inf
         (first_ms, first), (last_ms, last) = self._samples[0], self._samples[-1]

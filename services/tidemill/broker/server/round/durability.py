@@ -1,17 +1,17 @@
-"""The one release point: what rounds have for others waits here until it is committed.
+"""The only release point: the effects of a round wait here until the round is committed.
 
     round loop   ── add(effects) ──▶  rounds in flight, in the order of the log
-    sync loop       one sync at a time, each for all that was written when it began,
-                 ── synced(log_offset) ──▶  what is durable here: with no replicas it is committed
-    replicas     ── release() ──▶  `committed_offset` has moved: they have it too
-                    what the committed rounds have for others leaves at once, first round first
-    release loop    the rest of it, where that takes more than a turn
+    sync loop       one sync at a time, of everything that was written when it began
+                 ── synced(log_offset) ──▶  the log is durable here; without replicas: committed
+    replicas     ── release() ──▶  `committed_offset` has moved, because the replicas have the log
+                    effects of committed rounds are released at once, first round first
+    release loop    releases the remaining effects if they take more than a turn
 
-Rounds do not wait for the sync: while one is synced the next is gathered and written. A round that
-has written nothing waits for the rounds before it, since what it says rests on them.
+Rounds do not wait for the sync: while one round is synced, the next is gathered and written. A
+round that has written nothing waits for the rounds before it, because its results depend on them.
 
-Invariant: commands reach the engine from the round loop alone. The loops here move
-`committed_offset`, on which no command decides, and read messages that are durable.
+Invariant: commands reach the engine only from the round loop. The loops here move
+`committed_offset`, which no command reads to decide, and read durable messages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.sync_process import HasFileno
 
-# Written or leaving. Rounds take 50 us and more, so that many are written during a slow sync of a
-# millisecond or two; beyond it more rounds gain nothing, and their work is done in fewer.
+# Rounds that are written and not released. A round takes 50 us or more, so this many are written
+# during a slow sync of 1 or 2 ms. More rounds gain nothing: fewer rounds then do the same work.
 ROUNDS_IN_FLIGHT_MAX = 32
-# Of the log. As much as may wait for a round: a disk that stalls holds up twice that in memory.
+# Bytes of the log. Equal to the bytes that may wait for a round: a stalled disk keeps twice this
+# number in memory.
 IN_FLIGHT_BYTES_MAX = 64 << 20
-# Upper bounds in microseconds, of a write and of a sync: a good disk syncs in 150, a spinning one
-# in ten thousand, one that stalls in seconds.
+# Upper bounds of writes and syncs, in microseconds. A good disk syncs in 150, a spinning disk in
+# 10,000, a stalled one in seconds.
 DISK_BUCKETS_US = (
     50,
     100,
@@ -59,24 +60,24 @@ US_PER_S = 1_000_000
 
 
 class Syncs(Protocol):
-    """What makes files durable."""
+    """The means to make files durable."""
 
     async def sync(self, files: Iterable[HasFileno]) -> None:
-        """Return when all that was written to `files` is durable."""
+        """Return when everything written to `files` is durable."""
         ...
 
 
 class RoundEffect(Protocol):
-    """What a round does outside the engine, once it is committed."""
+    """An action of a round outside the engine, such as a reply."""
 
     def release(self) -> Iterator[None]:
-        """Do it; yield between slices."""
+        """Do the action; yield between slices."""
         ...
 
 
 @final
 class Durability:
-    """The rounds in flight, and how far the log is committed."""
+    """The rounds in flight, and the progress of the committed log."""
 
     def __init__(
         self,
@@ -90,46 +91,46 @@ class Durability:
         self._syncs = syncs
         self._rounds_max = rounds_max
         self._bytes_max = bytes_max
-        # Bounded by both: the round loop asks `has_room` before it gathers.
+        # Bounded by both limits: the round loop checks `has_room` before it gathers.
         self._in_flight: deque[tuple[LogOffset, Sequence[RoundEffect]]] = deque()
         self._written_offset = engine.log_end
         self._has_written = asyncio.Event()
-        self._leaving: Iterator[None] | None = None  # what takes more than a turn
+        self._leaving: Iterator[None] | None = None  # a release that takes more than a turn
         self._has_rest = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
-        # Told that more was written, or is durable: replicas are to have it.
+        # Called when more of the log is written or durable, to replicate it.
         self.on_moved: Callable[[], None] = lambda: None
-        # Returns what is to be synced with the log; called when the sync before has ended.
+        # Returns further files to sync with the log; called after the previous sync.
         self.beside: Callable[[], Iterable[HasFileno]] = tuple
-        # Whether no round may be begun, though there is room: replicas say so.
+        # Whether the replicas forbid a new round although there is room.
         self.is_held: Callable[[], bool] = lambda: False
         self.sync_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
         self._pace = SyncPace()
 
     @property
     def has_room(self) -> bool:
-        """Whether another round may be begun."""
+        """Whether a new round may begin."""
         behind_bytes = self._written_offset - self._engine.committed_offset
         has_room = len(self._in_flight) < self._rounds_max and behind_bytes < self._bytes_max
         return has_room and not self.is_held()
 
     @property
     def is_slow(self) -> bool:
-        """Whether syncs of the log have taken too long for a while."""
+        """Whether the disk is slow; see `SyncPace`."""
         return self._pace.is_slow(_now_ms())
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all that was written is committed."""
+        """Whether everything written is committed."""
         return self._written_offset <= self._engine.committed_offset
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that rounds had for others has left."""
+        """Whether all effects are released."""
         return not self._in_flight
 
     def add(self, effects: Sequence[RoundEffect]) -> None:
-        """Keep what a round has for others; called when it is written, before anything else."""
+        """Keep the effects of a round; called at once after the round is written."""
         log_offset = self._engine.log_end
         if log_offset > self._written_offset:
             self._written_offset = log_offset
@@ -142,32 +143,32 @@ class Durability:
             self._release()
 
     def note_written(self) -> None:
-        """Sync what a replica has written of its master's log, as soon as that can be."""
+        """Sync the part of the master's log that this replica has written, as soon as possible."""
         written = self._engine.log.written_offset
         if written > self._written_offset:
             self._has_written.set()
         self._written_offset = written
 
     def sync_again(self) -> None:
-        """Sync what stands beside the log, also where nothing is written."""
+        """Sync the files of `beside`, even if the log has not grown."""
         self._has_written.set()
 
     def synced(self, log_offset: LogOffset) -> None:
-        """Hear that the log is durable before `log_offset`: all it takes without replicas."""
+        """Note that the log is durable before `log_offset`; without replicas it is committed."""
         self._engine.synced(log_offset)
         self.on_moved()
         self.release()
 
     def release(self) -> None:
-        """Let go what rests on the log before `committed_offset`."""
+        """Release the effects of all committed rounds, and wake the round loop."""
         self._release()
         self._wake()
 
     @contextlib.asynccontextmanager
     async def running(self, wake: Callable[[], None]) -> AsyncIterator[None]:
-        """Sync and release until the block ends; `wake` is called whenever either has moved.
+        """Sync and release until the block ends; call `wake` after each step of either.
 
-        A failed sync ends the block: nothing may be promised any more.
+        A failed sync ends the block: no later promise of durability would be true.
         """
         self._wake = wake
         async with asyncio.TaskGroup() as tasks:
@@ -187,17 +188,17 @@ class Durability:
             files = [*of_log, *self.beside()]
             if files:
                 began_s = time.monotonic()
-                self._pace.began(_now_ms())
+                self._pace.note_begin(_now_ms())
                 await self._syncs.sync(files)
-                self._pace.ended(_now_ms())
+                self._pace.note_end(_now_ms())
                 self.sync_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
             self.synced(log_offset)
 
     def _release(self) -> None:
-        """Let go what is committed."""
+        """Release the effects of all committed rounds."""
         if self._leaving is not None:
-            return  # The release loop is at it, and comes to this too.
-        # Nearly always it is little, and a task would cost as much as the round.
+            return  # The release loop is running and releases these, too.
+        # A release is nearly always short, and a task would cost as much as the round.
         leaving = self._leave()
         if not run_turn(leaving):
             self._leaving = leaving

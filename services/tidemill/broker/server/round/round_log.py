@@ -1,7 +1,7 @@
-"""What the debug log says of frames and rounds; nothing here runs at another level.
+"""Debug lines about frames and rounds; nothing here runs at another log level.
 
-A line a frame says what was asked, and a line a round what came of it. The engine has no log: what
-it revived, dead-lettered or delivered in a round is the difference of its counts.
+A frame and a round have a line each. The engine has no log, so the numbers of revived,
+dead-lettered and delivered messages of a round are differences of the engine's counts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# What happens to messages without being asked for, by what the engine counts.
-TOLD = {
+# Log events by the name of the engine's count.
+EVENTS = {
     "revived": "messages revived",
     "dead_lettered": "messages dead-lettered",
     "extended": "deliveries extended",
@@ -31,7 +31,7 @@ TOLD = {
 
 
 def log_frame(frame: pb.RequestFrame, requested: Mapping[str, Any]) -> None:
-    """Write how many requests of each command a frame has."""
+    """Log the number of requests of each command in a frame."""
     counts = {
         name: len(getattr(requests, "request_ids", requests))
         for name, requests in requested.items()
@@ -42,22 +42,22 @@ def log_frame(frame: pb.RequestFrame, requested: Mapping[str, Any]) -> None:
 
 @final
 class RoundLog:
-    """Writes a line for each round that did something."""
+    """The writer of a line for each round that had work."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._log_end: int = engine.log_end
         self._counts: Counter[tuple[str, int, int]] = Counter()
         self._delivered: Counter[TopicId] = Counter()
-        self._look()
+        self._read_counts()
 
-    def tell(self, number: int, *, work_count: int, began_s: float) -> None:
-        """Write what the round has done, and its batches of retries, dead letters and timers."""
+    def log_round(self, number: int, *, work_count: int, began_s: float) -> None:
+        """Log a round, and its batches of revived, dead-lettered and delayed messages."""
         written, log_end = self._engine.log_end - self._log_end, self._engine.log_end
         if not work_count and not written:
             return
         before, delivered = self._counts, self._delivered
-        self._look()
+        self._read_counts()
         took_ms = round((time.monotonic() - began_s) * 1000, 3)
         log.debug(
             "round",
@@ -69,10 +69,10 @@ class RoundLog:
         )
         self._log_end = log_end
         catalog = self._engine.catalog
-        for (what, group_id, topic_id), count in (self._counts - before).items():
+        for (name, group_id, topic_id), count in (self._counts - before).items():
             group, topic = catalog.groups.get(group_id), catalog.topics.get(topic_id)  # type: ignore[call-overload]  # Ids are numbers here.
             log.debug(
-                TOLD[what],
+                EVENTS[name],
                 round=number,
                 group=group.name if group else "",
                 topic=topic.name if topic else "",
@@ -84,7 +84,7 @@ class RoundLog:
                 "timers delivered", round=number, topic=topic.name if topic else "", count=count
             )
 
-    def _look(self) -> None:
+    def _read_counts(self) -> None:
         counts = self._engine.state.counts
-        self._counts = Counter({key: n for key, n in counts.items() if key[0] in TOLD})
+        self._counts = Counter({key: n for key, n in counts.items() if key[0] in EVENTS})
         self._delivered = Counter({**self._engine.timers.deliverer.delivered})

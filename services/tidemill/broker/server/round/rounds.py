@@ -1,19 +1,19 @@
-"""The round loop: the one caller of the engine.
+"""The round loop: the only caller of the engine.
 
-    1. take what has queued up and apply it; revive what is due; pop again for those who wait
-    2. write all records with one writev; where they are large with several, and others get their
-       turn in between
-    3. hand what the round has for others to the release point (`durability.py`): an answer is a
-       promise of durability, and leaves when the round is synced; the next may be written by then
-    4. one slice of the engine's background work
+    1. Take all queued work and apply it. Revive what is due. Try waiting polls again.
+    2. Write all records with one writev, or with several if they are large; other tasks get their
+       turn in between.
+    3. Hand the effects of the round to the release point (`durability.py`). A reply is a promise of
+       durability, so it leaves when the round is synced. The next round may be written by then.
+    4. Do one slice of the engine's background work.
 
-Nobody waits for a timer to fill a batch: an idle broker does a request at once, a busy one finds
-many when it has done those before. With nothing to do the loop sleeps until the next deadline.
+No timer delays a batch: an idle broker does a request at once, and a busy one finds many requests
+after each round. Without work the loop sleeps until the next deadline.
 
-A replica has no rounds: until it is the master the loop applies what is confirmed instead, and does
-the background work that makes no records.
+A replica has no rounds. Until it is the master, the loop applies the confirmed log instead, and
+does the background work that makes no records.
 
-Invariant: commands reach the engine from this loop alone, in a round; background slices lie between
+Invariant: commands reach the engine only from this loop, in a round. Background slices run between
 two rounds.
 """
 
@@ -24,17 +24,17 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
-
-import structlog
+from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS, FiringClock
 from tidemill.broker.server.round.background_work import BackgroundWork
-from tidemill.broker.server.round.disk_room import DiskRoom
+from tidemill.broker.server.round.calls import RoundCall, do_nothing
+from tidemill.broker.server.round.disk_trend import DiskTrend
 from tidemill.broker.server.round.durability import DISK_BUCKETS_US, US_PER_S
+from tidemill.broker.server.round.notices import log_notices
 from tidemill.broker.server.round.round_log import RoundLog
 from tidemill.broker.server.round.turn import Turn
-from tidemill.common.errors import Draining, NotMaster, Overloaded, ServiceError
+from tidemill.common.errors import Draining, NotMaster, Overloaded
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
 from tidemill.common.slices import run_in_turns
@@ -48,21 +48,16 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.turn import Work
     from tidemill.common.clock import Clock
 
-log = structlog.get_logger()
-
 T = TypeVar("T")
 
-SLEEP_MS_MAX = 10_000  # a wall clock that was set forward is noticed within this time
-REFRESH_MS = (
-    1_000  # between two looks at the free space; the disk's reserve covers the writes between
-)
-REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # RocketMQ's, of its buffer scan
-FOLLOW_MS = 1_000  # a replica lets go of what is over by the clock within this time
-# For replicas to confirm the last round of a stop: one that lags for longer is proposed away.
+SLEEP_MS_MAX = 10_000  # the longest sleep; bounds how late a wall clock set forward is noticed
+REFRESH_MS = 1_000  # period of reading the free space; the disk reserve covers the writes between
+REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # those of RocketMQ's buffer scan
+FOLLOW_MS = 1_000  # the longest sleep of a replica, which also expires state by the clock
+# Time for replicas to confirm the last round of a stop. The master proposes to remove a replica from
+# the sync state set if it lags longer.
 LAST_CONFIRM_S = 2.0
-# A broken invariant, and a disk that fails: nothing may go on, whatever was changed before.
-FATAL = (AssertionError, OSError)
-CALLS_MAX = 1_000  # administrative calls that wait; beyond it they are refused with Overloaded
+CALLS_MAX = 1_000  # administrative calls that wait; beyond it a call gets Overloaded
 
 
 class ConfigReceiver(Protocol):
@@ -73,8 +68,9 @@ class ConfigReceiver(Protocol):
         ...
 
 
+@final
 class Rounds:
-    """Work that queues up, and the loop that does it."""
+    """The queue of work, and the loop that does it."""
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class Rounds:
         clock_hold_ms: int = HOLD_MS,
         group_log: GroupLog | None = None,
     ) -> None:
-        """With a `group_log` the engine has replicas, and is one until it is elected."""
+        """With a `group_log` the broker is one of several replicas, and follows until elected."""
         self._group_log = group_log
         self._promoted = asyncio.Event()
         self._engine = engine
@@ -103,17 +99,17 @@ class Rounds:
         self._pending_bytes_max = pending_bytes_max
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._calls = 0
+        self._call_count = 0
         self._is_round_due = False
-        self._has_more = False  # of what is due, when the last round had done its part
+        self._has_more_due = False  # after the part of the due work that the last round did
         self._wake = asyncio.Event()  # a round is due, or something was committed
         self._is_draining = False
         self._is_stopped = False
         self._firing_clock = FiringClock(hold_ms=clock_hold_ms)
-        # Over the clock that never goes back, since deadlines are stamped by that one.
+        # Reads the clock that never goes back, because it stamps the deadlines.
         self._expiry_clock = FiringClock(hold_ms=clock_hold_ms)
         self._refresh_at_ms = 0
-        self._disk_room = DiskRoom()
+        self._disk_trend = DiskTrend()
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
         self.append_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
@@ -121,48 +117,52 @@ class Rounds:
         self.count = 0
         self._round_log = RoundLog(engine) if is_debug() else None
 
+    # ------------------------------------------------------------ state, for metrics and readers
+
     @property
     def engine(self) -> Engine:
-        """The engine, for reading what a scrape needs; never for a command."""
+        """The engine, for reading only; commands go through `call` and `submit`."""
         return self._engine
 
     @property
     def is_master(self) -> bool:
-        """Whether commands are taken: always, where there are no replicas."""
+        """Whether commands are accepted; always true without replicas."""
         return self._group_log is None or self._group_log.is_master
 
-    async def mastered(self) -> None:
-        """Wait until commands are taken."""
+    async def wait_until_master(self) -> None:
+        """Wait until commands are accepted."""
         if not self.is_master:
             await self._promoted.wait()
 
     @property
     def sync_times_us(self) -> Histogram[tuple[()]]:
-        """How long syncs of the log took."""
+        """Durations of the syncs of the log."""
         return self._durability.sync_times_us
 
     @property
     def now_ms(self) -> int:
-        """When the last round began, by wall time."""
+        """The begin of the last round, by wall time."""
         return self.turn.now_ms
 
     @property
     def firing_clock(self) -> FiringClock:
-        """The clock by which delayed messages are due."""
+        """The clock of delayed messages."""
         return self._firing_clock
 
     @property
     def disk_full_in_s(self) -> float:
-        """Seconds until the disk is full if it goes on like in the last hour; infinite: never."""
-        return self._disk_room.full_in_s
+        """Seconds until the disk is full at the pace of the last hour; infinite: never."""
+        return self._disk_trend.full_in_s
 
     @property
     def pending_count(self) -> int:
-        """Frames and calls that wait for the next round."""
+        """The number of frames and calls that wait for the next round."""
         return len(self._pending)
 
+    # ------------------------------------------------------------ work
+
     async def submit(self, work: Work) -> None:
-        """Queue `work` for the next round; waits while too many bytes are queued.
+        """Queue `work` for the next round; wait while too many bytes are queued.
 
         Raises NotMaster.
         """
@@ -172,7 +172,7 @@ class Rounds:
         self.put(work)
 
     def put(self, work: Work) -> None:
-        """Queue `work` whatever else is queued: only for what is rare and small."""
+        """Queue `work` without a limit: only for work that is rare and small."""
         self._pending.append(work)
         self._pending_bytes += work.size_bytes
         if self._pending_bytes >= self._pending_bytes_max:
@@ -180,7 +180,7 @@ class Rounds:
         self.wake()
 
     async def call(self, function: Callable[[Engine, Turn], T]) -> T:
-        """Run `function(engine, turn)` in a round; return its result once that is durable."""
+        """Run `function(engine, turn)` in a round; return its result once it is durable."""
 
         def at_once(engine: Engine, turn: Turn) -> Generator[None, None, T]:
             yield from ()
@@ -189,42 +189,42 @@ class Rounds:
         return await self.call_slices(at_once)
 
     async def call_slices(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> T:
-        """Do as `call` with what takes long, and yields between slices; one round all the same."""
+        """Run a long function, which yields between slices, in one round; see `call`."""
         self._check_master()
         if self._is_draining:
-            raise Draining("the broker is about to stop")
-        if self._calls >= CALLS_MAX:
-            raise Overloaded("too many administrative calls wait; try again later")
-        self._calls += 1
+            raise Draining("the broker is stopping; call another broker, or try again later")
+        if self._call_count >= CALLS_MAX:
+            raise Overloaded(f"{CALLS_MAX} administrative calls already wait; try again later")
+        self._call_count += 1
         try:
-            call = _Call(function)
+            call = RoundCall(function)
             await self.submit(call)
             return await call.result
         finally:
-            self._calls -= 1
+            self._call_count -= 1
 
     def _check_master(self) -> None:
         if not self.is_master:
-            raise NotMaster("this replica of the broker group is not its master; ask the master")
+            raise NotMaster("this replica of the broker group is not the master; call the master")
 
     async def settle(self) -> None:
-        """Wait until all that is queued now is applied and answered."""
-        # What the first round has for others has left before what the second has does.
+        """Wait until everything that is queued now is applied and answered."""
+        # The effects of the first barrier's round are released before those of the second.
         for _ in range(2):
-            barrier = _Call(_do_nothing)
+            barrier = RoundCall(do_nothing)
             self.put(barrier)
             await barrier.result
 
     def attach(self, receiver: ConfigReceiver) -> None:
-        """Tell `receiver` about changes of the configuration from now on."""
+        """Report configuration changes to `receiver` from now on."""
         self._receivers[receiver] = None
 
     def detach(self, receiver: ConfigReceiver) -> None:
-        """Forget a receiver that is gone."""
+        """Report nothing more to `receiver`."""
         self._receivers.pop(receiver, None)
 
     def wake(self) -> None:
-        """Do a round soon: something has queued up, or somebody moved the clock."""
+        """Do a round soon: work is queued, or the clock was moved."""
         self._is_round_due = True
         self._wake.set()
 
@@ -234,51 +234,53 @@ class Rounds:
         self.wake()
 
     def stop(self) -> None:
-        """Let `run` return after one more round for what is queued."""
+        """Let `run` return after one more round for the queued work."""
         self._is_draining = True
         self._is_stopped = True
         self.wake()
 
+    # ------------------------------------------------------------ the loop
+
     async def run(self) -> None:
-        """Do rounds until stopped; raises when the disk fails, and then nothing may go on."""
+        """Do rounds until stopped; raise if the disk fails, after which nothing may go on."""
         durability, wake = self._durability, self._wake.set
         async with durability.running(wake), self._background.syncing(wake):
             if self._group_log is not None:
                 await self._follow(self._group_log)
             while self.is_master:
                 is_last = self._is_stopped
-                await self._until(lambda: durability.has_room or self._is_stopped)
+                await self._wait_until(lambda: durability.has_room or self._is_stopped)
                 has_more = await self._round()
                 if is_last:
-                    if not await self._let_all_leave():
-                        return  # Memory is ahead of what is confirmed: none of it is written.
+                    if not await self._release_all():
+                        return  # Memory is ahead of the confirmed log: no file may be written.
                     if self._pending:
-                        continue  # What was popped for a link that closed comes back yet.
+                        continue  # Messages of closed links are given back first.
                     self._engine.finish(self._clock.wall_ms())
                     return
                 has_more = await self._do_background() or has_more
                 if has_more or self._is_round_due:
-                    await asyncio.sleep(0)  # Frames must be read to queue up.
+                    await asyncio.sleep(0)  # Frames must be read before they can queue up.
                 else:
-                    await self._rest()
+                    await self._sleep()
 
-    async def _let_all_leave(self) -> bool:
-        """Wait until what rounds have for others has left; False: replicas do not confirm it."""
+    async def _release_all(self) -> bool:
+        """Wait until all effects are released; return False if the replicas do not confirm."""
         try:
             async with asyncio.timeout(None if self._group_log is None else LAST_CONFIRM_S):
-                await self._until(lambda: self._durability.is_empty)
+                await self._wait_until(lambda: self._durability.is_empty)
         except TimeoutError:
             return False
         return True
 
     async def _follow(self, group_log: GroupLog) -> None:
-        """Apply what is confirmed, until this replica is the master or is to stop."""
+        """Apply the confirmed log until this replica is the master or stops."""
         while self._is_following():
             self._is_round_due = False
             turn = self.turn = Turn(self._engine, self._polls, self._clock)
             if turn.monotonic_ms >= self._refresh_at_ms:
                 self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
-                self._disk_room.look(self._engine, turn.monotonic_ms)
+                self._disk_trend.update(self._engine, turn.monotonic_ms)
             await run_in_turns(group_log.apply_slices())
             if not self._is_following():
                 break
@@ -298,7 +300,7 @@ class Rounds:
         return not (self.is_master or self._is_stopped)
 
     async def _round(self) -> bool:
-        """Do one round; True when the engine wants another one soon."""
+        """Do one round; return True if the engine wants another one soon."""
         self._is_round_due = False
         self.count += 1
         engine, polls = self._engine, self._polls
@@ -310,9 +312,9 @@ class Rounds:
 
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
-            self._disk_room.look(engine, turn.monotonic_ms)
+            self._disk_trend.update(engine, turn.monotonic_ms)
             engine.note_time(turn.monotonic_ms)
-            _log_notices(engine)
+            log_notices(engine)
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
         expiry_ms = self._expiry_clock.read(turn.now_ms, turn.monotonic_ms)
@@ -325,7 +327,7 @@ class Rounds:
         if topic_ids or keys:
             await run_in_turns(polls.wake(topic_ids, keys))
         if changes := engine.take_config_changes():
-            await self._spread(changes)
+            await self._report_changes(changes)
         polls.expire(turn.monotonic_ms)
         if turn.is_draining:
             polls.release()
@@ -333,11 +335,11 @@ class Rounds:
         await self._write()
         self._durability.add(list(turn.effects.values()))
         if self._round_log is not None:
-            self._round_log.tell(self.count, work_count=len(work), began_s=begin_s)
-        return self._has_more
+            self._round_log.log_round(self.count, work_count=len(work), began_s=begin_s)
+        return self._has_more_due
 
     async def _write(self) -> None:
-        """Write what the round has appended."""
+        """Write the records of the round."""
         began_s = time.monotonic()
         await run_in_turns(self._engine.write_slices(self.turn.now_ms))
         if self._engine.log_end > self._written_offset:
@@ -345,15 +347,15 @@ class Rounds:
             self.append_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
 
     def _do_due(self, turn: Turn) -> Iterator[None]:
-        self._has_more = yield from self._engine.due_slices(
+        self._has_more_due = yield from self._engine.due_slices(
             turn.now_ms,
             firing_ms=turn.firing_ms,
             expiry_ms=turn.expiry_ms,
             monotonic_ms=turn.monotonic_ms,
         )
 
-    async def _spread(self, changes: ConfigChanges) -> None:
-        """Tell every link, and wake who waits at what was deleted, so that it learns of it."""
+    async def _report_changes(self, changes: ConfigChanges) -> None:
+        """Report changes to all links, and wake the polls of deleted topics and groups to fail."""
         for receiver in self._receivers:
             receiver.add_config_changes(changes)
         keys = [
@@ -365,25 +367,25 @@ class Rounds:
             await run_in_turns(self._polls.wake(changes.deleted_topic_ids, keys))
 
     async def _do_background(self) -> bool:
-        """Do one slice of background work; True when there is more to do at once."""
+        """Do one slice of background work; return True if more can be done at once."""
         background = self._background
         if self._is_stopped or not background.is_due(self.turn):
             return False
         if background.wants_quiet:
-            # A busy broker has no such moment but this: no round begins until those in flight are
-            # committed. That takes the rest of the sync under way, and one more.
-            await self._until(lambda: self._durability.is_caught_up or self._is_stopped)
+            # A busy broker has no other quiet moment: no round begins until those in flight are
+            # committed. That takes the remaining part of the current sync, and one more sync.
+            await self._wait_until(lambda: self._durability.is_caught_up or self._is_stopped)
         elif not self._durability.is_caught_up:
-            await asyncio.sleep(0)  # Else the sync of the round would begin after the slice.
+            await asyncio.sleep(0)  # Lets the sync of the round begin before the slice.
         return background.step(self.turn)
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something that rounds in flight bring about `holds`."""
+    async def _wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition `holds` that the rounds in flight bring about."""
         while not holds():
             self._wake.clear()
             await self._wake.wait()
 
-    async def _rest(self) -> None:
+    async def _sleep(self) -> None:
         """Sleep until there is work or the next deadline; do background work meanwhile."""
         while not self._is_round_due:
             if self._durability.is_caught_up:
@@ -398,15 +400,15 @@ class Rounds:
                 except TimeoutError:
                     return
             else:
-                # The end of the sync is nearer than a deadline is worth, and what a round would
-                # have for others could not leave before it.
+                # The sync ends before a timer would pay off, and the effects of a round could not
+                # be released before its end.
                 self._wake.clear()
                 await self._wake.wait()
             if await self._do_background():
                 return
 
     def _find_delay_ms(self) -> int:
-        """Return how long nothing is due, at most `SLEEP_MS_MAX`."""
+        """Return the time until the next deadline, at most `SLEEP_MS_MAX`."""
         delay_ms = SLEEP_MS_MAX
         turn = self.turn
         for due_ms in (
@@ -423,73 +425,7 @@ class Rounds:
         return delay_ms
 
 
-def _log_notices(engine: Engine) -> None:
-    """Write what an operator should learn of into the log."""
-    for (topic, reason), found in engine.timers.deliverer.take_notices().items():
-        log.warning(
-            "timers not delivered",
-            topic=topic,
-            reason=reason,
-            count=found[0],
-            last_timer_id=found[1],
-        )
-    for notice in engine.consumption.take_notices():
-        log.error("message damaged, what is left of it is dead-lettered", **notice._asdict())
-    for gate in engine.retention.gate.take_notices():
-        room = {"topic": gate.topic, "room_mib": gate.room_bytes >> 20}
-        if gate.gives_way:
-            log.warning("archive gate gives way: what is not sealed goes for want of room", **room)
-        else:
-            log.info("archive gate holds again", **room)
-    for file in engine.repairs.take_notices():
-        log.warning("damaged file derived from the log again", file=file)
-
-
 def _apply(work: Iterable[Work], turn: Turn) -> Iterator[None]:
     for item in work:
         yield from item.apply(turn)
-        yield
-
-
-def _do_nothing(_engine: Engine, _turn: Turn) -> Generator[None, None, None]:
-    yield from ()
-
-
-class _Call(Generic[T]):
-    """One administrative call as work."""
-
-    size_bytes = 1024  # about what it keeps in memory
-
-    def __init__(self, function: Callable[[Engine, Turn], Generator[None, None, T]]) -> None:
-        self._function = function
-        self._outcome: T | Exception | None = None
-        self.result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def apply(self, turn: Turn) -> Iterator[None]:
-        if self.result.cancelled():
-            return  # Who asked has gone before anything was done.
-        turn.effects[self] = self
-        before = turn.engine.state_mark
-        try:
-            self._outcome = yield from self._function(turn.engine, turn)
-        except ServiceError as error:
-            self._outcome = error
-        except FATAL:
-            raise
-        except Exception as error:
-            # What went wrong halfway through a change leaves a state that nobody has decided on:
-            # recovery makes it anew from the log. A look has left nothing.
-            if turn.engine.state_mark != before:
-                raise
-            log.exception("call failed unexpectedly, and has changed nothing")
-            self._outcome = error
-        yield
-
-    def release(self) -> Iterator[None]:
-        if self.result.cancelled():
-            return
-        if isinstance(self._outcome, Exception):
-            self.result.set_exception(self._outcome)
-        else:
-            self.result.set_result(cast("T", self._outcome))
         yield

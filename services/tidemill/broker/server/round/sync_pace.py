@@ -1,37 +1,37 @@
-"""Whether the disk is too slow for this replica to be waited for: pure, told of each sync.
+"""Detection of a disk that is too slow for the others to wait for this replica; pure.
 
-One that stalls for a moment is not: the lag of a replica is watched by its master. Slow is a disk
-on which no sync has come back within a second for five (failover.md 20); the first that does ends
-it. A disk that nobody writes to says nothing any more after a while.
+A disk is slow if for five seconds no sync has ended within one second (failover.md 20). The first
+sync that does ends this state. A disk that stalls for a moment is not slow; the master observes the
+lag of the replica in any case. Without syncs the state is forgotten after ten seconds.
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-SLOW_SYNC_MS: Final = 1_000  # thousands of times what a good disk takes
-SLOW_FOR_MS: Final = 5_000  # longer than a stall that passes
-FORGET_MS: Final = 10_000  # without a sync: it may be well again
+SLOW_SYNC_MS: Final = 1_000  # thousands of times the sync time of a good disk
+SLOW_FOR_MS: Final = 5_000  # longer than a passing stall
+FORGET_MS: Final = 10_000  # without a sync; the disk may be fast again
 
 
 @final
 class SyncPace:
-    """How the last syncs went; one at a time."""
+    """The durations of the last syncs, which run one at a time."""
 
     def __init__(self) -> None:
-        self._began_at_ms: int | None = None  # of the one under way
-        self._slow_since_ms: int | None = None  # when the first of only slow ones began
+        self._began_at_ms: int | None = None  # of the running sync
+        self._slow_since_ms: int | None = None  # begin of the first of consecutive slow syncs
         self._ended_at_ms = 0
 
-    def began(self, now_ms: int) -> None:
-        """Hear that a sync has begun."""
+    def note_begin(self, now_ms: int) -> None:
+        """Note that a sync begins."""
         if now_ms - self._ended_at_ms > FORGET_MS:
             self._slow_since_ms = None
         self._began_at_ms = now_ms
 
-    def ended(self, now_ms: int) -> None:
-        """Hear that it has ended."""
-        assert self._began_at_ms is not None, "it has begun"
+    def note_end(self, now_ms: int) -> None:
+        """Note that the running sync has ended."""
+        assert self._began_at_ms is not None, "a sync begins before it ends"
         if now_ms - self._began_at_ms <= SLOW_SYNC_MS:
             self._slow_since_ms = None
         elif self._slow_since_ms is None:

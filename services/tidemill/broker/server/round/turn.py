@@ -24,7 +24,7 @@ class Work(Protocol):
 
 @final
 class Turn:
-    """What a round gives to its work."""
+    """The view of one round for its work."""
 
     __slots__ = (
         "effects",

@@ -1,0 +1,34 @@
+"""Log lines about events of the engine that an operator should know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+
+log = structlog.get_logger()
+
+
+def log_notices(engine: Engine) -> None:
+    """Log the notices that the engine has gathered since the last call."""
+    for (topic, reason), (count, last_timer_id) in engine.timers.deliverer.take_notices().items():
+        log.warning(
+            "timers not delivered",
+            topic=topic,
+            reason=reason,
+            count=count,
+            last_timer_id=last_timer_id,
+        )
+    for notice in engine.consumption.take_notices():
+        log.error("damaged message dead-lettered without its body", **notice._asdict())
+    for gate in engine.retention.gate.take_notices():
+        room = {"topic": gate.topic, "room_mib": gate.room_bytes >> 20}
+        if gate.gives_way:
+            log.warning("archive gate opened, unsealed messages are deleted for room", **room)
+        else:
+            log.info("archive gate closed again", **room)
+    for file in engine.repairs.take_notices():
+        log.warning("damaged file rebuilt from the log", file=file)
