@@ -44,7 +44,7 @@ def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
     victim = random.choice(group.nodes)
     # After a power cut nobody can tell damage from a torn tail in what was written within the last
     # moment, of which the replica has noted nothing.
-    end = victim.log.known_end.noted_offset if is_power_cut else victim.log.durable_offset
+    end = victim.log.known_end._mark.durable if is_power_cut else victim.log.durable_offset
     if not end:
         return
     for node in group.nodes:

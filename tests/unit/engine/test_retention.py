@@ -118,7 +118,7 @@ def test_retention_gets_on_while_a_checkpoint_is_always_due() -> None:
     assert engine.log.min_offset > 0
 
 
-def test_expired_messages_are_counted_and_the_rest_is_delivered() -> None:
+def test_messages_that_are_not_expired_are_delivered() -> None:
     world = World(FaultyDisk(Random(0)), retention_bytes=2 << 20)
     sent = [f"m{n}" for n in range(40)]
     world.group()
@@ -128,7 +128,6 @@ def test_expired_messages_are_counted_and_the_rest_is_delivered() -> None:
     got = world.drain()
     assert got == sent[len(sent) - len(got) :]
     assert len(got) < len(sent)
-    assert world.engine.retention.expired_count == len(sent) - len(got)
 
 
 def test_the_original_of_a_delivery_may_expire_before_its_revive() -> None:

@@ -25,7 +25,6 @@ class Timing:
     stall_limit_ms: int = 1_500
     peer_silence_ms: int = 600
     blocked_ms: int = 1_000
-    report_wait_ms: int = 100
     deputy_step_ms: int = 1_000
     flapping_guard_ms: int = 30_000
     # A run that was heard so lately is waited for before another store takes its replica's place:

@@ -26,10 +26,6 @@ ACKS_A_FRAME_MAX = 4_096  # and the rest of the last request: some 20 ms of the 
 Appended: TypeAlias = tuple[int, int]
 # One request as it waits for its frame; the request id is its first.
 Row: TypeAlias = tuple[Any, ...]
-# (request id, topic id, queue id, CRC of the blob, blob)
-AppendRow: TypeAlias = tuple[int, int, int, int, bytes]
-# (request id, group id, topic id, slot, delivery id, index, visible at)
-AckRow: TypeAlias = tuple[int, int, int, int, int, int, int]
 
 UNKNOWN_ACK: Final = pb.ACK_RESULT_UNSPECIFIED  # No broker answers this.
 

@@ -53,11 +53,6 @@ class KnownEnd:
         """Whether this log may lack what this store has acknowledged."""
         return self._mark.is_doubtful
 
-    @property
-    def noted_offset(self) -> int:
-        """How far the log is known to be durable, by this mark alone."""
-        return self._mark.durable
-
     def proofs(self, *, confirmed: int) -> DurabilityProofs:
         """Return what proves that something had been durable; `confirmed` was so too."""
         mark = self._mark

@@ -53,7 +53,6 @@ class _Follower:
         "received_end",
         "sent_at_ms",
         "sent_end",
-        "told_confirm",
     )
 
     def __init__(self, member: ReplicaRun, sent_end: int, now_ms: int, *, is_full: bool) -> None:
@@ -62,7 +61,6 @@ class _Follower:
         self.sent_end = sent_end
         self.received_end = sent_end
         self.applied_end = sent_end  # until its first ack says so
-        self.told_confirm = 0
         self.sent_at_ms = self.heard_at_ms = now_ms
 
 
@@ -156,7 +154,6 @@ class Master:
             confirm = self.sync_state.confirm
             self._send(stream, frame._replace(epoch=self.epoch, confirm=confirm), now_ms)
             follower.sent_end = frame.end
-            follower.told_confirm = confirm
 
     def _send(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
         self._streams[stream].sent_at_ms = now_ms

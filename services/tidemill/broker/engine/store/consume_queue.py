@@ -186,15 +186,12 @@ class ConsumeQueue:
         self._files[at] = [run.file for run in runs]
         self._blocks[at] = array("I", [run.block for run in runs])
 
-    def drop_before(self, log_offset: LogOffset) -> int:
-        """Give up entries of messages before `log_offset`; return how many those were.
+    def drop_before(self, log_offset: LogOffset) -> None:
+        """Drop the entries of messages before `log_offset`.
 
-        Raises BlockFileDamaged, and changes nothing then.
+        Raise BlockFileDamaged, without a change, if a block is damaged.
         """
-        low = self.offset_behind(log_offset)
-        dropped = low - self.min_offset
-        self._begin_at(low)
-        return dropped
+        self._begin_at(self.offset_behind(log_offset))
 
     def drop_known_before(self, log_offset: LogOffset) -> None:
         """Give up what intact blocks say of messages before `log_offset`.

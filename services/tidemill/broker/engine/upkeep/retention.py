@@ -86,7 +86,6 @@ class Retention:
         self.retention_ms = retention_ms
         self._retention_bytes = retention_bytes
         self.may_go_before = 0  # log offset, of a replica: where its master's log begins
-        self.expired_count = 0  # messages that retention took since the start
         # Of each segment that this process has filled: since when, on a clock that nobody moves.
         self._full_since_ms: dict[int, int] = {}
         self._monotonic_ms: int | None = None  # nobody has said yet
@@ -247,7 +246,7 @@ class Retention:
         yield from self._quiet()
         for n, queue in enumerate(list(self._catalog.queues.values())):
             try:
-                self.expired_count += queue.drop_before(end)
+                queue.drop_before(end)
             except BlockFileDamaged:
                 return  # It is repaired first; what was done up to here may be done again.
             if n % QUEUES_CUT_A_SLICE == 0:

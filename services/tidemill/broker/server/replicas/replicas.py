@@ -120,11 +120,6 @@ class Replicas:
         group_log.on_confirmed = self._confirmed
 
     @property
-    def machine(self) -> Replication:
-        """What is known of the group, for reading."""
-        return self._machine
-
-    @property
     def me(self) -> ReplicaRun:
         """The name of this run of the replica."""
         return self._machine.me
