@@ -138,10 +138,13 @@ meta-store-test: setup ## Run what every store of group records passes against t
 	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
 		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
 
-lint: setup tool-helm tool-buf ## Check style, imports, names, prose, commit subjects, protos and the chart.
+lint: setup tool-helm tool-buf ## Check style, imports, dead code, names, prose, commit subjects, protos and the chart.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/vulture
+	$(BIN)/deptry --no-ansi services/tidemill
+	cd $(PIPELINE) && $(CURDIR)/$(BIN)/deptry --no-ansi . ../pyspark_tidemill
 	$(BIN)/python -m tools.check_names
 	$(BIN)/python -m tools.check_prose
 	$(BIN)/python -m tools.check_commits
