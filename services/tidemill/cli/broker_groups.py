@@ -7,18 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.rest import (
-    Json,
-    OutputFormat,
-    call,
-    check_is_sure,
-    options_of,
-    say,
-    segment,
-    show,
-)
+from tidemill.cli.rest import OutputFormat, call, check_is_sure, options_of, say, segment, show
 from tidemill.cli.watching import watch
 from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
 
 app = typer.Typer(

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.messages import printable
-from tidemill.cli.rest import Json, call, say, segment, show, warn_unreachable
+from tidemill.cli.rest import call, say, segment, show, warn_unreachable
 from tidemill.common.prompts import warn
+from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, span
 
 app = typer.Typer(no_args_is_help=True, help="See who is connected, and ask a client.")

@@ -7,8 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from tidemill.cli.rest import Json, call, check_is_sure, say, segment, show
+from tidemill.cli.rest import call, check_is_sure, say, segment, show
 from tidemill.common.prompts import EXIT_REFUSED, EXIT_USAGE, confirm, fail
+from tidemill.common.rest_client import Json
 from tidemill.common.times import span, utc
 
 app = typer.Typer(

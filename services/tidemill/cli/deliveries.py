@@ -9,7 +9,6 @@ import typer
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
     PAGE_SIZE,
-    Json,
     call,
     check_is_sure,
     has_several,
@@ -20,6 +19,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import confirm, warn
+from tidemill.common.rest_client import Json
 from tidemill.common.times import age, from_now
 
 app = typer.Typer(

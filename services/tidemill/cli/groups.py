@@ -10,7 +10,6 @@ import typer
 from tidemill.cli import progress_watch
 from tidemill.cli.messages import printable
 from tidemill.cli.rest import (
-    Json,
     OutputFormat,
     call,
     call_pages,
@@ -25,6 +24,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.rest_client import Json
 from tidemill.common.times import INSTANT, age, from_now, instant_ms
 
 app = typer.Typer(

@@ -13,7 +13,6 @@ import typer
 
 from tidemill.cli.reading import queues_of, read
 from tidemill.cli.rest import (
-    Json,
     OutputFormat,
     call,
     has_several,
@@ -26,6 +25,7 @@ from tidemill.cli.rest import (
 from tidemill.cli.tracing import columns_of, follow, rows_of, warn_damaged
 from tidemill.cli.watching import watch
 from tidemill.common.prompts import EXIT_REFUSED
+from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, instant_ms, utc
 
 app = typer.Typer(

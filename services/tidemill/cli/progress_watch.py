@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import typer
 
-from tidemill.cli.rest import Json, OutputFormat, call, options_of, segment
+from tidemill.cli.rest import OutputFormat, call, options_of, segment
 from tidemill.cli.watching import watch
+from tidemill.common.rest_client import Json
 from tidemill.common.times import span
 
 PERIOD_S = 2.0  # long enough for a rate that means something, short enough to look at

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import typer
 
-from tidemill.cli.rest import Json, call, segment
+from tidemill.cli.rest import call, segment
+from tidemill.common.rest_client import Json
 
 PAGE_SIZE = 256  # messages of one call: the most that the API gives
 

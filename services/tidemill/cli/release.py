@@ -13,7 +13,8 @@ import typer
 
 from tidemill.cli.rest import options_of
 from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, warn
-from tidemill.release.rest import Json, Refused, Rest, Unreachable
+from tidemill.common.rest_client import Json, RestClient, RestOptionError, RestRejection
+from tidemill.release.patient_rest import TIMEOUT_S, PatientRestClient, WaitTimeout
 
 if TYPE_CHECKING:
     import grpc
@@ -89,10 +90,10 @@ def provide_what_is_wanted(
     patience_s: Patience = 300.0,
 ) -> None:
     """Add broker groups, topics and consumer groups that values name; delete nothing."""
-    from tidemill.release.provisioning import Wanted, provide
+    from tidemill.release.provisioning import ReleaseValues, provide
 
     with _explained():
-        provide(_rest(context, patience_s), Wanted.of(_read(file)), typer.echo)
+        provide(_rest(context, patience_s), ReleaseValues.parse(_read(file)), typer.echo)
 
 
 @app.command("roll")
@@ -134,9 +135,9 @@ def check_before_an_upgrade(
     An upgrade is looked at by its templates too. A rollback is not rendered: its jobs are those of
     the revision that comes back, and know of what stands by the folder alone.
     """
-    from tidemill.release.provisioning import Installed, leaving
+    from tidemill.release.provisioning import InstalledRelease, find_members_to_remove
 
-    stands = Installed.read(installed)
+    stands = InstalledRelease.read(installed)
     if store_format is not None and stands.store_format > store_format:
         fail(
             f"these brokers read stores up to format {store_format}, and those of this release"
@@ -153,12 +154,12 @@ def check_before_an_upgrade(
         return
     try:
         shown = _rest(context, patience_s).call("GET", "/broker-groups")["items"]
-    except (Refused, Unreachable) as error:
+    except (RestRejection, RestOptionError, WaitTimeout) as error:
         if gone:
             fail(f"{gone}: nobody says what is left there: {error}", EXIT_UNREACHABLE)
         warn(f"{error}; no broker group goes, so the upgrade may")
         return
-    if reasons := list(leaving(shown, kept.split(","))):
+    if reasons := list(find_members_to_remove(shown, kept.split(","))):
         fail("; ".join(reasons), EXIT_REFUSED)
     typer.echo("no broker group is lost")
 
@@ -267,17 +268,24 @@ def _kubernetes() -> tuple[ApiClient, str]:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except Refused as error:
+    except RestRejection as error:
         fail(str(error), EXIT_REFUSED)
-    except Unreachable as error:
+    except RestOptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    except WaitTimeout as error:
         fail(str(error), EXIT_UNREACHABLE)
 
 
-def _rest(context: typer.Context, patience_s: float) -> Rest:
+def _rest(context: typer.Context, patience_s: float) -> PatientRestClient:
     options = options_of(context)
-    return Rest.at(
-        options.admin, token=options.token, ca_file=options.ca_file, patience_s=patience_s
+    client = RestClient(
+        url=options.admin,
+        user="helm",
+        token=options.token,
+        ca_file=options.ca_file,
+        timeout_s=TIMEOUT_S,
     )
+    return PatientRestClient(client, patience_s=patience_s)
 
 
 def _read(file: Path) -> Json:

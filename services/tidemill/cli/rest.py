@@ -15,20 +15,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import typer
 
 from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, fail, warn
-
-# httpx imports its own command line, with click, rich and pygments: a third of the time until this
-# one does anything.
-_blocked = sys.modules.setdefault("httpx._main", None) is None  # type: ignore[arg-type]  # None blocks an import
-import httpx  # noqa: E402  # Behind what blocks a part of it.
-
-if _blocked:
-    del sys.modules["httpx._main"]
+from tidemill.common.rest_client import (
+    Json,
+    RestClient,
+    RestOptionError,
+    RestRejection,
+    RestUnreachable,
+)
 
 ADMIN_URL = "http://127.0.0.1:8080"
 TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
@@ -38,11 +36,8 @@ PAGE_SIZE = 1000  # the largest that the API allows
 FOLDED = frozenset({"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG"})
 FOLDED_WIDTH_MIN = 8  # columns: less is a word a line
 UNFOLDED_WIDTH = 10_000  # columns for a program: more than any row has, so that each is one line
-PROBLEM = "application/problem+json"  # what every refusal of the API is
-# What OpenSSL says of bytes that are no TLS, by version.
+# The reasons that versions of OpenSSL give for bytes that are not TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
-
-Json = Any  # What json.loads returns: a foreign edge.
 
 
 class OutputFormat(StrEnum):
@@ -76,41 +71,33 @@ def call(
     Returns None for what is not there, where it `may_miss`.
     """
     options = options_of(context)
+    client = RestClient(
+        url=options.admin,
+        user=_user(),
+        token=options.token,
+        ca_file=options.ca_file,
+        timeout_s=TIMEOUT_S,
+    )
     try:
-        response = httpx.request(
-            method,
-            f"{options.admin}/api/v1{path}",
-            json=body,
-            params=query,
-            headers=_headers(options),
-            verify=_trust(options),
-            timeout=TIMEOUT_S,
-            # The API runs beside the broker; a proxy for the web does not know the way.
-            trust_env=False,
-        )
-    except httpx.InvalidURL as error:
-        raise typer.BadParameter(f"{options.admin} is not an address: {error}") from error
-    except httpx.HTTPError as error:
+        return client.call(method, path, body=body, query=query)
+    except RestOptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    except RestUnreachable as error:
         fail(
             f"cannot reach the admin API at {options.admin}: {error}\n{_remedy(options, error)}",
             EXIT_UNREACHABLE,
         )
-    if not response.is_success:
-        is_problem = response.headers.get("content-type", "").startswith(PROBLEM)
-        if may_miss and is_problem and response.status_code == HTTPStatus.NOT_FOUND:
+    except RestRejection as error:
+        if may_miss and error.problem is not None and error.status == HTTPStatus.NOT_FOUND:
             return None
-        fail(_reason(options, response), EXIT_REFUSED)
-    try:
-        return response.json() if response.content else None
-    except ValueError:
-        fail(_foreign(options, response), EXIT_REFUSED)
+        fail(_reason(options, error), EXIT_REFUSED)
 
 
-def _remedy(options: Options, error: httpx.HTTPError) -> str:
+def _remedy(options: Options, error: RestUnreachable) -> str:
     """Return what to do about an address that gave no answer."""
     is_tls = options.admin.startswith("https://")
     rest = options.admin.partition("://")[2]
-    cause = _find_tls_error(error)
+    cause = error.tls_error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
             "Its certificate is not one to trust for that name: name who has signed it with"
@@ -118,7 +105,7 @@ def _remedy(options: Options, error: httpx.HTTPError) -> str:
         )
     if is_tls and cause is not None and cause.reason in _NO_TLS:
         return f"It does not speak TLS there: try --admin http://{rest}"
-    if not is_tls and isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+    if not is_tls and error.is_other_protocol:
         return (
             "It listens, and does not answer plain HTTP: if it is served with TLS, try"
             f" --admin https://{rest}; or it is the port of something else."
@@ -126,32 +113,13 @@ def _remedy(options: Options, error: httpx.HTTPError) -> str:
     return "Is it running? Start one with `tidemill standalone`, or name another with --admin."
 
 
-def _find_tls_error(error: BaseException | None) -> ssl.SSLError | None:
-    while error is not None and not isinstance(error, ssl.SSLError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _headers(options: Options) -> dict[str, str]:
-    """Return who asks, for the log of the broker, and the token that admits."""
+def _user() -> str:
+    """Return the user and host of this command, for the log of the broker."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "?"  # A container need not have a name for its user.
-    headers = {
-        "Tidemill-User": f"{user}@{socket.gethostname()}".encode("ascii", "replace").decode()
-    }
-    return headers | ({"Authorization": f"Bearer {options.token}"} if options.token else {})
-
-
-def _trust(options: Options) -> ssl.SSLContext | bool:
-    if options.ca_file is None:
-        # Without TLS there is nothing to check, and the certificates take a while to read.
-        return not options.admin.startswith("http://")
-    try:
-        return ssl.create_default_context(cafile=options.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise typer.BadParameter(f"{options.ca_file} holds no certificates: {error}") from error
+    return f"{user}@{socket.gethostname()}".encode("ascii", "replace").decode()
 
 
 def read_token(token: str, file: Path | None) -> str:
@@ -264,27 +232,21 @@ def options_of(context: typer.Context) -> Options:
     return options
 
 
-def _reason(options: Options, response: httpx.Response) -> str:
-    try:
-        problem = response.json()
-        reason = f"{problem['title']}: {problem['detail']}"
-    except (ValueError, KeyError, TypeError):
-        return _foreign(options, response)
-    if response.status_code != HTTPStatus.UNAUTHORIZED:
-        return reason
+def _reason(options: Options, rejection: RestRejection) -> str:
+    problem = rejection.problem
+    if problem is None:
+        return (
+            f"{options.admin} answered {rejection.status} {rejection.reason_phrase}, and not as the"
+            " admin API does; if another server has this address, name that of the API with --admin"
+        )
+    if rejection.status != HTTPStatus.UNAUTHORIZED:
+        return f"{problem.title}: {problem.detail}"
     if options.token:
         return (
-            f"{problem['title']}: the token is not that of the API at {options.admin}; see"
+            f"{problem.title}: the token is not that of the API at {options.admin}; see"
             " --token-file, --token and admin_token_file of the API"
         )
     return (
-        f"{problem['title']}: the API at {options.admin} wants a token; name its file with"
+        f"{problem.title}: the API at {options.admin} wants a token; name its file with"
         " --token-file (TIDEMILL_ADMIN_TOKEN_FILE), or give it with --token"
-    )
-
-
-def _foreign(options: Options, response: httpx.Response) -> str:
-    return (
-        f"{options.admin} answered {response.status_code} {response.reason_phrase}, and not as the"
-        " admin API does; if another server has this address, name that of the API with --admin"
     )

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidemill.cli.rest import Json, OutputFormat, options_of, say, show
+from tidemill.cli.rest import OutputFormat, options_of, say, show
 from tidemill.common.prompts import fail, warn
+from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import typer
 
 from tidemill.cli.rest import (
     PAGE_SIZE,
-    Json,
     call,
     check_is_sure,
     has_several,
@@ -18,6 +17,7 @@ from tidemill.cli.rest import (
 )
 from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import EXIT_REFUSED, confirm, fail
+from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, INSTANT, duration_ms, from_now, instant_ms, utc
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from tidemill.cli.rest import (
-    Json,
     call,
     call_pages,
     check_is_sure,
@@ -19,6 +18,7 @@ from tidemill.cli.rest import (
     warn_unreachable,
 )
 from tidemill.common.prompts import confirm, warn
+from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, show and delete topics.")

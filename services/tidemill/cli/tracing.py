@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import typer
 
-from tidemill.cli.rest import Json, call, has_several, segment
+from tidemill.cli.rest import call, has_several, segment
+from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
 
 COLUMNS = ("AT", "AFTER", "EVENT", "GROUP", "ATTEMPT", "PLACE", "DETAIL", "BROKER")

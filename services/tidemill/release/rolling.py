@@ -23,7 +23,7 @@ from kubernetes.client import (
     V1StatefulSet,
 )
 
-from tidemill.release.rest import Rest
+from tidemill.release.patient_rest import PatientRestClient
 
 REVISION_LABEL: Final = "controller-revision-hash"
 TIMEOUT_S: Final = 10.0  # of one call; the API server answers in milliseconds
@@ -33,12 +33,12 @@ def roll(
     client: ApiClient,
     namespace: str,
     stateful_sets: Sequence[str],
-    rest: Rest,
+    rest: PatientRestClient,
     report: Callable[[str], None],
 ) -> None:
     """Replace each pod that differs from the template of its StatefulSet.
 
-    Raises Unreachable when the time is over, ApiException.
+    Raises WaitTimeout, RestRejection, ApiException.
     """
     pods = _Pods(client, namespace)
     for name in stateful_sets:
@@ -88,7 +88,7 @@ class _Pods:
 # Each of these returns what is missing, or "".
 
 
-def _why_not_reachable(rest: Rest) -> str:
+def _why_not_reachable(rest: PatientRestClient) -> str:
     items = rest.call("GET", "/broker-groups")["items"]
     missing = [one["name"] for one in items if not one["reachable"] or "reason" in one]
     return f"waiting for {', '.join(missing)}" if missing else ""

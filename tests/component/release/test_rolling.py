@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.worlds.memory_kubernetes import Answer, Json, KubernetesServer
 from tidemill.common.kubernetes_access import open_client
-from tidemill.release.rest import Rest, Unreachable
+from tidemill.common.rest_client import RestClient
+from tidemill.release.patient_rest import PatientRestClient, WaitTimeout
 from tidemill.release.rolling import roll
 
 SETS = ["mill-a", "mill-b"]
@@ -65,10 +66,17 @@ class Cluster(KubernetesServer):
 
     def roll(self, patience_s: float = 20.0) -> list[str]:
         said: list[str] = []
-        rest = httpx.Client(base_url="http://admin", transport=httpx.MockTransport(self.rest))
+        rest = PatientRestClient(
+            RestClient(
+                url="http://admin",
+                user="helm",
+                timeout_s=10.0,
+                transport=httpx.MockTransport(self.rest),
+            ),
+            patience_s=patience_s,
+        )
         with self.serving():
-            client = open_client(self.access())
-            roll(client, "ns", SETS, Rest(rest, patience_s=patience_s), said.append)
+            roll(open_client(self.access()), "ns", SETS, rest, said.append)
         return said
 
 
@@ -92,6 +100,6 @@ def test_a_disruption_budget_is_waited_for() -> None:
 def test_none_is_replaced_while_another_is_away() -> None:
     cluster = Cluster()
     cluster.away.add("mill-b-0")
-    with pytest.raises(Unreachable, match="waiting for mill-b"):
+    with pytest.raises(WaitTimeout, match="waiting for mill-b"):
         cluster.roll(patience_s=0)
     assert cluster.evicted == []

@@ -27,12 +27,12 @@ class Rest:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         self.asked: list[str] = []
-        self._answers = answers
-        monkeypatch.setattr(httpx, "request", self._answer)
 
-    def _answer(self, method: str, url: str, **_: Any) -> httpx.Response:
-        self.asked.append(method)
-        return httpx.Response(200, json=self._answers[method], request=httpx.Request(method, url))
+        def request(_: httpx.Client, method: str, url: str, **__: Any) -> httpx.Response:
+            self.asked.append(method)
+            return httpx.Response(200, json=answers[method], request=httpx.Request(method, url))
+
+        monkeypatch.setattr(httpx.Client, "request", request)
 
 
 def run(*arguments: str) -> Result:

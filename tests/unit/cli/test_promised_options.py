@@ -37,12 +37,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Let the REST API answer these, by the end of a path, to GET; all else fails the test."""
     given: dict[str, Any] = {}
 
-    def request(method: str, url: str, **_: Any) -> httpx.Response:
+    def request(_: httpx.Client, method: str, url: str, **__: Any) -> httpx.Response:
         assert method == "GET", f"{method} {url} changes something"
         answer = next(value for path, value in given.items() if url.endswith(path))
         return httpx.Response(200, json=answer, request=httpx.Request(method, url))
 
-    monkeypatch.setattr(httpx, "request", request)
+    monkeypatch.setattr(httpx.Client, "request", request)
     return given
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tidemill.release.provisioning import Wanted, leaving, provide
-from tidemill.release.rest import Refused, Rest, Unreachable
+from tidemill.common.rest_client import BASE_PATH, PROBLEM, RestClient, RestRejection
+from tidemill.release.patient_rest import PatientRestClient, WaitTimeout
+from tidemill.release.provisioning import ReleaseValues, find_members_to_remove, provide
 
 HOME = {"name": "broker-0", "address": "h0:1", "isHome": True, "state": "active", "reachable": True}
 OTHER = {**HOME, "name": "broker-1", "address": "h1:1", "isHome": False}
-WANTED = Wanted.of(
+VALUES = ReleaseValues.parse(
     {
         "brokerGroups": [
             {"name": "broker-0", "address": "h0:1"},
@@ -26,43 +27,45 @@ WANTED = Wanted.of(
 
 
 class Api:
-    """An admin process with these broker groups, that takes whatever it is asked."""
+    """An admin process with some broker groups that accepts each request, except some rejected."""
 
-    def __init__(self, *items: dict[str, Any], refuses: dict[str, int] | None = None) -> None:
+    def __init__(self, *items: dict[str, Any], rejected: dict[str, int] | None = None) -> None:
         self.items = {item["name"]: dict(item) for item in items}
-        self.asked: list[tuple[str, str, Any]] = []
-        self._refuses = refuses or {}
+        self.requests: list[tuple[str, str, Any]] = []
+        self._rejected = rejected or {}  # status by path, for the first request
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.raw_path.decode().removeprefix("/api/v1")
+        path = request.url.raw_path.decode().removeprefix(BASE_PATH)
         if request.method == "GET":
             return httpx.Response(200, json={"items": list(self.items.values())})
         body = json.loads(request.content)
-        self.asked.append((request.method, path, body))
-        if status := self._refuses.pop(path, 0):
-            return httpx.Response(status, json={"title": "no", "detail": "not now"})
+        self.requests.append((request.method, path, body))
+        if status := self._rejected.pop(path, 0):
+            problem = {"title": "no", "detail": "not now"}
+            return httpx.Response(status, json=problem, headers={"Content-Type": PROBLEM})
         if path.startswith("/broker-groups/"):
             name = path.rpartition("/")[2]
             self.items[name] = {**OTHER, "name": name, **body}
         return httpx.Response(200, json={})
 
-    def rest(self, patience_s: float = 10.0, *, token: str = "") -> Rest:
-        client = httpx.Client(
-            base_url="http://admin/api/v1",
+    def rest(self, patience_s: float = 10.0, *, token: str = "") -> PatientRestClient:
+        client = RestClient(
+            url="http://admin",
+            user="helm",
+            token=token,
+            timeout_s=10.0,
             transport=httpx.MockTransport(self),
-            trust_env=False,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
         )
-        return Rest(client, patience_s=patience_s)
+        return PatientRestClient(client, patience_s=patience_s)
 
 
-def provided(api: Api, wanted: Wanted = WANTED) -> list[tuple[str, str, Any]]:
-    provide(api.rest(), wanted, lambda _: None)
-    return api.asked
+def requests_to(api: Api) -> list[tuple[str, str, Any]]:
+    provide(api.rest(), VALUES, lambda _: None)
+    return api.requests
 
 
-def test_one_that_is_alone_founds_its_cluster_before_others_join() -> None:
-    assert provided(Api(HOME)) == [
+def test_provide_adds_the_home_before_other_broker_groups() -> None:
+    assert requests_to(Api(HOME)) == [
         ("PUT", "/broker-groups/broker-0", {"address": "h0:1"}),
         ("PUT", "/broker-groups/broker-1", {"address": "h1:1"}),
         ("PUT", "/topics/a%7Cb", {"queues": 4}),
@@ -70,54 +73,56 @@ def test_one_that_is_alone_founds_its_cluster_before_others_join() -> None:
     ]
 
 
-def test_members_are_left_alone_and_topics_said_again() -> None:
-    paths = [path for _, path, _ in provided(Api(HOME, OTHER))]
+def test_provide_puts_topics_and_skips_broker_groups_that_are_members() -> None:
+    paths = [path for _, path, _ in requests_to(Api(HOME, OTHER))]
     assert paths == ["/topics/a%7Cb", "/groups/g"]
 
 
-def test_one_that_drains_is_not_taken_back() -> None:
+def test_provide_skips_a_draining_broker_group() -> None:
     draining = {**OTHER, "state": "draining", "address": "before:1"}
-    assert [path for _, path, _ in provided(Api(HOME, draining))] == ["/topics/a%7Cb", "/groups/g"]
+    paths = [path for _, path, _ in requests_to(Api(HOME, draining))]
+    assert paths == ["/topics/a%7Cb", "/groups/g"]
 
 
-def test_who_starts_is_waited_for() -> None:
-    api = Api(HOME, refuses={"/broker-groups/broker-0": 503})
-    assert [path for _, path, _ in provided(api)][:2] == ["/broker-groups/broker-0"] * 2
+def test_a_call_is_repeated_while_the_api_is_unavailable() -> None:
+    api = Api(HOME, rejected={"/broker-groups/broker-0": 503})
+    assert [path for _, path, _ in requests_to(api)][:2] == ["/broker-groups/broker-0"] * 2
 
 
-def test_a_refusal_is_told_and_not_tried_again() -> None:
-    api = Api(HOME, OTHER, refuses={"/topics/a%7Cb": 409})
-    with pytest.raises(Refused, match="PUT /topics/a%7Cb: 409 no: not now"):
-        provided(api)
+def test_a_rejection_ends_the_job_at_once() -> None:
+    api = Api(HOME, OTHER, rejected={"/topics/a%7Cb": 409})
+    with pytest.raises(RestRejection, match="PUT /topics/a%7Cb: 409 no: not now"):
+        requests_to(api)
 
 
-def test_who_has_not_read_the_new_token_yet_is_waited_for() -> None:
-    api = Api(HOME, OTHER, refuses={"/topics/a%7Cb": 401})
-    provide(api.rest(token="new"), WANTED, lambda _: None)
-    assert [path for _, path, _ in api.asked] == ["/topics/a%7Cb", "/topics/a%7Cb", "/groups/g"]
+def test_a_call_is_repeated_until_the_api_reads_the_new_token() -> None:
+    api = Api(HOME, OTHER, rejected={"/topics/a%7Cb": 401})
+    provide(api.rest(token="new"), VALUES, lambda _: None)
+    paths = [path for _, path, _ in api.requests]
+    assert paths == ["/topics/a%7Cb", "/topics/a%7Cb", "/groups/g"]
 
 
-def test_a_token_that_is_missing_or_stays_wrong_is_told() -> None:
+def test_a_missing_or_wrong_token_ends_the_job() -> None:
     for rest in (
-        Api(HOME, OTHER, refuses={"/topics/a%7Cb": 401}).rest(),
-        Api(HOME, OTHER, refuses={"/topics/a%7Cb": 401}).rest(0.0, token="wrong"),
+        Api(HOME, OTHER, rejected={"/topics/a%7Cb": 401}).rest(),
+        Api(HOME, OTHER, rejected={"/topics/a%7Cb": 401}).rest(0.0, token="wrong"),
     ):
-        with pytest.raises(Refused, match="401"):
-            provide(rest, WANTED, lambda _: None)
+        with pytest.raises(RestRejection, match="401"):
+            provide(rest, VALUES, lambda _: None)
 
 
-def test_patience_ends_with_what_is_missing() -> None:
-    away = {**OTHER, "reachable": False, "reason": "the admin process cannot reach it"}
-    with pytest.raises(Unreachable, match="waiting for broker-1 "):
-        provide(Api(HOME, away).rest(patience_s=0), WANTED, lambda _: None)
+def test_a_timeout_names_the_unreachable_broker_group() -> None:
+    unreachable = {**OTHER, "reachable": False, "reason": "the admin process cannot reach it"}
+    with pytest.raises(WaitTimeout, match="waiting for broker-1 "):
+        provide(Api(HOME, unreachable).rest(patience_s=0), VALUES, lambda _: None)
 
 
-def test_who_is_a_member_still_may_not_go() -> None:
-    left = {"messages": 3, "inFlight": 0, "delayed": 1}
-    items = [HOME, {**OTHER, "state": "draining", "left": left}, {**OTHER, "name": "broker-2"}]
-    assert list(leaving(items, ["broker-0", "broker-1", "broker-2"])) == []
-    [one, two] = leaving(items, ["broker-0"])
-    assert "broker-1 is a member still (left there: 3 messages, 0 in flight, 1 delayed)" in one
-    assert "broker-2 is a member still (it is not draining)" in two
-    [home] = leaving([HOME], ["broker-9"])
-    assert "it stays" in home
+def test_members_that_values_do_not_name_have_a_remedy() -> None:
+    backlog = {"messages": 3, "inFlight": 0, "delayed": 1}
+    items = [HOME, {**OTHER, "state": "draining", "left": backlog}, {**OTHER, "name": "broker-2"}]
+    assert list(find_members_to_remove(items, ["broker-0", "broker-1", "broker-2"])) == []
+    [one, two] = find_members_to_remove(items, ["broker-0"])
+    assert "broker-1 is still a member (backlog: 3 messages, 0 in flight, 1 delayed)" in one
+    assert "broker-2 is still a member (it is not draining)" in two
+    [home] = find_members_to_remove([HOME], ["broker-9"])
+    assert "cannot be removed" in home

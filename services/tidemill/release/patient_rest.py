@@ -1,0 +1,67 @@
+"""Calls of the REST API while its processes start: a release job repeats them for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, final
+from urllib.parse import quote
+
+from tidemill.common.rest_client import Json, RestClient, RestRejection, RestUnreachable
+
+TIMEOUT_S: Final = 10.0  # of one call; the admin process gives up on a broker sooner
+# After a change of the token's Secret, the admin process has the old token until its node reads the
+# Secret, at most a minute and a half later. A job starts with the new token.
+TOKEN_EXCHANGE_S: Final = 120.0
+PAUSE_S: Final = 0.5  # between two tries: a process starts within a second or two
+# Answers of a load balancer, or of an admin process that has not found its brokers yet.
+RETRIED: Final = frozenset(
+    (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+)
+
+
+class WaitTimeout(Exception):
+    """A condition did not come true in time; the message says which."""
+
+
+@final
+class PatientRestClient:
+    """A REST client that repeats failed calls for `patience_s` after its creation."""
+
+    def __init__(self, client: RestClient, *, patience_s: float) -> None:
+        self._client = client
+        now_s = time.monotonic()
+        self._until_s = now_s + patience_s
+        # A wrong token fails sooner than the patience, which may be long.
+        self._token_until_s = now_s + min(patience_s, TOKEN_EXCHANGE_S)
+
+    def call(self, method: str, path: str, *parts: str, body: Json = None) -> Json:
+        """Return the answer. Raises RestRejection, and WaitTimeout when the time is over."""
+        path = "/".join([path, *(quote(part, safe="") for part in parts)])
+        while True:
+            try:
+                return self._client.call(method, path, body=body)
+            except RestUnreachable as error:
+                reason = f"{self._client.at(path)} cannot be reached: {error}"
+            except RestRejection as error:
+                if not self._may_succeed_later(error.status):
+                    raise
+                reason = str(error)
+            self.pause(reason)
+
+    def pause(self, reason: str) -> None:
+        """Wait before the next try. Raises WaitTimeout with the reason when the time is over."""
+        if time.monotonic() >= self._until_s:
+            raise WaitTimeout(reason)
+        time.sleep(PAUSE_S)
+
+    def wait_until(self, find_obstacle: Callable[[], str]) -> None:
+        """Wait until `find_obstacle` returns "". Raises WaitTimeout with the obstacle."""
+        while obstacle := find_obstacle():
+            self.pause(obstacle)
+
+    def _may_succeed_later(self, status: int) -> bool:
+        if status == HTTPStatus.UNAUTHORIZED:
+            return bool(self._client.token) and time.monotonic() < self._token_until_s
+        return status in RETRIED
