@@ -142,6 +142,7 @@ lint: setup tool-helm tool-buf ## Check style, imports, dead code, names, prose,
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.check_imports
 	$(BIN)/vulture
 	$(BIN)/deptry --no-ansi services/tidemill
 	cd $(PIPELINE) && $(CURDIR)/$(BIN)/deptry --no-ansi . ../pyspark_tidemill
