@@ -1,8 +1,8 @@
 """Check that no module of services/ imports itself through other modules.
 
-A cycle of imports at module level fails. A cycle with imports under TYPE_CHECKING also fails, unless
-its modules are in the list of those that are still to be cut. An import inside a function does not
-count: it runs after both modules are loaded.
+A cycle of imports at module level fails. A cycle with imports under TYPE_CHECKING also fails,
+unless its modules are in the list of those that are still to be cut. An import inside a function
+does not count: it runs after both modules are loaded.
 
 Usage: python -m tools.check_imports
 """
