@@ -22,9 +22,10 @@ from zlib import crc32
 
 from tests.support.worlds.engine_world import ENTROPY, blob
 from tidemill.broker.engine.config import EngineConfig
-from tidemill.broker.engine.engine import Delivery, Engine
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.posix_disk import PosixDisk
 
@@ -69,7 +70,9 @@ class Bench:
         crc = crc32(data)
         topic_id, engine, now = self.topic.id, self.engine, now_ms()
         for n in range(count):
-            engine.send(topic_id, QueueId(n % QUEUES), data, crc, now_ms=now, firing_ms=now)
+            engine.commands.send(
+                topic_id, QueueId(n % QUEUES), data, crc, now_ms=now, firing_ms=now
+            )
             if n % ROUND == ROUND - 1:
                 self.round_done()
                 now = now_ms()
@@ -83,9 +86,9 @@ class Bench:
         while got < count:
             now, acks, popped = now_ms(), popped, []
             for delivery in acks:
-                engine.ack(delivery, now)
+                engine.commands.ack(delivery, now)
             for _ in range(max(ROUND // want, 1) if want > 1 else ROUND):
-                for batch in engine.pop(
+                for batch in engine.commands.pop(
                     group_id,
                     topic_id,
                     max_messages=want,
@@ -94,7 +97,7 @@ class Bench:
                     attempt_id="",
                     now_ms=now,
                 ):
-                    engine.read_batch(batch)
+                    engine.consumption.read_batch(batch)
                     got += len(batch.indexes)
                     slot, id_, visible = batch.slot, batch.delivery_id, batch.visible_at_ms
                     popped += [
@@ -103,7 +106,7 @@ class Bench:
                     ]
             self.round_done()
         for delivery in popped:
-            engine.ack(delivery, now_ms())
+            engine.commands.ack(delivery, now_ms())
         self.round_done()
 
 

@@ -81,7 +81,7 @@ class Store:
     def send(self, n: int) -> None:
         """Send one message to one of the queues."""
         data = blob(f"m{n}", size=64)
-        self.engine.send(
+        self.engine.commands.send(
             *self.queues[n % len(self.queues)],
             data,
             crc32(data),
@@ -92,7 +92,7 @@ class Store:
     def commit(self) -> None:
         """End a round; what is written is not synced, which is not what is measured."""
         self.engine.write(self.now_ms)
-        self.engine.synced(self.engine.begin_sync()[0])
+        self.engine.log.note_synced(self.engine.log.begin_sync()[0])
 
     def background(self) -> None:
         """Do what is due behind the rounds, and note the CPU of the longest slice."""
@@ -108,7 +108,7 @@ class Store:
     def roll(self) -> None:
         """Go on in a new segment, whatever room there is in this one: the rest is a hole."""
         self.engine.log._roll(SEGMENT_BYTES)
-        self.engine.refresh()  # It takes no room on the disk.
+        self.engine.room.measure()  # It takes no room on the disk.
 
     def checkpoint(self) -> None:
         """Write a checkpoint though little was logged, as after many records."""
@@ -179,7 +179,7 @@ def fill(folder: Path, queues: int, segments: int, in_flight: int) -> None:
             topic_id = store.topics[popped % len(store.topics)]
             popped += sum(
                 len(batch.indexes)
-                for batch in engine.pop(
+                for batch in engine.commands.pop(
                     group,
                     topic_id,
                     max_messages=1,
@@ -210,7 +210,7 @@ def start(folder: Path) -> Figures:
         "seconds": round(elapsed, 2),
         "cpu_seconds": round(used, 2),
         "report": report.as_fields(),
-        "log_gib": round((engine.log_end - engine.log.min_offset) / (1 << 30), 1),
+        "log_gib": round((engine.log.log_end - engine.log.min_offset) / (1 << 30), 1),
         "queues": len(engine.catalog.queues),
         "in_flight": engine.state.table.used_count,
         **held(),

@@ -33,10 +33,10 @@ from prometheus_client import exposition
 
 from tests.support.worlds.engine_world import blob
 from tidemill.broker.engine.config import EngineConfig
-from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -141,14 +141,14 @@ class Owner:
     def commit(self) -> None:
         """End a round, as if what is written were synced at once."""
         self.engine.write(self.now_ms)
-        self.engine.synced(self.engine.begin_sync()[0])
+        self.engine.log.note_synced(self.engine.log.begin_sync()[0])
 
     def write(self) -> None:
         """End a round, measured: in slices, as the broker writes it."""
         slices = self.engine.write_slices(self.now_ms)
         while self.watch.slice("write", lambda: next(slices, self) is not self):
             pass
-        self.engine.synced(self.engine.begin_sync()[0])
+        self.engine.log.note_synced(self.engine.log.begin_sync()[0])
 
     def advance(self, duration_ms: int) -> None:
         self.now_ms += duration_ms
@@ -165,7 +165,9 @@ class Owner:
         self, topic_id: TopicId, queue_id: int = 0, data: bytes = PLAIN, crc: int = PLAIN_CRC
     ) -> None:
         now_ms = self.now_ms
-        self.engine.send(topic_id, QueueId(queue_id), data, crc, now_ms=now_ms, firing_ms=now_ms)
+        self.engine.commands.send(
+            topic_id, QueueId(queue_id), data, crc, now_ms=now_ms, firing_ms=now_ms
+        )
 
     def send_many(self, count: int, *topic_ids: TopicId, queues: int = 1, **options: Any) -> None:
         for n in range(count):
@@ -176,7 +178,7 @@ class Owner:
 
     def schedule(self, topic_id: TopicId, delay_ms: int) -> None:
         now_ms = self.now_ms
-        self.engine.send(
+        self.engine.commands.send(
             topic_id,
             QueueId(0),
             DELAYED,
@@ -195,7 +197,7 @@ class Owner:
         invisible_ms: int = 30_000,
         tags: frozenset[str] = frozenset(),
     ) -> list[Delivery]:
-        batches = self.engine.pop(
+        batches = self.engine.commands.pop(
             group_id,
             topic_id,
             max_messages=want,
@@ -214,7 +216,7 @@ class Owner:
 
     def measured_pop(self, group_id: GroupId, topic_id: TopicId) -> list[Delivery]:
         """Pop as a link does: what a first one needs is made in slices before it."""
-        prepare = self.engine.prepare_pop
+        prepare = self.engine.consumption.prepare_pop
         while self.watch.slice("pop", lambda: prepare(group_id, topic_id)):
             pass
         return self.command("pop", lambda: self.pop(group_id, topic_id))
@@ -402,7 +404,7 @@ def in_flight(folder: Path, count: int = 1_000_000) -> Figures:
 
     def ack(part: list[tuple[Any, ...]]) -> None:
         for delivery in part:
-            owner.engine.ack(Delivery(*delivery), owner.now_ms)
+            owner.engine.commands.ack(Delivery(*delivery), owner.now_ms)
 
     for first in range(0, len(deliveries), SLICE_REQUESTS):
         part = deliveries[first : first + SLICE_REQUESTS]

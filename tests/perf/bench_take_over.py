@@ -62,13 +62,15 @@ def write(folder: Path, in_flight: int, timers: int) -> None:
     def end_round(n: int) -> None:
         if n % ROUND == 0:
             engine.write(now_ms())
-            engine.synced(engine.begin_sync()[0])
+            engine.log.note_synced(engine.log.begin_sync()[0])
 
     for n in range(in_flight):
-        engine.send(topic.id, QueueId(n & 7), plain, crc, now_ms=now_ms(), firing_ms=now_ms())
+        engine.commands.send(
+            topic.id, QueueId(n & 7), plain, crc, now_ms=now_ms(), firing_ms=now_ms()
+        )
         end_round(n)
     for n in range(in_flight):
-        engine.pop(
+        engine.commands.pop(
             group.id,
             topic.id,
             max_messages=1,
@@ -83,7 +85,9 @@ def write(folder: Path, in_flight: int, timers: int) -> None:
         due_at_ms = at_ms + HOUR_MS + chance.randrange(SPAN_MS)
         struct.pack_into(">q", delayed, stored_message.DUE_AT, due_at_ms)
         data = bytes(delayed)
-        engine.send(topic.id, QueueId(n & 7), data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
+        engine.commands.send(
+            topic.id, QueueId(n & 7), data, crc32(data), now_ms=at_ms, firing_ms=at_ms
+        )
         end_round(n)
     engine.commit(now_ms())
     engine.close()

@@ -167,7 +167,9 @@ def seed(folder: Path, count: int) -> float:
         due_at_ms = at_ms + 3_600_000 + n * 2_654_435_761 % SEED_SPAN_MS
         struct.pack_into(">q", message, stored_message.DUE_AT, due_at_ms)
         data = bytes(message)
-        engine.send(topic.id, QueueId(n & 7), data, crc32(data), now_ms=at_ms, firing_ms=at_ms)
+        engine.commands.send(
+            topic.id, QueueId(n & 7), data, crc32(data), now_ms=at_ms, firing_ms=at_ms
+        )
         if n % ROUND == 0:
             advance(engine, at_ms)
     engine.commit(now_ms())
@@ -178,8 +180,8 @@ def seed(folder: Path, count: int) -> float:
 
 def advance(engine: Engine, at_ms: int) -> None:
     engine.write(at_ms)
-    engine.synced(engine.begin_sync()[0])
-    engine.refresh()
+    engine.log.note_synced(engine.log.begin_sync()[0])
+    engine.room.measure()
     for _ in range(4):
         engine.background.step(at_ms, firing_ms=at_ms)
 

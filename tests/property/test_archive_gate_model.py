@@ -69,7 +69,7 @@ class Gated:
                 self.world.now_ms += count * DAY_MS
             case "start":
                 self.world.restart(power_cut=bool(count))
-        self.world.engine.refresh()
+        self.world.engine.room.measure()
         self.world.background()
 
     def _tell(self, topic: str, offset: int) -> None:
@@ -83,7 +83,7 @@ class Gated:
         for _ in range(2):
             self.world.send(*["filler"] * 6, topic="free", size=4_000)
             self.world.now_ms += 2 * DAY_MS
-            self.world.engine.refresh()
+            self.world.engine.room.measure()
             self.world.background()
 
 
@@ -115,9 +115,9 @@ def test_on_a_small_disk_the_gate_gives_way_and_messages_are_taken(
     for _ in range(DISK_SEGMENTS):
         gated.step("send", HELD[0], 6)
         gated.world.now_ms += DAY_MS
-        assert not gated.world.engine.is_disk_full
+        assert not gated.world.engine.room.is_full
     assert gated.world.engine.retention.gate.passed_count > 0
     for step in steps:
         gated.step(*step)
         gated.world.now_ms += DAY_MS
-        assert not gated.world.engine.is_disk_full
+        assert not gated.world.engine.room.is_full

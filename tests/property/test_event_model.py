@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, forget_event_lookups
 from tests.support.worlds.timer_world import TimerWorld
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.common.errors import InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
@@ -54,7 +54,7 @@ def read(world: TimerWorld, position: int, number: int = 0, events_max: int = AL
     """Read all that is committed, in pages."""
     found: list[Event] = []
     while True:
-        reader = world.engine.read_events(
+        reader = world.engine.events.read(
             EventQuery(),
             from_position=position,
             from_index=number,
@@ -68,7 +68,7 @@ def read(world: TimerWorld, position: int, number: int = 0, events_max: int = AL
         found += page
         assert (reader.next_position, reader.next_index) > (position, number) or not page
         position, number = reader.next_position, reader.next_index
-        if position >= world.engine.committed_offset:
+        if position >= world.engine.log.committed_offset:
             return found
 
 
@@ -247,7 +247,7 @@ class EventModel(RuleBasedStateMachine):
             return
         known = self.live(one)
         try:
-            self.world.engine.dead_letter(one.delivery, self.world.now_ms)
+            self.world.engine.commands.dead_letter(one.delivery, self.world.now_ms)
         except InvalidReceiptHandle:
             assert known is None
             return
@@ -344,7 +344,7 @@ class EventModel(RuleBasedStateMachine):
         for event in read(self.world, self.position, self.number, events_max=7):
             if event.message_id != "id-x":
                 self.fold.take(event)
-        self.position, self.number = self.world.engine.committed_offset, 0
+        self.position, self.number = self.world.engine.log.committed_offset, 0
 
     def compare(self) -> None:
         told = {text: known.told for text, known in self.known.items()}

@@ -17,9 +17,10 @@ import pytest
 from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped
 from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
-from tidemill.broker.engine.engine import COPY_RESERVE_PART, AckResult
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.metadata.catalog import Topic
+from tidemill.broker.engine.pop.deliveries import AckResult
+from tidemill.broker.engine.room import COPY_RESERVE_PART
 from tidemill.common.errors import DiskFull, InvalidReceiptHandle, Overloaded, TopicNotFound
 
 RESERVE_BYTES = 4 << 20
@@ -60,7 +61,7 @@ def fill(world: TimerWorld) -> list[str]:
             world.send(f"m{len(sent)}", size=BODY_BYTES)
             sent.append(f"m{len(sent)}")
             world.background()
-            world.engine.refresh()
+            world.engine.room.measure()
     return sent
 
 
@@ -71,14 +72,14 @@ def test_revive_waits_for_room_and_acks_do_not() -> None:
     with contextlib.suppress(DiskFull):
         while more := world.pop(invisible_ms=5 * SECOND_MS):
             popped += more
-            world.engine.refresh()
+            world.engine.room.measure()
     for _ in range(400):
         world.advance(6 * SECOND_MS)
         world.background()
-        world.engine.refresh()
+        world.engine.room.measure()
         with contextlib.suppress(DiskFull):
             popped = world.pop(invisible_ms=5 * SECOND_MS) or popped
-    assert not world.engine.may_copy, "copies took all that they may"
+    assert not world.engine.room.may_copy, "copies took all that they may"
     world.restart()
     assert set(world.ack(*popped)) <= {AckResult.APPLIED, AckResult.GONE}
     assert len(sent) > 100
@@ -96,7 +97,7 @@ def test_what_waits_for_room_goes_on_when_there_is_some() -> None:
     assert due_ms is not None
     assert due_ms > world.now_ms, "it is not looked at again and again"
     with pytest.raises(DiskFull):
-        world.engine.dead_letter(popped[0].delivery, world.now_ms)
+        world.engine.commands.dead_letter(popped[0].delivery, world.now_ms)
     world.leave_room(RESERVE_BYTES)
     world.run_due()
     assert {one.body for one in popped} <= set(world.drain())
@@ -128,7 +129,7 @@ def test_nothing_derived_is_written_where_somebody_has_taken_even_the_reserve() 
 def test_a_checkpoint_whose_snapshot_does_not_fit_goes_on_without_one() -> None:
     """Somebody takes most of the reserve while much is in flight: no write fails, and no start."""
     world = world_in_flight()
-    snapshot_bytes = world.engine.checkpoints.snapshot_bytes
+    snapshot_bytes = world.engine.checkpoints.snapshot_size.size_bytes
     assert snapshot_bytes > 200_000
     names = world.disk.names("snapshots")
     world.leave_room(snapshot_bytes + 100_000)
@@ -192,12 +193,12 @@ def test_a_checkpoint_that_does_not_fit_waits() -> None:
 
 def test_the_reserve_is_no_smaller_than_the_next_snapshot() -> None:
     world = world_in_flight(reserve_bytes=100_000)
-    world.leave_room(world.engine.checkpoints.snapshot_bytes - 1)
-    world.engine.refresh()
-    assert world.engine.is_disk_full
-    world.leave_room(world.engine.checkpoints.snapshot_bytes + 50_000)
-    world.engine.refresh()
-    assert not world.engine.is_disk_full
+    world.leave_room(world.engine.checkpoints.snapshot_size.size_bytes - 1)
+    world.engine.room.measure()
+    assert world.engine.room.is_full
+    world.leave_room(world.engine.checkpoints.snapshot_size.size_bytes + 50_000)
+    world.engine.room.measure()
+    assert not world.engine.room.is_full
 
 
 def world_in_flight(*, reserve_bytes: int = RESERVE_BYTES) -> TimerWorld:
@@ -225,7 +226,7 @@ def test_a_deleted_topic_makes_room_at_once() -> None:
     world.engine.administration.delete_topic(TOPIC, world.now_ms)
     world.commit()
     world.background()
-    world.engine.refresh()
+    world.engine.room.measure()
     assert world.disk.free_bytes() > before + 4 * BODY_BYTES * 20
     world.send("again", topic=OTHER)
     assert world.bodies(topic=OTHER) == ["again"]
@@ -245,7 +246,7 @@ def test_a_topic_that_has_messages_keeps_its_segments() -> None:
 def test_a_refused_send_creates_no_topic() -> None:
     world = small_world()
     fill(world)
-    with pytest.raises(DiskFull, match="messages are refused"):
+    with pytest.raises(DiskFull, match="rejects messages"):
         world.engine.administration.ensure("new", "", world.now_ms)
     assert world.engine.catalog.find_topic("new") is None
     world.engine.administration.ensure(TOPIC, GROUP, world.now_ms)
@@ -274,7 +275,7 @@ def world_of_small_messages(capacity_bytes: int) -> TimerWorld:
 def fill_by_hundreds(world: TimerWorld) -> None:
     with contextlib.suppress(DiskFull):
         for first in itertools.count(0, 100):
-            world.engine.refresh()
+            world.engine.room.measure()
             world.send(*[f"{first + n}" for n in range(100)])
             world.background()
     world.commit()
@@ -342,7 +343,7 @@ def test_the_largest_file_is_repaired_on_a_disk_that_is_full() -> None:
     with pytest.raises(BlockFileDamaged):
         entries(world)
     world.background()
-    assert world.engine.repairs.counts["queues"] == 1
+    assert world.engine.rebuilds.counts["queues"] == 1
     assert entries(world) == before
 
 
@@ -367,7 +368,7 @@ def test_no_write_fails_on_a_full_disk_whatever_is_done(seed: int) -> None:
 
     def dead_letter() -> None:
         for one in popped[:2]:
-            world.engine.dead_letter(one.delivery, world.now_ms)
+            world.engine.commands.dead_letter(one.delivery, world.now_ms)
         world.commit()
 
     steps: list[tuple[Callable[[], object], int]] = [
@@ -386,5 +387,5 @@ def test_no_write_fails_on_a_full_disk_whatever_is_done(seed: int) -> None:
     for _ in range(STEPS):
         with contextlib.suppress(*refused):
             random.choices(actions, weights)[0]()
-        world.engine.refresh()
+        world.engine.room.measure()
         assert world.disk.free_bytes() > RESERVE_BYTES // COPY_RESERVE_PART // 2

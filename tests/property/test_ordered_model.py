@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.support.disk.log_checker import judge
 from tests.support.worlds.engine_world import SMALL, TOPIC, Popped, World
-from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.common.errors import Conflict, InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
@@ -153,7 +153,7 @@ class OrderedModel(RuleBasedStateMachine):
         text = data.draw(st.sampled_from(sorted(self.model.batch)))
         one, _ = self.model.batch[text]
         try:
-            self.world.engine.dead_letter(one.delivery, self.world.now_ms)
+            self.world.engine.commands.dead_letter(one.delivery, self.world.now_ms)
             self.world.commit()
         except InvalidReceiptHandle:
             self.settle_exhausted()

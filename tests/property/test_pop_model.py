@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 from tests.support.disk.log_checker import judge
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.delivery_table import UNPROVEN
 from tidemill.broker.engine.pop.renewals import (
     HELD_MAX_MS,
@@ -133,7 +133,7 @@ class PopModel(RuleBasedStateMachine):
         delivery = one.delivery.slot, one.delivery.delivery_id
         if delivery[1] not in self.popped_by:
             return
-        self.world.engine.handed_over([delivery], now_ms=self.world.now_ms)
+        self.world.engine.consumption.renewals.handed_over([delivery], now_ms=self.world.now_ms)
         self.world.commit()
         for known in self.known.values():
             is_out = known.state == "in flight" and known.handle[:2] == delivery
@@ -177,7 +177,7 @@ class PopModel(RuleBasedStateMachine):
         known = self.known[one.body]
         is_live = known.state == "in flight" and known.handle == key_of(one)
         try:
-            self.world.engine.dead_letter(one.delivery, self.world.now_ms)
+            self.world.engine.commands.dead_letter(one.delivery, self.world.now_ms)
             self.world.commit()
         except InvalidReceiptHandle:
             assert not is_live

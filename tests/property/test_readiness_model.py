@@ -65,7 +65,7 @@ class Trial:
     def ack(self) -> None:
         one = self.out.pop(self.random.randrange(len(self.out)))
         # In the round of the look: what it has acked must not block an ordered queue.
-        self.world.engine.ack(one.delivery, self.world.now_ms)
+        self.world.engine.commands.ack(one.delivery, self.world.now_ms)
 
     def give_back(self) -> None:
         one = self.out.pop(self.random.randrange(len(self.out)))
@@ -79,7 +79,7 @@ class Trial:
         engine = self.world.engine
         engine.consumption.acks.record(self.world.now_ms)
         before = fingerprint(engine)
-        ready = engine.ready_count(
+        ready = engine.consumption.ready_count(
             self.group_id, self.topic_id, tags=frozenset(tags), now_ms=self.world.now_ms
         )
         assert fingerprint(engine) == before, "a look changes nothing"
@@ -102,7 +102,7 @@ class Trial:
 
 
 def fingerprint(engine: Engine) -> object:
-    return engine.log_end, [
+    return engine.log.log_end, [
         (row, progress.in_flight, sorted(engine.state.deliveries_of(progress)))
         for progress in engine.state.progress.values()
         for row in (progress.as_row(),)
@@ -120,10 +120,14 @@ def test_a_look_tells_of_all_that_a_pop_finds(seed: int, is_ordered: bool) -> No
 def test_a_group_that_has_never_popped_here_is_told_to_come() -> None:
     world = World()
     topic_id, group_id = world.topic(), world.group(start_from_latest=True)
-    before = world.engine.log_end
-    look = world.engine.ready_count
+    before = world.engine.log.log_end
+    look = world.engine.consumption.ready_count
     ready = look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms)
-    assert (ready.ready_count > 0, ready.is_unsure, world.engine.log_end) == (True, True, before)
+    assert (ready.ready_count > 0, ready.is_unsure, world.engine.log.log_end) == (
+        True,
+        True,
+        before,
+    )
     assert world.pop() == []
     assert look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 0
     world.send("a")
@@ -141,7 +145,7 @@ def test_a_look_with_a_filter_is_bounded_and_does_not_look_again() -> None:
 
     def look() -> tuple[ReadyMessages, int]:
         before = engine.tally.items
-        ready = engine.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
+        ready = engine.consumption.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
         return ready, engine.tally.items - before
 
     first, looked = look()
@@ -160,10 +164,10 @@ def test_what_is_acked_in_the_round_of_a_look_blocks_no_ordered_queue() -> None:
     topic_id, group_id = world.topic(), world.group(is_ordered=True)
     world.send("a", "b")
     [one] = world.pop(1)
-    look = world.engine.ready_count
+    look = world.engine.consumption.ready_count
     arguments = {"tags": frozenset[str](), "now_ms": world.now_ms}
     assert look(group_id, topic_id, **arguments) == ReadyMessages(0)  # type: ignore[arg-type]  # by name
-    world.engine.ack(one.delivery, world.now_ms)
+    world.engine.commands.ack(one.delivery, world.now_ms)
     assert look(group_id, topic_id, **arguments) == ReadyMessages(1)  # type: ignore[arg-type]  # by name
 
 
@@ -175,7 +179,9 @@ def test_what_is_pending_in_an_ordered_queue_is_ready_when_its_time_is_up() -> N
     world.now_ms += 1_001
     world.run_due()
     for tags in (frozenset[str](), frozenset({"red"})):
-        ready = world.engine.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
+        ready = world.engine.consumption.ready_count(
+            group_id, topic_id, tags=tags, now_ms=world.now_ms
+        )
         assert ready == ReadyMessages(1)
 
 
@@ -185,7 +191,7 @@ def test_a_look_looks_anew_behind_a_reset() -> None:
     world.send("a", tag="red")
     assert world.bodies() == ["a"]
     world.send("b", tag="blue")
-    look, tags = world.engine.ready_count, frozenset({"red"})
+    look, tags = world.engine.consumption.ready_count, frozenset({"red"})
     assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(0)
     earliest = ResetTarget(earliest=True)
     world.engine.administration.reset_offset(GROUP, TOPIC, earliest, world.now_ms)

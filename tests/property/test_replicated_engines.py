@@ -62,10 +62,10 @@ class Replica:
 
     def sync(self) -> None:
         """Make durable what is written."""
-        log_offset, files = self.engine.begin_sync()
+        log_offset, files = self.engine.log.begin_sync()
         for file in files:
             file.sync()
-        self.engine.synced(log_offset)
+        self.engine.log.note_synced(log_offset)
         self._apply()
         self.machine.handle_progress(self._world.now_ms)
 

@@ -23,9 +23,9 @@ from tests.support.disk.observation import lows_of, observe
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import SMALL, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import Delivery
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic, TopicType
+from tidemill.broker.engine.pop.deliveries import Delivery
 from tidemill.broker.engine.store.disk import File
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
 
@@ -95,7 +95,7 @@ class RestartAnywhere(RuleBasedStateMachine):
         for _ in range(count):
             self.sent += 1
             data = blob(f"m{self.sent}", size=size)
-            world.engine.send(
+            world.engine.commands.send(
                 topic.id,
                 QueueId(self.sent % topic.queues),
                 data,
@@ -125,7 +125,7 @@ class RestartAnywhere(RuleBasedStateMachine):
         ends: bool,
     ) -> None:
         group, topic = self.group(group_name), self.topic(name)
-        batches = self.world.engine.pop(
+        batches = self.world.engine.commands.pop(
             group.id,
             topic.id,
             max_messages=want,
@@ -148,7 +148,7 @@ class RestartAnywhere(RuleBasedStateMachine):
     def ack(self, at: int, count: int, ends: bool) -> None:
         at %= len(self.handles)
         for delivery in self.handles[at : at + count]:
-            self.world.engine.ack(delivery, self.world.now_ms)
+            self.world.engine.commands.ack(delivery, self.world.now_ms)
         self.end(ends)
 
     @precondition(lambda self: self.handles)
@@ -161,7 +161,7 @@ class RestartAnywhere(RuleBasedStateMachine):
     def change(self, at: int, duration: int, suspend: bool, ends: bool) -> None:
         delivery = self.handles[-1 - at % min(len(self.handles), 20)]
         try:
-            changed = self.world.engine.change_invisible(
+            changed = self.world.engine.commands.change_invisible(
                 delivery, invisible_duration_ms=duration, suspend=suspend, now_ms=self.world.now_ms
             )
             self.handles.append(changed)
@@ -174,7 +174,7 @@ class RestartAnywhere(RuleBasedStateMachine):
     def dead_letter(self, at: int, ends: bool) -> None:
         delivery = self.handles[-1 - at % min(len(self.handles), 20)]
         with contextlib.suppress(InvalidReceiptHandle, TopicNotFound, GroupNotFound):
-            self.world.engine.dead_letter(delivery, self.world.now_ms)
+            self.world.engine.commands.dead_letter(delivery, self.world.now_ms)
         self.end(ends)
 
     @rule(client=CLIENT)
@@ -183,12 +183,12 @@ class RestartAnywhere(RuleBasedStateMachine):
 
     @rule(client=CLIENT)
     def end_client(self, client: str) -> None:
-        self.world.engine.clients_ended([client])
+        self.world.engine.commands.end_clients([client])
 
     @rule(duration=st.sampled_from([1, 1_500, 25_000, 600_000]))
     def advance(self, duration: int) -> None:
         self.world.now_ms += duration
-        self.world.engine.refresh()
+        self.world.engine.room.measure()
 
     @rule(ends=ENDS_ROUND)
     def revive(self, ends: bool) -> None:

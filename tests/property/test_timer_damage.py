@@ -176,7 +176,7 @@ def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> 
     one = world.timers.timers[4]
     at = one.log_offset + random.randrange(one.size)
     world.disk.damage("log/00000000000000000000.log", at, bits=1 << random.randrange(8))
-    world._judged_to = world.engine.committed_offset
+    world._judged_to = world.engine.log.committed_offset
     world.fold.timers.quarantined = {4}
     world.sleep(30 * SECOND_MS)
     assert set(world.timers.open) == {4}

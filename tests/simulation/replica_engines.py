@@ -37,7 +37,6 @@ from tests.support.disk.log_checker import BrokenPromise, check_log
 from tests.support.worlds.engine_world import ENTROPY, SMALL, blob
 from tests.support.worlds.timer_world import TIMERS
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
-from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
 from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
@@ -128,13 +127,13 @@ class EngineVolume:
         """Begin to make durable what is written."""
         log = self.log
         log.note_durable()
-        end, files = log.engine.begin_sync()
+        end, files = log.engine.log.begin_sync()
         files = [*files, *log.files_beside()]
 
         def finish() -> None:
             for file in files:
                 file.sync()
-            log.engine.synced(end)
+            log.engine.log.note_synced(end)
             self._apply()
 
         return finish
@@ -351,7 +350,7 @@ class Clients:
             data = bytes(patched)
         found = self._engine.catalog.find_topic(topic)
         assert found is not None, "it was made"
-        offset, _ = self._engine.send(
+        offset, _ = self._engine.commands.send(
             found.id,
             QueueId(0),
             data,
@@ -373,7 +372,7 @@ class Clients:
         topic = self._random.choice(("plain", "fifo", "delayed"))
         invisible_ms = self._random.choice(INVISIBLE_MS)
         group_id, topic_id = self._ids(topic)
-        batches = self._engine.pop(
+        batches = self._engine.commands.pop(
             group_id,
             topic_id,
             max_messages=self._random.randint(1, 8),
@@ -384,12 +383,7 @@ class Clients:
         )
         received = []
         for one in batches:
-            batch = one
-            try:
-                records = self._engine.read_batch(batch)
-            except (LookupError, MessageDamaged):
-                batch = self._engine.left_of(batch)
-                records = self._engine.read_batch(batch)
+            batch, records = self._engine.consumption.read_batch(one)
             for index, record, offset in zip(
                 batch.indexes, records, batch.queue_offsets, strict=True
             ):
@@ -417,9 +411,11 @@ class Clients:
         if not self._is_draining:
             some = [one for one in some if self._random.random() < ACKED_PART]
         done = (AckResult.APPLIED, AckResult.ALREADY)
-        acked = {one.key for one in some if self._engine.ack(one.delivery, self._now_ms) in done}
+        acked = {
+            one.key for one in some if self._engine.commands.ack(one.delivery, self._now_ms) in done
+        }
         self._ack_asked |= acked
-        begin = self._engine.log_end
+        begin = self._engine.log.log_end
         return lambda: self._acked.update(dict.fromkeys(acked, begin))
 
     def _pull(self) -> Answer:

@@ -167,7 +167,7 @@ class _Simulation:
                     now_ms=now_ms,
                 )
             if self._is_at_latest:
-                engine.pop(
+                engine.commands.pop(
                     engine.catalog.group_ids[self._late.group],
                     engine.catalog.topic_ids[self._late.topic],
                     max_messages=1,

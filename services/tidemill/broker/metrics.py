@@ -285,7 +285,7 @@ class BrokerMetrics:
         )
         watermark.add_metric(("send",), self._rounds.pending_count)
         yield watermark
-        permission = PERMISSION_READ if self._rounds.engine.is_disk_full else PERMISSION_READ_WRITE
+        permission = PERMISSION_READ if self._rounds.engine.room.is_full else PERMISSION_READ_WRITE
         yield GaugeMetricFamily(
             "rocketmq_broker_permission", "2 write, 4 read, 6 both.", value=permission
         )

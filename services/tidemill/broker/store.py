@@ -126,7 +126,7 @@ def _opened(
             f"the store in {settings.data_dir} cannot be opened: {error.filename}: {reason}"
         ) from error
     took_ms = (time.monotonic_ns() - began_ns) // 1_000_000
-    engine.opened_in_ms, engine.cut_bytes = took_ms, report.cut_bytes
+    engine.recovery_ms, engine.recovery_cut_bytes = took_ms, report.cut_bytes
     log.info("store recovered", **report.as_fields(), took_ms=took_ms)
     try:
         yield engine

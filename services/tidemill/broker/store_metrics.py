@@ -48,12 +48,12 @@ class StoreMetrics:
         total_bytes = engine.disk.total_bytes()
         oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
         for name, help_, value in (
-            ("size", "Bytes used on the volume.", total_bytes - engine.free_bytes),
-            ("free_bytes", "Bytes that can still be written.", engine.free_bytes),
+            ("size", "Bytes used on the volume.", total_bytes - engine.room.free_bytes),
+            ("free_bytes", "Bytes that can still be written.", engine.room.free_bytes),
             (
                 "disk_used_ratio",
                 "Used part of what processes can use of the volume.",
-                (total_bytes - engine.free_bytes) / total_bytes if total_bytes else 0,
+                (total_bytes - engine.room.free_bytes) / total_bytes if total_bytes else 0,
             ),
             (
                 "full_in_seconds",
@@ -94,7 +94,7 @@ class StoreMetrics:
         recover = GaugeMetricFamily(
             "rocketmq_storage_recover_seconds", "Time the last start took.", labels=STORAGE_LABELS
         )
-        recover.add_metric(STORAGE, engine.opened_in_ms / MS_PER_S)
+        recover.add_metric(STORAGE, engine.recovery_ms / MS_PER_S)
         kept = GaugeMetricFamily(
             "rocketmq_storage_retention_seconds",
             "Age at which messages are deleted.",
@@ -106,7 +106,7 @@ class StoreMetrics:
             "Bytes of an unfinished write that the last start cut from the end of the log.",
             labels=STORAGE_LABELS,
         )
-        cut.add_metric(STORAGE, engine.cut_bytes)
+        cut.add_metric(STORAGE, engine.recovery_cut_bytes)
         yield from (recover, kept, cut)
         gate = engine.retention.gate
         holding = GaugeMetricFamily(
@@ -154,7 +154,7 @@ class StoreMetrics:
             labels=(*STORAGE_LABELS, "file"),
         )
         corrupt.add_metric((*STORAGE, "log"), engine.store.damaged_count)
-        for folder, count in engine.repairs.counts.items():
+        for folder, count in engine.rebuilds.counts.items():
             corrupt.add_metric((*STORAGE, folder), count)
         yield corrupt
         repaired = CounterMetricFamily(
@@ -162,7 +162,7 @@ class StoreMetrics:
             "Damaged files that were derived from the log again.",
             labels=("folder",),
         )
-        for folder, count in self._rounds.engine.repairs.counts.items():
+        for folder, count in self._rounds.engine.rebuilds.counts.items():
             repaired.add_metric((folder,), count)
         yield repaired
         asked = CounterMetricFamily(

@@ -247,6 +247,6 @@ class TimerMetrics:
             ("index_bytes", "Timer log, wheel and state table.", timers.files_bytes),
             ("wheel_slots_used", "Seconds with timers.", timers.census.slots_used),
             ("checkpoint_age_seconds", "Age of the newest checkpoint; 0: there is none.", age_s),
-            ("recover_seconds", "Time the last start took.", engine.opened_in_ms / 1000),
+            ("recover_seconds", "Time the last start took.", engine.recovery_ms / 1000),
         ):
             yield GaugeMetricFamily(f"rocketmq_timer_{name}", help_, value=value)

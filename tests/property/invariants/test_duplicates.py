@@ -14,8 +14,8 @@ from tests.support.disk.observation import observe
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult, Delivery
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
+from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
 from tidemill.common.errors import InvalidReceiptHandle
 from tidemill.message.receipt_handle import HandleSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -205,7 +205,7 @@ def test_invariant_17_two_acks_of_one_round_equal_one_through_a_power_cut() -> N
     world.send("m0", "m1")
     (m0, _) = world.pop(2)
     for _ in range(2):
-        world.engine.ack(m0.delivery, world.now_ms)
+        world.engine.commands.ack(m0.delivery, world.now_ms)
     world.commit()
     world.restart(power_cut=True)
     judge(world)
@@ -237,11 +237,11 @@ def test_invariant_18_an_ack_in_the_round_of_the_revive_has_one_outcome() -> Non
         (m0,) = world.pop(1, invisible_ms=1_000)
         world.now_ms += 1_000
         if ack_first:
-            result = world.engine.ack(m0.delivery, world.now_ms)
+            result = world.engine.commands.ack(m0.delivery, world.now_ms)
             world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         else:
             world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
-            result = world.engine.ack(m0.delivery, world.now_ms)
+            result = world.engine.commands.ack(m0.delivery, world.now_ms)
         world.commit()
         world.restart(power_cut=True)
         judge(world)
@@ -286,16 +286,16 @@ def test_invariant_19_a_forged_delivery_changes_nothing() -> None:
     (m0, _) = world.pop(2)
     before = observe(world.engine, world.now_ms)
     for forged in forgeries(m0.delivery):
-        result = world.engine.ack(forged, world.now_ms)
+        result = world.engine.commands.ack(forged, world.now_ms)
         assert result is not AckResult.APPLIED, forged
         if forged.message_index != m0.delivery.message_index:
             assert result is AckResult.GONE, "the delivery has no such message"
         with pytest.raises(InvalidReceiptHandle):
-            world.engine.change_invisible(
+            world.engine.commands.change_invisible(
                 forged, invisible_duration_ms=1, suspend=False, now_ms=world.now_ms
             )
         with pytest.raises(InvalidReceiptHandle):
-            world.engine.dead_letter(forged, world.now_ms)
+            world.engine.commands.dead_letter(forged, world.now_ms)
         assert observe(world.engine, world.now_ms) == before, forged
     world.commit()
     world.restart()

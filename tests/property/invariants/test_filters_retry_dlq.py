@@ -22,7 +22,7 @@ def with_hash_of(tag: str, data: bytes) -> bytes:
 
 
 def send_blob(world: World, data: bytes) -> None:
-    world.engine.send(
+    world.engine.commands.send(
         TopicId(world.topic()),
         QueueId(0),
         data,
@@ -153,7 +153,7 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
             f"%DLQ%{GROUP}",
         }
         assert {one.blob for one in found} == {data}
-    (batch,) = world.engine.pop(
+    (batch,) = world.engine.commands.pop(
         GroupId(world.group("auditor")),
         TopicId(world.topic(f"%DLQ%{GROUP}")),
         max_messages=1,
@@ -162,7 +162,8 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
         attempt_id="",
         now_ms=world.now_ms,
     )
-    assert [bytes(one.blob) for one in world.engine.read_batch(batch)] == [data]
+    _, records = world.engine.consumption.read_batch(batch)
+    assert [bytes(one.blob) for one in records] == [data]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_invariant_39_a_sparse_filter_finds_what_waits_however_far_it_is() -> No
         engine = world.world.engine
         data = blob("x", tag="a")
         for _ in range(20_000):
-            engine.send(
+            engine.commands.send(
                 TopicId(world.topic_id),
                 QueueId(0),
                 data,

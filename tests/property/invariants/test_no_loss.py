@@ -12,8 +12,8 @@ from tests.support.disk.log_checker import judge
 from tests.support.disk.observation import observe
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.round_world import RoundWorld
-from tidemill.broker.engine.engine import AckResult, Delivery
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
+from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.common.errors import DiskFull, Overloaded
 
@@ -95,7 +95,7 @@ def test_invariant_4_no_response_leaves_before_its_checkpoint_is_durable() -> No
                 batch.visible_at_ms,
             )
             assert after.bodies() == []
-            assert after.engine.ack(delivery, after.now_ms) is AckResult.APPLIED
+            assert after.engine.commands.ack(delivery, after.now_ms) is AckResult.APPLIED
 
     asyncio.run(main())
 
@@ -242,7 +242,7 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
     for begin in range(0, count, 10_000):
         world.send(*[f"m{begin + n}" for n in range(10_000)])
         for _ in range(10_000):
-            engine.pop(
+            engine.commands.pop(
                 GroupId(group_id),
                 TopicId(topic_id),
                 max_messages=1,

@@ -63,11 +63,11 @@ def test_invariant_23_a_pop_that_matches_nothing_writes_nothing_and_moves_on() -
     world.send("m0", tag="a")
     world.send(*[f"x{n}" for n in range(50)], tag="b")
     world.pop(1, tags=("a",))
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     assert world.pop(tags=("a",)) == []
     progress = progress_of(world)
     assert not has_pending(world.engine)
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
     assert (progress.pop_offset, progress.consumer_offset) == (51, 0)
     world.restart()
     assert progress_of(world).pop_offset == 1, "memory alone knew"
@@ -107,9 +107,9 @@ def test_invariant_24_an_ack_of_the_round_of_a_reset_does_not_move_it() -> None:
         world.group("fifo", is_ordered=True)
         world.send("m0", "m1", "m2")
         popped = world.pop(3, group=group)
-        world.engine.ack(popped[0].delivery, world.now_ms)
+        world.engine.commands.ack(popped[0].delivery, world.now_ms)
         world.engine.administration.reset_offset(group, TOPIC, ResetTarget(offset=1), world.now_ms)
-        world.engine.ack(popped[1].delivery, world.now_ms)
+        world.engine.commands.ack(popped[1].delivery, world.now_ms)
         world.commit()
         world.restart(power_cut=True)
         assert world.drain(group=group) == ["m1", "m2"]

@@ -11,7 +11,8 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult, Engine
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.revive import (
     REVIVE_MESSAGES_A_TURN,
     REVIVE_MESSAGES_A_WINDOW,

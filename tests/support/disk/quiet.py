@@ -7,4 +7,4 @@ from tidemill.broker.engine.engine import Engine
 
 def has_pending(engine: Engine) -> bool:
     """Whether memory is ahead of what is durable."""
-    return not engine._quiet.is_now
+    return not engine.quiet.is_now

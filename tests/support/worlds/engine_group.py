@@ -73,10 +73,10 @@ class Node:
 
     def sync(self) -> None:
         """Sync what is written, and say so."""
-        offset, files = self.engine.begin_sync()
+        offset, files = self.engine.log.begin_sync()
         for file in [*files, *self.log.files_beside()]:
             file.sync()
-        self.engine.synced(offset)
+        self.engine.log.note_synced(offset)
 
     def apply(self) -> None:
         for _ in self.log.apply_slices():
@@ -143,7 +143,7 @@ class Group:
         )
         for text in texts:
             data = blob(text, size=size)
-            node.engine.send(
+            node.engine.commands.send(
                 topic.id, QueueId(0), data, crc32(data), now_ms=self.now_ms, firing_ms=self.now_ms
             )
             node.engine.write(self.now_ms)

@@ -13,10 +13,10 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.config import EngineConfig
-from tidemill.broker.engine.engine import AckResult, Delivery, DeliveryBatch, Engine
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.metadata.catalog import Topic, TopicType
+from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch
 from tidemill.broker.engine.queries.inspection import FoundMessage
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -39,7 +39,7 @@ GROUP = "billing"
 
 def forget_event_lookups(engine: Engine) -> None:
     """Clear the caches of events: the next reader looks up names and messages in the log again."""
-    lookup = engine._event_lookup
+    lookup = engine.events.lookup
     lookup._messages.clear()
     lookup._deliveries.clear()
 
@@ -156,9 +156,9 @@ class World:
 
         A round without a record is compared with the next one that has some.
         """
-        before = self.engine.committed_offset
+        before = self.engine.log.committed_offset
         self.engine.commit(self.now_ms)
-        if self.engine.committed_offset != before:
+        if self.engine.log.committed_offset != before:
             self.follow()
 
     def tell(self, what: Callable[..., object], *arguments: Any) -> None:
@@ -192,7 +192,7 @@ class World:
         topic_id = self.topic(topic)
         for text in texts:
             data = blob(text, tag=tag, size=size)
-            self.engine.send(
+            self.engine.commands.send(
                 TopicId(topic_id),
                 QueueId(queue_id),
                 data,
@@ -217,7 +217,7 @@ class World:
         """Pop, and return the messages with their deliveries, due revives done first."""
         self.run_due()
         ids = self.group(group), self.topic(topic)
-        batches = self.engine.pop(
+        batches = self.engine.commands.pop(
             *ids,
             max_messages=want,
             invisible_duration_ms=invisible_ms,
@@ -232,11 +232,7 @@ class World:
         return popped
 
     def _popped(self, batch: DeliveryBatch, group_id: int, topic_id: int) -> list[Popped]:
-        try:
-            records = self.engine.read_batch(batch)
-        except (LookupError, MessageDamaged):
-            batch = self.engine.left_of(batch)
-            records = self.engine.read_batch(batch)
+        batch, records = self.engine.consumption.read_batch(batch)
         return [
             Popped(
                 text_of(record.blob),
@@ -268,12 +264,12 @@ class World:
         return bodies
 
     def ack(self, *popped: Popped) -> list[AckResult]:
-        results = [self.engine.ack(one.delivery, self.now_ms) for one in popped]
+        results = [self.engine.commands.ack(one.delivery, self.now_ms) for one in popped]
         self.commit()
         return results
 
     def change(self, popped: Popped, invisible_ms: int, *, suspend: bool = False) -> Popped:
-        delivery = self.engine.change_invisible(
+        delivery = self.engine.commands.change_invisible(
             popped.delivery, invisible_duration_ms=invisible_ms, suspend=suspend, now_ms=self.now_ms
         )
         self.commit()
@@ -282,17 +278,19 @@ class World:
     def give_back(self, *popped: Popped) -> None:
         """Give back what has not left a proxy."""
         for one in popped:
-            self.engine.give_back(one.delivery, invisible_duration_ms=0, now_ms=self.now_ms)
+            self.engine.commands.give_back(
+                one.delivery, invisible_duration_ms=0, now_ms=self.now_ms
+            )
         self.commit()
 
     def alive(self, *client_ids: str) -> None:
         """Report signs of life."""
         now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
-        self.engine.clients_alive(client_ids, monotonic_ms=now_ms)
+        self.engine.consumption.renewals.alive(client_ids, monotonic_ms=now_ms)
 
     def end(self, *client_ids: str) -> None:
         """Report that clients have ended, and let what follows happen."""
-        self.engine.clients_ended(client_ids)
+        self.engine.commands.end_clients(client_ids)
         self.run_due()
 
     def release_lock(self, *, group: str = GROUP, topic: str = TOPIC, queue_id: int = 0) -> None:
@@ -321,7 +319,7 @@ class World:
     def leave_room(self, free_bytes: int) -> None:
         """Make the disk so large that this much is free."""
         self.disk.capacity_bytes += free_bytes - self.disk.free_bytes()
-        self.engine.refresh()
+        self.engine.room.measure()
 
     def find(self, topic: Topic, *, message_id: str = "", key: str = "") -> list[FoundMessage]:
         """Look messages up by id or key."""

@@ -65,17 +65,17 @@ class Follower:
     def feed(self, master: Engine, now_ms: int) -> None:
         """Take over what has been committed since the last time."""
         source, target = self._log_of(master, now_ms), self._log
-        while target.log_end < master.committed_offset:
+        while target.log_end < master.log.committed_offset:
             frame = source.frame_at(target.log_end, FRAME_BYTES)
             assert frame is not None, "what is committed is written"
-            if frame.end > master.committed_offset and not _ends_segment(frame):
+            if frame.end > master.log.committed_offset and not _ends_segment(frame):
                 frame = source.frame_at(target.log_end, 1)
                 assert frame is not None, "as before"
             target.append(frame)
-        log_offset, files = self.engine.begin_sync()
+        log_offset, files = self.engine.log.begin_sync()
         for file in files:
             file.sync()
-        self.engine.synced(log_offset)
+        self.engine.log.note_synced(log_offset)
         target.now_ms = now_ms
         target.confirm(target.log_end)
         for _ in target.apply_slices():
@@ -86,14 +86,14 @@ class Follower:
         self._log.now_ms = now_ms
         self._log.begin_epoch(self.engine.log.epoch + 1)
         self.engine.log.has_replicas = False
-        self.engine.synced(self.engine.log.durable_offset)
+        self.engine.log.note_synced(self.engine.log.durable_offset)
         return self.engine
 
     def compare(self, master: Engine, latest_ms: int, *, has_restarted: bool) -> None:
         """Compare all state of both engines; `latest_ms` is the latest time that one has seen."""
         self._comparisons += 1
         follower = self.engine
-        seen_to, committed = follower.log.log_end, master.committed_offset
+        seen_to, committed = follower.log.log_end, master.log.committed_offset
         # Of a segment whose rest has no room for a pad, all has been seen.
         assert 0 <= seen_to - committed < record.PAD.size, f"{seen_to}, committed {committed}"
         assert _catalog(follower) == _catalog(master)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tidemill.broker.engine.engine import Sent
+from tidemill.broker.engine.commands import Sent
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import MESSAGES_MAX
 from tidemill.broker.engine.metadata.catalog import (
@@ -108,7 +108,8 @@ class MemoryEngine:
     """The state, and what commands do to it."""
 
     def __init__(self) -> None:
-        self.administration = self  # of commands only `ensure` asks for it
+        # All parts that the link calls are this object.
+        self.administration = self.commands = self.consumption = self.renewals = self.store = self
         self.catalog = MemoryCatalog()
         self.timers = MemoryTimers()
         self.tally = Tally()
@@ -189,7 +190,7 @@ class MemoryEngine:
             raise MessageCorrupted("damaged on its way")
         due_at_ms = stored_message.decode(blob).due_at_ms
         if due_at_ms <= firing_ms:
-            return self.store(topic_id, queue_id, blob), 0
+            return self.store_message(topic_id, queue_id, blob), 0
         self.timers.messages.append(Message(topic_id, queue_id, 0, blob))
         return len(self.timers.messages) - 1, due_at_ms
 
@@ -199,7 +200,9 @@ class MemoryEngine:
                 return message.queue_offset
         return None
 
-    def store(self, topic_id: int, queue_id: int, blob: bytes, origin_topic: str = "") -> int:
+    def store_message(
+        self, topic_id: int, queue_id: int, blob: bytes, origin_topic: str = ""
+    ) -> int:
         queue_offset = sum(
             (message.topic_id, message.queue_id) == (topic_id, queue_id) for message in self.log
         )
@@ -212,17 +215,17 @@ class MemoryEngine:
         assert timer is not None, "delivered before"
         assert timer_id not in self.timers.cancelled
         self.timers.messages[timer_id] = None
-        self.store(timer.topic_id, timer.queue_id, timer.blob)
+        self.store_message(timer.topic_id, timer.queue_id, timer.blob)
 
     # ------------------------------------------------------------ deliveries
 
-    def clients_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+    def alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
         self.alive_clients += client_ids
 
-    def clients_ended(self, client_ids: Iterable[str]) -> None:
+    def end_clients(self, client_ids: Iterable[str]) -> None:
         self.ended_clients += client_ids
 
-    def on_their_way(self, batches: Iterable[DeliveryBatch]) -> None:
+    def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:
         """Nothing here runs out."""
 
     def handed_over(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
@@ -297,9 +300,9 @@ class MemoryEngine:
             size_bytes=sum(len(message.blob) for message in messages),
         )
 
-    def read_batch(self, batch: DeliveryBatch) -> list[Record]:
+    def read_batch(self, batch: DeliveryBatch) -> tuple[DeliveryBatch, list[Record]]:
         messages = [self.log[position] for position in batch.log_offsets]
-        return [Record(message.blob, NOW_MS, message.origin_topic) for message in messages]
+        return batch, [Record(message.blob, NOW_MS, message.origin_topic) for message in messages]
 
     def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
         delivered = self._deliveries.get(delivery.delivery_id)
@@ -340,7 +343,7 @@ class MemoryEngine:
         group, origin = self._group(delivery.group_id), self._topic(delivery.topic_id)
         name = DEAD_LETTER_TOPIC_PREFIX + group.name
         dead = self.catalog.find_topic(name) or self.put_topic(name, queues=1)
-        self.store(dead.id, 0, message.blob, message.origin_topic or origin.name)
+        self.store_message(dead.id, 0, message.blob, message.origin_topic or origin.name)
 
     def _take_back(self, delivery: Delivery, later: AckResult) -> Message:
         """End a delivery otherwise than by an ack; `later` is what an ack of it is told."""

@@ -37,8 +37,8 @@ class OverlappingWorld(World):
         """Write the round; syncs may begin and end."""
         log_end = self.engine.log.committed_offset
         self.engine.write(self.now_ms)
-        if self.engine.log_end > (self._round_ends[-1] if self._round_ends else log_end):
-            self._round_ends.append(self.engine.log_end)
+        if self.engine.log.log_end > (self._round_ends[-1] if self._round_ends else log_end):
+            self._round_ends.append(self.engine.log.log_end)
             self.overlaps += self._sync is not None
         for _ in range(self._schedule.choice((0, 0, 0, 1, 1, 2))):
             self._move()
@@ -47,7 +47,7 @@ class OverlappingWorld(World):
 
     def tell(self, what: Callable[..., object], *arguments: Any) -> None:
         """Do what the answer of the last round lets a client do, when that round is committed."""
-        self._told.append((self.engine.log_end, partial(what, *arguments)))
+        self._told.append((self.engine.log.log_end, partial(what, *arguments)))
         self._release()
 
     def settle(self) -> None:
@@ -60,7 +60,7 @@ class OverlappingWorld(World):
     def _move(self) -> None:
         """Let the sync under way end, or begin one."""
         if self._sync is None:
-            self._sync = self.engine.begin_sync()
+            self._sync = self.engine.log.begin_sync()
             # It reaches the disk before the rounds that are written until it is known to have
             # ended; or behind them, and then it covers more than it promises.
             if self._schedule.random() < 0.6:
@@ -68,7 +68,7 @@ class OverlappingWorld(World):
             return
         self._sync_files()
         (log_offset, _), self._sync = self._sync, None
-        self.engine.synced(LogOffset(log_offset))
+        self.engine.log.note_synced(LogOffset(log_offset))
         self._release()
 
     def _sync_files(self) -> None:
@@ -79,7 +79,7 @@ class OverlappingWorld(World):
             file.sync()
 
     def _release(self) -> None:
-        committed = self.engine.committed_offset
+        committed = self.engine.log.committed_offset
         while self._round_ends and self._round_ends[0] <= committed:
             self._round_ends.popleft()
         while self._told and self._told[0][0] <= committed:

@@ -71,7 +71,7 @@ class SeveralBrokers(ProxyWorld):
         topic = engine.catalog.topics["topic"]
         for text in texts:
             data = _encode(message(text.encode()), self.cluster.find_topic("topic"), NOW_MS)
-            engine.store(topic.id, 0, data)
+            engine.store_message(topic.id, 0, data)
         self.brokers[n]._rounds.do()
 
     def leave(self, n: int) -> None:

@@ -101,7 +101,7 @@ class TimerWorld(World):
         plain = blob(text, size=size, keys=keys, kind=stored_message.TYPE_DELAY)
         data, crc = with_due_time(plain, crc32(plain), due_at_ms or 0)
         topic_id = self.topic(topic)
-        scheduled = self.engine.send(
+        scheduled = self.engine.commands.send(
             TopicId(topic_id),
             QueueId(queue_id),
             bytes(data),
@@ -174,7 +174,7 @@ class TimerWorld(World):
 
     def judge(self) -> None:
         """Fold what the log says since the last time, and take the deliveries from it."""
-        committed = self.engine.committed_offset
+        committed = self.engine.log.committed_offset
         if committed == self._judged_to:
             return
         for header, body, tail in records_of(self.disk, self._judged_to):

@@ -42,7 +42,7 @@ class Scene:
             world.engine.administration.put_topic(name, queues=1, type_=None, now_ms=world.now_ms)
         world.engine.write(world.now_ms)
         self.durability.add([NamedEffect(name, self.released)])
-        return world.engine.log_end
+        return world.engine.log.log_end
 
     def wake(self) -> None:
         self.wakes += 1

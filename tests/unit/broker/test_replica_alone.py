@@ -30,4 +30,4 @@ def test_a_replicas_store_is_not_opened_alone_and_joins_again(tmp_path: Path) ->
         assert (replica.epoch_seen, replica.log_end) == (5, end)
     (tmp_path / "replica").rename(tmp_path / "away")
     with open_engine(settings, now_ms=0) as engine:
-        assert engine.log_end > end
+        assert engine.log.log_end > end

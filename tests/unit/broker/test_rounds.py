@@ -63,10 +63,10 @@ def test_what_arrives_while_rounds_are_held_is_appended_when_they_go_on() -> Non
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         held = [True]
         world.durability.is_held = lambda: bool(held)
-        log_end = world.world.engine.log_end
+        log_end = world.world.engine.log.log_end
         await proxy.send(world.append_frame("a"))
         await idle()
-        assert world.world.engine.log_end == log_end
+        assert world.world.engine.log.log_end == log_end
         held.clear()
         world.rounds.wake()
         assert list((await proxy.reply()).appends.request_ids) == [1]
@@ -76,12 +76,12 @@ def test_what_arrives_while_rounds_are_held_is_appended_when_they_go_on() -> Non
 
 def test_while_too_few_are_in_sync_messages_are_refused_and_not_stored() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        world.world.engine.is_short = True
-        log_end = world.world.engine.log_end
+        world.world.engine.commands.lacks_replicas = True
+        log_end = world.world.engine.log.log_end
         await proxy.send(world.append_frame("a"))
         [failure] = (await proxy.reply()).failures
         assert failure.error == "TooFewInSync"
-        assert world.world.engine.log_end == log_end
+        assert world.world.engine.log.log_end == log_end
 
     in_world(scenario)
 
@@ -122,12 +122,12 @@ def test_rounds_go_on_while_one_is_synced() -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("a"))
         await idle()
-        first_end, written = engine.log_end, engine.log.written_bytes
+        first_end, written = engine.log.log_end, engine.log.written_bytes
         await proxy.send(world.append_frame("b", first_id=2))
         await idle()
-        assert engine.log_end > first_end
+        assert engine.log.log_end > first_end
         assert engine.log.written_bytes > written, "written, and not only applied"
-        assert engine.committed_offset < first_end
+        assert engine.log.committed_offset < first_end
         assert proxy.replies.empty()
 
     in_world(scenario)
@@ -173,13 +173,15 @@ def test_a_round_that_writes_nothing_waits_for_those_before_it() -> None:
             await proxy.send(world.append_frame("a"))
             await idle()
             await other.send(world.pop_frame(9, tags=("nothing has it",)))
-            call = asyncio.ensure_future(world.rounds.call(lambda engine, _turn: engine.log_end))
+            call = asyncio.ensure_future(
+                world.rounds.call(lambda engine, _turn: engine.log.log_end)
+            )
             await idle()
             assert other.replies.empty()
             assert not call.done(), "it has seen what may be lost"
             world.syncs.gate.set()
             assert not (await other.reply()).pops[0].batches
-            assert await call == world.world.engine.committed_offset
+            assert await call == world.world.engine.log.committed_offset
 
     in_world(scenario)
 
@@ -665,7 +667,7 @@ def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
     assert world.rounds.pending_count == 0
     engine, now_ms = world.world.engine, world.clock.wall_ms() + 1_001
     engine.run_due(now_ms, firing_ms=now_ms)
-    (batch,) = engine.pop(
+    (batch,) = engine.commands.pop(
         GroupId(world.group_id),
         TopicId(world.topic_id),
         max_messages=1,
@@ -982,7 +984,7 @@ def test_a_poll_waits_for_the_repair_of_a_damaged_queue_file_and_is_answered_the
             world.advance(REFRESH_MS)
             await idle()
         assert [line["file"] for line in logs if line["log_level"] == "warning"] == [name]
-        assert engine.repairs.counts["queues"] == 1
+        assert engine.rebuilds.counts["queues"] == 1
 
     in_world(scenario)
 
@@ -994,7 +996,7 @@ def test_damage_is_counted() -> None:
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
     BrokerMetrics(registry, traffic, Lag(), world.rounds)
     StoreMetrics(registry, TopicSizes(), world.rounds)
-    world.world.engine.repairs.counts["index"] += 3
+    world.world.engine.rebuilds.counts["index"] += 3
     world.world.engine.store.damaged_count += 1
     world.world.engine.state.counts["damaged", world.group_id, world.topic_id] += 2
     found = {

@@ -44,7 +44,7 @@ def grow_old(world: World, days: int = 2) -> None:
     """Let what is there serve its time, and retention do what it may."""
     fill(world, topic="filler")
     world.now_ms += days * DAY_MS
-    world.engine.refresh()
+    world.engine.room.measure()
     fill(world, topic="filler")
     world.background()
 
@@ -78,9 +78,9 @@ def test_a_topic_is_lifted_from_the_gate_alone_and_may_be_held_again() -> None:
     administration = world.engine.administration
     administration.forget_pull_offsets(world.group(ARCHIVE), world.topic(), world.now_ms)
     world.commit()
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     administration.forget_pull_offsets(world.group(ARCHIVE), world.topic(), world.now_ms)
-    assert world.engine.log_end == end, "what is not there is not forgotten"
+    assert world.engine.log.log_end == end, "what is not there is not forgotten"
     for restart in (world.background, world.restart, world.checkpoint, world.restart):
         restart()
         keys = [key[1] for key in world.engine.catalog.pull_offsets.all]
@@ -151,7 +151,7 @@ def test_the_gate_gives_way_before_messages_are_refused() -> None:
     assert gate.passed_count > 0
     (notice,) = gate.take_notices()
     assert (notice.gives_way, notice.topic) == (True, TOPIC)
-    assert not world.engine.is_disk_full
+    assert not world.engine.room.is_full
     # It has made room again: the rest is kept, and an operator hears of it once there is plenty.
     passed = gate.passed_count
     world.leave_room(1 << 30)
@@ -167,9 +167,9 @@ def test_a_log_that_goes_on_and_on_never_fills_the_disk_for_the_archive() -> Non
     for n in range(60):
         world.send(f"m{n}", size=8_000)
         world.now_ms += DAY_MS
-        world.engine.refresh()
+        world.engine.room.measure()
         world.background()
-        assert not world.engine.is_disk_full
+        assert not world.engine.room.is_full
     assert world.engine.retention.gate.passed_count > 0
 
 

@@ -11,10 +11,10 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.metadata.catalog import TopicType
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.log_opening import LogOpening

@@ -32,7 +32,7 @@ def world_of_an_earlier_life() -> World:
     world.group()
     for n in range(COUNT):
         data = blob(f"m{n}", keys=(f"k{n}",), size=SIZE)
-        world.engine.send(
+        world.engine.commands.send(
             TopicId(world.topic()),
             QueueId(0),
             data,

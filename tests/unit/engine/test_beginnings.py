@@ -86,7 +86,7 @@ def test_the_first_pop_of_a_group_that_began_elsewhere_is_looked_up_in_slices() 
     read = Read()
     with read:
         slices = 0
-        while follower.engine.prepare_pop(group_id, topic_id):
+        while follower.engine.consumption.prepare_pop(group_id, topic_id):
             assert read.count < 512, "a slice takes sixteen queues"
             read.count = 0
             slices += 1
@@ -123,7 +123,7 @@ def fill(world: World, text: str) -> None:
         world.now_ms += 1_000 * (round_ + 1)
         for number in range(QUEUES):
             data = blob(text)
-            world.engine.send(
+            world.engine.commands.send(
                 topic_id,
                 QueueId(number),
                 data,

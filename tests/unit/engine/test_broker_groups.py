@@ -64,9 +64,9 @@ def test_the_list_of_broker_groups_is_there_after_a_restart() -> None:
 
 def test_founding_twice_changes_nothing() -> None:
     world = founded()
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     world.engine.broker_groups.found(ADDRESSES, world.now_ms)
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
 
 
 def test_a_member_that_is_not_connected_may_have_moved() -> None:
@@ -89,11 +89,11 @@ def test_a_broker_is_no_home_of_others_that_follows_one() -> None:
 
 def test_a_name_for_this_machine_replaces_no_name_that_is_for_all() -> None:
     world = founded()
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     for host in ("localhost", "127.0.0.1", "[::1]"):
         near = {name: f"{host}:{n}" for n, name in enumerate(ADDRESSES, 1)}
         world.engine.broker_groups.found(near, world.now_ms)
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
 
 
 def test_on_one_machine_a_broker_may_have_moved_to_another_port() -> None:
@@ -109,14 +109,14 @@ def test_on_one_machine_a_broker_may_have_moved_to_another_port() -> None:
 
 def test_what_cannot_be_an_address_is_on_no_list() -> None:
     world = founded()
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     for address in ("x" * 64 + ":1", "..:1", "h9:99999"):
         with pytest.raises(BadRequest, match="of '"):
             world.engine.broker_groups.add("broker-9", address, world.now_ms)
         moved = {**ADDRESSES, "broker-2": address}
         with pytest.raises(BadRequest, match="of '"):
             world.engine.broker_groups.found(moved, world.now_ms)
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
 
 
 def test_a_new_topic_has_its_places_in_all_active_groups() -> None:
@@ -243,9 +243,9 @@ def test_being_told_twice_records_nothing() -> None:
     home, follower = founded(), following()
     home.topic()
     tell(follower, home)
-    end = follower.engine.log_end
+    end = follower.engine.log.log_end
     tell(follower, home)
-    assert follower.engine.log_end == end
+    assert follower.engine.log.log_end == end
 
 
 def test_a_topic_that_was_created_again_is_another_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.worlds.engine_world import Popped, World
 from tests.support.worlds.timer_world import SECOND_MS, TimerWorld
-from tidemill.broker.engine.engine import AckResult
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.upkeep.retention import SETTLE_MS
 from tidemill.common.errors import InvalidReceiptHandle

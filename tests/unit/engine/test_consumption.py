@@ -58,7 +58,7 @@ def test_a_dead_letter_that_retention_took_is_only_settled() -> None:
     world.advance(2_000)
     (retried,) = world.pop(1, invisible_ms=DAY_MS)
     expire_all(world)
-    world.engine.dead_letter(retried.delivery, world.now_ms)
+    world.engine.commands.dead_letter(retried.delivery, world.now_ms)
     world.commit()
     assert sum(one.in_flight_count for one in progress_of(world, GROUP)) == 0
 
@@ -158,7 +158,7 @@ def test_dead_letters_wake_who_waits_for_them() -> None:
         world.send(text)
         (popped,) = world.pop(1)
         world.engine.take_ready()
-        world.engine.dead_letter(popped.delivery, world.now_ms)
+        world.engine.commands.dead_letter(popped.delivery, world.now_ms)
         world.commit()
         topic_ids, _ = world.engine.take_ready()
         topic = world.engine.catalog.find_topic(f"%DLQ%{GROUP}")
@@ -180,7 +180,7 @@ def test_a_message_whose_retry_copy_would_not_fit_into_a_segment_is_refused() ->
 
 def test_a_message_of_an_earlier_release_that_cannot_be_copied_is_dead_lettered() -> None:
     world = World(segment_bytes=64 << 10)
-    world.engine._blob_bytes_max = 64 << 10
+    world.engine.commands._blob_bytes_max = 64 << 10
     world.group()
     world.send("m0", size=(64 << 10) - HEADER_SIZE - PLACE_SIZE - 8 - len(blob("m0")))
     assert world.bodies(invisible_ms=1_000) == ["m0"]

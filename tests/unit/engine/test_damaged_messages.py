@@ -35,7 +35,7 @@ def world_of(count: int = 6, *, restarts: bool = True, is_ordered: bool = False)
     world.topic("filler")
     for n in range(count):
         data = blob(f"m{n}", tag="t", keys=("k",), size=200)
-        world.engine.send(
+        world.engine.commands.send(
             TopicId(world.topic()),
             QueueId(0),
             data,
@@ -157,7 +157,7 @@ def test_a_client_may_dead_letter_what_was_damaged_meanwhile(position: int) -> N
     world = world_of()
     popped = world.pop(2)
     damage(world, 0, position)
-    world.engine.dead_letter(popped[0].delivery, world.now_ms)
+    world.engine.commands.dead_letter(popped[0].delivery, world.now_ms)
     world.commit()
     assert [one.body for one in dead_letters(world)] == [""]
 
@@ -209,7 +209,7 @@ def test_a_filter_does_not_pass_a_damaged_message_over(position: int) -> None:
 def test_a_dead_letter_that_is_damaged_is_one_of_who_reads_it() -> None:
     world = world_of()
     popped = world.pop(2)
-    world.engine.dead_letter(popped[0].delivery, world.now_ms)
+    world.engine.commands.dead_letter(popped[0].delivery, world.now_ms)
     world.commit()
     begin_anew(world)
     damage(world, 0, -1, topic=DEAD)
@@ -223,7 +223,7 @@ def test_a_message_is_settled_once_though_it_is_met_twice() -> None:
     world = world_of()
     damage(world, 0, -1)
     group, topic = world.group(), world.topic()
-    batches = world.engine.pop(
+    batches = world.engine.commands.pop(
         group,
         topic,
         max_messages=2,
@@ -234,7 +234,7 @@ def test_a_message_is_settled_once_though_it_is_met_twice() -> None:
     )
     world.commit()
     for _ in range(2):
-        assert list(world.engine.left_of(batches[0]).queue_offsets) == [1]
+        assert list(world.engine.consumption.damaged.left_of(batches[0]).queue_offsets) == [1]
     assert len(dead_letters(world)) == 1
 
 

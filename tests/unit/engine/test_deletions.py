@@ -6,10 +6,11 @@ import pytest
 
 from tests.support.disk.counted_work import Meter, each_turn
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
-from tidemill.broker.engine.engine import AckResult, Delivery, Engine
+from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.engine.metadata.catalog import QUEUES_MAX
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.pop.deliveries import AckResult, Delivery
 from tidemill.broker.engine.pop.state import FORGOTTEN_A_SLICE
 from tidemill.common.errors import GroupNotFound, InvalidReceiptHandle, TopicNotFound
 from tidemill.message.resource_names import RETRY_TOPIC_PREFIX
@@ -20,7 +21,7 @@ GROUPS = 10_000
 
 def pop_once(world: World, group_id: GroupId, *, invisible_ms: int = 12 * HOUR_MS) -> None:
     """Let a group take a message, which it never acks."""
-    assert world.engine.pop(
+    assert world.engine.commands.pop(
         group_id,
         world.engine.catalog.topic_ids[TOPIC],
         max_messages=1,
@@ -81,7 +82,7 @@ def wide_group(world: World, topics: int, *, queues: int = QUEUES_MAX) -> GroupI
     for n in range(topics):
         topic = put(f"wide-{n}", type_=None, queues=queues, now_ms=world.now_ms)
         world.send(f"m{n}", topic=topic.name)
-        assert engine.pop(
+        assert engine.commands.pop(
             group_id,
             topic.id,
             max_messages=1,
@@ -238,14 +239,14 @@ def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: 
         administration.delete_topic(TOPIC, world.now_ms)
     assert len(state.progress) == QUEUES - FORGOTTEN_A_SLICE
     world.commit()
-    assert {world.engine.ack(one, world.now_ms) for one in deliveries} == {AckResult.GONE}
+    assert {world.engine.commands.ack(one, world.now_ms) for one in deliveries} == {AckResult.GONE}
     for delivery in deliveries:
         with pytest.raises(InvalidReceiptHandle):
-            world.engine.change_invisible(
+            world.engine.commands.change_invisible(
                 delivery, invisible_duration_ms=1, suspend=False, now_ms=world.now_ms
             )
     with pytest.raises((GroupNotFound, TopicNotFound)):
-        world.engine.pop(
+        world.engine.commands.pop(
             deliveries[0].group_id,
             deliveries[0].topic_id,
             max_messages=1,
@@ -257,9 +258,9 @@ def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: 
     group = world.engine.catalog.find_group(GROUP)
     assert group is None or world.engine.inspection.group_progress(group) == []
     # Those that are due before they are forgotten come to nobody.
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     world.advance(31_000)
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
     assert state.table.used_count == 0
     assert not state.progress
     world.fail_over()

@@ -27,7 +27,7 @@ NO_END = 1 << 40
 def read(world: World | Follower, query: EventQuery | None = None, begin: int = 0) -> list[Event]:
     """Read all that is committed with nothing kept from reads before."""
     forget_event_lookups(world.engine)
-    reader = world.engine.read_events(
+    reader = world.engine.events.read(
         query or EventQuery(), from_position=begin, log_bytes_max=NO_END, events_max=NO_END
     )
     while reader.step():
@@ -59,7 +59,7 @@ def test_what_is_renewed_is_what_is_live() -> None:
     world = World()
     world.send("m0", "m1", "m2")
     popped = world.pop(3, invisible_ms=MINUTE_MS, client_id="client-1", renews=True)
-    world.engine.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
+    world.engine.consumption.renewals.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
     world.ack(popped[1])
     world.alive("client-1")
     world.advance(MINUTE_MS)
@@ -100,7 +100,7 @@ def test_an_ack_says_of_what_it_was_when_retention_has_taken_its_delivery() -> N
     world = small()
     world.send("m0", "m1", "m2")
     popped = world.pop(3, invisible_ms=HOUR_MS, client_id="client-1", renews=True)
-    world.engine.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
+    world.engine.consumption.renewals.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
     fill(world)
     assert world.engine.log.min_offset > popped[0].delivery.delivery_id
     world.ack(popped[1])
@@ -249,7 +249,7 @@ def test_an_index_that_no_answer_has_told_is_refused(where: str) -> None:
     }[where]
 
     def read_from(index: int) -> list[Event]:
-        reader = world.engine.read_events(
+        reader = world.engine.events.read(
             EventQuery(),
             from_position=position,
             from_index=index,
@@ -338,7 +338,7 @@ def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     forget_event_lookups(engine)
     query = EventQuery(message_id="none", kinds=frozenset([EventKind.ACKED]))
     begin = popped[0].delivery.delivery_id  # Behind the messages, which would be known.
-    reader = engine.read_events(query, from_position=begin, log_bytes_max=NO_END, events_max=NO_END)
+    reader = engine.events.read(query, from_position=begin, log_bytes_max=NO_END, events_max=NO_END)
     has_more, most, steps = True, 0, 0
     while has_more:
         before = engine.tally.items
@@ -358,7 +358,7 @@ def test_what_is_damaged_is_passed_over() -> None:
     name = world.engine.log.segments[0].name
     world.disk.damage(name, events[2].position + 12)
     assert ids(read(world)) == [f"id-m{n}" for n in (0, 1, 3, 4)]
-    reader = world.engine.read_events(
+    reader = world.engine.events.read(
         EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
     )
     while reader.step():
@@ -377,7 +377,7 @@ def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> 
     others = [event for event in events if event.position != second]
     for at in range(second, third):
         world.disk.damage(name, at)
-        reader = world.engine.read_events(
+        reader = world.engine.events.read(
             EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
         )
         while reader.step():
@@ -389,7 +389,7 @@ def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> 
             EventQuery(topics=frozenset(["other"])),
             EventQuery(kinds=frozenset([EventKind.ACKED])),
         ):
-            asked = world.engine.read_events(
+            asked = world.engine.events.read(
                 query, from_position=0, log_bytes_max=NO_END, events_max=NO_END
             )
             while asked.step():
@@ -414,7 +414,7 @@ def test_what_is_damaged_is_told_once_wherever_pages_end(
         world.disk.damage(name, events[damaged].position + 12)
     at, told, end = 0, 0, world.engine.log.committed_offset
     while at < end:
-        reader = world.engine.read_events(
+        reader = world.engine.events.read(
             EventQuery(), from_position=at, log_bytes_max=log_bytes_max, events_max=events_max
         )
         while reader.step():
@@ -427,13 +427,13 @@ def test_a_reader_is_told_where_what_it_asked_for_is_gone() -> None:
     world = small()
     world.send("m0")
     fill(world)
-    reader = world.engine.read_events(
+    reader = world.engine.events.read(
         EventQuery(), from_position=100, log_bytes_max=NO_END, events_max=1
     )
     assert (reader.gone_from, reader.next_position) == (100, world.engine.log.min_offset)
     while reader.step():
         pass
-    late = world.engine.read_events(
+    late = world.engine.events.read(
         EventQuery(), from_position=reader.next_position, log_bytes_max=NO_END, events_max=1
     )
     assert late.gone_from == 0
@@ -441,7 +441,7 @@ def test_a_reader_is_told_where_what_it_asked_for_is_gone() -> None:
     while late.step():
         pass
     assert late.gone_from == reader.next_position, "retention was faster"
-    following = world.engine.read_events(
+    following = world.engine.events.read(
         EventQuery(), from_position=reader.next_position, log_bytes_max=NO_END, events_max=1
     )
     assert following.gone_from == reader.next_position
@@ -488,7 +488,7 @@ def test_a_damaged_tail_of_an_ack_takes_its_own_events_and_no_others() -> None:
     def breaks(_record: object) -> None:
         raise ValueError("a tail that is no tail")
 
-    reader = world.engine.read_events(
+    reader = world.engine.events.read(
         EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
     )
     reader._maker._makers[RecordKind.ACK] = breaks  # type: ignore[assignment]

@@ -55,7 +55,7 @@ def rot_entry(world: World, offset: int, log_offset: int) -> None:
 
 def drain(world: World) -> list[str]:
     found: list[str] = []
-    while (more := world.bodies()) or world.engine.repairs.is_due:
+    while (more := world.bodies()) or world.engine.rebuilds.is_due:
         found += more
         world.background()
     return found

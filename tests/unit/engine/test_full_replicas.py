@@ -28,7 +28,7 @@ def founded() -> tuple[Group, Node, Node]:
 def leave_room(node: Node, size: int) -> None:
     """Let a disk have so much room from now on, as if somebody else had taken the rest."""
     node.disk.capacity_bytes += size - node.disk.free_bytes()
-    node.engine.refresh()  # as the round loop does every second
+    node.engine.room.measure()  # as the round loop does every second
 
 
 def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:

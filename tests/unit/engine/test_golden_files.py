@@ -22,7 +22,6 @@ from tests.support.disk.timer_log_fold import CANCELLED, DROPPED, PENDING
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World, blob
 from tests.support.worlds.timer_world import TIMERS, TimerWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import (
     message,
     pop_checkpoint,
@@ -36,6 +35,7 @@ from tidemill.broker.engine.layout.message import Reason
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, TimerId, TopicId
 from tidemill.broker.engine.layout.record import RecordHeader, RecordKind
 from tidemill.broker.engine.metadata.catalog import ExponentialRetry
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.wheel import TimerWheel
@@ -72,7 +72,7 @@ def history() -> dict[str, bytes]:
     world.topic(queues=2)
     for n in range(12):
         data = blob(f"m{n}", tag="ab"[n // 2 % 2], keys=("k",) * (n % 3))
-        engine.send(
+        engine.commands.send(
             TopicId(world.topic()),
             QueueId(n % 2),
             data,
@@ -90,7 +90,7 @@ def history() -> dict[str, bytes]:
     world.advance(1_000)
     world.pop(invisible_ms=1_000)
     world.advance(1_000)
-    engine.dead_letter(rest[2].delivery, world.now_ms)
+    engine.commands.dead_letter(rest[2].delivery, world.now_ms)
     world.pop(1, group="resetter")
     engine.administration.reset_offset("resetter", TOPIC, ResetTarget(offset=3), world.now_ms)
     world.topic("gone")
@@ -107,7 +107,7 @@ def history() -> dict[str, bytes]:
     while len(engine.log.segments) < 2:
         world.send("filler", topic="filler", size=3_000)
     # As if a later checkpoint had been written: only then a segment may go.
-    engine.store.derived_offset = engine.committed_offset
+    engine.store.derived_offset = engine.log.committed_offset
     segments: dict[str, bytes] = {}
     for files in engine.retention.retire_oldest(world.now_ms):
         sync(list(files))

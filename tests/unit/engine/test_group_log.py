@@ -35,7 +35,7 @@ def test_replicas_apply_what_the_master_has_confirmed() -> None:
     master = group.nodes[0]
     assert {node.log.log_end for node in group.nodes} == {master.log.log_end}
     assert {node.log.confirm_offset for node in group.nodes} == {master.log.log_end}
-    assert all(node.log.log_end == node.engine.committed_offset for node in group.nodes[1:])
+    assert all(node.log.log_end == node.engine.log.committed_offset for node in group.nodes[1:])
 
 
 def test_nothing_is_applied_before_it_is_confirmed() -> None:
@@ -194,7 +194,7 @@ def test_an_empty_replica_is_copied_from_where_the_log_begins() -> None:
         for files in master.retention.retire_oldest(group.now_ms):
             for file in files:
                 file.sync()
-            if master.log_end > master.log.written_offset:
+            if master.log.log_end > master.log.written_offset:
                 master.write(group.now_ms)
             group.settle(100)
     assert master.log.min_offset > 0

@@ -50,10 +50,10 @@ def disk_of(log: GroupLog) -> FaultyDisk:
 
 
 def sync(log: GroupLog) -> None:
-    log_offset, files = log.engine.begin_sync()
+    log_offset, files = log.engine.log.begin_sync()
     for file in files:
         file.sync()
-    log.engine.synced(log_offset)
+    log.engine.log.note_synced(log_offset)
 
 
 def append(log: GroupLog, count: int, random: Random) -> list[bytes]:
@@ -226,13 +226,13 @@ def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_after_it() -> 
     random, (source, target) = Random(4), logs()
     append(source, 6, random)
     follow(source, target, 2_000)
-    log_offset, files = target.engine.begin_sync()
+    log_offset, files = target.engine.log.begin_sync()
     cut = list(frames_of(source, 1))[2].offset
     target.truncate(cut)
     follow(source, target, 2_000)
     for file in files:
         file.sync()
-    target.engine.synced(log_offset)
+    target.engine.log.note_synced(log_offset)
     assert target.durable_offset == cut
 
 

@@ -229,7 +229,7 @@ def test_a_damaged_merged_file_is_repaired_from_the_stretch_of_the_log_that_it_n
         meet_damage(files[0], 20 if folder == "queues" else 16)
         walked = count_walked(world.engine.log)
         world.background()
-        assert world.engine.repairs.counts[folder] == 1
+        assert world.engine.rebuilds.counts[folder] == 1
         if folder == "index":
             assert sum(walked) < (files[0].to_offset - files[0].from_offset) // 2
         assert_all_there(world)
@@ -328,7 +328,7 @@ def test_a_look_up_finds_what_it_found_while_an_index_file_is_derived_again() ->
     position = file.row(0).position
     world.disk.damage(file.name, position)
     world.engine.store.damaged_files[file.name] = file
-    for files in world.engine.background._repairs.repair():
+    for files in world.engine.background._rebuilds.rebuild():
         for topic, texts in kept.items():
             assert all(finds(world, topic, text) for text in texts)
         sync(files)

@@ -11,8 +11,8 @@ import pytest
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.pop.deliveries import AckResult
 
 SLICES = range(14)  # more than either job has here
 
@@ -41,7 +41,7 @@ def test_what_an_ordered_group_settles_during_a_checkpoint_does_not_come_back(
         if how == "ack":
             assert world.ack(second) == [AckResult.APPLIED]
         else:
-            world.engine.dead_letter(second.delivery, world.now_ms)
+            world.engine.commands.dead_letter(second.delivery, world.now_ms)
             world.commit()
 
     action = at(number, settle)
@@ -158,7 +158,7 @@ def test_the_pad_of_a_recycled_segment_never_passes_for_that_of_its_next_use() -
     committed = log.committed_offset
     for text, length in (("third", 10), ("fourth", 1_000)):
         data = blob(text, size=length)
-        world.engine.send(
+        world.engine.commands.send(
             world.engine.catalog.topic_ids[TOPIC],
             QueueId(0),
             data,

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.queries import all_in_flight, in_flight
 from tidemill.broker.engine.queries.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.queries.in_flight import InFlight, Place, Wanted
@@ -53,7 +53,7 @@ def ids(found: list[InFlight]) -> list[str]:
 
 def release(world: World, *found: InFlight) -> None:
     for one in found:
-        world.engine.release(one.delivery, world.now_ms)
+        world.engine.commands.release(one.delivery, world.now_ms)
     world.commit()
     world.run_due()
 
@@ -104,7 +104,7 @@ def test_what_is_settled_void_run_out_or_anothers_is_left_out() -> None:
     assert ids(look(world)[0]) == ["kept", "void"]
     world.engine.administration.reset_offset(GROUP, "b", ResetTarget(earliest=True), world.now_ms)
     assert ids(look(world)[0]) == ["kept"]
-    before = world.engine.log_end
+    before = world.engine.log.log_end
     world.pop(topic="b", invisible_ms=HIDDEN_MS)
     assert ids(look(world)[0]) == ["kept", "void"]
     assert ids(look(world, before_id=before)[0]) == ["kept"]
@@ -248,9 +248,9 @@ def test_a_release_beyond_the_reserve_is_refused() -> None:
     world.pop(6, invisible_ms=60_000)
     found, _ = look(world)
     for one in found[:4]:
-        world.engine.release(one.delivery, world.now_ms)
+        world.engine.commands.release(one.delivery, world.now_ms)
     with pytest.raises(Overloaded):
-        world.engine.release(found[4].delivery, world.now_ms)
+        world.engine.commands.release(found[4].delivery, world.now_ms)
     world.commit()
     world.run_due()
     release(world, *found[4:])

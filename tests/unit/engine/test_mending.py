@@ -14,7 +14,6 @@ from tests.support.disk.log_checker import check_log
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL, blob
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
-from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.queries.pull import ENDLESS
 from tidemill.broker.engine.store.damaged_ranges import GIVE_UP_MS, MendOutcome
 from tidemill.broker.engine.store.mending import mend
@@ -99,7 +98,7 @@ def pop(group: Group, node: Node, count: int = 32) -> list[str]:
     """Do what a round does with a pop: what is damaged of it is left out."""
     topic_id, group_id = ids(group, node)
     engine = node.engine
-    batches = engine.pop(
+    batches = engine.commands.pop(
         group_id,
         topic_id,
         max_messages=count,
@@ -111,12 +110,7 @@ def pop(group: Group, node: Node, count: int = 32) -> list[str]:
     write(group, node)
     found = []
     for batch in batches:
-        left = batch
-        try:
-            records = engine.read_batch(batch)
-        except MessageDamaged:
-            left = engine.left_of(batch)
-            records = engine.read_batch(left)
+        _, records = engine.consumption.read_batch(batch)
         found += [text_of(bytes(one.blob)) for one in records]
     return found
 
@@ -237,7 +231,7 @@ def delayed(group: Group, node: Node, text: str) -> LogOffset:
     topic_id, _ = ids(group, node)
     data = blob(text, size=400, kind=stored_message.TYPE_DELAY)
     at = node.log.log_end
-    node.engine.send(
+    node.engine.commands.send(
         topic_id,
         QueueId(0),
         data,
@@ -288,7 +282,7 @@ def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
     topic = node.engine.catalog.find_topic("orders")
     assert topic is not None
     queue = node.engine.catalog.queue(topic.id, QueueId(0))
-    pulling = node.engine.pull(
+    pulling = node.engine.inspection.pull(
         queue,
         offset,
         tags=frozenset(),

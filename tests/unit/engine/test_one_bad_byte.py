@@ -88,7 +88,7 @@ def drain(world: World, group: str, topic: str) -> list[str]:
     while True:
         popped = world.pop(group=group, topic=topic, invisible_ms=600_000)
         found += [f"{one.body} {one.offset} {one.attempt}" for one in popped]
-        if not popped and not world.engine.repairs.is_due:
+        if not popped and not world.engine.rebuilds.is_due:
             return found
         world.background()
 
@@ -189,7 +189,7 @@ def test_a_repair_cuts_one_queue_a_slice_and_shows_nobody_what_is_gone() -> None
     low, queues = world.engine.log.min_offset, world.engine.catalog.queues
     begins = {key: queue.min_offset for key, queue in queues.items()}
     cut_count = 0
-    for files in world.engine.background._repairs.repair():
+    for files in world.engine.background._rebuilds.rebuild():
         for file in files:
             file.sync()
         cut = [key for key, queue in queues.items() if queue.min_offset != begins[key]]
@@ -261,9 +261,9 @@ def test_a_file_that_is_derived_again_has_the_bytes_it_had(folder: str, magic: i
     assert world.disk.read(name) != before
     world.background()
     assert world.disk.read(name) == before
-    assert world.engine.repairs.counts == {"queues": 0, "index": 0} | {folder: 1}
-    assert world.engine.repairs.take_notices() == [name]
-    assert world.engine.repairs.take_notices() == []
+    assert world.engine.rebuilds.counts == {"queues": 0, "index": 0} | {folder: 1}
+    assert world.engine.rebuilds.take_notices() == [name]
+    assert world.engine.rebuilds.take_notices() == []
 
 
 def test_a_message_is_found_again_when_the_index_is_repaired() -> None:
@@ -349,7 +349,7 @@ def test_who_must_know_a_damaged_entry_is_told_to_try_again() -> None:
     topic = engine.catalog.find_topic(TOPICS[0])
     assert topic is not None
     commands: list[Callable[[], object]] = [
-        lambda: engine.dead_letter(popped[0].delivery, world.now_ms),
+        lambda: engine.commands.dead_letter(popped[0].delivery, world.now_ms),
         engine.inspection.look_up_time(topic, world.now_ms + 1).step,
     ]
     group = engine.catalog.find_group(GROUP)
@@ -374,7 +374,7 @@ def test_retention_waits_for_the_repair_of_a_queue_file() -> None:
     damage_queues(world)
     world.background()
     assert world.engine.log.min_offset > 0
-    assert sum(world.engine.repairs.counts.values()) == 1
+    assert sum(world.engine.rebuilds.counts.values()) == 1
     world.restart()
     assert world.bodies(1) != []
 
@@ -390,7 +390,7 @@ def test_what_neither_the_log_nor_a_queue_file_says_is_passed_over_by_nobody() -
         world.disk.damage(segment, log_offset + 20)
     damage_queues(world)
     # Nobody reads the messages yet.
-    world.engine.pop(
+    world.engine.commands.pop(
         world.group("late"),
         world.topic(),
         max_messages=4,

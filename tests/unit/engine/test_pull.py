@@ -56,7 +56,7 @@ def pull_of(
 ) -> QueuePull:
     found = world.engine.catalog.find_topic(topic)
     assert found is not None
-    return world.engine.pull(
+    return world.engine.inspection.pull(
         world.engine.catalog.queue(found.id, QueueId(queue_id)),
         from_offset,
         tags=frozenset(tags),
@@ -100,7 +100,7 @@ def test_what_is_not_committed_is_not_read() -> None:
     world.send("committed")
     data = blob("pending")
     engine, topic_id = world.engine, world.topic()
-    engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+    engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     pull = pull_of(world)
     assert bodies(all_of(pull)) == ["committed"]
     assert (pull.next_offset, pull.is_at_end, pull.end_offset()) == (1, True, 1)
@@ -133,7 +133,7 @@ def test_a_pull_ends_before_the_message_that_does_not_fit_and_gives_a_large_one_
     topic_id = world.topic()
     for n in range(6):
         data = blob(f"m{n}", size=SIZE)
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        world.engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     world.commit()
     meter = Meter(world.engine)
     pull = pull_of(world, max_bytes=3 * SIZE)
@@ -160,7 +160,7 @@ def test_a_filter_looks_at_a_bounded_number_of_entries_and_goes_on_there() -> No
     world = World(segment_bytes=16 << 20, checkpoint_log_bytes=64 << 20)
     topic_id, data = world.topic(), blob("m", tag="no")
     for _ in range(SCAN_ENTRIES_MAX + 10):
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        world.engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     world.commit()
     world.send("wanted", tag="yes")
     meter = Meter(world.engine)
@@ -193,7 +193,7 @@ def test_what_retention_takes_meanwhile_ends_the_pull_with_where_the_queue_begin
     assert taken[0] == "m0"
     stopped_at = pull.next_offset
     world.now_ms += 2 * DAY_MS
-    world.engine.refresh()
+    world.engine.room.measure()
     world.send("late")
     world.background()
     assert pull.min_offset > stopped_at
@@ -207,7 +207,7 @@ def test_a_dead_letter_says_where_it_was_and_why_it_is_there() -> None:
     world.group()
     world.send("m0", "m1")
     _, second = world.pop()
-    world.engine.dead_letter(second.delivery, world.now_ms)
+    world.engine.commands.dead_letter(second.delivery, world.now_ms)
     world.commit()
     [dead] = all_of(pull_of(world, topic=f"%DLQ%{GROUP}"))
     assert isinstance(dead.cause, Cause)
@@ -294,7 +294,7 @@ def mark(world: World, history: History, random: Random) -> None:
 
 def let_age(world: World, _history: History, random: Random) -> None:
     world.now_ms += random.randrange(2 * DAY_MS)
-    world.engine.refresh()
+    world.engine.room.measure()
     world.background()
 
 
@@ -367,7 +367,7 @@ def test_the_segments_that_retention_leaves_hold_pull_offsets() -> None:
     for n in range(16):
         world.send(f"filler-{n}", topic="filler", size=130_000)
     world.now_ms += 2 * DAY_MS
-    world.engine.refresh()
+    world.engine.room.measure()
     world.send("late", topic="filler")
     world.background()
     assert world.engine.log.min_offset > 0
@@ -387,9 +387,9 @@ def test_a_pull_offset_that_is_said_again_is_no_record() -> None:
     world.send("m0")
     update = world.engine.administration.update_pull_offset
     update(*ids, QueueId(0), 1, world.now_ms)
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     update(*ids, QueueId(0), 1, world.now_ms)
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
     with pytest.raises(IllegalOffset, match="ends at 1"):
         update(*ids, QueueId(0), 2, world.now_ms)
     with pytest.raises(BadRequest, match="2 queues"):

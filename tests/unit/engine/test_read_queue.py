@@ -56,7 +56,7 @@ def test_a_read_ends_with_the_message_beyond_its_bytes_and_takes_one_large_one_a
     topic_id = world.topic()
     for n in range(6):
         data = blob(f"m{n}", size=SIZE)
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        world.engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     world.commit()
     meter = Meter(world.engine)
     read = read_of(world, max_bytes=3 * SIZE)

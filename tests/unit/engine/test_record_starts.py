@@ -15,7 +15,7 @@ from tidemill.broker.engine.store.segment import Record
 
 
 def place_of(world: World, position: int) -> int:
-    look = world.engine.find_place(position)
+    look = world.engine.events.record_starts.look(position)
     while look.step():
         pass
     return look.place
@@ -64,10 +64,10 @@ def test_a_body_that_looks_like_a_record_is_none() -> None:
     topic_id = world.topic()
     carried = forged(topic_id, 0)
     around = len(blob("z" * len(carried), message_id="carrier")) - len(carried)
-    begin = int(world.engine.log_end)
+    begin = int(world.engine.log.log_end)
     at = begin + record.HEADER_SIZE + message.PLACE_SIZE + around
     data = blob("z" * len(carried), message_id="carrier")[:around] + forged(topic_id, at)
-    world.engine.send(
+    world.engine.commands.send(
         topic_id, QueueId(0), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
     )
     world.commit()
@@ -80,20 +80,20 @@ def test_a_place_that_was_told_is_not_looked_for() -> None:
     world = World()
     world.send(*[str(n) for n in range(4 * record_starts.RECORDS_A_STEP)])
     last = records(world)[-1][0]
-    look = world.engine.find_place(last)
+    look = world.engine.events.record_starts.look(last)
     assert look.step(), "it takes more than a slice"
-    world.engine.note_place(last)
-    look = world.engine.find_place(last)
+    world.engine.events.record_starts.note(last)
+    look = world.engine.events.record_starts.look(last)
     assert not look.step()
     assert look.place == last
     for n in range(record_starts.KNOWN_MAX):
-        world.engine.note_place(n)
-    assert world.engine.find_place(last).step(), "as many are kept, and no more"
+        world.engine.events.record_starts.note(n)
+    assert world.engine.events.record_starts.look(last).step(), "as many are kept, and no more"
 
 
 def slices(world: World, position: int) -> int:
     """Return in how many slices a place is found."""
-    look, count = world.engine.find_place(position), 1
+    look, count = world.engine.events.record_starts.look(position), 1
     while look.step():
         count += 1
     assert look.place >= position

@@ -129,9 +129,9 @@ def test_an_attempt_id_of_any_kind_survives_a_restart_or_is_refused() -> None:
 def test_a_message_that_is_none_is_refused_and_not_stored(data: bytes) -> None:
     world = World()
     topic_id = world.topic()
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     with pytest.raises(MessageCorrupted):
-        world.engine.send(
+        world.engine.commands.send(
             TopicId(topic_id),
             QueueId(0),
             data,
@@ -139,7 +139,7 @@ def test_a_message_that_is_none_is_refused_and_not_stored(data: bytes) -> None:
             now_ms=world.now_ms,
             firing_ms=world.now_ms,
         )
-    assert world.engine.log_end == end
+    assert world.engine.log.log_end == end
 
 
 def test_expired_messages_of_an_ordered_group_are_counted_as_ready() -> None:

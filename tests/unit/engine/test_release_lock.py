@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.queries.inspection import QueueLock
 from tidemill.common.errors import Conflict, InvalidReceiptHandle
 
@@ -137,7 +137,7 @@ def test_an_ack_of_the_same_round_is_not_undone() -> None:
     world = ordered_world()
     world.send("m0", "m1")
     m0, _ = world.pop(2, invisible_ms=HIDDEN_MS)
-    assert world.engine.ack(m0.delivery, world.now_ms) is AckResult.APPLIED
+    assert world.engine.commands.ack(m0.delivery, world.now_ms) is AckResult.APPLIED
     world.release_lock()
     assert world.bodies() == ["m1"]
 

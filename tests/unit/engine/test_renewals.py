@@ -10,7 +10,6 @@ import pytest
 from tests.support.disk.log_checker import judge
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout import delivery_rows, pop_checkpoint, renewal
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.pop_checkpoint import (
@@ -21,6 +20,7 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
 )
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.holder_numbers import HolderNumbers
 from tidemill.broker.engine.pop.renewals import (
     HELD_MAX_MS,
@@ -289,7 +289,7 @@ def test_what_a_client_held_that_ends_is_visible_at_once() -> None:
 
 def pop_at_once(world: World, client_id: str) -> int:
     """Pop for a push consumer, and let nothing that is due happen before; return how many."""
-    batches = world.engine.pop(
+    batches = world.engine.commands.pop(
         world.group(),
         world.topic(),
         max_messages=32,
@@ -307,7 +307,7 @@ def pop_at_once(world: World, client_id: str) -> int:
 def test_a_client_that_comes_back_under_its_id_keeps_what_it_pops_then() -> None:
     world = world_with("m")
     push(world)
-    world.engine.clients_ended([ONE])
+    world.engine.commands.end_clients([ONE])
     world.send("n")
     assert pop_at_once(world, ONE) == 1
     world.run_due()
@@ -389,7 +389,7 @@ def on_its_way(world: World, *popped: Popped) -> None:
 def hand_over(world: World, *popped: Popped) -> None:
     """Tell of deliveries that their clients have them, as a proxy does."""
     deliveries = [(one.delivery.slot, one.delivery.delivery_id) for one in popped]
-    world.engine.handed_over(deliveries, now_ms=world.now_ms)
+    world.engine.consumption.renewals.handed_over(deliveries, now_ms=world.now_ms)
     world.commit()
 
 
@@ -412,7 +412,7 @@ def _change(world: World, popped: Popped) -> None:
 
 
 def _dead_letter(world: World, popped: Popped) -> None:
-    world.engine.dead_letter(popped.delivery, world.now_ms)
+    world.engine.commands.dead_letter(popped.delivery, world.now_ms)
     world.commit()
 
 
@@ -445,7 +445,7 @@ def _give_back(world: World, popped: Popped) -> None:
 
 
 def _release(world: World, popped: Popped) -> None:
-    world.engine.release(popped.delivery, world.now_ms)
+    world.engine.commands.release(popped.delivery, world.now_ms)
     world.commit()
 
 
@@ -548,7 +548,7 @@ def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
     world.advance(LOOK_PERIOD_MS)
     renewals = world.engine.consumption.renewals
     world.now_ms += SILENT_MS
-    renewals.look(monotonic_ms=world.now_ms, log_end=world.engine.log_end)
+    renewals.look(monotonic_ms=world.now_ms, log_end=world.engine.log.log_end)
     world.alive(ONE)
     live_on(world, FIRST_MS, ONE)
     assert world.bodies() == []

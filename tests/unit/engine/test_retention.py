@@ -10,8 +10,8 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.quiet import has_pending
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
-from tidemill.broker.engine.engine import AckResult
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.common.errors import DiskFull
 
 DAY_MS = 86_400_000
@@ -57,7 +57,7 @@ def test_the_segments_that_retention_leaves_hold_all_live_state() -> None:
     world.commit()
     fill(world, 3)
     world.now_ms += 2 * DAY_MS
-    world.engine.refresh()
+    world.engine.room.measure()
     fill(world, 1)
     world.background()
     assert world.engine.log.min_offset >= 2 << 20
@@ -89,7 +89,7 @@ def test_a_second_retirement_keeps_what_the_first_stated_again() -> None:
     for _ in range(3):
         fill(world, 2)
         world.now_ms += 2 * DAY_MS
-        world.engine.refresh()
+        world.engine.room.measure()
         fill(world, 1)
         world.background()
     keep_only_the_log(world)
@@ -101,7 +101,7 @@ def test_retention_by_size_keeps_the_log_below_its_limit() -> None:
     for _ in range(4):
         fill(world, 2)
         world.background()
-    assert world.engine.log_end - world.engine.log.min_offset <= 3 << 20
+    assert world.engine.log.log_end - world.engine.log.min_offset <= 3 << 20
     assert world.engine.log.min_offset > 0
 
 
@@ -149,10 +149,10 @@ def test_sends_are_refused_before_the_disk_is_full_and_acks_go_on() -> None:
     )
     world.send("m0", "m1")
     (popped,) = world.pop(1)
-    while world.engine.free_bytes >= 4 << 20:
+    while world.engine.room.free_bytes >= 4 << 20:
         world.send(f"big{world.disk.written_bytes}", size=100_000)
-        world.engine.refresh()
-    with pytest.raises(DiskFull, match="messages are refused until there is room"):
+        world.engine.room.measure()
+    with pytest.raises(DiskFull, match="it rejects messages until there is room"):
         world.send("one too many")
     assert world.ack(popped) == [AckResult.APPLIED]
     assert world.bodies(1) == ["m1"]
@@ -166,9 +166,9 @@ def test_a_deleted_topic_makes_room_on_a_full_disk_without_more_log() -> None:
         disk_reserve_bytes=4 << 20,
         checkpoint_log_bytes=64 << 20,
     )
-    while world.engine.free_bytes >= 4 << 20:
+    while world.engine.room.free_bytes >= 4 << 20:
         world.send(f"big{world.disk.written_bytes}", size=100_000)
-        world.engine.refresh()
+        world.engine.room.measure()
     world.background()
     segments = len(world.engine.log.segments)
     world.engine.administration.delete_topic(TOPIC, world.now_ms)

@@ -78,7 +78,7 @@ def pop_all(world: World, group_ids: list[GroupId], want: int = 32) -> None:
     """Let each group take messages that it does not ack, all of them due at one moment."""
     topic_id = world.topic()
     for group_id in group_ids:
-        assert world.engine.pop(
+        assert world.engine.commands.pop(
             group_id,
             topic_id,
             max_messages=want,
@@ -210,11 +210,11 @@ def test_the_acks_of_a_busy_round_are_recorded_before_its_end() -> None:
     assert len({one.delivery.slot for one in popped}) == 4_096
     meter = Meter(world.engine)
     for one in popped:
-        assert world.engine.ack(one.delivery, world.now_ms) is AckResult.APPLIED
+        assert world.engine.commands.ack(one.delivery, world.now_ms) is AckResult.APPLIED
         spent = meter.take()
         assert spent.records <= 1
         assert spent.log_bytes <= (ENTRIES_A_RECORD + 8) * ack.SIZE
-    world.engine.ack(popped[0].delivery, world.now_ms)
+    world.engine.commands.ack(popped[0].delivery, world.now_ms)
     world.engine.write(world.now_ms)
     assert meter.take().records <= 1
     assert world.engine.log.record_count >= 4_096 // ENTRIES_A_RECORD
@@ -238,7 +238,7 @@ def ordered_queues(world: World, count: int) -> None:
         topic_id = world.topic(name, queues=min(QUEUES_MAX, count - first))
         for queue in world.engine.catalog.queues_of(world.engine.catalog.topics[topic_id]):
             now_ms = world.now_ms
-            world.engine.send(
+            world.engine.commands.send(
                 topic_id, queue.queue_id, data, crc32(data), now_ms=now_ms, firing_ms=now_ms
             )
         world.commit()
@@ -270,7 +270,9 @@ def test_a_checkpoint_of_many_ordered_queues_asks_for_few_quiet_moments() -> Non
             moments.append(1)
             world.engine.commit(world.now_ms)
         else:
-            world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+            world.engine.commands.send(
+                topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1
+            )
 
     slices = list(each_slice(world, world.engine.checkpoints.write(), go_on))
     assert len(moments) <= -(-10_001 // PROGRESS_A_SECTION) + 10
@@ -295,12 +297,12 @@ def test_a_checkpoint_of_many_queues_keeps_no_object_of_each_for_the_collector()
     count, data = 5_000, blob("m")
     topics_of(world, count)
     for topic_id in world.engine.catalog.open_queues:
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        world.engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     world.commit()
     engine = world.engine
     queues = deque(engine.catalog.queues.values())
     before = tracked()
-    steps = engine.checkpoints._find_extents(queues, engine.committed_offset)
+    steps = engine.checkpoints._find_extents(queues, engine.log.committed_offset)
     while True:
         try:
             next(steps)
@@ -346,7 +348,7 @@ def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: 
     data = blob("m", kind=TYPE_DELAY)
     for n in range(TIMER_TOPICS):
         topic = put(f"topic-{n}", type_=TopicType.DELAY, queues=1, now_ms=world.now_ms)
-        world.engine.send(
+        world.engine.commands.send(
             topic.id,
             QueueId(0),
             data,
@@ -454,7 +456,9 @@ def world_with_many_index_files() -> World:
         keys = ("wanted",) if n % 50 == 0 else ()
         data = blob(f"m{n}", keys=keys)
         now_ms = world.now_ms
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms)
+        world.engine.commands.send(
+            topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms
+        )
         world.commit()
         world.checkpoint()
     return world
@@ -493,7 +497,7 @@ def test_large_messages_with_one_key_are_read_one_a_slice() -> None:
     topic_id = world.topic()
     for n in range(4):
         data = blob(f"m{n}", keys=("wanted",), size=2 << 20)
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        world.engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     world.commit()
     topic = world.engine.catalog.topics[topic_id]
     meter = Meter(world.engine)
@@ -509,7 +513,7 @@ def test_a_look_up_ends_where_what_it_finds_is_much() -> None:
     topic_id = world.topic()
     for n in range(12):
         data = blob(f"m{n}", keys=("wanted",), size=2 << 20)
-        world.engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        world.engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
         world.commit()
     search = world.engine.inspection.search(world.engine.catalog.topics[topic_id], key="wanted")
     found, most, has_more = [], 0, True
@@ -562,15 +566,15 @@ def test_ten_thousand_checkpoints_leave_few_files_and_few_runs() -> None:
     topic_id, data = world.topic(), blob("m", size=400)
     engine, merges = world.engine, world.engine.background._merges
     for _ in range(CHECKPOINTS):
-        engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
         engine.commit(world.now_ms)
         world.checkpoint()
         while merges.is_due:
             for files in merges.merge():
                 for file in files:
                     file.sync()
-    assert engine.log_end >= CHECKPOINTS * log_bytes
-    files_max = engine.log_end // (16**2 * log_bytes // 2) + 2 * 16
+    assert engine.log.log_end >= CHECKPOINTS * log_bytes
+    files_max = engine.log.log_end // (16**2 * log_bytes // 2) + 2 * 16
     for folder in ("queues", "index"):
         assert len(world.disk.names(folder)) <= files_max
     (queue,) = engine.catalog.queues_of(engine.catalog.topics[topic_id])
@@ -598,9 +602,11 @@ def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
     data = blob("m")
     engine, now_ms = world.engine, world.now_ms
     for n in range(IN_FLIGHT // len(groups)):
-        engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms)
+        engine.commands.send(
+            topic_id, QueueId(0), data, crc32(data), now_ms=now_ms, firing_ms=now_ms
+        )
         for group_id in groups:
-            assert engine.pop(
+            assert engine.commands.pop(
                 group_id,
                 topic_id,
                 max_messages=1,
@@ -634,17 +640,17 @@ def test_a_round_is_written_in_bounded_slices() -> None:
     contents += [blob(f"m{n}") for n in range(4, 2 * SLICE_BUFFERS)]
     contents += [blob("last", size=9 << 20)]  # It begins the next segment.
     for data in contents:
-        engine.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
+        engine.commands.send(topic_id, QueueId(0), data, crc32(data), now_ms=1, firing_ms=1)
     written = engine.log.written_bytes
     for _ in engine.write_slices(world.now_ms):
         writes.append(engine.log.written_bytes - written)
         written = engine.log.written_bytes
         # A sync may begin at any time, and makes nothing durable of a round that is being written.
-        log_offset, files = engine.begin_sync()
+        log_offset, files = engine.log.begin_sync()
         for file in files:
             file.sync()
-        engine.synced(log_offset)
-        assert engine.committed_offset < engine.log_end
+        engine.log.note_synced(log_offset)
+        assert engine.log.committed_offset < engine.log.log_end
     writes.append(engine.log.written_bytes - written)
     assert max(writes) <= SLICE_BYTES
     assert len(writes) > 12 + 9
@@ -670,13 +676,13 @@ def test_a_first_pop_of_a_wide_topic_is_prepared_in_slices(is_new: bool) -> None
     slices, has_more = [], True
     meter = Meter(world.engine)
     while has_more:
-        has_more = world.engine.prepare_pop(group_id, topic_id)
+        has_more = world.engine.consumption.prepare_pop(group_id, topic_id)
         slices.append(meter.take())
     assert max(one.items for one in slices) <= QUEUES_A_SLICE
     assert sum(one.items for one in slices) == (QUEUES_MAX - 1 if is_new else QUEUES_MAX - 300)
     assert not any(one.records for one in slices), "nothing is decided"
     assert world.bodies(group="late", topic="wide") == []
-    assert not world.engine.prepare_pop(group_id, topic_id)
+    assert not world.engine.consumption.prepare_pop(group_id, topic_id)
     world.send("behind", topic="wide", queue_id=900)
     assert world.bodies(group="late", topic="wide") == ["behind"]
 
@@ -730,7 +736,7 @@ def timers_beyond(count: int, *, delay_ms: int, size: int = 64) -> World:
     )
     topic_id, data = world.topic(), blob("m", kind=TYPE_DELAY, size=size)
     for n in range(count):
-        world.engine.send(
+        world.engine.commands.send(
             topic_id,
             QueueId(0),
             data,
@@ -858,7 +864,7 @@ def test_what_silent_clients_held_is_given_back_in_bounded_slices() -> None:
     for n in range(0, count, 100):
         world.send(*[f"m{n + k}" for k in range(100)])
     for n in range(count):
-        batches = world.engine.pop(
+        batches = world.engine.commands.pop(
             world.engine.catalog.group_ids[GROUP],
             world.engine.catalog.topic_ids[TOPIC],
             max_messages=1,
@@ -892,7 +898,7 @@ def test_what_is_extended_at_one_moment_is_extended_in_bounded_slices() -> None:
     world.send(*[f"m{n}" for n in range(count)])
     group_id, topic_id = world.group(), world.topic()
     for n in range(count):
-        world.engine.pop(
+        world.engine.commands.pop(
             group_id,
             topic_id,
             max_messages=1,

@@ -82,7 +82,7 @@ def test_a_repaired_queue_file_goes_with_its_segment() -> None:
     with pytest.raises(BlockFileDamaged):
         queue.entry(queue.min_offset)
     world.background()
-    assert world.engine.repairs.counts["queues"] == 1
+    assert world.engine.rebuilds.counts["queues"] == 1
     while world.engine.log.min_offset < file.to_offset:
         world.send("more", size=20_000)
         world.background()
@@ -109,7 +109,7 @@ def test_what_is_held_for_a_damaged_file_goes_on_when_retention_takes_the_file()
     # As if retention had been faster: the file is gone from the folder when its repair begins.
     folder = world.engine.checkpoints.queues_folder
     known, folder._names = folder._names, {}
-    list(world.engine.repairs.repair())
+    list(world.engine.rebuilds.rebuild())
     folder._names = known
     assert not world.engine.consumption.revive._held
     world.disk.open(file.name).write_at(0, [original])
@@ -151,7 +151,7 @@ def test_a_look_up_brings_the_newest_first_also_out_of_files() -> None:
     topic_id = TopicId(world.topic())
     for n in range(55):
         data = blob(f"m{n}", keys=("k",))
-        world.engine.send(
+        world.engine.commands.send(
             topic_id, QueueId(0), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
         )
         if n == 49:

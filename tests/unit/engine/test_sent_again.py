@@ -21,11 +21,11 @@ def opened(*, segment_bytes: int = 1 << 20) -> tuple[World, TopicId]:
 
 
 def found(world: World, topic_id: TopicId, queue_id: int, data: bytes) -> int | None:
-    return world.engine.find_sent(topic_id, QueueId(queue_id), data)
+    return world.engine.store.find_sent(topic_id, QueueId(queue_id), data)
 
 
 def append(world: World, topic_id: TopicId, queue_id: int, data: bytes) -> None:
-    world.engine.send(
+    world.engine.commands.send(
         topic_id, QueueId(queue_id), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
     )
 
@@ -58,12 +58,12 @@ def test_a_message_is_found_in_the_next_life_and_behind_checkpoints() -> None:
 def test_what_was_stored_long_ago_is_another_message() -> None:
     world, topic_id = opened()
     sent = blob("m1")
-    world.engine.note_time(0)
+    world.engine.store.note_time(0)
     append(world, topic_id, 0, sent)
     for n in range(RECENT_MS // 1_000):
-        world.engine.note_time(1_000 * n)
+        world.engine.store.note_time(1_000 * n)
         assert found(world, topic_id, 0, sent) == 0
-    world.engine.note_time(RECENT_MS + RECENT_STEP_MS)
+    world.engine.store.note_time(RECENT_MS + RECENT_STEP_MS)
     assert found(world, topic_id, 0, sent) is None
 
 
@@ -72,7 +72,7 @@ def test_what_was_stored_long_ago_is_another_message() -> None:
 def test_a_message_is_found_though_the_clock_was_moved(step_ms: int, *, is_restarted: bool) -> None:
     world, topic_id = opened(segment_bytes=64 << 10)
     sent = blob("m1")
-    world.engine.note_time(0)
+    world.engine.store.note_time(0)
     append(world, topic_id, 0, sent)
     for n in range(20):
         append(world, topic_id, 0, blob(f"x{n}", size=8_000))
@@ -80,11 +80,11 @@ def test_a_message_is_found_though_the_clock_was_moved(step_ms: int, *, is_resta
     world.now_ms += step_ms
     if is_restarted:
         world.restart(power_cut=True)
-        world.engine.note_time(0)
+        world.engine.store.note_time(0)
     for n in range(20):
         append(world, topic_id, 0, blob(f"y{n}", size=8_000))
         world.commit()
-    world.engine.note_time(RECENT_MS // 2)
+    world.engine.store.note_time(RECENT_MS // 2)
     assert found(world, topic_id, 0, sent) == 0
 
 
@@ -98,6 +98,6 @@ def test_what_is_recent_when_a_store_opens_is_bounded(monkeypatch: pytest.Monkey
         append(world, topic_id, 0, blob(f"x{n}", size=8_000))
         world.commit()
     world.restart()
-    world.engine.note_time(0)
+    world.engine.store.note_time(0)
     assert found(world, topic_id, 0, sent) is None
     assert found(world, topic_id, 0, blob("x39", size=8_000)) == 40

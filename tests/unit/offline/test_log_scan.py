@@ -39,13 +39,13 @@ def test_a_walk_beside_a_busy_broker_ends_behind_what_was_durable_when_it_began(
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     for n in range(20):
         world.send(f"m{n}")
-    end = world.engine.log_end
+    end = world.engine.log.log_end
     source = BusySource(world.disk, Sender(world).send)
     scan = LogScan(
         source, list_segments(source).segments, begin=0, durable_offset=durable_offset(world)
     )
     assert all(found.end <= scan.end for found in scan.walk())
-    assert end <= scan.end <= world.engine.log_end
+    assert end <= scan.end <= world.engine.log.log_end
 
 
 def test_what_only_a_dropped_segment_stated_is_in_the_copy_all_the_same() -> None:

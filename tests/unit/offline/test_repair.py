@@ -279,7 +279,7 @@ def parted(*, before: int) -> tuple[FaultyDisk, FaultyDisk, int]:
     first.checkpoint()
     other = FaultyDisk(Random(0))
     finish(copy(first.disk, other))
-    end = first.engine.log_end
+    end = first.engine.log.log_end
     worlds = [
         World(disk, segment_bytes=SEGMENT, now_ms=now_ms)
         for now_ms, disk in enumerate((first.disk.after_kill(), other), 2_000_000)

@@ -163,7 +163,7 @@ def _report(
     return RecoveryReport(
         is_new=is_new,
         epoch=engine.log.epoch,
-        log_bytes=engine.log_end - engine.log.min_offset,
+        log_bytes=engine.log.log_end - engine.log.min_offset,
         replayed_from=found.get("from", 0),
         replayed_records=found.get("records", 0),
         cut_bytes=found.get("cut", 0),

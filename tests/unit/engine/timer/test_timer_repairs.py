@@ -125,7 +125,7 @@ def test_the_audit_does_not_take_a_quarantined_timer_for_a_lost_one() -> None:
     drift = world.engine.timers.janitor.audit.drift
     world.now_ms += 3 * DAY_MS
     world.engine.timers.index.hand_s = world.now_ms // 1000 - 1
-    world.engine.refresh()
+    world.engine.room.measure()
     for _ in world.engine.timers.janitor.audit.run(world.now_ms):
         pass
     assert not +drift

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, final
 
+from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.fold import Fold
 from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
@@ -70,22 +71,25 @@ class Administration:
         store: MessageStore,
         fold: Fold,
         consumption: Consumption,
-        *,
-        auto_create: bool,
-        check_room: Callable[[], None],
-        default_queues: int,
-        quota: Quota,
         inspection: Inspection,
+        config: EngineConfig,
+        *,
+        check_sends: Callable[[], None],
     ) -> None:
+        """`check_sends` raises an error if the broker accepts no messages at present."""
         self._catalog = catalog
         self._store = store
         self._fold = fold
         self._consumption = consumption
         self._acks = consumption.acks
-        self._auto_create = auto_create
-        self._check_room = check_room  # raises DiskFull
-        self._default_queues = default_queues
-        self._quota = quota
+        self._auto_create = config.auto_create
+        self._check_sends = check_sends
+        self._default_queues = config.default_queues
+        self._quota = Quota(
+            topics_max=config.topics_max,
+            groups_max=config.groups_max,
+            auto_create_per_s=config.auto_create_per_s,
+        )
         self._inspection = inspection
 
     def ensure(self, topic: str, group: str, now_ms: int) -> None:
@@ -103,7 +107,7 @@ class Administration:
         is_missing = bool(topic) and self._catalog.find_topic(topic) is None
         if is_missing and self._auto_create:
             # For a message that would be refused nothing is made.
-            self._check_room()
+            self._check_sends()
         if is_missing and not self._auto_create:
             raise TopicNotFound(f"there is no topic {topic!r}; create it first")
         if is_missing:
@@ -339,7 +343,7 @@ class Administration:
             return
         if known is None:
             self._check_pull_offsets(group_id)
-        self._check_room()
+        self._check_sends()
         self._fold.append(ConfigItem(pull_offset_item(key, offset)), now_ms)
 
     def _check_pull_offsets(self, group_id: GroupId) -> None:

@@ -6,7 +6,7 @@ group, with the home's id beside the broker's own, so nothing here has to be reb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import final
@@ -29,6 +29,7 @@ from tidemill.broker.engine.metadata.catalog import (
 from tidemill.broker.engine.metadata.membership import Home, home_item
 from tidemill.broker.engine.queries.inspection import Inspection
 from tidemill.broker.engine.queries.removal_check import Left, LeftCount, Readers
+from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import Conflict, Forbidden
 
 CHANGES_A_SLICE = 16  # a deletion takes as long as any
@@ -44,15 +45,15 @@ class Following:
         catalog: Catalog,
         administration: Administration,
         inspection: Inspection,
+        timer_index: TimerIndex,
         *,
-        delayed_count: Callable[[], int],
         archive_group: str,
     ) -> None:
         """Of the group that is called `archive_group` retention waits; "": there is none."""
         self._catalog = catalog
         self._administration = administration
         self._inspection = inspection
-        self._delayed_count = delayed_count
+        self._timer_index = timer_index
         self._archive_group = archive_group
         self.restored_count = 0  # homes that came back from a backup, of this process
 
@@ -234,7 +235,7 @@ class Following:
 
     def count_left(self, left: Left, readers: Readers) -> Iterator[None]:
         """Count into `left` what is here for somebody; `readers` are those at the home."""
-        left.delayed_count = self._delayed_count()
+        left.delayed_count = self._timer_index.pending_count
         count = LeftCount(
             left, self._catalog, self._inspection, readers, archive_group=self._archive_group
         )

@@ -16,9 +16,8 @@ a revive or dead letter settles in the copy itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -26,7 +25,7 @@ from tidemill.broker.engine.layout.config import ConfigItem
 from tidemill.broker.engine.layout.entry import Recorder
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.layout.state import StatedProgress
-from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
+from tidemill.broker.engine.message_store import MessageDamaged, MessageRecord, MessageStore
 from tidemill.broker.engine.metadata.beginnings import (
     BEGUN_TOPICS_MAX,
     begun_since_ms,
@@ -49,6 +48,7 @@ from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.revive import Reviver
 from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.time_search import QUEUES_A_STEP, TimeSearch
 from tidemill.common.errors import GroupNotFound, Overloaded, Repairing, TopicNotFound
@@ -72,9 +72,9 @@ class Consumption:
         catalog: Catalog,
         recorder: Recorder,
         tally: Tally,
+        room: DiskRoom,
         *,
         deliveries_max: int,
-        may_copy: Callable[[], bool],
     ) -> None:
         self._state = state
         self._store = store
@@ -99,7 +99,7 @@ class Consumption:
         )
         self.renewals = Renewals(state, recorder, tally)
         self.revive = Reviver(
-            state, catalog, self._redelivery, self._ordered, self.renewals, tally, may_copy=may_copy
+            state, catalog, self._redelivery, self._ordered, self.renewals, tally, room
         )
         self._readiness = PopReadiness(
             state,
@@ -225,6 +225,28 @@ class Consumption:
         slots = self._ordered.release(progress, now_ms) if progress is not None else []
         self.revive.released(slots)
         return bool(slots)
+
+    def read_batch(self, batch: DeliveryBatch) -> tuple[DeliveryBatch, list[MessageRecord]]:
+        """Return the part of a batch that can be read, with its messages.
+
+        The next round moves damaged messages to the dead-letter topic.
+        """
+        try:
+            return batch, self._read(batch)
+        except (LookupError, MessageDamaged):
+            batch = self.damaged.left_of(batch)
+            return batch, self._read(batch)
+
+    def _read(self, batch: DeliveryBatch) -> list[MessageRecord]:
+        return list(
+            map(
+                self._store.message,
+                batch.log_offsets,
+                repeat(batch.topic_id),
+                repeat(batch.queue_id),
+                batch.queue_offsets,
+            )
+        )
 
     def resume(self) -> None:
         """Go on with what was damaged, and is repaired, or given up."""

@@ -9,7 +9,6 @@ groups: one that never acks delays nobody else.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
@@ -22,6 +21,7 @@ from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
 from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.tally import Allowance, Tally
 
 REVIVE_MESSAGES_A_TURN = 32  # copies, and topics for them: about a millisecond
@@ -43,8 +43,7 @@ class Reviver:
         ordered: OrderedPop,
         renewals: Renewals,
         tally: Tally,
-        *,
-        may_copy: Callable[[], bool],
+        room: DiskRoom,
     ) -> None:
         self._state = state
         self._catalog = catalog
@@ -52,7 +51,7 @@ class Reviver:
         self._ordered = ordered
         self._renewals = renewals
         self._tally = tally
-        self._may_copy = may_copy  # whether the disk has room for copies
+        self._room = room
         # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
         # The groups of `_due`: in the order of their turns, and those whose window is used up.
@@ -114,10 +113,10 @@ class Reviver:
         if expiry_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
             self._begin_window(expiry_ms)
         allowance = Allowance(self._tally, items=REVIVE_MESSAGES_A_TURN)
-        while self._turns and not allowance.is_spent and self._may_copy():
+        while self._turns and not allowance.is_spent and self._room.may_copy:
             self._take_turn(self._turns.popleft(), allowance, now_ms)
         following = self.next_due_ms()
-        return following is not None and following <= expiry_ms and self._may_copy()
+        return following is not None and following <= expiry_ms and self._room.may_copy
 
     def _begin_window(self, expiry_ms: int) -> None:
         self._window_at_ms = expiry_ms
@@ -211,7 +210,7 @@ class Reviver:
         is_held = False
         for n, index in enumerate(table.indexes_of(table.live[slot])):
             # Each copy may be as large as a message: on a full disk room is asked for each.
-            if n and (allowance.is_spent or not self._may_copy()):
+            if n and (allowance.is_spent or not self._room.may_copy):
                 return False
             try:
                 self._redelivery.revive(slot, index, progress, now_ms)

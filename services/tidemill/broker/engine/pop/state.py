@@ -123,6 +123,10 @@ class PopState:
         self.ack_times_ms: Histogram[tuple[GroupId, TopicId]] = Histogram(DELIVERY_BUCKETS_MS)
         self.catch_up: SnapshotCoverage | None = None
 
+    def mark_topic_ready(self, topic_id: TopicId) -> None:
+        """Let the next round wake the polls of a topic: it has new messages."""
+        self.ready_topics.add(topic_id)
+
     def progress_of(self, group_id: GroupId, topic_id: TopicId, queue_id: QueueId) -> PopProgress:
         """Return the progress of a group in a queue. Add it if it is missing."""
         return self.index.find_or_add(group_id, topic_id, queue_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, final
 
@@ -25,10 +24,12 @@ from tidemill.broker.engine.pop.queue_queries import (
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.queries.all_in_flight import InFlightWalk, PlaceInQueues
 from tidemill.broker.engine.queries.in_flight import InFlightLook, Place, Wanted
+from tidemill.broker.engine.queries.pull import QueuePull
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.segment import Record
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.time_search import TimeSearch
+from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
@@ -131,11 +132,10 @@ class Inspection:
         store: MessageStore,
         pops: PopState,
         tally: Tally,
-        *,
-        timer_count_of: Callable[[TopicId], int],
+        timer_index: TimerIndex,
     ) -> None:
         self._catalog = catalog
-        self._timer_count_of = timer_count_of
+        self._timer_index = timer_index
         self._store = store
         self._pops = pops
         self._tally = tally
@@ -161,7 +161,7 @@ class Inspection:
         group_ids = self._pops.index.group_ids_of(topic.id)
         return TopicUse(
             sum(queue.max_offset - queue.min_offset for queue in queues),
-            self._timer_count_of(topic.id),
+            self._timer_index.counts.pending[topic.id],
             sorted(self._catalog.groups[group_id].name for group_id in group_ids),
         )
 
@@ -348,6 +348,30 @@ class Inspection:
             message_id=message_id,
             key=key,
             max_messages=max_messages,
+        )
+
+    def pull(
+        self,
+        queue: ConsumeQueue,
+        from_offset: int,
+        *,
+        tags: frozenset[str],
+        max_messages: int,
+        max_bytes: int,
+        until_offset: int,
+        with_bodies: bool,
+    ) -> QueuePull:
+        """Begin to read the committed messages of a queue, also between rounds."""
+        return QueuePull(
+            self._store,
+            self._tally,
+            queue,
+            from_offset,
+            tags=tags,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            until_offset=until_offset,
+            with_bodies=with_bodies,
         )
 
     def read(

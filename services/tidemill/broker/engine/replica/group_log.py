@@ -104,7 +104,7 @@ def open_group_log(
         known_end.accept_loss()
     proofs = known_end.proofs(confirmed=0 if cuts_damage else find_confirm(disk))
     engine, report = open_replica(disk, config, now_ms=now_ms, proofs=proofs, before=finish_cut)
-    known_end.note_opened(engine.log_end)
+    known_end.note_opened(engine.log.log_end)
     return GroupLog(engine, store_uuid, fresh.secret, now_ms, known_end), report
 
 
@@ -174,7 +174,7 @@ class GroupLog:
         self.damage = ""
         self._is_full = False  # too full for more of the log, when somebody has looked last
         self._floor: tuple[int, int] | None = None  # until what is stated again is applied
-        engine.refresh()
+        engine.room.measure()
         # How much of what is not new may be sent before somebody says more; None: any.
         self.old_bytes_left: int | None = None
         self.is_old_held = False  # some of it waits for that
@@ -288,7 +288,7 @@ class GroupLog:
         self.known_end.note_led_epoch(epoch)
         if self.is_master:
             begin = log.log_end
-            engine.go_on_in(epoch, self.now_ms)
+            engine.begin_epoch(epoch, self.now_ms)
         else:
             for _ in self._apply(log.log_end):
                 pass
@@ -369,9 +369,9 @@ class GroupLog:
         engine = self.engine
         least = max(engine.config.disk_reserve_bytes // FRAMES_RESERVE_PART, FRAMES_LEFT_BYTES)
         least = size + (2 * least if self._is_full else least)
-        if engine.free_bytes < least:
-            engine.refresh()
-        self._is_full = engine.free_bytes < least
+        if engine.room.free_bytes < least:
+            engine.room.measure()
+        self._is_full = engine.room.free_bytes < least
         return not self._is_full
 
     def append(self, frame: Data) -> None:
@@ -425,7 +425,7 @@ class GroupLog:
 
     def _confirmed(self, offset: int) -> None:
         if self.is_master:
-            self.engine.committed(LogOffset(offset))
+            self.engine.log.note_committed(LogOffset(offset))
         self.on_confirmed()
 
     def follow_floor(self, log_min: int, confirm: int) -> None:

@@ -24,6 +24,7 @@ from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDama
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
+from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.body import BodyDamaged, TimerBodies, TimerBody
@@ -76,9 +77,9 @@ class Deliverer:
         catalog: Catalog,
         recorder: Recorder,
         tally: Tally,
+        room: DiskRoom,
         *,
         ready: Callable[[TopicId], None],
-        may_append: Callable[[], bool],
         quarantined: dict[int, int],
         rate_max: int,
         expire_after_ms: int,
@@ -90,7 +91,7 @@ class Deliverer:
         self._recorder = recorder
         self._tally = tally
         self._ready = ready
-        self._may_append = may_append  # whether the disk has room
+        self._disk_room = room
         self._rate_max = rate_max
         self._expire_after_ms = expire_after_ms
         self._on_time = _Lane()
@@ -255,7 +256,7 @@ class Deliverer:
     def _deliver_all(self, items: np.ndarray, now_ms: int, firing_ms: int) -> int:
         """Deliver `items`; return how many are done with."""
         for n, (due_at_ms, timer_id, _, _, slot_s) in enumerate(items.tolist()):
-            if not self._may_append():
+            if self._disk_room.is_full:
                 return n
             if due_at_ms > firing_ms:
                 self.early_count += 1  # A defect: nothing is taken from the near wheel before due.

@@ -33,6 +33,7 @@ from tidemill.broker.engine.layout.timer_entry import TimerEntry
 from tidemill.broker.engine.layout.timer_record import SCHEDULE
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import CorruptStore, Segment
 from tidemill.broker.engine.tally import Allowance, Tally
@@ -63,10 +64,10 @@ class Evacuation:
         recorder: Recorder,
         bodies: TimerBodies,
         tally: Tally,
+        room: DiskRoom,
         *,
         quarantined: dict[int, int],
         rate_bytes: int,
-        may_copy: Callable[[], bool],
         is_due: Callable[[int], bool],
     ) -> None:
         self._index = index
@@ -77,7 +78,7 @@ class Evacuation:
         self._bodies = bodies
         self._tally = tally
         self._rate_bytes = rate_bytes
-        self._may_copy = may_copy
+        self._room = room
         self._is_due = is_due  # whether the oldest segment will have to go soon, by now_ms
         self._segment: Segment | None = None
         self._timers: Iterator[int] = iter(())
@@ -93,7 +94,7 @@ class Evacuation:
             return False
         if now_ms < self._not_before_ms:
             return False
-        if not self._may_copy():
+        if not self._room.may_copy:
             self._not_before_ms = now_ms + LOOK_AGAIN_MS
             return False
         elapsed_ms = min(max(now_ms - self._refilled_at_ms, 0), 1000)

@@ -27,7 +27,7 @@ from tidemill.broker.engine.layout.timer_entry import TimerEntry, TimerEntryDama
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, Topic
 from tidemill.broker.engine.metadata.system_topics import ensure_system_topic
-from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.segment import Segment
 from tidemill.broker.engine.tally import Tally
@@ -81,23 +81,22 @@ class Timers:
         self,
         disk: Disk,
         config: TimerConfig,
-        log: CommitLog,
         store: MessageStore,
         catalog: Catalog,
         index: TimerIndex,
         held_segments: HeldSegments,
         recorder: Recorder,
         tally: Tally,
+        room: DiskRoom,
         *,
         ready: Callable[[TopicId], None],
-        may_append: Callable[[], bool],
-        may_copy: Callable[[], bool],
         is_retirement_near: Callable[[int, int], bool],
     ) -> None:
+        log = store.log
         self._store = store
         self._catalog = catalog
         self._recorder = recorder
-        self._may_append = may_append
+        self._room = room
         self.index = index
         self.held_segments = held_segments
         self.near = NearWheel()
@@ -117,8 +116,8 @@ class Timers:
             catalog,
             recorder,
             tally,
+            room,
             ready=ready,
-            may_append=may_append,
             quarantined=held_segments.quarantined,
             rate_max=config.max_rate,
             expire_after_ms=config.expire_backlog_after_ms,
@@ -131,9 +130,9 @@ class Timers:
             recorder,
             self.bodies,
             tally,
+            room,
             quarantined=held_segments.quarantined,
             rate_bytes=config.evacuation_rate_bytes,
-            may_copy=may_copy,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
         )
         self.flusher = Flusher(disk, index, log, config)
@@ -380,7 +379,7 @@ class Timers:
         index = self.index
         frontier_ms = index.hand_s * 1000
         is_news = frontier_ms > index.frontier_ms and index.hand_s > self.opening.rebuilt_hand_s
-        if not is_news or not self._may_append():
+        if not is_news or self._room.is_full:
             return
         was_active = index.event_count != index.frontier_events
         idle_ms = now_ms - index.frontier_at_ms

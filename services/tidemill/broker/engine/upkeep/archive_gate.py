@@ -6,14 +6,16 @@ is the catalog's; what is kept here is where the look at it stands, and is made 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple, final
 
+from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.metadata.pull_offsets import Key
+from tidemill.broker.engine.room import DiskRoom
 
+ROOM_SEGMENTS_MIN: Final = 4
 QUEUES_A_LOOK: Final = 256  # 1 to 2 ms where each has to sum a block that is cold
 
 
@@ -29,19 +31,15 @@ class GateNotice(NamedTuple):
 class ArchiveGate:
     """Whether the oldest segment holds what is not sealed yet."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        group_name: str,
-        *,
-        room_bytes: Callable[[], int],
-        room_bytes_min: int,
-    ) -> None:
-        """Without a `group_name` nothing is held; with less room than that everything goes."""
+    def __init__(self, catalog: Catalog, room: DiskRoom, config: EngineConfig) -> None:
         self._catalog = catalog
-        self.group_name = group_name
-        self._room_bytes = room_bytes
-        self._room_bytes_min = room_bytes_min
+        self._room = room
+        # Without a name nothing is held.
+        self.group_name = config.archive_gate_group
+        # With less room than this everything goes: sends need it while segments are retired.
+        self._room_bytes_min = max(
+            config.disk_reserve_bytes, ROOM_SEGMENTS_MIN * config.segment_bytes
+        )
         self.is_holding = False  # a segment that has served its time
         self.gives_way = False  # as it was told last
         self.passed_count = 0  # segments that went with what was not sealed, since the start
@@ -63,7 +61,7 @@ class ArchiveGate:
         A call looks at some queues, and the next one goes on: what is stored before `end` is known,
         and how far a queue is sealed grows.
         """
-        is_sealed, room_bytes = self._is_sealed(end), self._room_bytes()
+        is_sealed, room_bytes = self._is_sealed(end), self._room.bytes_until_full
         self.is_holding = not is_sealed and room_bytes >= self._room_bytes_min
         self._is_passing = not is_sealed and not self.is_holding
         # Each segment that goes makes room for one: an operator is told once of them all.

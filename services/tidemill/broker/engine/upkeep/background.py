@@ -6,42 +6,20 @@ under way between rounds, after `synced`; when it is done the next one is chosen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import final
 
-from tidemill.broker.engine.pop.acks import RoundAcks
+from tidemill.broker.engine.room import DERIVED_RESERVE_PART, DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.timers import Timers
-from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, Steps
+from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
 from tidemill.broker.engine.upkeep.merge import Merges
-from tidemill.broker.engine.upkeep.rebuild import Repairs
+from tidemill.broker.engine.upkeep.parts import QuietMoment, Steps
+from tidemill.broker.engine.upkeep.rebuild import Rebuilds
 from tidemill.broker.engine.upkeep.retention import Retention
 
 PREPARE_SLICE_BYTES = 1 << 20
 ROOM_PERIOD_MS = 1_000  # until it is looked again whether the disk has room for what jobs write
-
-
-@final
-class Quiet:
-    """Whether no round is pending, and whether somebody waits for that."""
-
-    def __init__(self, log: CommitLog, acks: RoundAcks) -> None:
-        self._log = log
-        self._acks = acks
-        self.is_wanted = False
-
-    @property
-    def is_now(self) -> bool:
-        """Whether memory is the fold of exactly the durable log."""
-        return self._log.folded_offset == self._log.committed_offset and not self._acks
-
-    def __call__(self) -> Steps:
-        """Give way until no round is pending."""
-        while not self.is_now:
-            self.is_wanted = True
-            yield []
-        self.is_wanted = False
 
 
 @final
@@ -54,29 +32,23 @@ class Background:
         checkpoints: Checkpoints,
         timers: Timers,
         retention: Retention,
-        repairs: Repairs,
+        rebuilds: Rebuilds,
         merges: Merges,
-        quiet: Quiet,
-        *,
-        may_prepare: Callable[[], bool],
-        has_room: Callable[[], bool],
+        quiet: QuietMoment,
+        room: DiskRoom,
     ) -> None:
         self._log = log
         self._checkpoints = checkpoints
         self._timers = timers
         self._retention = retention
-        self._repairs = repairs
+        self._rebuilds = rebuilds
         self._merges = merges
         self._quiet = quiet
-        self._may_prepare = may_prepare  # whether a segment made ahead leaves the reserve alone
-        # Whether a job may write what is derived. Where somebody else has taken even the reserve it
-        # would fail, and a write that fails is the end of the process; the log may be written into
-        # a segment that was filled ahead, and then all else goes on.
-        self._has_room = has_room
+        self._room = room
         self._looks_for_room_at_ms = 0
         self._job: Steps | None = None
         self._was_checkpoint = False  # the last job
-        self._was_repair = False
+        self._was_rebuild = False
 
     def step(
         self, now_ms: int, *, firing_ms: int, monotonic_ms: int | None = None
@@ -104,7 +76,7 @@ class Background:
         """Whether something is due though nothing was committed."""
         if now_ms < self._looks_for_room_at_ms:
             return False
-        return self._repairs.is_due or self._timers.wants_background(now_ms)
+        return self._rebuilds.is_due or self._timers.wants_background(now_ms)
 
     def next_ms(self) -> int | None:
         """Return when something is due by the clock; None: not before something happens."""
@@ -114,7 +86,12 @@ class Background:
     @property
     def wants_quiet(self) -> bool:
         """Whether the job under way waits for a moment at which no round is pending."""
-        return self._quiet.is_wanted
+        return self._quiet.is_awaited
+
+    def _has_room(self) -> bool:
+        # A write that fails ends the process. Without derived files everything else continues: the
+        # log may be written into a segment that was filled ahead.
+        return self._room.has_room(0, reserve_part=DERIVED_RESERVE_PART)
 
     def _choose(self, now_ms: int, *, firing_ms: int) -> Steps | None:
         is_time = now_ms >= self._looks_for_room_at_ms
@@ -122,14 +99,14 @@ class Background:
             if is_time:
                 self._looks_for_room_at_ms = now_ms + ROOM_PERIOD_MS
             return self._choose_room(now_ms)
-        if self._log.needs_preparation and self._may_prepare():
+        if self._log.needs_preparation and self._room.may_prepare_segment:
             return self._log.prepare(slice_bytes=PREPARE_SLICE_BYTES)
         if self._log.applied_offset is not None:
             return self._choose_following(now_ms, firing_ms=firing_ms)
         # Somebody waits for it; but a disk that damages all it is given must not stop the others.
-        self._was_repair = self._repairs.is_due and not self._was_repair
-        if self._was_repair:
-            return self._repairs.repair()
+        self._was_rebuild = self._rebuilds.is_due and not self._was_rebuild
+        if self._was_rebuild:
+            return self._rebuilds.rebuild()
         # Where the log grows faster than checkpoints are written one is always due: then the others
         # have every second turn.
         is_checkpoints_turn = self._checkpoints.is_due and not self._was_checkpoint

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 
@@ -35,21 +35,17 @@ from tidemill.broker.engine.layout.pop_checkpoint import FLAG_ORDERED
 from tidemill.broker.engine.layout.queue_entry import SIZE
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE, SnapshotSection
 from tidemill.broker.engine.layout.store_checkpoint import StoreCheckpoint
-from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import delivery_rows_of, slot_ranges
+from tidemill.broker.engine.room import DERIVED_RESERVE_PART
 from tidemill.broker.engine.store import block_file as files
 from tidemill.broker.engine.store.block_file import BlockFile, EncodedBlock
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
-from tidemill.broker.engine.store.disk import CachedFolder, Disk, File
-from tidemill.broker.engine.store.mappings import Mappings
+from tidemill.broker.engine.store.disk import CachedFolder, File
 from tidemill.broker.engine.store.message_index import BLOCK_PAIRS_MAX, PAIR_SIZE
-from tidemill.broker.engine.tally import Tally
-
-Steps: TypeAlias = Iterator[list[File]]
-Quiet: TypeAlias = Callable[[], Steps]  # gives way until no round is pending
+from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 QUEUES_FOLDER = "queues"
 INDEX_FOLDER = "index"
@@ -104,45 +100,46 @@ class _Extents:
 
 
 @final
+class SnapshotSize:
+    """The expected size of the next snapshot."""
+
+    def __init__(self, catalog: Catalog, pops: PopState) -> None:
+        self._catalog = catalog
+        self._pops = pops
+        self.last_bytes = 0  # the size of the last snapshot of this process
+
+    @property
+    def size_bytes(self) -> int:
+        """The expected size: from what memory holds, and at least the size of the last one."""
+        known = (
+            self._pops.table.used_count * delivery_rows.ROW_SIZE
+            + len(self._pops.progress) * PROGRESS_BYTES
+            + self._catalog.item_count * CATALOG_ITEM_BYTES
+        )
+        return max(known, self.last_bytes)
+
+
+@final
 class Checkpoints:
     """When the derived files were written, and writing them."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        mappings: Mappings,
-        store: MessageStore,
-        catalog: Catalog,
-        pops: PopState,
-        quiet: Quiet,
-        tally: Tally,
-        *,
-        log_bytes: int,
-        records: int,
-        deliveries_max: int,
-        segment_bytes: int,
-        has_room: Callable[[int], bool],
-    ) -> None:
-        """`has_room` says whether so many bytes can be written now, and some are left."""
-        self._disk = disk
-        self._mappings = mappings
-        self._store = store
-        self._log = store.log
-        self._catalog = catalog
-        self._pops = pops
-        self._quiet = quiet
-        self._tally = tally
-        self._log_bytes = log_bytes
-        self._records = records
-        self._deliveries_max = deliveries_max
-        self.queues_folder = CachedFolder(disk, QUEUES_FOLDER)
-        self.index_folder = CachedFolder(disk, INDEX_FOLDER)
-        self._snapshots_folder = CachedFolder(disk, SNAPSHOTS_FOLDER)
+    def __init__(self, parts: UpkeepParts, snapshot_size: SnapshotSize) -> None:
+        self._config = parts.config
+        self._disk = parts.disk
+        self._mappings = parts.mappings
+        self._store = parts.store
+        self._log = parts.store.log
+        self._catalog = parts.catalog
+        self._pops = parts.pops
+        self._quiet = parts.quiet
+        self._room = parts.room
+        self._tally = parts.tally
+        self.snapshot_size = snapshot_size
+        self.queues_folder = CachedFolder(parts.disk, QUEUES_FOLDER)
+        self.index_folder = CachedFolder(parts.disk, INDEX_FOLDER)
+        self._snapshots_folder = CachedFolder(parts.disk, SNAPSHOTS_FOLDER)
         self._records_then = 0  # of the log at the last checkpoint
-        self._segment_bytes = segment_bytes  # the log may need the next one meanwhile
-        self._has_room = has_room
         self._wanted_bytes = 0  # by the checkpoint that waits for room
-        self._snapshot_bytes = 0  # of the last one
         self.is_without_snapshot = False  # the last one found no room for it
 
     @property
@@ -155,8 +152,8 @@ class Checkpoints:
         """Whether enough has been logged since the last one, and what was too large then fits."""
         log = self._log
         is_time = (
-            log.committed_offset - self._store.derived_offset >= self._log_bytes
-            or log.record_count - self._records_then >= self._records
+            log.committed_offset - self._store.derived_offset >= self._config.checkpoint_log_bytes
+            or log.record_count - self._records_then >= self._config.checkpoint_records
         )
         return is_time and not self.waits_for_room
 
@@ -165,15 +162,8 @@ class Checkpoints:
         """Whether the last one found no room for what is derived, and there is none yet."""
         return self._wanted_bytes > 0 and not self._has_room(self._wanted_bytes)
 
-    @property
-    def snapshot_bytes(self) -> int:
-        """About how large the next snapshot is."""
-        known = (
-            self._pops.table.used_count * delivery_rows.ROW_SIZE
-            + len(self._pops.progress) * PROGRESS_BYTES
-            + self._catalog.item_count * CATALOG_ITEM_BYTES
-        )
-        return max(known, self._snapshot_bytes)
+    def _has_room(self, size: int) -> bool:
+        return self._room.has_room(size, reserve_part=DERIVED_RESERVE_PART)
 
     def write(self) -> Steps:
         """Make everything that is derived from the log so far durable."""
@@ -259,7 +249,9 @@ class Checkpoints:
         # What is new from here on is stated by the log from `begin` on.
         progresses = list(pops.progress.values())
         # The table may grow while its slices are written: at most to its bound, changes included.
-        slices_max = len(list(slot_ranges(pops))) + 2 * self._deliveries_max // SLOTS_A_SLICE + 2
+        slices_max = (
+            len(list(slot_ranges(pops))) + 2 * self._config.deliveries_max // SLOTS_A_SLICE + 2
+        )
         yield []
 
         block_count_max = (
@@ -271,7 +263,7 @@ class Checkpoints:
         # The directory is written last, in front.
         directory_bytes = block_file.HEADER_SIZE + block_count_max * block_file.ROW_SIZE
         self.is_without_snapshot = not self._has_room(
-            directory_bytes + self.snapshot_bytes + self._segment_bytes
+            directory_bytes + self.snapshot_size.size_bytes + self._config.segment_bytes
         )
         if self.is_without_snapshot:
             return
@@ -297,7 +289,7 @@ class Checkpoints:
         except files.InsufficientSpace:
             self.is_without_snapshot = True
         else:
-            self._snapshot_bytes = file.size_bytes
+            self.snapshot_size.last_bytes = file.size_bytes
 
     def _while_room(
         self, slices: Iterator[list[EncodedBlock]], directory_bytes: int

@@ -7,14 +7,13 @@ durably, before the old ones lose theirs (ADR 0015).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import SIZE
-from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.room import WHOLE_RESERVE
 from tidemill.broker.engine.store.block_file import (
     BlockFile,
     EncodedBlock,
@@ -22,11 +21,12 @@ from tidemill.broker.engine.store.block_file import (
     write_block_file,
 )
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue, QueueRun
-from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
-from tidemill.broker.engine.tally import Allowance, Tally
-from tidemill.broker.engine.upkeep.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Checkpoints, Steps
+from tidemill.broker.engine.tally import Allowance
+from tidemill.broker.engine.upkeep.checkpoint import QUEUE_BLOCK_ENTRIES_MAX, Checkpoints
+from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
+MERGED_BYTES_MAX = 128 << 20  # of a derived file, on a disk without a reserve
 QUEUES_A_SLICE = 128  # looked at, or given a run
 RUNS_A_SLICE = 96  # each is summed, and copied
 INDEX_BLOCKS_A_SLICE = 4  # 512 KiB: summed, copied and written
@@ -44,31 +44,25 @@ class _Stretch(NamedTuple):
 class Merges:
     """Which files are to be merged, and merging them."""
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        mappings: Mappings,
-        store: MessageStore,
-        catalog: Catalog,
-        tally: Tally,
-        *,
-        log_bytes: int,
-        files_merged: int,
-        bytes_max: int,
-        has_room: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, parts: UpkeepParts, checkpoints: Checkpoints) -> None:
+        config = parts.config
         self._checkpoints = checkpoints
-        self._mappings = mappings
-        self._store = store
-        self._catalog = catalog
-        self._tally = tally
-        self._files_merged = files_merged
+        self._mappings = parts.mappings
+        self._store = parts.store
+        self._catalog = parts.catalog
+        self._room = parts.room
+        self._tally = parts.tally
+        self._files_merged = files_merged = config.files_merged
+        log_bytes = config.checkpoint_log_bytes
         # From there on a file is middling, and large.
         self._sizes = (files_merged * log_bytes // 2, files_merged**2 * log_bytes // 2)
-        self._bytes_max = bytes_max  # of a file: it may have to be repaired on a disk that is full
-        self._has_room = has_room  # whether so many bytes can be written, the reserve left alone
+        # Of a file: it may have to be rebuilt on a disk that is full.
+        self._bytes_max = config.disk_reserve_bytes // 4 or MERGED_BYTES_MAX
         self._looked_at = -1  # the derived offset at which nothing was to be merged
         self._wanted_bytes = 0  # by the merge that waits for room
+
+    def _has_room(self, size: int) -> bool:
+        return self._room.has_room(size, reserve_part=WHOLE_RESERVE)
 
     @property
     def is_due(self) -> bool:

@@ -21,20 +21,17 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged, Directory
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
-from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.metadata.catalog import Catalog
-from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.room import COPY_RESERVE_PART
 from tidemill.broker.engine.store.block_file import (
     BlockFile,
     EncodedBlock,
     InsufficientSpace,
     write_block_file,
 )
-from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import PAIR_SIZE, MessageIndex
 from tidemill.broker.engine.store.segment import Hole, Record
-from tidemill.broker.engine.tally import Tally
-from tidemill.broker.engine.upkeep.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Checkpoints, Steps
+from tidemill.broker.engine.upkeep.checkpoint import INDEX_FOLDER, QUEUES_FOLDER, Checkpoints
+from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 from tidemill.message import stored_message
 
 RECORDS_A_SLICE = 256  # under a millisecond: heads are summed, bodies are not
@@ -51,37 +48,31 @@ class _LogAwaited(Exception):
 
 
 @final
-class Repairs:
+class Rebuilds:
     """The files that were found damaged, and deriving them again."""
 
     def __init__(
-        self,
-        checkpoints: Checkpoints,
-        mappings: Mappings,
-        store: MessageStore,
-        catalog: Catalog,
-        pops: PopState,
-        tally: Tally,
-        *,
-        repaired: Callable[[], None],
-        has_room: Callable[[int], bool],
+        self, parts: UpkeepParts, checkpoints: Checkpoints, *, ended: Callable[[], None]
     ) -> None:
+        """Call `ended` when a queue or index file is whole again, or was deleted."""
         self._folders = {
             QUEUES_FOLDER: checkpoints.queues_folder,
             INDEX_FOLDER: checkpoints.index_folder,
         }
-        self._mappings = mappings
-        self._tally = tally
-        self._store = store
-        self._damaged = store.damaged_files
-        self._catalog = catalog
-        self._pops = pops
-        # Whether so many bytes can be written: a part of the reserve is for it, since somebody may
-        # wait for a repair whose acks make room.
-        self._has_room = has_room
-        self._repaired = repaired  # told when a queue file is whole again, or gone
+        self._mappings = parts.mappings
+        self._room = parts.room
+        self._tally = parts.tally
+        self._store = parts.store
+        self._damaged = parts.store.damaged_files
+        self._catalog = parts.catalog
+        self._pops = parts.pops
+        self._ended = ended
         self._notices: list[str] = []
         self.counts: Counter[str] = Counter({QUEUES_FOLDER: 0, INDEX_FOLDER: 0})
+
+    def _has_room(self, size: int) -> bool:
+        # It may use a part of the reserve: the acks that make room may depend on a rebuild.
+        return self._room.has_room(size, reserve_part=COPY_RESERVE_PART)
 
     @property
     def is_due(self) -> bool:
@@ -100,7 +91,7 @@ class Repairs:
         notices, self._notices = self._notices, []
         return notices
 
-    def repair(self) -> Steps:
+    def rebuild(self) -> Steps:
         """Derive the next damaged file again."""
         file = self._find()
         if file is None:
@@ -123,7 +114,7 @@ class Repairs:
 
     def _end(self, name: str) -> None:
         self._damaged.pop(name, None)
-        self._repaired()  # Whatever came of it: nothing is held for the file any more.
+        self._ended()  # Whatever came of it: nothing is held for the file any more.
 
     # ------------------------------------------------------------ queue files
 

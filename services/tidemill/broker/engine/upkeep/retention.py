@@ -21,13 +21,10 @@ from tidemill.broker.engine.layout.state import (
     StatedProgress,
     StatedQueues,
 )
-from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.progress_index import ProgressKey
 from tidemill.broker.engine.pop.queue_queries import find_expired
-from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import (
     DELIVERIES_A_STATE_RECORD,
     delivery_rows_of,
@@ -39,7 +36,8 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
 from tidemill.broker.engine.timer.timers import Timers
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
-from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpoints, Quiet, Steps
+from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpoints
+from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
 
 LONG_AGO_MS = -(1 << 62)
 SETTLE_MS = 60_000  # after a start; a machine's clock is set right in seconds
@@ -58,33 +56,27 @@ class Retention:
 
     def __init__(
         self,
-        store: MessageStore,
-        catalog: Catalog,
-        pops: PopState,
+        parts: UpkeepParts,
         acks: RoundAcks,
         timer_index: TimerIndex,
         held_segments: HeldSegments,
         fold: Fold,
         checkpoints: Checkpoints,
-        quiet: Quiet,
         gate: ArchiveGate,
-        *,
-        retention_ms: int,
-        retention_bytes: int,
     ) -> None:
-        self._store = store
-        self._log = store.log
-        self._catalog = catalog
-        self._pops = pops
+        self._store = parts.store
+        self._log = parts.store.log
+        self._catalog = parts.catalog
+        self._pops = parts.pops
         self._acks = acks
         self._timer_index = timer_index
         self._held_segments = held_segments
         self._fold = fold
         self._checkpoints = checkpoints
-        self._quiet = quiet
+        self._quiet = parts.quiet
         self.gate = gate
-        self.retention_ms = retention_ms
-        self._retention_bytes = retention_bytes
+        self.retention_ms = parts.config.retention_ms
+        self._retention_bytes = parts.config.retention_bytes
         self.may_go_before = 0  # log offset, of a replica: where its master's log begins
         # Of each segment that this process has filled: since when, on a clock that nobody moves.
         self._full_since_ms: dict[int, int] = {}

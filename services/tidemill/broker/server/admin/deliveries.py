@@ -73,7 +73,7 @@ class DeliveryAdmin:
 
         def begin(engine: Engine, _turn: Turn) -> InFlightLook:
             # What is popped from here on is none of it: it may be what was released.
-            reply.before_id = request.before_id or engine.log_end
+            reply.before_id = request.before_id or engine.log.log_end
             return _look(
                 engine,
                 request.filter,
@@ -94,7 +94,7 @@ class DeliveryAdmin:
                 try:
                     # Who was acked in this round has nothing to release.
                     with contextlib.suppress(InvalidReceiptHandle):
-                        engine.release(found.delivery, turn.now_ms)
+                        engine.commands.release(found.delivery, turn.now_ms)
                         reply.count += 1
                 except Overloaded:
                     if not reply.count or last is None:
@@ -141,7 +141,7 @@ def _look(
             wanted.message_id,
         ),
         after=after,
-        before_id=engine.log_end if before_id is None else before_id,
+        before_id=engine.log.log_end if before_id is None else before_id,
         max_messages=max_messages,
     )
 

@@ -49,7 +49,7 @@ class MessageAdmin:
             has_delay = request.HasField("delay_ms")
             if has_delay and kind != v2.DELAY:
                 raise BadRequest("only messages of type DELAY have a delay")
-            queue_offset, due_at_ms = engine.send(
+            queue_offset, due_at_ms = engine.commands.send(
                 topic.id,
                 QueueId(queue_id),
                 request.blob,

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, TimerId, TopicId
-from tidemill.broker.engine.message_store import MessageDamaged
 from tidemill.broker.engine.pop.consumption import Delivery
 from tidemill.broker.engine.tally import SLICE_BYTES, Allowance
 from tidemill.broker.server.link.pops import NOTIFICATION, POP
@@ -144,13 +143,13 @@ def _apply_appends(
 ) -> Iterator[None]:
     turn, repeated_ids = context.turn, context.repeated_ids
     failures, count = context.replies.failures, context.traffic.appended
-    send, now_ms, firing_ms = turn.engine.send, turn.now_ms, turn.firing_ms
+    send, now_ms, firing_ms = turn.engine.commands.send, turn.now_ms, turn.firing_ms
     rows = zip(*_append_columns(appends), strict=True)
     for n, (request_id, topic_id, queue_id, crc, blob) in enumerate(rows, 1):
         if request_id in repeated_ids:
             yield  # The search below takes a slice.
             try:
-                known = turn.engine.find_sent(topic_id, queue_id, blob)
+                known = turn.engine.store.find_sent(topic_id, queue_id, blob)
             except ServiceError as error:
                 failures.append((request_id, error))
                 continue
@@ -196,7 +195,7 @@ def _ack_columns(acks: pb.AckBatch) -> tuple[Any, ...]:
 
 def _apply_acks(context: FrameContext, results: list[Result], acks: pb.AckBatch) -> Iterator[None]:
     failures, count = context.replies.failures, context.traffic.acked
-    ack, now_ms = context.turn.engine.ack, context.turn.now_ms
+    ack, now_ms = context.turn.engine.commands.ack, context.turn.now_ms
     request_ids, *fields = _ack_columns(acks)
     deliveries = map(Delivery._make, zip(*fields, strict=True))
     for n, (request_id, delivery) in enumerate(zip(request_ids, deliveries, strict=True), 1):
@@ -242,7 +241,7 @@ def _apply_pops(
             renews=request.renews,
             arrived_s=context.arrived_s,
         )
-        while turn.engine.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
+        while turn.engine.consumption.prepare_pop(GroupId(pop.group_id), TopicId(pop.topic_id)):
             yield
         pops.begin_pop(pop, request.poll_duration_ms, turn)
         yield
@@ -259,11 +258,7 @@ def _reply_pops(frame: pb.ReplyFrame, results: Sequence[Result], source: ReplySo
 
 def _add_batch(reply: pb.PopReply, pop: PopPoll, batch: DeliveryBatch, source: ReplySource) -> int:
     """Add one batch with its messages; return their size in bytes."""
-    try:
-        records = source.engine.read_batch(batch)
-    except (LookupError, MessageDamaged):
-        batch = source.engine.left_of(batch)
-        records = source.engine.read_batch(batch)
+    batch, records = source.engine.consumption.read_batch(batch)
     if not records:
         return 0
     # One constructor call copies the messages; fields one by one cost a call each.
@@ -350,12 +345,12 @@ def _delivery(request: pb.ChangeInvisibleRequest | pb.DeadLetterRequest) -> Deli
 
 def _change_invisible(request: pb.ChangeInvisibleRequest, turn: Turn) -> Delivery:
     if request.gives_back:
-        return turn.engine.give_back(
+        return turn.engine.commands.give_back(
             _delivery(request),
             invisible_duration_ms=request.invisible_duration_ms,
             now_ms=turn.now_ms,
         )
-    return turn.engine.change_invisible(
+    return turn.engine.commands.change_invisible(
         _delivery(request),
         invisible_duration_ms=request.invisible_duration_ms,
         suspend=request.suspend,
@@ -373,7 +368,7 @@ def _add_change(frame: pb.ReplyFrame, request_id: int, delivery: Delivery) -> No
 
 
 def _dead_letter(request: pb.DeadLetterRequest, turn: Turn) -> None:
-    turn.engine.dead_letter(_delivery(request), turn.now_ms)
+    turn.engine.commands.dead_letter(_delivery(request), turn.now_ms)
 
 
 def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:

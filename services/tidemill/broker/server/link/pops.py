@@ -126,7 +126,7 @@ class LinkPops:
         if not batches:
             return PopOutcome.NO_MESSAGE
         if pop.renews:
-            turn.engine.on_their_way(batches)
+            turn.engine.commands.begin_handover(batches)
         replies, size = self._replies(), sum([batch.size_bytes for batch in batches])
         replies.of(POP).append((pop, batches))
         replies.pop_bytes += size
@@ -139,7 +139,7 @@ class LinkPops:
             return True
         turn = self._rounds.turn
         try:
-            ready = turn.engine.ready_count(
+            ready = turn.engine.consumption.ready_count(
                 GroupId(notification.group_id),
                 TopicId(notification.topic_id),
                 tags=notification.tags,
@@ -232,7 +232,7 @@ class LinkPops:
 
 def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
     """Pop messages from the engine."""
-    return turn.engine.pop(
+    return turn.engine.commands.pop(
         GroupId(pop.group_id),
         TopicId(pop.topic_id),
         max_messages=pop.max_messages,
@@ -274,7 +274,7 @@ def give_back(pop: PopPoll, batches: Iterable[DeliveryBatch], turn: Turn) -> Non
                 batch.visible_at_ms,
             )
             with contextlib.suppress(ServiceError):  # Acked or void in the meantime.
-                turn.engine.give_back(
+                turn.engine.commands.give_back(
                     delivery, invisible_duration_ms=GIVE_BACK_MS, now_ms=turn.now_ms
                 )
 

@@ -138,7 +138,8 @@ class ProxyLink:
         replies.answered_sequence = frame.sequence
         replies.arrived_s = min(replies.arrived_s, arrived_s)
         if frame.alive_clients:
-            turn.engine.clients_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
+            renewals = turn.engine.consumption.renewals
+            renewals.alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
             yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
@@ -152,13 +153,13 @@ class ProxyLink:
         if frame.HasField("handed_over"):
             handed_over = zip(frame.handed_over.slots, frame.handed_over.delivery_ids, strict=True)
             while part := list(islice(handed_over, SLICE_HANDED_OVER)):
-                turn.engine.handed_over(part, now_ms=turn.now_ms)
+                turn.engine.consumption.renewals.handed_over(part, now_ms=turn.now_ms)
                 yield
         for request_id in frame.cancelled_polls:
             turn.polls.cancel(self.pops, request_id)
         if frame.ended_clients:
             # After the last acks of such a client, which may be in the same frame.
-            turn.engine.clients_ended(frame.ended_clients)
+            turn.engine.commands.end_clients(frame.ended_clients)
 
     def _introduce(self, frame: pb.RequestFrame, turn: Turn) -> None:
         """Learn which process opened the stream, and close all its streams but the newest.

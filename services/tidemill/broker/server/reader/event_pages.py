@@ -49,11 +49,11 @@ class EventPages:
         position, index = request.from_position, request.from_index
         if request.from_message:
             begin = await self._find_first(engine, request.message_id)
-            engine.note_place(begin)
+            engine.events.record_starts.note(begin)
             position, index = max((begin, 0), (position, index))
         place = await self._find_place(engine, position)
         position, index = place, index if place == position else 0
-        read = engine.read_events(
+        read = engine.events.read(
             query,
             from_position=position,
             from_index=index,
@@ -74,13 +74,13 @@ class EventPages:
         reply.next_position, reply.next_index = read.next_position, read.next_index
         reply.gone_from, reply.damaged_bytes = read.gone_from, read.damaged_bytes
         reply.log_min, reply.log_end = read.bounds()
-        engine.note_place(reply.next_position)
-        engine.note_place(reply.log_end)
+        engine.events.record_starts.note(reply.next_position)
+        engine.events.record_starts.note(reply.log_end)
         return reply
 
     async def _find_place(self, engine: Engine, position: int) -> int:
         """Return where the first record begins that does not begin before `position`."""
-        look, has_more = engine.find_place(position), True
+        look, has_more = engine.events.record_starts.look(position), True
         while has_more:
             async with self._turn:
                 self._check_master()
@@ -91,7 +91,7 @@ class EventPages:
     async def _find_first(self, engine: Engine, message_id: str) -> int:
         """Return the position of the first record of a message, or where the log ends now."""
         begin, low = int(engine.log.committed_offset), engine.log.min_offset
-        slices = engine.find_records(message_id)
+        slices = engine.events.find_records(message_id)
         while True:
             async with self._turn:
                 self._check_master()

@@ -79,7 +79,7 @@ class PullReader:
         queue = _queue(engine, request.topic_id, request.queue_id)
         if request.topic not in ("", engine.catalog.topics[TopicId(request.topic_id)].name):
             raise TopicNotFound(f"the topic {request.topic} has another id")
-        pull = engine.pull(
+        pull = engine.inspection.pull(
             queue,
             request.offset,
             tags=frozenset(request.tags),

@@ -310,7 +310,7 @@ class _QueuePage:
 def _describe_log(engine: Engine, reply: pb.BrokerGroupQueues) -> None:
     reply.broker = engine.catalog.broker_name
     reply.log_min, reply.log_end = engine.log.min_offset, engine.log.committed_offset
-    engine.note_place(engine.log.committed_offset)
+    engine.events.record_starts.note(engine.log.committed_offset)
     reply.log_id = log_id_of(engine)
 
 

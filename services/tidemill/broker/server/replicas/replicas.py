@@ -156,7 +156,7 @@ class Replicas:
         master = self._machine.master
         if master is None or not master.sync_state.is_short:
             self._short_since_ms = None
-            self._group_log.engine.is_short = False
+            self._group_log.engine.commands.lacks_replicas = False
             is_moving = master is not None and not master.accepts_sends
             self._was_held |= is_moving
             return is_moving
@@ -164,7 +164,7 @@ class Replicas:
         if self._short_since_ms is None:
             self._short_since_ms = now_ms
         is_held = now_ms - self._short_since_ms < SHORT_HOLD_MS
-        self._group_log.engine.is_short = not is_held
+        self._group_log.engine.commands.lacks_replicas = not is_held
         is_held |= not master.accepts_sends
         self._was_held |= is_held
         return is_held

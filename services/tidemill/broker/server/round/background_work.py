@@ -45,7 +45,7 @@ class BackgroundWork:
         if self._files:
             return False
         return (
-            self._idle_offset != self._engine.committed_offset
+            self._idle_offset != self._engine.log.committed_offset
             or turn.monotonic_ms >= self._idle_at_ms + IDLE_PERIOD_MS
             or self._background.is_wanted(turn.now_ms)
         )
@@ -61,7 +61,7 @@ class BackgroundWork:
         )
         if files is None:
             self._idle_at_ms = turn.monotonic_ms
-            self._idle_offset = self._engine.committed_offset
+            self._idle_offset = self._engine.log.committed_offset
             return False
         if files:
             self._files = list(files)

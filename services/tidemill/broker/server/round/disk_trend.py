@@ -29,18 +29,18 @@ class DiskTrend:
 
     def update(self, engine: Engine, monotonic_ms: int) -> None:
         """Read the free space again, and log when sends begin and cease to be rejected."""
-        engine.refresh()
+        engine.room.measure()
         if not self._samples or monotonic_ms - self._samples[-1][0] >= SAMPLE_PERIOD_MS:
-            self._samples.append((monotonic_ms, engine.free_bytes))
+            self._samples.append((monotonic_ms, engine.room.free_bytes))
         self._log_missing_snapshot(engine)
-        if engine.is_disk_full == self._was_full:
+        if engine.room.is_full == self._was_full:
             return
-        self._was_full = engine.is_disk_full
+        self._was_full = engine.room.is_full
         room = {
-            "free_mib": engine.free_bytes >> 20,
+            "free_mib": engine.room.free_bytes >> 20,
             "reserve_mib": engine.config.disk_reserve_bytes >> 20,
         }
-        if engine.is_disk_full:
+        if engine.room.is_full:
             log.warning("disk full: sends are rejected", **room)
         else:
             log.info("disk has room: sends are accepted again", **room)
@@ -50,8 +50,8 @@ class DiskTrend:
         if is_without and not self._was_without_snapshot:
             log.warning(
                 "no room for a snapshot: a start will replay more of the log",
-                free_mib=engine.free_bytes >> 20,
-                wanted_mib=engine.checkpoints.snapshot_bytes >> 20,
+                free_mib=engine.room.free_bytes >> 20,
+                wanted_mib=engine.checkpoints.snapshot_size.size_bytes >> 20,
             )
         self._was_without_snapshot = is_without
 

@@ -93,7 +93,7 @@ class Durability:
         self._bytes_max = bytes_max
         # Bounded by both limits: the round loop checks `has_room` before it gathers.
         self._in_flight: deque[tuple[LogOffset, Sequence[RoundEffect]]] = deque()
-        self._written_offset = engine.log_end
+        self._written_offset = engine.log.log_end
         self._has_written = asyncio.Event()
         self._leaving: Iterator[None] | None = None  # a release that takes more than a turn
         self._has_rest = asyncio.Event()
@@ -110,7 +110,7 @@ class Durability:
     @property
     def has_room(self) -> bool:
         """Whether a new round may begin."""
-        behind_bytes = self._written_offset - self._engine.committed_offset
+        behind_bytes = self._written_offset - self._engine.log.committed_offset
         has_room = len(self._in_flight) < self._rounds_max and behind_bytes < self._bytes_max
         return has_room and not self.is_held()
 
@@ -122,7 +122,7 @@ class Durability:
     @property
     def is_caught_up(self) -> bool:
         """Whether everything written is committed."""
-        return self._written_offset <= self._engine.committed_offset
+        return self._written_offset <= self._engine.log.committed_offset
 
     @property
     def is_empty(self) -> bool:
@@ -131,7 +131,7 @@ class Durability:
 
     def add(self, effects: Sequence[RoundEffect]) -> None:
         """Keep the effects of a round; called at once after the round is written."""
-        log_offset = self._engine.log_end
+        log_offset = self._engine.log.log_end
         if log_offset > self._written_offset:
             self._written_offset = log_offset
             self._has_written.set()
@@ -139,7 +139,7 @@ class Durability:
             return
         self._in_flight.append((log_offset, effects))
         self.on_moved()
-        if log_offset <= self._engine.committed_offset:
+        if log_offset <= self._engine.log.committed_offset:
             self._release()
 
     def note_written(self) -> None:
@@ -155,7 +155,7 @@ class Durability:
 
     def synced(self, log_offset: LogOffset) -> None:
         """Note that the log is durable before `log_offset`; without replicas it is committed."""
-        self._engine.synced(log_offset)
+        self._engine.log.note_synced(log_offset)
         self.on_moved()
         self.release()
 
@@ -184,7 +184,7 @@ class Durability:
         while True:
             await self._has_written.wait()
             self._has_written.clear()
-            log_offset, of_log = self._engine.begin_sync()
+            log_offset, of_log = self._engine.log.begin_sync()
             files = [*of_log, *self.beside()]
             if files:
                 began_s = time.monotonic()
@@ -214,7 +214,7 @@ class Durability:
 
     def _leave(self) -> Iterator[None]:
         in_flight, engine = self._in_flight, self._engine
-        while in_flight and in_flight[0][0] <= engine.committed_offset:
+        while in_flight and in_flight[0][0] <= engine.log.committed_offset:
             for effect in in_flight[0][1]:
                 yield from effect.release()
                 yield

@@ -30,5 +30,5 @@ def log_notices(engine: Engine) -> None:
             log.warning("archive gate opened, unsealed messages are deleted for room", **room)
         else:
             log.info("archive gate closed again", **room)
-    for file in engine.repairs.take_notices():
+    for file in engine.rebuilds.take_notices():
         log.warning("damaged file rebuilt from the log", file=file)

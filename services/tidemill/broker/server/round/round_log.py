@@ -46,14 +46,14 @@ class RoundLog:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._log_end: int = engine.log_end
+        self._log_end: int = engine.log.log_end
         self._counts: Counter[tuple[str, int, int]] = Counter()
         self._delivered: Counter[TopicId] = Counter()
         self._read_counts()
 
     def log_round(self, number: int, *, work_count: int, began_s: float) -> None:
         """Log a round, and its batches of revived, dead-lettered and delayed messages."""
-        written, log_end = self._engine.log_end - self._log_end, self._engine.log_end
+        written, log_end = self._engine.log.log_end - self._log_end, self._engine.log.log_end
         if not work_count and not written:
             return
         before, delivered = self._counts, self._delivered

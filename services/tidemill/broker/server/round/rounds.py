@@ -54,8 +54,8 @@ SLEEP_MS_MAX = 10_000  # the longest sleep; bounds how late a wall clock set for
 REFRESH_MS = 1_000  # period of reading the free space; the disk reserve covers the writes between
 REVIVE_BUCKETS_MS = (1, 10, 100, 1000, 2000, 3000)  # those of RocketMQ's buffer scan
 FOLLOW_MS = 1_000  # the longest sleep of a replica, which also expires state by the clock
-# Time for replicas to confirm the last round of a stop. The master proposes to remove a replica from
-# the sync state set if it lags longer.
+# Time for replicas to confirm the last round of a stop. The master proposes to remove a replica
+# from the sync state set if it lags longer.
 LAST_CONFIRM_S = 2.0
 CALLS_MAX = 1_000  # administrative calls that wait; beyond it a call gets Overloaded
 
@@ -113,7 +113,7 @@ class Rounds:
         self.turn = Turn(engine, polls, clock)
         self.revive_latencies: Histogram[tuple[()]] = Histogram(REVIVE_BUCKETS_MS)
         self.append_times_us: Histogram[tuple[()]] = Histogram(DISK_BUCKETS_US)
-        self._written_offset = engine.log_end
+        self._written_offset = engine.log.log_end
         self.count = 0
         self._round_log = RoundLog(engine) if is_debug() else None
 
@@ -293,7 +293,7 @@ class Rounds:
                 async with asyncio.timeout(FOLLOW_MS / 1000):
                     await self._wake.wait()
         if group_log.is_master:
-            self._written_offset = self._engine.log_end
+            self._written_offset = self._engine.log.log_end
             self._promoted.set()
 
     def _is_following(self) -> bool:
@@ -313,7 +313,7 @@ class Rounds:
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
             self._disk_trend.update(engine, turn.monotonic_ms)
-            engine.note_time(turn.monotonic_ms)
+            engine.store.note_time(turn.monotonic_ms)
             log_notices(engine)
         firing_ms = self._firing_clock.read(self._clock.unsteady_wall_ms(), turn.monotonic_ms)
         turn.firing_ms = min(firing_ms, turn.now_ms)
@@ -342,8 +342,8 @@ class Rounds:
         """Write the records of the round."""
         began_s = time.monotonic()
         await run_in_turns(self._engine.write_slices(self.turn.now_ms))
-        if self._engine.log_end > self._written_offset:
-            self._written_offset = self._engine.log_end
+        if self._engine.log.log_end > self._written_offset:
+            self._written_offset = self._engine.log.log_end
             self.append_times_us.observe((), (time.monotonic() - began_s) * US_PER_S)
 
     def _do_due(self, turn: Turn) -> Iterator[None]:

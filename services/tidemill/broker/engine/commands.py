@@ -1,0 +1,266 @@
+"""The commands of clients: send, pop, ack, change, give back, dead-letter, renew.
+
+A command checks its arguments and decides. It records its decision as one entry, which the fold
+applies to the state and adds to the pending round. The caller may answer when `committed_offset`
+has reached the log end of that round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias, final
+from zlib import crc32
+
+from tidemill.broker.engine.fold import Fold
+from tidemill.broker.engine.layout import pop_checkpoint
+from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, MessageEntry
+from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
+from tidemill.broker.engine.layout.pop_checkpoint import ATTEMPT_ID_BYTES_MAX, MESSAGES_MAX
+from tidemill.broker.engine.layout.record import HEADER_SIZE
+from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.consumption import AckResult, Consumption, Delivery, DeliveryBatch
+from tidemill.broker.engine.pop.delivery_table import HANDOVER_PENDING
+from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
+from tidemill.broker.engine.pop.state import PopState
+from tidemill.broker.engine.room import DiskRoom
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.timer.patch import with_due_time
+from tidemill.broker.engine.timer.timers import Timers
+from tidemill.common.errors import (
+    BadRequest,
+    Forbidden,
+    GroupDraining,
+    MessageBodyTooLarge,
+    MessageCorrupted,
+    TooFewInSync,
+    TopicNotFound,
+)
+from tidemill.message import stored_message
+
+# A client id with at most so many characters needs no cut: each has up to 4 bytes.
+CLIENT_ID_CHARS_SURE: Final = pop_checkpoint.HOLDER_BYTES_MAX // 4
+# The outcome of a send: the queue offset and 0, or of a delayed message its timer id and due time.
+# A plain tuple, since every send makes one.
+Sent: TypeAlias = tuple[int, int]
+_TYPE_AT, _DELAY = stored_message.MESSAGE_TYPE_AT, stored_message.TYPE_DELAY
+_is_well_formed = stored_message.is_well_formed
+# Makes a named tuple of a tuple without a call of Python code: every message makes one.
+_tuple = tuple.__new__
+
+
+@final
+class Commands:
+    """The commands of clients, for one engine."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        catalog: Catalog,
+        state: PopState,
+        fold: Fold,
+        consumption: Consumption,
+        timers: Timers,
+        room: DiskRoom,
+        *,
+        segment_bytes: int,
+    ) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._state = state
+        self._fold = fold
+        self._consumption = consumption
+        self._settlement = consumption.settlement
+        self._timers = timers
+        self._room = room
+        # The copy for a retry must fit into a segment, too. Otherwise no revive could make it.
+        self._blob_bytes_max = segment_bytes - HEADER_SIZE - HEAD_BYTES_MAX
+        # Whether too few replicas are in sync to confirm a message. Replication sets it.
+        self.lacks_replicas = False
+
+    # ------------------------------------------------------------ send
+
+    def send(
+        self,
+        topic_id: TopicId,
+        queue_id: QueueId,
+        blob: bytes,
+        blob_crc: int,
+        *,
+        now_ms: int,
+        firing_ms: int,
+        delay_ms: int | None = None,
+    ) -> Sent:
+        """Store a message. Keep a message of type DELAY until its due time.
+
+        The due time is `delay_ms` from now, or the one in the message. A message that is already
+        due is stored at once.
+
+        Raises TopicNotFound, Forbidden, BadRequest, MessageCorrupted, MessageBodyTooLarge,
+        DiskFull, TooFewInSync, GroupDraining; for a delayed message also IllegalDeliveryTime and
+        Overloaded.
+        """
+        queues = self._catalog.open_queues.get(topic_id)
+        if queues is None:
+            raise self._no_such_topic(topic_id)
+        if self._catalog.is_draining:
+            raise self._draining()
+        if queue_id >= len(queues):
+            raise BadRequest(f"the topic has {len(queues)} queues, and no queue {queue_id}")
+        if self._log.log_end > self._room.send_limit or self.lacks_replicas:
+            self.check_sends()
+        if len(blob) > self._blob_bytes_max:
+            raise MessageBodyTooLarge(
+                f"the message has {len(blob)} bytes; at most {self._blob_bytes_max} fit into a "
+                f"segment together with the fields of a copy; send a smaller message"
+            )
+        if crc32(blob) != blob_crc or not _is_well_formed(blob):
+            raise MessageCorrupted(
+                "the message was damaged on its way to the broker; send it again"
+            )
+        if blob[_TYPE_AT] == _DELAY:
+            timers = self._timers
+            due_at_ms = timers.due_of(blob, delay_ms, firing_ms)
+            if due_at_ms > firing_ms:
+                return timers.schedule(
+                    self._catalog.topics[topic_id],
+                    queue_id,
+                    blob,
+                    blob_crc,
+                    due_at_ms=due_at_ms,
+                    now_ms=now_ms,
+                    firing_ms=firing_ms,
+                )
+            data, blob_crc = with_due_time(blob, blob_crc, due_at_ms)
+        else:
+            data = blob
+        queue_offset = queues[queue_id].max_offset
+        entry = _tuple(MessageEntry, (topic_id, queue_id, 0, queue_offset, 0, None, data, blob_crc))
+        self._fold.append_message(entry, now_ms)
+        self._state.ready_topics.add(topic_id)
+        return queue_offset, 0
+
+    def check_sends(self) -> None:
+        """Raise DiskFull or TooFewInSync if the broker accepts no messages at present."""
+        if self._room.is_full:
+            raise self._room.disk_full("rejects messages")
+        if self.lacks_replicas:
+            raise TooFewInSync(
+                f"broker group {self._catalog.broker_name} has too few replicas in sync to confirm "
+                f"a message; nothing was stored, so repeat when a replica is back"
+            )
+
+    def _no_such_topic(self, topic_id: TopicId) -> TopicNotFound | Forbidden:
+        if topic_id in self._catalog.topics:
+            return Forbidden("only the broker writes to retry and dead-letter topics")
+        return TopicNotFound("the topic was deleted; query its route again")
+
+    def _draining(self) -> GroupDraining:
+        return GroupDraining(
+            f"the broker group {self._catalog.broker_name} is draining and accepts no messages; "
+            f"send again when it has left the cluster"
+        )
+
+    # ------------------------------------------------------------ pop
+
+    def pop(
+        self,
+        group_id: GroupId,
+        topic_id: TopicId,
+        *,
+        max_messages: int,
+        invisible_duration_ms: int,
+        tags: frozenset[str],
+        attempt_id: str,
+        now_ms: int,
+        client_id: str = "",
+        renews: bool = False,
+    ) -> list[DeliveryBatch]:
+        """Deliver up to `max_messages` to a client of a group and hide them from the group.
+
+        An empty list is a normal answer. If `renews`, the broker extends the deliveries while the
+        client `client_id` lives.
+
+        Raises BadRequest, TopicNotFound, GroupNotFound, Overloaded, DiskFull.
+        """
+        if not 1 <= max_messages <= MESSAGES_MAX:
+            raise BadRequest(f"a pop takes 1 to {MESSAGES_MAX} messages, not {max_messages}")
+        if attempt_id and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+            raise BadRequest(f"an attempt id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
+        if len(client_id) > CLIENT_ID_CHARS_SURE:
+            client_id = pop_checkpoint.cut_client_id(client_id)
+        if not self._room.may_copy:
+            raise self._room.disk_full("stops deliveries, but not acks,")
+        return self._consumption.pop(
+            group_id,
+            topic_id,
+            max_messages=max_messages,
+            invisible_duration_ms=invisible_duration_ms,
+            tags=tags,
+            attempt_id=attempt_id,
+            client_id=client_id,
+            renews=renews,
+            now_ms=now_ms,
+        )
+
+    def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:
+        """Extend renewing deliveries only after the client has read them."""
+        handover = self._state.table.handover
+        for batch in batches:
+            handover[batch.slot] |= HANDOVER_PENDING
+
+    def end_clients(self, client_ids: Iterable[str]) -> None:
+        """Give back the renewing deliveries of clients that have ended; `due_slices` does it."""
+        self._consumption.renewals.ended(client_ids, log_end=self._log.log_end)
+
+    # ------------------------------------------------------------ settle
+
+    def ack(self, delivery: Delivery, now_ms: int) -> AckResult:
+        """Settle one message of a delivery. All acks of a CK in a round share a record."""
+        return self._settlement.ack(delivery, log_end=self._log.log_end, now_ms=now_ms)
+
+    def change_invisible(
+        self, delivery: Delivery, *, invisible_duration_ms: int, suspend: bool, now_ms: int
+    ) -> Delivery:
+        """Replace a delivery by one with its own deadline, as its client asks.
+
+        Raises InvalidReceiptHandle, Overloaded.
+        """
+        changed = self._settlement.change_invisible(
+            delivery, invisible_duration_ms=invisible_duration_ms, suspend=suspend, now_ms=now_ms
+        )
+        # A client that changes one message has read the whole batch.
+        self._state.table.handover[delivery.slot] &= ~HANDOVER_PENDING
+        return changed
+
+    def give_back(self, delivery: Delivery, *, invisible_duration_ms: int, now_ms: int) -> Delivery:
+        """Make a message that no client has read visible again soon. This attempt does not count.
+
+        The client may have read the other messages of the batch. Raises InvalidReceiptHandle,
+        Overloaded.
+        """
+        return self._settlement.change_invisible(
+            delivery, invisible_duration_ms=invisible_duration_ms, suspend=True, now_ms=now_ms
+        )
+
+    def release(self, delivery: Delivery, now_ms: int) -> None:
+        """Make a message visible now, as an operator asks, and invalidate its handle.
+
+        Raises InvalidReceiptHandle, Overloaded.
+        """
+        self._settlement.change_invisible(
+            delivery,
+            invisible_duration_ms=0,
+            suspend=False,
+            now_ms=now_ms,
+            reserve_part=RELEASES_RESERVE_PART,
+        )
+        self._state.counts["given_back_released", delivery.group_id, delivery.topic_id] += 1
+
+    def dead_letter(self, delivery: Delivery, now_ms: int) -> None:
+        """Move a delivered message to the dead-letter topic.
+
+        Raises InvalidReceiptHandle, DiskFull, Repairing.
+        """
+        if not self._room.may_copy:
+            raise self._room.disk_full("writes no dead letters, but accepts acks,")
+        self._settlement.dead_letter(delivery, now_ms=now_ms)

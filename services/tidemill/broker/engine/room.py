@@ -1,0 +1,105 @@
+"""Free space on the disk, and what the broker may still write with it.
+
+A part of the disk is the reserve (`disk_reserve_bytes`). What stops first frees space for the rest:
+
+    free space below        the broker stops
+    the whole reserve       sends, merges, segments made ahead
+    a quarter of it         pops, copies by the broker itself, rebuilds
+    1/32 of it              all derived files; acks and retention continue
+
+Owned by the engine's owner. A start measures everything again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol, final
+
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.disk import Disk
+from tidemill.common.errors import DiskFull
+
+WHOLE_RESERVE: Final = 1
+COPY_RESERVE_PART: Final = 4
+# A write that fails ends the process, so derived files stop before the disk is full.
+DERIVED_RESERVE_PART: Final = 32
+
+
+class SizeEstimate(Protocol):
+    """The expected size of a file that is not written yet."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The expected size."""
+
+
+@final
+class DiskRoom:
+    """The free space of the disk, as last measured, minus what was logged since then."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        log: CommitLog,
+        snapshot_size: SizeEstimate,
+        *,
+        reserve_bytes: int,
+        segment_bytes: int,
+    ) -> None:
+        self._disk = disk
+        self._log = log
+        self._snapshot_size = snapshot_size
+        self._reserve_bytes = reserve_bytes
+        self._segment_bytes = segment_bytes
+        self._copy_reserve_bytes = reserve_bytes // COPY_RESERVE_PART
+        self._measured_bytes = 0  # free at the last measurement
+        self._measured_at = LogOffset(0)  # the log end at that time
+        self.send_limit = 0  # log offset from which the broker rejects sends
+
+    def measure(self) -> None:
+        """Measure the free space again."""
+        self._measured_bytes, self._measured_at = self._disk.free_bytes(), self._log.log_end
+        reserve_bytes = self._reserve_bytes
+        if reserve_bytes:
+            # Deliveries in flight make the next snapshot larger. In the end it must fit.
+            reserve_bytes = max(reserve_bytes, self._snapshot_size.size_bytes)
+        self.send_limit = self._measured_at + self._measured_bytes - reserve_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """The free space: as last measured, minus what was logged since then."""
+        return self._measured_bytes - (self._log.log_end - self._measured_at)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the broker rejects sends."""
+        return self._log.log_end > self.send_limit
+
+    @property
+    def bytes_until_full(self) -> int:
+        """Bytes that may be logged before the broker rejects sends."""
+        return self.send_limit - self._log.log_end
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether there is room for pops, and for copies that the broker makes by itself."""
+        # As `free_bytes`, without a call: every pop reads this.
+        free_bytes = self._measured_bytes - (self._log.log_end - self._measured_at)
+        return free_bytes >= self._copy_reserve_bytes
+
+    @property
+    def may_prepare_segment(self) -> bool:
+        """Whether a segment that is made ahead leaves the whole reserve free."""
+        return self.free_bytes >= self._reserve_bytes + self._segment_bytes
+
+    def has_room(self, size: int, *, reserve_part: int) -> bool:
+        """Measure; return whether writing `size` bytes leaves 1/`reserve_part` of the reserve."""
+        self.measure()
+        return self.free_bytes - size >= self._reserve_bytes // reserve_part
+
+    def disk_full(self, consequence: str) -> DiskFull:
+        """Return the error of a rejected call; `consequence` says what the broker does."""
+        return DiskFull(
+            f"{max(self.free_bytes, 0) >> 20} MiB are left on the broker's disk: it {consequence} "
+            f"until there is room; delete topics, shorten the retention, or enlarge the volume"
+        )
