@@ -21,14 +21,14 @@ from tidemill.transport.grpc.client_connection import (
     ResponseMessage,
 )
 from tidemill.transport.grpc.memory import MemoryAccount
-from tidemill.transport.grpc.server_connection import (
+from tidemill.transport.grpc.server_call import (
     CallEnded,
     CallStarted,
     MessageReceived,
     RequestsEnded,
     ServerCall,
-    ServerConnection,
 )
+from tidemill.transport.grpc.server_connection import ServerConnection
 from tidemill.transport.grpc.status import RpcCode
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
@@ -158,7 +158,7 @@ class World:
     def _offer(self) -> bool:
         """Give those who wait the room that has come free, as a server does in its next turn."""
         self._wants_offer = False
-        self._queue.offer()
+        self._queue.grant_room()
         return False
 
     def _flush(self) -> None:
@@ -190,7 +190,7 @@ class World:
             if isinstance(event, CallStarted):
                 self._calls[event.call.stream.id] = event.call
                 if not self._of_call[event.call.stream.id].is_unary:
-                    event.call.is_open_ended = True
+                    event.call.has_request_stream = True
                     self.server.start(event.call)
             elif isinstance(event, MessageReceived):
                 self._serve(event.call, event.message, event.wire_bytes)

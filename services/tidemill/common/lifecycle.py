@@ -34,7 +34,7 @@ import structlog
 # A collection of the youngest generation visits this many objects, and every second one twice as
 # many, at 0.1 to 0.45 us each. The default visits eleven times as many and blocks the loop for 20
 # ms.
-_OBJECTS_A_COLLECTION = 3_000
+_OBJECTS_PER_COLLECTION = 3_000
 _YOUNG_BEFORE_MIDDLE = 0
 # A full collection takes longest and finds few cycles. It runs after some million new objects.
 _MIDDLE_BEFORE_ALL = 1_000
@@ -208,4 +208,4 @@ def tune_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_OBJECTS_A_COLLECTION, _YOUNG_BEFORE_MIDDLE, _MIDDLE_BEFORE_ALL)
+    gc.set_threshold(_OBJECTS_PER_COLLECTION, _YOUNG_BEFORE_MIDDLE, _MIDDLE_BEFORE_ALL)

@@ -42,7 +42,7 @@ from tidemill.common.version import commit, version
 
 LABEL_SETS_MAX: Final = 50_000  # per metric; further topics are counted under OVERFLOW
 OVERFLOW: Final = "__overflow__"
-SAMPLES_A_PART: Final = 64  # takes about a millisecond to create and to encode
+SAMPLES_PER_PART: Final = 64  # takes about a millisecond to create and to encode
 _END_OF_OPENMETRICS = b"# EOF\n"
 _REQUEST_BYTES_MAX = 16_384  # of a request head; scrapers send a few hundred
 _REQUEST_TIMEOUT_S = 10.0  # to receive a request head; it ends idle connections
@@ -114,7 +114,7 @@ def full_parts(*families: Metric) -> Iterator[Metric]:
 
     A collector of many samples calls it after each item that it adds.
     """
-    if sum(len(family.samples) for family in families) < SAMPLES_A_PART:
+    if sum(len(family.samples) for family in families) < SAMPLES_PER_PART:
         return
     for family in families:
         part = copy.copy(family)
@@ -165,8 +165,8 @@ class Registry:
         texts: dict[str, list[bytes]] = {}
         for metric in self.collect():
             part, samples = copy.copy(metric), metric.samples
-            for first in range(0, len(samples) or 1, SAMPLES_A_PART):
-                part.samples = samples[first : first + SAMPLES_A_PART]
+            for first in range(0, len(samples) or 1, SAMPLES_PER_PART):
+                part.samples = samples[first : first + SAMPLES_PER_PART]
                 collector = _FunctionCollector(functools.partial(list, [part]))
                 encoded = encode(collector).removesuffix(_END_OF_OPENMETRICS)
                 parts = texts.setdefault(metric.name, [])

@@ -21,7 +21,7 @@ from tidemill.proxy.server.call import Call
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.transport.grpc.server_connection import SMALL_REPLY_BYTES
+from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 
 POLL_MS = 20_000  # as long as a scenario may take: no test waits for its end
 

@@ -14,7 +14,7 @@ from tests.support.eventually import eventually
 from tidemill.transport.aio import server
 from tidemill.transport.aio.call import RpcCall, unary
 from tidemill.transport.aio.writer import BUFFER_BYTES
-from tidemill.transport.grpc.server_connection import CALLS_A_TURN, MESSAGES_WAITING_MAX
+from tidemill.transport.grpc.server_connection import CALLS_PER_TURN, MESSAGES_UNREAD_MAX
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -124,7 +124,7 @@ def test_where_room_is_tight_little_is_kept_for_who_does_not_read() -> None:
             eventually(lambda: [one.is_paused for one in running.server.connections] == [True])
             for _ in range(100):  # Turns of the loop.
                 running.run(lambda: None)
-            overshoot_bytes = 2 * CALLS_A_TURN * 4_100  # what the last turns have answered
+            overshoot_bytes = 2 * CALLS_PER_TURN * 4_100  # what the last turns have answered
             assert running.server.account.bytes < (2 << 20) // 3 + overshoot_bytes < BUFFER_BYTES
             client.until_last(1)
         everything_is_free(running)
@@ -156,7 +156,7 @@ def test_requests_of_a_stream_that_is_not_read_leave_its_connection_to_others() 
             client.pong()
             [connection] = running.server.connections
             waiting = [len(call._requests or ()) for call in connection.calls.values()]
-            assert 0 < waiting[0] <= MESSAGES_WAITING_MAX
+            assert 0 < waiting[0] <= MESSAGES_UNREAD_MAX
             assert running.server.account.bytes < 60_000
             client.send(
                 peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 20})

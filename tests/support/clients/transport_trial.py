@@ -19,14 +19,14 @@ from tidemill.transport.grpc.client_connection import (
     ResponseEnded,
     ResponseMessage,
 )
-from tidemill.transport.grpc.server_connection import (
+from tidemill.transport.grpc.server_call import (
     CallEnded,
     CallStarted,
     MessageReceived,
     RequestsEnded,
     ServerCall,
-    ServerConnection,
 )
+from tidemill.transport.grpc.server_connection import ServerConnection
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.connection import Connection, Role
@@ -215,7 +215,7 @@ def _grpc_server(pieces: Iterable[bytes]) -> Connection:
             if isinstance(event, CallStarted):
                 assert event.call.stream.id not in calls
                 calls[event.call.stream.id] = event.call
-                event.call.is_open_ended = event.call.stream.id % 4 == 1
+                event.call.has_request_stream = event.call.stream.id % 4 == 1
             elif isinstance(event, CallEnded):
                 # One that was refused within the same bytes may never have been told of.
                 assert event.call.is_ended

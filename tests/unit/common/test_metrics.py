@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import (
     OVERFLOW,
-    SAMPLES_A_PART,
+    SAMPLES_PER_PART,
     MetricsServer,
     Registry,
     full_parts,
@@ -106,7 +106,7 @@ def test_label_sets_beyond_the_limit_are_folded_and_counted() -> None:
 )
 def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: Any) -> None:
     """Seconds of work at twenty thousand topics, in the loop that serves all others."""
-    metrics, count = registry(), 10 * SAMPLES_A_PART
+    metrics, count = registry(), 10 * SAMPLES_PER_PART
     observed: Histogram[int] = Histogram((1, 10))
     for n in range(count):
         observed.observe(n, 5)
@@ -142,8 +142,8 @@ def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: An
             break
         step_count += 1
         assert len(sizes) == before + 1
-        assert sizes[-1] <= SAMPLES_A_PART
-    assert step_count >= 4 * count // SAMPLES_A_PART
+        assert sizes[-1] <= SAMPLES_PER_PART
+    assert step_count >= 4 * count // SAMPLES_PER_PART
     found = {family.name: family.samples for family in families(text)}
     assert [sample.value for sample in found["one"]] == list(range(count))
     assert [sample.value for sample in found["other"]] == [-n for n in range(count)]

@@ -8,7 +8,7 @@ from typing import cast
 
 from tidemill.transport.aio.call import SEND_BYTES_MAX, RpcCall, bidirectional
 from tidemill.transport.aio.server import ServerProtocol
-from tidemill.transport.grpc.server_connection import ServerCall
+from tidemill.transport.grpc.server_call import ServerCall
 
 
 def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:

@@ -36,7 +36,7 @@ from tidemill.proxy.server.call import CLIENT_VERSION, Status, status_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.transport.grpc.server_connection import SMALL_REPLY_BYTES
+from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 
 if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration

@@ -24,7 +24,7 @@ from tidemill.transport.aio.call import RpcCall, RpcMethod, bidirectional, serve
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.reflection import reflection_methods
 from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.grpc.server_connection import RequestPolicy
+from tidemill.transport.grpc.server_call import RequestPolicy
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -136,7 +136,7 @@ class GrpcServer:
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
             return answer(code, method, _call(rpc), request)
 
-        return unary(handle, _terms(name))
+        return unary(handle, _policy_of(name))
 
     def _streaming(self, name: str) -> RpcMethod:
         method, code = self._methods.streaming[name], request_code(name)
@@ -145,7 +145,7 @@ class GrpcServer:
         def handle(rpc: RpcCall, request: bytes) -> Awaitable[None]:
             return answer(code, method, _call(rpc), request, rpc)
 
-        return server_streaming(handle, _terms(name))
+        return server_streaming(handle, _policy_of(name))
 
     def _bidirectional(self, name: str) -> RpcMethod:
         method, code = self._methods.bidirectional[name], request_code(name)
@@ -155,10 +155,10 @@ class GrpcServer:
             return answer(code, method, _call(rpc), rpc, rpc)
 
         # No answer of ours would end the stream: a status does.
-        terms = RequestPolicy(
+        policy = RequestPolicy(
             limits.request_bytes_max(name), skipped_bytes_max=limits.TELEMETRY_SKIPPED_BYTES
         )
-        return bidirectional(handle, terms)
+        return bidirectional(handle, policy)
 
 
 def _export(receiver: MetricsReceiver) -> RpcMethod:
@@ -169,7 +169,7 @@ def _export(receiver: MetricsReceiver) -> RpcMethod:
     return unary(handle, RequestPolicy(limits.OTHER_REQUESTS_BYTES))
 
 
-def _terms(name: str) -> RequestPolicy:
+def _policy_of(name: str) -> RequestPolicy:
     """Return how large a request may be, and how one that finds no room is answered."""
     most = limits.request_bytes_max(name)
     sentence = f"the request is over its limit of {most} bytes"

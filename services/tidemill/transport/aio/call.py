@@ -15,7 +15,7 @@ from tidemill.transport.http2.header_block import Fields
 
 if TYPE_CHECKING:
     from tidemill.transport.aio.server import ServerProtocol
-    from tidemill.transport.grpc.server_connection import RequestPolicy, ServerCall
+    from tidemill.transport.grpc.server_call import RequestPolicy, ServerCall
 
 # One batch: a call has no more than this, or one message, unsent.
 SEND_BYTES_MAX: Final = 256 << 10
@@ -53,22 +53,22 @@ class RpcMethod(NamedTuple):
 
     kind: RpcKind
     handle: UnaryHandler | StreamingHandler | BidirectionalHandler
-    terms: RequestPolicy | None = None  # of requests; None: those of the server
+    policy: RequestPolicy | None = None  # of requests; None: that of the server
 
 
-def unary(handle: UnaryHandler, terms: RequestPolicy | None = None) -> RpcMethod:
+def unary(handle: UnaryHandler, policy: RequestPolicy | None = None) -> RpcMethod:
     """Return a method with one request and one response."""
-    return RpcMethod(RpcKind.UNARY, handle, terms)
+    return RpcMethod(RpcKind.UNARY, handle, policy)
 
 
-def server_streaming(handle: StreamingHandler, terms: RequestPolicy | None = None) -> RpcMethod:
+def server_streaming(handle: StreamingHandler, policy: RequestPolicy | None = None) -> RpcMethod:
     """Return a method with one request and a stream of responses."""
-    return RpcMethod(RpcKind.SERVER_STREAMING, handle, terms)
+    return RpcMethod(RpcKind.SERVER_STREAMING, handle, policy)
 
 
-def bidirectional(handle: BidirectionalHandler, terms: RequestPolicy | None = None) -> RpcMethod:
+def bidirectional(handle: BidirectionalHandler, policy: RequestPolicy | None = None) -> RpcMethod:
     """Return a method with a stream in both directions; the call iterates over the requests."""
-    return RpcMethod(RpcKind.BIDIRECTIONAL, handle, terms)
+    return RpcMethod(RpcKind.BIDIRECTIONAL, handle, policy)
 
 
 @final
@@ -101,7 +101,7 @@ class RpcCall:
         self.sent_count = 0  # messages that have left us
         # Who is to hear that the client has read the whole answer; few calls have one.
         self.tell_read: Callable[[], None] | None = None
-        # For streams of requests. Few wait here, MESSAGES_WAITING_MAX.
+        # For streams of requests. Few wait here, MESSAGES_UNREAD_MAX.
         self._requests: deque[tuple[bytes, int, int, int]] | None = None
         self._taken: tuple[int, int] | None = None  # by the reader, of a request it has in hand
         self._are_requests_ended = False

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 TlsMode = Literal["off", "optional", "required"]
 
 BACKLOG: Final = 1_024  # connections the kernel keeps until they are accepted
-ACCEPTS_A_TURN: Final = 64  # so that a crowd of newcomers does not keep others waiting
+ACCEPTS_PER_TURN: Final = 64  # so that a crowd of newcomers does not keep others waiting
 # Open files that clients do not get: metrics and health, the broker's link, logs, segments.
 FILES_RESERVED: Final = 128
 _TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS record that begins a handshake
@@ -170,7 +170,7 @@ class RpcListener:
         loop.add_reader(listening, readable.set)
         while True:
             await readable.wait()
-            for _ in range(ACCEPTS_A_TURN):
+            for _ in range(ACCEPTS_PER_TURN):
                 try:
                     accepted, peer = listening.accept()
                 except (BlockingIOError, InterruptedError):

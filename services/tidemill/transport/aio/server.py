@@ -36,20 +36,18 @@ from tidemill.transport.aio.notices import MisuseLog
 from tidemill.transport.aio.offenders import FLOODS, Offenders
 from tidemill.transport.aio.read_answers import ReadConfirmations
 from tidemill.transport.aio.writer import Writer
+from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount
-from tidemill.transport.grpc.server_connection import (
-    CALLS_A_TURN,
-    PATH_CHARS_TOLD,
-    SMALL_REPLY_BYTES,
+from tidemill.transport.grpc.server_call import (
     CallEnded,
     CallStarted,
     CallWritable,
     MessageReceived,
     RequestsEnded,
     ServerCall,
-    ServerConnection,
     ServerEvent,
 )
+from tidemill.transport.grpc.server_connection import CALLS_PER_TURN, ServerConnection
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.events import ConnectionEnded, MarkReached
 from tidemill.transport.http2.frames import ErrorCode
@@ -60,6 +58,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+PATH_CHARS_SHOWN: Final = 256  # of an unknown path in its error; one byte of request per byte
+
 # Of a request: four bodies of the largest kind. Far above one, so that a body over its own limit
 # gets a code of its own in a response.
 MESSAGE_BYTES_MAX: Final = 16 << 20
@@ -67,8 +67,8 @@ MESSAGE_BYTES_MAX: Final = 16 << 20
 HELD_BYTES_MAX: Final = 1 << 30
 # What one connection is read in a turn of the loop, in one piece of the transport: a fraction of a
 # millisecond. One that fills it is read on when everybody else has had a turn.
-READ_BYTES_A_TURN: Final = 256 << 10
-FRAMES_A_TURN: Final = 128  # of one connection: they take a millisecond
+READ_BYTES_PER_TURN: Final = 256 << 10
+FRAMES_PER_TURN: Final = 128  # of one connection: they take a millisecond
 SWEEP_PERIOD_S: Final = 1.0  # between two looks at what stands still
 # Of a connection, queued behind the windows of its streams, before other streams wait too.
 QUEUED_BYTES_MAX: Final = 16 << 20
@@ -76,11 +76,11 @@ QUEUED_BYTES_MAX: Final = 16 << 20
 # were all of them taken, an answer of a few bytes would wait behind as many messages of megabytes,
 # over a slow line for longer than its caller.
 FLUSH_BYTES: Final = 64 << 10
-SWEPT_A_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
+SWEPT_PER_TURN: Final = 256  # connections looked at in one turn of the loop: under a millisecond
 ANSWER_READ_S: Final = 1.0  # at the end, for clients to tell that they have read their answers
 # Connections that are told to leave by a drain, in one step of it: their clients come back at once,
 # somewhere else, and are to do that one after the other.
-LEAVING_A_STEP: Final = 5
+LEAVING_PER_STEP: Final = 5
 LEAVING_STEP_S: Final = 0.01  # between two steps: 500 connections take a second
 LEAVE_HEARD_S: Final = 2.0  # for clients to answer that they have heard; a dead one never does
 LEAVING_SHARE: Final = 0.25  # of a drain's time at most; the rest is for the calls to end
@@ -105,8 +105,8 @@ class RpcServer:
         held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         self.methods = methods
-        self.terms = {
-            path: method.terms for path, method in methods.items() if method.terms is not None
+        self.policies = {
+            path: method.policy for path, method in methods.items() if method.policy is not None
         }
         self.limits = limits
         self.message_bytes_max = message_bytes_max
@@ -247,7 +247,7 @@ class RpcServer:
 
         Whoever comes with little is served beside them, however many they are.
         """
-        left = CALLS_A_TURN
+        left = CALLS_PER_TURN
         for _ in range(len(self._rest)):
             left -= 1 + self._rest.popleft().go_on()
             if left <= 0:
@@ -264,7 +264,7 @@ class RpcServer:
 
     def _offer_room(self) -> None:
         self._is_offering = False
-        self.account.queue.offer()
+        self.account.queue.grant_room()
 
     def look_again(self) -> None:
         """Let those look again who wait for calls and connections to end."""
@@ -283,7 +283,7 @@ class RpcServer:
         """Look at every connection, some in each turn of the loop."""
         now_s = time.monotonic()
         left = self._unswept or list(self.connections)
-        self._unswept = left[SWEPT_A_TURN:]
+        self._unswept = left[SWEPT_PER_TURN:]
         # First: whatever comes of this look, there is another one.
         if self._unswept:
             self._sweeping = asyncio.get_running_loop().call_later(0, self._sweep)
@@ -291,7 +291,7 @@ class RpcServer:
             self._sweep_later()
         else:
             self._sweeping = None
-        for connection in left[:SWEPT_A_TURN]:
+        for connection in left[:SWEPT_PER_TURN]:
             if connection in self.connections:
                 connection.check(now_s)
 
@@ -299,7 +299,7 @@ class RpcServer:
 def leaving_steps(count: int, spread_s_max: float) -> int:
     """Return in how many steps so many connections are told to leave, LEAVING_STEP_S apart."""
     steps_max = max(int(spread_s_max / LEAVING_STEP_S), 1)
-    return min(max(math.ceil(count / LEAVING_A_STEP), 1), steps_max)
+    return min(max(math.ceil(count / LEAVING_PER_STEP), 1), steps_max)
 
 
 def _expire(calls: Iterable[RpcCall]) -> None:
@@ -324,7 +324,7 @@ class ServerProtocol(ConnectionProtocol):
             hits=server.notices.hits,
             account=server.account,
             address=server.share_of(peer_host),
-            terms=server.terms,
+            policies=server.policies,
         )
         self.loop = asyncio.get_running_loop()
         self.calls: dict[int, RpcCall] = {}
@@ -334,8 +334,10 @@ class ServerProtocol(ConnectionProtocol):
         self._held_back: deque[asyncio.Future[None]] = deque()
         # Who waits for room, and how much, in turn: as many as there are streams.
         self._room_wanted: dict[asyncio.Future[bool], tuple[ServerCall, int]] = {}
-        self._writer = Writer(self._connection.http, self.loop, self._connection.count_buffered)
-        self._connection.on_grant = self._writer.flush_soon
+        self._writer = Writer(
+            self._connection.http, self.loop, self._connection.memory.count_buffered
+        )
+        self._connection.memory.on_grant = self._writer.flush_soon
         self._transport: asyncio.Transport
         self.read_answers = ReadConfirmations(
             self._connection.http, self._writer, self.loop, server.notices
@@ -366,7 +368,9 @@ class ServerProtocol(ConnectionProtocol):
         """
         self._writer.hold()
         try:
-            for event in self._connection.receive(data, time.monotonic(), frames_max=FRAMES_A_TURN):
+            for event in self._connection.receive(
+                data, time.monotonic(), frames_max=FRAMES_PER_TURN
+            ):
                 # What nearly every event is, written out.
                 if type(event) is MessageReceived:
                     self._on_message(event)
@@ -378,7 +382,7 @@ class ServerProtocol(ConnectionProtocol):
             self._writer.release()
         if self._server.is_draining:
             self._server.look_again()
-        if len(data) >= READ_BYTES_A_TURN or self._connection.has_more or self._held_back:
+        if len(data) >= READ_BYTES_PER_TURN or self._connection.has_more or self._held_back:
             self._go_on_later()
         if self.crowd and not self.is_congested:
             crowd, self.crowd = self.crowd, set()
@@ -398,9 +402,9 @@ class ServerProtocol(ConnectionProtocol):
         if self._transport.is_closing() or self._writer.is_paused:
             return 0
         begun = 0
-        if self._held_back and not self._connection.is_owing:
+        if self._held_back and not self._connection.has_reply_debt:
             self._let_go_on()
-            begun = CALLS_A_TURN  # As far as can be known: one is as much as a turn should have.
+            begun = CALLS_PER_TURN  # As far as can be known: one is as much as a turn should have.
         if self._connection.has_more or self._held_back:
             self.data_received(b"")
             begun += self._connection.begun_count
@@ -466,14 +470,14 @@ class ServerProtocol(ConnectionProtocol):
     def _on_call(self, call: ServerCall) -> None:
         method = self._server.methods.get(call.path)
         if method is None:
-            message = f"{call.path[:PATH_CHARS_TOLD]} is not served here"
+            message = f"{call.path[:PATH_CHARS_SHOWN]} is not served here"
             self._connection.finish(call, RpcCode.UNIMPLEMENTED, message)
             return
         served = self.calls[call.stream.id] = RpcCall(self, call, method)
         if call.timeout_s is not None:
             served.tick = self._server.deadlines.add(served, call.timeout_s)
         if method.kind is RpcKind.BIDIRECTIONAL:
-            call.is_open_ended = True
+            call.has_request_stream = True
             # Rust clients wait for the headers before they go on.
             self._connection.start(call)
             if self._server.is_draining and self.is_told_to_leave:
@@ -539,7 +543,7 @@ class ServerProtocol(ConnectionProtocol):
     async def _run_unary(self, served: RpcCall, request: bytes) -> None:
         handle = cast("UnaryHandler", served.method.handle)
         try:
-            if self._connection.is_owing:
+            if self._connection.has_reply_debt:
                 await self._turn()
             answering = handle(served, request)
             del request
@@ -658,7 +662,7 @@ class ServerProtocol(ConnectionProtocol):
 
     def hold(self, call: ServerCall, count: int) -> bool:
         """Take room for what is held for a call until it ends; False where there is none."""
-        return self._connection.hold(call, count)
+        return self._connection.memory.hold(call, count)
 
     async def hold_in_turn(self, call: ServerCall, count: int, timeout_s: float) -> bool:
         """Take room as soon as the connection has it; see `RpcCall`."""
@@ -676,7 +680,7 @@ class ServerProtocol(ConnectionProtocol):
 
     def release(self, call: ServerCall, count: int) -> None:
         """Give room back before the call ends."""
-        self._connection.release(call, count)
+        self._connection.memory.release(call, count)
         if self._room_wanted:
             self._offer_room()
 
@@ -687,7 +691,7 @@ class ServerProtocol(ConnectionProtocol):
             if not taken.done():
                 if not self._connection.share.has_room(count):
                     return
-                taken.set_result(self._connection.hold(call, count))
+                taken.set_result(self._connection.memory.hold(call, count))
             del self._room_wanted[taken]
 
     def consumed(self, call: ServerCall, wire_bytes: int, held_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The client's end of gRPC: calls go out as bytes, what answers them comes in as events."""
+"""The client's end of gRPC: calls go out as bytes, responses come in as events."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tidemill.transport.http2.header_block import Fields
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
 
-# Header fields of trailers that the status itself is made of; others go with it.
-_OF_STATUS: Final = frozenset({":status", "content-type", "grpc-status", "grpc-message"})
+# Fields of the trailers that make up the status. The other fields are metadata.
+_STATUS_FIELDS: Final = frozenset({":status", "content-type", "grpc-status", "grpc-message"})
 
 
 @final
 class ClientCall:
-    """One call; it belongs to its connection, others read it."""
+    """One call. Only its connection changes it."""
 
     __slots__ = ("encoding", "is_ended", "reader", "stream")
 
@@ -47,20 +47,20 @@ class ResponseMessage(NamedTuple):
 
     call: ClientCall
     message: bytes
-    wire_bytes: int  # what it took to send it: less where it was compressed
+    wire_bytes: int  # size as sent; smaller if it was compressed
 
 
 class ResponseEnded(NamedTuple):
-    """The call is over, with this status."""
+    """The call has ended with this status."""
 
     call: ClientCall
     code: RpcCode
     message: str
-    trailers: Trailers = ()  # metadata that came with the status of a call that failed
+    trailers: Trailers = ()  # metadata beside the status of a failed call
 
 
 class RequestWritable(NamedTuple):
-    """Nothing is queued for this call any more."""
+    """All queued data of the call was sent."""
 
     call: ClientCall
 
@@ -86,7 +86,7 @@ class ClientConnection:
     # ------------------------------------------------------------ output
 
     def open(self, path: str, metadata: Sequence[tuple[str, str]] = ()) -> ClientCall:
-        """Begin a call; raise RpcError(UNAVAILABLE) when the server takes no more."""
+        """Begin a call; raise RpcError(UNAVAILABLE) if the server accepts no more."""
         block = header_block.encode(
             (
                 (":method", "POST"),
@@ -101,35 +101,35 @@ class ClientConnection:
         )
         stream = self.http.open_stream(block)
         if stream is None:
-            raise RpcError(RpcCode.UNAVAILABLE, "the server takes no more calls")
+            raise RpcError(RpcCode.UNAVAILABLE, "the server accepts no more calls")
         call = self._calls[stream.id] = ClientCall(stream)
         return call
 
     def send(self, call: ClientCall, message: bytes, *, is_last: bool = False) -> int:
-        """Send a message; return how many bytes wait for the server's window now."""
+        """Send a message; return the bytes that now wait for the server's window."""
         if call.is_ended:
             return 0
         self.http.send_data(call.stream, messages.encode(message), is_last=is_last)
         return call.stream.queued_bytes
 
     def cancel(self, call: ClientCall) -> None:
-        """End a call; nothing more is heard of it."""
+        """End a call; no more events follow."""
         if not call.is_ended:
             self._end(call)
             self.http.reset(call.stream, ErrorCode.CANCEL)
 
     def consume(self, call: ClientCall, wire_bytes: int) -> None:
-        """Let the server send more: a message that took this much has been read."""
+        """Let the server send more, because a message of `wire_bytes` was read."""
         self.http.consume(call.stream, wire_bytes)
 
     # ------------------------------------------------------------ input
 
     def receive(self, data: bytes, now_s: float) -> list[ClientEvent]:
-        """Take bytes that arrived at `now_s`, monotonic seconds; return what they mean."""
+        """Process bytes that arrived at `now_s`, monotonic seconds; return the events."""
         return self._translate(self.http.receive(data, now_s))
 
     def check(self, now_s: float) -> list[ClientEvent]:
-        """End what has stood still for too long; to be called every second or so."""
+        """End calls without progress; call it about once a second."""
         return self._translate(self.http.check(now_s))
 
     def close(self, code: ErrorCode, reason: str) -> list[ClientEvent]:
@@ -144,7 +144,7 @@ class ClientConnection:
                 events.append(event)
                 continue
             if isinstance(event, MarkReached):
-                continue  # Of a client nobody asks for it.
+                continue  # A client does not request read marks.
             call = self._calls.get(event.stream.id)
             if call is None:
                 continue
@@ -169,12 +169,13 @@ class ClientConnection:
     ) -> None:
         fields = event.fields
         if fields.get(":status", "200") != "200":
-            self._abandon(call, RpcCode.UNAVAILABLE, f"HTTP status {fields[':status']}", events)
+            self._fail(call, RpcCode.UNAVAILABLE, f"HTTP status {fields[':status']}", events)
         elif event.is_last:
             self._end(call)
-            # Nobody reads what we have not sent yet; and without an end the stream would stay.
+            # The server does not read the unsent requests. Without a reset the stream would stay
+            # open.
             self.http.reset(call.stream, ErrorCode.CANCEL)
-            events.append(_ending(call, fields))
+            events.append(_response_ended(call, fields))
         else:
             call.encoding = fields.get("grpc-encoding", "")
 
@@ -189,7 +190,7 @@ class ClientConnection:
             try:
                 complete = call.reader.feed(event.data)
             except RpcError as error:
-                self._abandon(call, error.code, error.message, events)
+                self._fail(call, error.code, error.message, events)
                 return
             events += [
                 ResponseMessage(call, message, wire_bytes) for message, wire_bytes, _, _ in complete
@@ -199,9 +200,9 @@ class ClientConnection:
             else:
                 self.http.request_room(call.stream, call.reader.missing_bytes)
         if event.is_last:
-            self._abandon(call, RpcCode.INTERNAL, "the response has no status", events)
+            self._fail(call, RpcCode.INTERNAL, "the response has no status", events)
 
-    def _abandon(
+    def _fail(
         self, call: ClientCall, code: RpcCode, message: str, events: list[ClientEvent]
     ) -> None:
         self._end(call)
@@ -213,12 +214,12 @@ class ClientConnection:
         del self._calls[call.stream.id]
 
 
-def _ending(call: ClientCall, trailers: Fields) -> ResponseEnded:
+def _response_ended(call: ClientCall, trailers: Fields) -> ResponseEnded:
     if "grpc-status" not in trailers:
         return ResponseEnded(call, RpcCode.UNKNOWN, "the response has no status")
     message = status.decode_message(trailers.get("grpc-message", ""))
     code = status.code_of(trailers["grpc-status"])
     if code is RpcCode.OK:
         return ResponseEnded(call, code, message)
-    more = tuple(each for each in trailers.items() if each[0] not in _OF_STATUS)
+    more = tuple(each for each in trailers.items() if each[0] not in _STATUS_FIELDS)
     return ResponseEnded(call, code, message, more)

@@ -1,20 +1,20 @@
-"""What clients make a server hold, in bytes: one account a process, a share of it a connection.
+"""The memory that a server holds for clients, in bytes: one account per process.
 
-    MemoryAccount        all that is held for calls of this process
-      └ AddressShare     what all connections of one address have of it
-        └ MemoryShare    what one connection has: requests on their way, whole, inflated;
-                         calls that wait; replies that their client has not read
+    MemoryAccount        all memory for the calls of this process
+      └ AddressShare     the part of all connections of one address
+        └ MemoryShare    the part of one connection: incomplete, complete and inflated requests;
+                         waiting calls; replies that the client has not read
 
-Whoever is about to hold something takes room for it first, and is refused where there is none. A
-share has a bound of its own, and another that sinks as the account fills: nobody may hold more than
-is still free. So whoever holds most is refused first, and a newcomer finds as much room as the
-largest of those before it has; no size has to be chosen for each number of clients.
+Code takes room before it holds data, and the call is rejected if there is none. A share has a fixed
+limit and a second limit that decreases as the account fills: no share may be larger than the free
+room. So the largest client is rejected first, and a new client finds as much room as the largest
+other one has. No limit depends on the number of clients.
 
-The same holds among addresses, since connections cost a stranger nothing: those of one address stop
-where they have as much as is free, at half of the account where they are alone. What an address may
-still have is for its connections what the free room is for all. What waits for room comes on top.
+The same rule holds for addresses, because connections cost a client nothing. The connections of one
+address may have as much as is free, at most half of the account. Within an address, its remaining
+part takes the place of the free room. Waiting messages are counted in addition.
 
-Who wants to send a large message, and finds no room for it, waits in the account's `RoomQueue`.
+A large message without room waits in the account's `RoomQueue`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.transport.grpc.room_queue import RoomQueue
 
 @final
 class MemoryAccount:
-    """The bytes that all connections of a process hold."""
+    """The memory of all connections of a process."""
 
     __slots__ = ("bytes", "bytes_max", "queue")
 
@@ -38,41 +38,41 @@ class MemoryAccount:
 
 @final
 class AddressShare:
-    """The bytes that the connections of one address hold."""
+    """The memory of the connections of one address."""
 
-    # Its server keeps it for as long as a connection does.
+    # The server keeps it as long as a connection does.
     __slots__ = ("__weakref__", "bytes", "waiting_bytes")
 
     def __init__(self) -> None:
         self.bytes = 0
-        # What those of its messages may hold that wait for room. It has a bound of its own, and is
-        # counted once, else messages that wait would leave none for those that may come.
+        # The bytes that waiting messages may hold. They have their own limit and are counted once.
+        # Otherwise waiting messages would leave no room for granted ones.
         self.waiting_bytes = 0
 
 
 @final
 class MemoryShare:
-    """The bytes that one connection holds."""
+    """The memory of one connection."""
 
     __slots__ = ("_account", "_address", "_granted_bytes", "bytes", "bytes_max")
 
     def __init__(
         self, account: MemoryAccount, bytes_max: int, address: AddressShare | None = None
     ) -> None:
-        """Be a part of `account`, and of what one address has of it; None where there are none."""
+        """Take from `account`, and from the part of one address if there is one."""
         self._account = account
         self._address = address
-        self._granted_bytes = 0  # of `bytes`: flow control bounds it by itself
+        self._granted_bytes = 0  # part of `bytes` that flow control limits
         self.bytes = 0
         self.bytes_max = bytes_max
 
     def has_room(self, count: int) -> bool:
-        """Return whether its own bound leaves room for `count` bytes, whatever others hold."""
+        """Return whether its fixed limit allows `count` more bytes."""
         return self.bytes + count - self._granted_bytes <= self.bytes_max
 
     def take(self, count: int) -> bool:
-        """Take room for `count` bytes; False, and nothing is taken, where there is none."""
-        # `has_room`, `is_fair` and `_add`, written out: every call takes its room.
+        """Take room for `count` bytes; return False, without a change, if there is none."""
+        # Inlined `has_room`, `is_fair` and `_add`, because every call takes its room.
         account, address, bytes_then = self._account, self._address, self.bytes + count
         free_bytes = account.bytes_max - account.bytes
         if address is not None and address.bytes > address.waiting_bytes:
@@ -86,51 +86,52 @@ class MemoryShare:
         return True
 
     def add(self, count: int) -> None:
-        """Take room for `count` bytes that were promised it, whether there is some or not."""
+        """Take room for `count` promised bytes, even if there is none."""
         self._add(count)
 
     def is_fair(self, count: int) -> bool:
-        """Return whether `count` bytes more are no more than is free for all."""
+        """Return whether the share stays within the free room with `count` more bytes."""
         account, address = self._account, self._address
         free_bytes = account.bytes_max - account.bytes
         if address is not None and address.bytes > address.waiting_bytes:
             free_bytes -= address.bytes - address.waiting_bytes
         return self.bytes + count <= free_bytes
 
-    def leaves_room(self, count: int, kept_bytes: int) -> bool:
-        """Return whether what is free is as much as it holds also once it holds `count` more.
+    def leaves_room(self, count: int, reserved_bytes: int) -> bool:
+        """Return whether the free room covers the share after it has taken `count` more bytes.
 
-        For what is large: `is_fair` lets one message take the last room, and then who sends a
-        hundred bytes is refused beside it. `kept_bytes` are for messages that are to wait.
+        This rule is for large messages. `is_fair` lets one message take the last room, and then
+        even a message of a hundred bytes is rejected. `reserved_bytes` are for messages that will
+        wait.
         """
-        return self.is_fair(self._counted(count) + kept_bytes)
+        return self.is_fair(self._counted(count) + reserved_bytes)
 
-    def is_short_of_room(self, count: int, kept_bytes: int) -> bool:
-        """Return whether `leaves_room` would not hold for one that holds nothing either."""
-        return not self.is_fair(self._counted(count) + kept_bytes - self.bytes)
+    def is_short_of_room(self, count: int, reserved_bytes: int) -> bool:
+        """Return whether `leaves_room` would be false even for an empty share."""
+        return not self.is_fair(self._counted(count) + reserved_bytes - self.bytes)
 
     def _counted(self, count: int) -> int:
-        """Return how much closer `count` bytes bring what it holds and what is free."""
+        """Return how much closer `count` bytes bring the share and the free room."""
         return count * (2 if self._address is None else 3)
 
     def count_granted(self, granted_bytes: int) -> None:
-        """Count what flow control lets the client send and what it has not read, as it is now."""
+        """Set the bytes that flow control allows the client and that the client has not read."""
         more = granted_bytes - self._granted_bytes
         self._granted_bytes = granted_bytes
         self._add(more)
-        if more < 0 and self._account.queue.is_waited_in:
-            self._account.queue.look()
+        if more < 0 and self._account.queue.has_requests:
+            self._account.queue.recheck()
 
-    def give_back(self, count: int) -> None:
-        """Give room back."""
+    def release(self, count: int) -> None:
+        """Return room."""
         account, address = self._account, self._address
         self.bytes -= count
         account.bytes -= count
         if address is not None:
             address.bytes -= count
-        if account.queue.is_waited_in:
-            account.queue.look()
-        assert self.bytes >= 0, "nobody gives back what was not taken"
+        if account.queue.has_requests:
+            account.queue.recheck()
+        assert self.bytes >= 0, "only taken room is released"
 
     def _add(self, count: int) -> None:
         self.bytes += count

@@ -1,4 +1,4 @@
-"""Messages of gRPC in the content of a stream.
+"""gRPC messages in the content of a stream.
 
      0            1               5
     ┌────────────┬───────────────┬─────────┐
@@ -6,7 +6,7 @@
     │ u8: 0 or 1 │               │         │
     └────────────┴───────────────┴─────────┘
 
-Frames of HTTP/2 cut this anywhere.
+HTTP/2 frames may split it anywhere.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PREFIX: Final = struct.Struct(">BI")
 PREFIX_SIZE: Final = 5
 assert PREFIX.size == PREFIX_SIZE, "the prefix is part of the protocol"
 
-# Small pieces are joined up to this many bytes: a piece costs 33 bytes by itself, and frames may be
-# as small as a peer likes.
+# Small pieces are joined up to this size. A piece costs 33 bytes, and peers choose the size of
+# frames.
 _PART_BYTES: Final = 4_096
-# What a peer sends for it is a thousandth, which no window bounds, and what becomes of it takes as
-# long as if it had been sent. No official client compresses at all.
+# A peer may send a thousandth of it, which no window limits. Processing takes as long as for an
+# uncompressed message. Official clients do not compress.
 INFLATED_BYTES_MAX: Final = 1 << 20
-_GZIP_SIZE_MIN: Final = 18  # header and trailer, whose last four bytes are the size inflated
-_GZIP_WINDOW: Final = 31  # zlib's way to say: with gzip's header
+_GZIP_SIZE_MIN: Final = 18  # header and trailer; the last four bytes are the inflated size
+_GZIP_WINDOW: Final = 31  # zlib: a gzip header is expected
 _unpack_prefix: Final = PREFIX.unpack_from
 _pack_prefix: Final = PREFIX.pack
 
@@ -41,7 +41,7 @@ def encode(message: bytes) -> bytes:
 
 
 def encode_all(messages: Iterable[bytes]) -> bytes:
-    """Return messages, each with its prefix, in one piece."""
+    """Return messages with their prefixes as one piece."""
     parts: list[bytes] = []
     for message in messages:
         parts += (_pack_prefix(0, len(message)), message)
@@ -49,7 +49,7 @@ def encode_all(messages: Iterable[bytes]) -> bytes:
 
 
 def whole_message(data: bytes) -> bytes | None:
-    """Return the message that `data` is exactly, uncompressed; None where it is not so easy."""
+    """Return the message if `data` is exactly one uncompressed message; otherwise None."""
     if len(data) >= PREFIX_SIZE:
         is_compressed, length = _unpack_prefix(data)
         if not is_compressed and length == len(data) - PREFIX_SIZE:
@@ -58,26 +58,26 @@ def whole_message(data: bytes) -> bytes | None:
 
 
 class CompleteMessage(NamedTuple):
-    """A message that has come."""
+    """A received message."""
 
     message: bytes
-    wire_bytes: int  # what it took to send it: less where it was compressed
+    wire_bytes: int  # size as sent; smaller if it was compressed
     is_inflated: bool
-    skipped_bytes: int = 0  # of one that is too large, and is thrown away as it comes
+    skipped_bytes: int = 0  # size of a message that is discarded as too large
 
 
 @final
 class MessageAssembler:
-    """Puts messages together out of the pieces in which they come."""
+    """Assembles messages from pieces."""
 
     __slots__ = (
         "_admit",
         "_encoding",
-        "_have",
         "_message_bytes_max",
+        "_needed_bytes",
         "_parts",
+        "_received_bytes",
         "_skipped_bytes_max",
-        "_wanted",
         "dropped_bytes",
         "inflated_bytes",
         "skip_left_bytes",
@@ -91,51 +91,51 @@ class MessageAssembler:
         *,
         skipped_bytes_max: int = 0,
     ) -> None:
-        """Ask `admit` before a message is inflated; it raises RpcError where there is no room.
+        """Call `admit` before a message is inflated; it raises RpcError if there is no room.
 
-        Of a message that is too large up to `skipped_bytes_max` are thrown away as they come.
+        A message over the limit and up to `skipped_bytes_max` is discarded while it arrives.
         """
         self._skipped_bytes_max = skipped_bytes_max
-        self.skip_left_bytes = 0  # to come, of the message that is thrown away
-        self.dropped_bytes = 0  # thrown away by the last `feed`
+        self.skip_left_bytes = 0  # of the discarded message, still to come
+        self.dropped_bytes = 0  # discarded by the last `feed`
         self._encoding = encoding
         self._message_bytes_max = message_bytes_max
         self._admit = admit
         self.inflated_bytes = 0  # of all messages so far
         self._parts: list[bytes] = []
-        self._have = 0
-        self._wanted = PREFIX_SIZE  # bytes from the start of a prefix until something can be done
+        self._received_bytes = 0
+        self._needed_bytes = PREFIX_SIZE  # bytes from the start of a prefix to the next step
 
     @property
     def is_empty(self) -> bool:
-        """Whether no part of a message waits for the rest."""
-        return not (self._have or self.skip_left_bytes)
+        """Whether no part of a message is waiting."""
+        return not (self._received_bytes or self.skip_left_bytes)
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something that `feed` was not asked to look at."""
-        return self._have >= self._wanted
+        """Whether data is waiting that `feed` may still process."""
+        return self._received_bytes >= self._needed_bytes
 
     @property
     def held_bytes(self) -> int:
-        """How much has come, of messages that `feed` has not returned."""
-        return self._have
+        """The received bytes that `feed` has not returned."""
+        return self._received_bytes
 
     @property
     def bound_bytes(self) -> int:
-        """How much the message that has begun is going to take, as far as that is known."""
-        return max(self._have, self._wanted) if self._have else 0
+        """The known size of the current message."""
+        return max(self._received_bytes, self._needed_bytes) if self._received_bytes else 0
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes have to come for something to happen."""
-        return self._wanted - self._have
+        """The number of bytes until the next step."""
+        return self._needed_bytes - self._received_bytes
 
     def feed(self, data: bytes, messages_max: int = sys.maxsize) -> list[CompleteMessage]:
-        """Take the next piece, or none; return the messages that are complete, so many at most.
+        """Add a piece of data, perhaps empty; return at most `messages_max` complete messages.
 
-        Where `has_more` holds afterwards, go on with nothing. Raises RpcError for a message that is
-        too large, or compressed in a way that is not known.
+        If `has_more` is true afterwards, call again without data. Raises RpcError for a message
+        that is too large or has an unknown compression.
         """
         self.dropped_bytes = 0
         if self.skip_left_bytes:
@@ -146,18 +146,18 @@ class MessageAssembler:
             self._parts[-1] += data
         elif data:
             self._parts.append(data)
-        self._have += len(data)
+        self._received_bytes += len(data)
         messages: list[CompleteMessage] = []
-        while self._have >= self._wanted and len(messages) < messages_max:
+        while self._received_bytes >= self._needed_bytes and len(messages) < messages_max:
             if len(self._parts) > 1:
                 self._parts = [b"".join(self._parts)]
             self._take(messages, messages_max)
         return messages
 
     def _take(self, messages: list[CompleteMessage], messages_max: int) -> None:
-        """Take the complete messages off the one part, and see what the next one wants."""
+        """Take the complete messages, and set the size that the next one needs."""
         buffer, at = self._parts[0], 0
-        self._wanted = PREFIX_SIZE
+        self._needed_bytes = PREFIX_SIZE
         while len(buffer) - at >= PREFIX_SIZE and len(messages) < messages_max:
             is_compressed, length = _unpack_prefix(buffer, at)
             if self._message_bytes_max < length <= self._skipped_bytes_max:
@@ -172,14 +172,14 @@ class MessageAssembler:
             self._check(is_compressed, length)
             end = at + PREFIX_SIZE + length
             if end > len(buffer):
-                self._wanted = PREFIX_SIZE + length
+                self._needed_bytes = PREFIX_SIZE + length
                 break
             message = buffer[at + PREFIX_SIZE : end]
             whole = self._decompress(message) if is_compressed else message
             messages.append(CompleteMessage(whole, PREFIX_SIZE + length, bool(is_compressed)))
             at = end
-        self._have = len(buffer) - at
-        self._parts = [buffer[at:]] if self._have else []
+        self._received_bytes = len(buffer) - at
+        self._parts = [buffer[at:]] if self._received_bytes else []
 
     def _check(self, is_compressed: int, length: int) -> None:
         if length > self._message_bytes_max:
@@ -188,7 +188,7 @@ class MessageAssembler:
                 f"a message of {length} bytes is over the limit of {self._message_bytes_max} bytes",
             )
         if is_compressed > 1:
-            raise RpcError(RpcCode.INTERNAL, "a message's first byte is 0 or 1")
+            raise RpcError(RpcCode.INTERNAL, "the first byte of a message must be 0 or 1")
         if is_compressed and self._encoding != "gzip":
             raise RpcError(RpcCode.INTERNAL, "a compressed message needs grpc-encoding: gzip")
 
@@ -196,21 +196,23 @@ class MessageAssembler:
         limit = min(self._message_bytes_max, INFLATED_BYTES_MAX)
         if len(message) < _GZIP_SIZE_MIN:
             raise RpcError(RpcCode.INTERNAL, "the message is not compressed with gzip")
-        # What it says of itself, before anything is done for it; who lies is found out below.
-        told_bytes = int.from_bytes(message[-4:], "little")
-        if told_bytes > limit:
+        # The announced size comes first. A wrong size is detected below.
+        announced_bytes = int.from_bytes(message[-4:], "little")
+        if announced_bytes > limit:
             raise RpcError(
                 RpcCode.RESOURCE_EXHAUSTED,
-                f"a compressed message is over the limit of {limit} bytes when it is inflated",
+                f"an inflated message is over the limit of {limit} bytes",
             )
-        self._admit(told_bytes)
-        self.inflated_bytes += told_bytes
+        self._admit(announced_bytes)
+        self.inflated_bytes += announced_bytes
         unpacker = zlib.decompressobj(_GZIP_WINDOW)
         try:
-            # One more than it says: to see that there is more.
-            whole = unpacker.decompress(message, told_bytes + 1)
+            # One byte more than announced, to detect a larger message.
+            whole = unpacker.decompress(message, announced_bytes + 1)
         except zlib.error:
             raise RpcError(RpcCode.INTERNAL, "the message is not compressed with gzip") from None
-        if len(whole) != told_bytes or not unpacker.eof:
-            raise RpcError(RpcCode.INTERNAL, "the compressed message is not what its end says")
+        if len(whole) != announced_bytes or not unpacker.eof:
+            raise RpcError(
+                RpcCode.INTERNAL, "the compressed message differs from its announced size"
+            )
         return whole

@@ -1,4 +1,4 @@
-"""What a call says in its header fields: its deadline, its metadata."""
+"""The deadline in the header fields of a call."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 
 
 
 def parse_timeout(text: str) -> float:
-    """Return the seconds of a `grpc-timeout` field; raise RpcError for what is none."""
+    """Return the seconds of a `grpc-timeout` field; raise RpcError if it is invalid."""
     digits, unit_s = text[:-1], _SECONDS.get(text[-1:])
-    # Not by an expression, which takes longer: every call has one.
+    # Without a regular expression, which is slower. Every call has a timeout.
     if unit_s is None or not (digits.isdigit() and digits.isascii() and len(digits) <= _DIGITS_MAX):
-        raise RpcError(RpcCode.INTERNAL, "grpc-timeout is a number of up to 8 digits and a unit")
+        raise RpcError(
+            RpcCode.INTERNAL, "grpc-timeout must be a number of up to 8 digits and a unit"
+        )
     return int(digits) * unit_s

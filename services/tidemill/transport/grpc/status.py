@@ -1,4 +1,4 @@
-"""How a call ends: its status, and the trailers that carry it."""
+"""The status of a call and the trailers with it."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class RpcCode(IntEnum):
 
 
 class RpcError(Exception):
-    """Ends a call with a status other than OK; clients raise it for one that they are answered."""
+    """The status other than OK that ends a call; clients raise it for a received status."""
 
     def __init__(self, code: RpcCode, message: str, trailers: Trailers = ()) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
-        self.trailers = trailers  # metadata that goes with the status
+        self.trailers = trailers  # metadata beside the status
 
 
-# What a stream that is reset means for its call, as the gRPC specification maps it.
+# The status of a call after a reset of its stream, from the gRPC specification.
 _CODES_OF_RESETS: Final = {
     ErrorCode.REFUSED_STREAM: RpcCode.UNAVAILABLE,
     ErrorCode.CANCEL: RpcCode.CANCELLED,
@@ -55,7 +55,7 @@ _CODES_OF_RESETS: Final = {
 
 
 def code_of_reset(code: int) -> RpcCode:
-    """Return what a client makes of a stream that was reset with `code`."""
+    """Return the status of a call after a reset of its stream with `code`."""
     try:
         return _CODES_OF_RESETS.get(ErrorCode(code), RpcCode.INTERNAL)
     except ValueError:
@@ -63,7 +63,7 @@ def code_of_reset(code: int) -> RpcCode:
 
 
 def code_of(number: str) -> RpcCode:
-    """Return the status code of a `grpc-status` field; UNKNOWN where there is no such one."""
+    """Return the status code of a `grpc-status` field; UNKNOWN if it is invalid."""
     try:
         return RpcCode(int(number))
     except ValueError:
@@ -74,32 +74,32 @@ RESPONSE_FIELDS: Final = ((":status", "200"), ("content-type", "application/grpc
 RESPONSE_BLOCK: Final = header_block.encode(RESPONSE_FIELDS)
 OK_TRAILERS: Final = header_block.encode((("grpc-status", "0"),))
 
-# Of an encoded status message: clients refuse header lists of 8 KiB.
+# Of an encoded status message. Clients reject header lists of 8 KiB.
 MESSAGE_BYTES_MAX: Final = 4_096
-# Bytes of a message that travel as they are: printable ASCII but the per cent sign.
+# Bytes that need encoding: all except printable ASCII, and the per cent sign.
 _ENCODED: Final = re.compile(rb"[^\x20-\x24\x26-\x7e]")
 _DECODED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 def encode_message(message: str) -> str:
-    """Percent-encode a status message, as much of it as clients take."""
+    """Percent-encode a status message, cut to the size that clients accept."""
     message = message[:MESSAGE_BYTES_MAX]
     while True:
         raw = message.encode("utf-8", "replace")
         encoded = _ENCODED.sub(lambda found: b"%%%02X" % found[0][0], raw)
         if len(encoded) <= MESSAGE_BYTES_MAX:
             return encoded.decode("ascii")
-        # Characters need up to twelve bytes; none is cut in two.
+        # A character needs up to twelve bytes. No character is split.
         message = message[: len(message) * MESSAGE_BYTES_MAX // len(encoded)]
 
 
 def decode_message(encoded: str) -> str:
-    """Decode a status message; what is no encoding stays as it is."""
+    """Decode a status message; invalid escapes stay as they are."""
     raw = _DECODED.sub(lambda found: bytes((int(found[1], 16),)), encoded.encode())
     return raw.decode("utf-8", "replace")
 
 
-@functools.lru_cache(maxsize=64)  # Servers end calls with few different sentences.
+@functools.lru_cache(maxsize=64)  # Servers use few different texts.
 def encode_trailers(code: RpcCode, message: str, more: Trailers = ()) -> bytes:
     """Encode the trailers that end a call."""
     if code is RpcCode.OK:
@@ -109,7 +109,7 @@ def encode_trailers(code: RpcCode, message: str, more: Trailers = ()) -> bytes:
 
 @functools.lru_cache(maxsize=64)
 def encode_trailers_only(code: RpcCode, message: str, more: Trailers = ()) -> bytes:
-    """Encode a response that is nothing but a status."""
+    """Encode a response that consists only of a status."""
     return header_block.encode((*RESPONSE_FIELDS, *_fields(code, message), *more))
 
 

@@ -12,7 +12,7 @@ def test_a_share_is_bounded_and_gives_back() -> None:
     assert share.take(60)
     assert not share.take(41), "over its own bound"
     assert share.take(40)
-    share.give_back(100)
+    share.release(100)
     assert (share.bytes, share.has_room(100)) == (0, True)
 
 
@@ -34,7 +34,7 @@ def test_many_shares_fill_the_account_and_never_overfill_it() -> None:
     for _ in range(5_000):
         share = random.choice(shares)
         if random.random() < 0.3 and share.bytes:
-            share.give_back(4 << 20)
+            share.release(4 << 20)
         else:
             share.take(4 << 20)
         assert account.bytes == sum(one.bytes for one in shares) <= account.bytes_max
@@ -65,7 +65,7 @@ def test_the_connections_of_one_address_stop_at_half_and_others_find_as_much() -
     assert newcomer.take(24 << 20), "however many they are"
     most = max(share.bytes for share in shares)
     assert not any(share.take(4_096) for share in shares), "and they have less room for it"
-    newcomer.give_back(24 << 20)
+    newcomer.release(24 << 20)
     # Each that they took last made their room smaller by twice as much.
     assert MemoryShare(account, 24 << 20, crowd).take(most - 2 * 4_096), "as for one more of them"
 
@@ -79,5 +79,5 @@ def test_an_address_has_what_its_connections_have() -> None:
     assert not second.is_fair(451), "what is free, without as much as the address has already"
     assert second.is_fair(450)
     second.count_granted(0)
-    first.give_back(200)
+    first.release(200)
     assert (address.bytes, account.bytes) == (0, 0)

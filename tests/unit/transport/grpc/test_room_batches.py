@@ -16,13 +16,13 @@ from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import grpc_message, parse
 from tests.unit.transport.grpc.test_room_queue import BEGUN, LARGE_BYTES, MIB, Client, World
 from tidemill.transport.grpc.memory import AddressShare
-from tidemill.transport.grpc.server_connection import (
+from tidemill.transport.grpc.server_call import (
     CallEnded,
     MessageReceived,
     RequestPolicy,
-    ServerConnection,
     ServerEvent,
 )
+from tidemill.transport.grpc.server_connection import ServerConnection
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limits
 
@@ -138,7 +138,7 @@ def test_any_order_of_frames_grants_each_message_once_and_gives_all_back(seed: i
         forget(sender, events)
         for other in senders:
             forget(other, other.client.connection.check(now_s))
-        world.account.queue.offer()
+        world.account.queue.grant_room()
         for other in senders:
             other.read()
             for sending in other.streams.values():
@@ -194,12 +194,12 @@ def test_a_message_that_needs_no_room_any_more_leaves_the_queue() -> None:
     for at in range(16_000, len(content), 16_000):
         client.connection.receive(peer.data(stream_id, content[at : at + 16_000]), 0.0)
     call = client.connection._calls[stream_id]
-    assert call.wants_room_since_s is not None
+    assert call.room_requested_at_s is not None
     client.connection.consume(call, len(before))
     rest = b"".join(peer.data(stream_id, bytes(15_000)) for _ in range(4))
     [event] = client.connection.receive(rest, 0.0)
     assert isinstance(event, MessageReceived)
-    assert not client.connection._wanting
+    assert not client.connection.memory._requests
     assert world.account.queue.bytes == 0
     assert client.connection.check(60.0) == []
 
@@ -210,7 +210,7 @@ def test_a_message_of_a_stream_that_comes_byte_by_byte_is_ended(length: int) -> 
     world = World()
     client = world.client()
     stream_id = client.begin(begun=grpc_message(b"", length=length))
-    client.connection._calls[stream_id].is_open_ended = True
+    client.connection._calls[stream_id].has_request_stream = True
     now_s, events = 0.0, list[ServerEvent]()
     while not events and now_s < 2 * Limits().request_timeout_s:
         now_s += 50.0
@@ -226,7 +226,7 @@ def test_a_message_that_comes_slowly_enough_to_be_sent_comes() -> None:
     world = World()
     client = world.client()
     stream_id = client.begin(begun=grpc_message(b"", length=200_000))
-    client.connection._calls[stream_id].is_open_ended = True
+    client.connection._calls[stream_id].has_request_stream = True
     now_s, left, events = 0.0, 200_000, list[ServerEvent]()
     while left:
         now_s, count = now_s + 10.0, min(left, 13_000)
@@ -240,26 +240,26 @@ def test_a_stream_that_has_been_open_for_long_may_send_its_next_message() -> Non
     world = World()
     client = world.client()
     stream_id = client.begin(begun=grpc_message(b"one"))
-    client.connection._calls[stream_id].is_open_ended = True
+    client.connection._calls[stream_id].has_request_stream = True
     assert client.connection.receive(peer.data(stream_id, BEGUN), 5_000.0) == []
     assert client.connection.check(5_050.0) == []
 
 
 def test_a_message_over_its_limit_is_thrown_away_and_its_stream_goes_on() -> None:
     world = World()
-    terms = {"/test.Service/Method": RequestPolicy(MIB, skipped_bytes_max=4 * MIB)}
+    policies = {"/test.Service/Method": RequestPolicy(MIB, skipped_bytes_max=4 * MIB)}
     connection = ServerConnection(
         Limits(),
         message_bytes_max=16 * MIB,
         now_s=0.0,
         hits=world.hits,
         account=world.account,
-        terms=terms,
+        policies=policies,
     )
     connection.receive(peer.CLIENT_GREETING, 0.0)
     connection.receive(peer.headers(1, peer.GRPC_REQUEST), 0.0)
     call = connection._calls[1]
-    call.is_open_ended = True
+    call.has_request_stream = True
     content = grpc_message(bytes(3 * MIB)) + grpc_message(b"next")
     at, window, events = 0, 65_535, list[ServerEvent]()
     while at < len(content):

@@ -10,16 +10,15 @@ import pytest
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import fields_of, grpc_message, parse
 from tidemill.transport.grpc import room_queue
+from tidemill.transport.grpc.connection_memory import CALL_BYTES, ROOM_WAIT_S_MAX
 from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
-from tidemill.transport.grpc.server_connection import (
-    CALL_BYTES,
-    ROOM_WAIT_S_MAX,
+from tidemill.transport.grpc.server_call import (
     CallEnded,
     CallStarted,
     MessageReceived,
     RequestPolicy,
-    ServerConnection,
 )
+from tidemill.transport.grpc.server_connection import ServerConnection
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit, Limits
 
@@ -42,10 +41,10 @@ class Client:
             hits=hits,
             account=account,
             address=address,
-            terms={"/test.Service/Method": RequestPolicy(16 * MIB, b"large", b"no room")},
+            policies={"/test.Service/Method": RequestPolicy(16 * MIB, b"large", b"no room")},
         )
         self.wakes = 0
-        self.connection.on_grant = self._wake
+        self.connection.memory.on_grant = self._wake
         self.connection.receive(peer.CLIENT_GREETING, 0.0)
         self._next_id = 1
         self.granted()
@@ -89,8 +88,8 @@ class World:
     def leave(self, others: MemoryShare, free_bytes: int) -> None:
         """Let others hold all but what may wait, and `free_bytes`."""
         others.count_granted(0)
-        kept_bytes = self.account.queue.kept_for(room_queue.RoomTicket(None))
-        free_bytes += kept_bytes
+        reserved_bytes = self.account.queue.reserved_for(room_queue.RoomTicket(None))
+        free_bytes += reserved_bytes
         others.count_granted(self.account.bytes_max - self.account.bytes - free_bytes)
 
 
@@ -99,10 +98,10 @@ def test_a_large_message_waits_for_room_and_gets_it_when_there_is_some() -> None
     others, client = world.fill(), world.client()
     waits = client.begin()
     assert (client.granted(), client.wakes) == ([], 0)
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert client.granted() == [], "there is no room yet"
     others.count_granted(0)
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert (client.granted(), client.wakes) == ([waits], 1)
     assert world.hits == {}
     rest = bytes(LARGE_BYTES - 100)
@@ -135,7 +134,7 @@ def test_connections_have_turns_however_many_messages_wait_on_each() -> None:
     world.leave(others, 5 * LARGE_BYTES // 2)
     order: list[tuple[Client, int]] = []
     for _ in range(3):
-        world.account.queue.offer()
+        world.account.queue.grant_room()
         order += [(many, stream_id) for stream_id in many.granted()]
         order += [(one, stream_id) for stream_id in one.granted()]
         client, stream_id = order[-1]
@@ -150,7 +149,7 @@ def test_who_comes_later_does_not_pass_those_who_wait() -> None:
     others.count_granted(0)
     comes = later.begin()
     assert later.granted() == [], "there is room, and somebody has waited for it"
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert (before.granted(), later.granted()) == ([waits], [comes])
 
 
@@ -166,7 +165,7 @@ def test_another_address_does_not_wait_behind_one_that_has_its_share() -> None:
     assert crowded.bytes < world.account.bytes_max // 2
     other = world.client(AddressShare())
     assert [other.begin()] == other.granted()
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert not any(client.granted() for client in clients)
 
 
@@ -199,11 +198,11 @@ def test_who_holds_much_is_passed_by_and_not_waited_for() -> None:
     world = World()
     full, other = world.client(), world.client()
     holds = full.begin(begun=b"")
-    assert full.connection.hold(full.connection._calls[holds], 12 * MIB)
+    assert full.connection.memory.hold(full.connection._calls[holds], 12 * MIB)
     world.fill(free_bytes=13 * MIB)
     full.begin()
     waits = other.begin()
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert (full.granted(), other.granted()) == ([], [waits])
 
 
@@ -232,10 +231,10 @@ def test_who_is_gone_waits_no_more() -> None:
     lost.begin()
     lost.connection.close(frames.ErrorCode.CANCEL, "lost")
     others.count_granted(0)
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert client.granted() == [waits]
     assert world.account.queue.bytes == 0
-    assert not world.account.queue._turns
+    assert not world.account.queue._addresses
 
 
 def test_so_many_wait_and_an_address_leaves_others_as_much() -> None:
@@ -270,7 +269,7 @@ def test_what_waits_leaves_its_address_room_for_what_comes_and_for_small_calls()
         more = b"".join(peer.data(stream_id, bytes(16_000)) for _ in range(4))
         client.connection.receive(more, 0.0)
     assert not any(client.granted() for client in clients)
-    world.account.queue.offer()
+    world.account.queue.grant_room()
     assert sum(len(client.granted()) for client in clients) >= 4
     assert address.bytes < world.account.bytes_max * 11 // 16
     world.client(address).begin(begun=grpc_message(bytes(200)))
@@ -293,14 +292,14 @@ def test_a_look_is_bounded_in_addresses_and_in_connections() -> None:
         for _ in range(2):
             assert world.account.queue.join(room_queue.RoomTicket(address), Never(), 1)
     crowded = AddressShare()
-    world.account.queue.offer()
-    assert len(looked) == 2 * room_queue.ADDRESSES_LOOKED_AT
+    world.account.queue.grant_room()
+    assert len(looked) == 2 * room_queue.ADDRESSES_PER_TURN
     alone = room_queue.RoomQueue(MIB)
     for _ in range(100):
         assert alone.join(room_queue.RoomTicket(crowded), Never(), 1)
     looked.clear()
-    alone.offer()
-    assert len(looked) == room_queue.PLACES_LOOKED_AT
+    alone.grant_room()
+    assert len(looked) == room_queue.TICKETS_PER_TURN
 
 
 class Waits:
@@ -311,14 +310,14 @@ class Waits:
     def __init__(self, queue: room_queue.RoomQueue, address: AddressShare, *, has_budget: bool):
         self._queue = queue
         self._has_budget = has_budget
-        self._place = room_queue.RoomTicket(address)
+        self._ticket = room_queue.RoomTicket(address)
         self.granted_count = 0
-        assert queue.join(self._place, self, 1)
+        assert queue.join(self._ticket, self, 1)
 
     def grant_next(self) -> bool:
         if self._has_budget:
             self.granted_count += 1
-            self._queue.leave(self._place, 1)
+            self._queue.withdraw(self._ticket, 1)
         return self._has_budget
 
 
@@ -333,18 +332,18 @@ def offers_until_quiet(queue: room_queue.RoomQueue) -> int:
     """Offer as the shell does, once for each turn in which it is told to; return how often."""
     asked: list[None] = []
     queue.on_room = lambda: asked.append(None)
-    queue.look()
+    queue.recheck()
     count = 0
     while asked and count < 1_000:
         asked.clear()
-        queue.offer()
+        queue.grant_room()
         count += 1
     return count
 
 
 def test_those_behind_many_who_hold_too_much_have_their_turn() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
-    for _ in range(3 * room_queue.PLACES_LOOKED_AT):
+    for _ in range(3 * room_queue.TICKETS_PER_TURN):
         Waits(queue, address, has_budget=False)
     last = Waits(queue, address, has_budget=True)
     offers_until_quiet(queue)
@@ -353,7 +352,7 @@ def test_those_behind_many_who_hold_too_much_have_their_turn() -> None:
 
 def test_where_nobody_may_come_each_is_looked_at_once() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
-    for _ in range(3 * room_queue.PLACES_LOOKED_AT):
+    for _ in range(3 * room_queue.TICKETS_PER_TURN):
         Waits(queue, address, has_budget=False)
     assert offers_until_quiet(queue) == 3
 
@@ -363,10 +362,10 @@ def test_one_that_fails_takes_nobody_elses_turn() -> None:
     Broken(queue, address, has_budget=True)
     waits = [Waits(queue, AddressShare(), has_budget=True) for _ in range(3)]
     with pytest.raises(ValueError, match="broken"):
-        queue.offer()
+        queue.grant_room()
     assert [one.granted_count for one in waits] == [1, 1, 1]
     behind = Waits(queue, address, has_budget=True)
     for _ in range(2):
         with contextlib.suppress(ValueError):
-            queue.offer()
+            queue.grant_room()
     assert behind.granted_count == 1

@@ -11,16 +11,15 @@ import pytest
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import Frame, fields_of, grpc_message, parse
 from tests.support.clients.streams import stream_count
-from tidemill.transport.grpc.memory import MemoryAccount
-from tidemill.transport.grpc.server_connection import (
+from tidemill.transport.grpc.connection_memory import (
     CALL_BYTES,
-    CALLS_A_TURN,
     INFLATED_COPIES,
     MESSAGE_BYTES,
-    MESSAGES_WAITING_MAX,
-    REFUSED_BYTES,
-    REPLY_BYTES_A_TURN,
     RESERVED_BYTES,
+)
+from tidemill.transport.grpc.foreign_requests import FOREIGN_REQUEST_BYTES
+from tidemill.transport.grpc.memory import MemoryAccount
+from tidemill.transport.grpc.server_call import (
     CallEnded,
     CallStarted,
     CallWritable,
@@ -28,8 +27,13 @@ from tidemill.transport.grpc.server_connection import (
     RequestPolicy,
     RequestsEnded,
     ServerCall,
-    ServerConnection,
     ServerEvent,
+)
+from tidemill.transport.grpc.server_connection import (
+    CALLS_PER_TURN,
+    MESSAGES_UNREAD_MAX,
+    REPLY_BYTES_PER_TURN,
+    ServerConnection,
 )
 from tidemill.transport.grpc.status import RpcCode
 from tidemill.transport.http2 import frames, header_block
@@ -76,7 +80,7 @@ def test_what_the_client_has_read_is_told_also_where_it_stood_behind_many_calls(
     connection = served()
     mark = connection.http.mark_output()
     connection.http.request_marks(0.0, is_pressing=False)
-    calls = b"".join([peer.headers(1 + 2 * n) for n in range(CALLS_A_TURN + 1)])
+    calls = b"".join([peer.headers(1 + 2 * n) for n in range(CALLS_PER_TURN + 1)])
     events = connection.receive(calls + peer.ping(b"all read", is_ack=True), 0.0)
     assert MarkReached(mark) not in events, "it waits for its turn"
     assert MarkReached(mark) in connection.close(ErrorCode.NO_ERROR, "the end")
@@ -207,7 +211,7 @@ def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
     )
     assert connection.receive(peer.headers(1, fields), 0.0) == []
     assert output(connection) == []
-    assert connection.share.bytes >= REFUSED_BYTES, "it may take its time, and is counted"
+    assert connection.share.bytes >= FOREIGN_REQUEST_BYTES, "it may take its time, and is counted"
     assert connection.receive(peer.data(1, b"form", is_last=True), 0.0) == []
     headers, body = output(connection)
     assert fields_of(headers.payload)[":status"] == status
@@ -285,7 +289,7 @@ def test_a_request_that_stands_still_is_ended_and_a_stream_may_take_its_time() -
         for n, content in ((1, peer.data(1, b"\0")), (3, peer.data(3, b"\0")), (5, b""))
     )
     # Between messages, and not in the middle of one.
-    stream.is_open_ended = cut.is_open_ended = True
+    stream.has_request_stream = cut.has_request_stream = True
     assert connection.check(60.0) == []
     assert connection.check(61.0) == [CallEnded(slow), CallEnded(cut)]
     assert hits == {Limit.REQUEST: 2}
@@ -370,16 +374,16 @@ def test_a_message_that_finds_no_room_on_its_way_is_refused() -> None:
     first, second = served(account=account), served(account=account)
     slow = called(first, peer.headers(1) + peer.data(1, grpc_message(bytes(5_000), length=60_000)))
     other = called(second)
-    assert second.hold(other, account.bytes_max - account.bytes - CALL_BYTES - 20_000)
+    assert second.memory.hold(other, account.bytes_max - account.bytes - CALL_BYTES - 20_000)
     assert first.receive(peer.data(1, bytes(16_000)), 0.0) == [CallEnded(slow)]
     assert status_of(output(first))[0] == "8"
     assert first.share.bytes == 0
 
 
-@pytest.mark.parametrize("is_open_ended", [False, True])
+@pytest.mark.parametrize("has_request_stream", [False, True])
 @pytest.mark.parametrize("is_split", [False, True])
 def test_inflating_has_one_price_and_all_of_it_is_given_back(
-    is_open_ended: bool, is_split: bool
+    has_request_stream: bool, is_split: bool
 ) -> None:
     """However the bytes are cut, and whether the call's kind was known before its body or not."""
     connection = served()
@@ -388,7 +392,7 @@ def test_inflating_has_one_price_and_all_of_it_is_given_back(
     content = grpc_message(packed, compressed=1) + grpc_message(bytes(9_000))
     content += grpc_message(b"small")
     call = called(connection, headers)
-    call.is_open_ended = is_open_ended
+    call.has_request_stream = has_request_stream
     before = connection.share.bytes
     cuts = (content[:3], content[3:40], content[40:]) if is_split else (content,)
     received: list[MessageReceived] = []
@@ -402,18 +406,18 @@ def test_inflating_has_one_price_and_all_of_it_is_given_back(
     ]
     assert connection.share.bytes == before + sum(one.held_bytes for one in received)
     for one in received:
-        connection.release(call, one.held_bytes)
+        connection.memory.release(call, one.held_bytes)
     assert connection.share.bytes == before
 
 
 def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
-    terms = {"/test.Service/Method": RequestPolicy(1_000, b"too large", b"no room")}
+    policies = {"/test.Service/Method": RequestPolicy(1_000, b"too large", b"no room")}
     hits: Counter[Limit] = Counter()
     connection = ServerConnection(
         Limits(),
         message_bytes_max=MESSAGE_BYTES_MAX,
         now_s=0.0,
-        terms=terms,
+        policies=policies,
         hits=hits,
         account=MemoryAccount(CALL_BYTES),
     )
@@ -434,12 +438,12 @@ def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
 
 def test_a_turn_begins_so_many_calls_and_the_rest_later() -> None:
     connection = served()
-    raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_A_TURN + 10))
+    raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_PER_TURN + 10))
     begun = [one for one in connection.receive(raw, 0.0) if isinstance(one, CallStarted)]
-    assert len(begun) == CALLS_A_TURN
+    assert len(begun) == CALLS_PER_TURN
     assert connection.has_more
     # Cancelled before its turn: it is never begun.
-    cancelled = 2 * (CALLS_A_TURN + 9) + 1
+    cancelled = 2 * (CALLS_PER_TURN + 9) + 1
     rest = connection.receive(peer.rst_stream(cancelled), 0.0)
     assert len([one for one in rest if isinstance(one, CallStarted)]) == 9
     assert not connection.has_more
@@ -453,16 +457,16 @@ def test_of_small_messages_few_wait_and_the_others_stay_bytes_until_some_are_rea
     events = connection.receive(peer.data(1, raw, is_last=True), 0.0)
     assert events == [
         MessageReceived(call, b"", 5, is_last=False, held_bytes=MESSAGE_BYTES * (at > 0))
-        for at in range(MESSAGES_WAITING_MAX)
+        for at in range(MESSAGES_UNREAD_MAX)
     ]
     held_bytes = connection.share.bytes - before
-    assert held_bytes <= len(raw) + RESERVED_BYTES + MESSAGES_WAITING_MAX * MESSAGE_BYTES
+    assert held_bytes <= len(raw) + RESERVED_BYTES + MESSAGES_UNREAD_MAX * MESSAGE_BYTES
     assert not connection.has_more, "nothing is to be done until one is read"
     seen = len(events)
     while seen < 3_000:
         for event in events:
             assert isinstance(event, MessageReceived)
-            connection.release(call, event.held_bytes)
+            connection.memory.release(call, event.held_bytes)
             connection.consume(call, event.wire_bytes)
         events = connection.receive(b"", 0.0)
         seen += len(events)
@@ -473,7 +477,7 @@ def test_of_small_messages_few_wait_and_the_others_stay_bytes_until_some_are_rea
 def test_a_stream_that_ends_while_messages_wait_is_looked_at_no_more() -> None:
     connection = served()
     call = called(connection)
-    call.is_open_ended = True
+    call.has_request_stream = True
     connection.receive(peer.data(1, grpc_message(b"") * 100), 0.0)
     assert connection.check(Limits().stall_timeout_s + 1) == [], "it waits for us"
     connection.consume(call, 5)
@@ -487,19 +491,19 @@ def test_messages_of_streams_count_for_a_turn_as_calls_do() -> None:
     streams = range(1, 17, 2)
     for stream_id in streams:
         called(connection, peer.headers(stream_id))
-    few = grpc_message(b"") * (MESSAGES_WAITING_MAX - 1)
+    few = grpc_message(b"") * (MESSAGES_UNREAD_MAX - 1)
     events = connection.receive(b"".join(peer.data(one, few) for one in streams), 0.0)
     # The first of a stream belongs to the call that was counted.
-    assert len(events) <= CALLS_A_TURN + len(streams)
+    assert len(events) <= CALLS_PER_TURN + len(streams)
     turns = 1
     while connection.has_more:
         more = connection.receive(b"", 0.0)
-        assert 0 < len(more) <= CALLS_A_TURN + len(streams)
+        assert 0 < len(more) <= CALLS_PER_TURN + len(streams)
         events += more
         turns += 1
     assert turns >= 3
     received = Counter(event.call for event in events if isinstance(event, MessageReceived))
-    assert set(received.values()) == {MESSAGES_WAITING_MAX - 1}
+    assert set(received.values()) == {MESSAGES_UNREAD_MAX - 1}
 
 
 def test_a_reply_is_counted_until_it_is_written() -> None:
@@ -511,9 +515,9 @@ def test_a_reply_is_counted_until_it_is_written() -> None:
     connection.respond(call, bytes(60_000))
     assert connection.share.bytes == 60_005
     connection.http.take_output()
-    connection.count_buffered(40_000)
+    connection.memory.count_buffered(40_000)
     assert connection.share.bytes == 40_000
-    connection.count_buffered(0)
+    connection.memory.count_buffered(0)
     assert connection.share.bytes == 0
 
 
@@ -524,7 +528,7 @@ def test_a_large_reply_that_finds_no_room_is_refused_and_a_small_one_is_not() ->
     calls = [called(connection, peer.request(n, b"")) for n in (1, 3, 5)]
     connection.respond(calls[0], bytes(60_000))
     connection.http.take_output()
-    connection.count_buffered(60_000)
+    connection.memory.count_buffered(60_000)
     connection.respond(calls[1], bytes(60_000))
     assert status_of(output(connection))[0] == "8"
     assert hits == {Limit.MEMORY: 1}
@@ -537,8 +541,8 @@ def test_after_large_replies_no_call_begins_for_as_many_turns() -> None:
     connection = served()
     connection.receive(peer.window_update(0, 1 << 30), 0.0)
     call = called(connection, peer.request(1, b""))
-    connection.respond(call, bytes(3 * REPLY_BYTES_A_TURN))
-    assert connection.is_owing
+    connection.respond(call, bytes(3 * REPLY_BYTES_PER_TURN))
+    assert connection.has_reply_debt
     begun = [len(connection.receive(peer.request(3, b""), 0.0))]
     while not begun[-1]:
         assert connection.has_more
@@ -549,10 +553,10 @@ def test_after_large_replies_no_call_begins_for_as_many_turns() -> None:
 
 def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
     connection = served()
-    raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_A_TURN + 10))
+    raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_PER_TURN + 10))
     connection.receive(raw, 0.0)
     ends = connection.close(ErrorCode.CANCEL, "gone")
-    assert len([one for one in ends if isinstance(one, CallEnded)]) == CALLS_A_TURN
+    assert len([one for one in ends if isinstance(one, CallEnded)]) == CALLS_PER_TURN
     assert not connection.has_more
     assert connection.share.bytes == 0
 
@@ -561,12 +565,12 @@ def test_what_waits_for_a_turn_is_counted_and_waits_as_bytes() -> None:
     connection = served()
     some = b"".join(peer.request(n, b"") for n in range(1, 801, 2))
     events = connection.receive(some, 0.0, frames_max=128)
-    assert sum(isinstance(one, CallStarted) for one in events) == CALLS_A_TURN
+    assert sum(isinstance(one, CallStarted) for one in events) == CALLS_PER_TURN
     while connection.has_more:
         # As many events as frames in a turn, at most, and the others as they came.
         calls_bytes = sum(call.held_bytes for call in connection._calls.values())
         assert connection.share.bytes == len(connection.http.unparsed) + calls_bytes
-        assert len(connection._waiting) <= 128
+        assert len(connection._http_events) <= 128
         events = connection.receive(b"", 0.0, frames_max=128)
     assert connection.call_count == 400
     assert connection.http.held_bytes(output_bytes_min=0) == 0
