@@ -80,7 +80,7 @@ async def serve(
     """
     from tidemill.broker.engine.replica.group_log import MustBeEmptied
     from tidemill.broker.life import Process
-    from tidemill.broker.server.replicas.replicas import SteppedDown
+    from tidemill.broker.server.replicas.replica_shell import SteppedDown
     from tidemill.broker.store import give_up_store
     from tidemill.transport.aio.tls import Certificates
 

@@ -22,8 +22,8 @@ from tidemill.broker.replica_metrics import ReplicaMetrics
 from tidemill.broker.server.grpc_server import broker_server
 from tidemill.broker.server.members.members import Members
 from tidemill.broker.server.replicas.mending import Mender
-from tidemill.broker.server.replicas.mending_start import StartMending
-from tidemill.broker.server.replicas.replicas import Replicas
+from tidemill.broker.server.replicas.replica_shell import ReplicaShell
+from tidemill.broker.server.replicas.start_mending import StartMending
 from tidemill.broker.server.round.durability import Durability
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.round.rounds import Rounds
@@ -97,7 +97,7 @@ class Process:
             with self._told_to_be_starting():
                 group_log = await self._open_replica(me, opened)
             durability = Durability(group_log.engine, self._log_syncs)
-            replicas = Replicas(
+            replicas = ReplicaShell(
                 me,
                 self._group,
                 group_log,
@@ -140,7 +140,7 @@ class Process:
         engine: Engine,
         durability: Durability,
         group_log: GroupLog | None = None,
-        replicas: Replicas | None = None,
+        replicas: ReplicaShell | None = None,
     ) -> None:
         settings, clock = self._settings, self._clock
         registry = self._registry()
@@ -194,7 +194,7 @@ class Process:
             await server.drain(settings.drain_timeout_ms)
 
     def _mender(
-        self, group_log: GroupLog | None, replicas: Replicas | None, rounds: Rounds
+        self, group_log: GroupLog | None, replicas: ReplicaShell | None, rounds: Rounds
     ) -> Mender | None:
         if group_log is None or replicas is None:
             return None
@@ -248,7 +248,9 @@ async def mending(mender: Mender | None) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def following(replicas: Replicas | None, rounds: Rounds, address: str) -> AsyncIterator[None]:
+async def following(
+    replicas: ReplicaShell | None, rounds: Rounds, address: str
+) -> AsyncIterator[None]:
     """Keep in touch with the other replicas, where there are any, until the block ends."""
     async with asyncio.TaskGroup() as tasks:
         if replicas is not None:

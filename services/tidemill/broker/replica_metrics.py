@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replica.group_log import GroupLog
-    from tidemill.broker.server.replicas.replicas import Replicas
+    from tidemill.broker.server.replicas.replica_shell import ReplicaShell
     from tidemill.common.metrics import Registry
 
 LABELS = ("broker_group",)
@@ -21,7 +21,7 @@ class ReplicaMetrics:
     """Turns what is known of the group into metrics. A group has a few replicas."""
 
     def __init__(
-        self, registry: Registry, broker_group: str, group_log: GroupLog, replicas: Replicas
+        self, registry: Registry, broker_group: str, group_log: GroupLog, replicas: ReplicaShell
     ) -> None:
         self._labels = (broker_group,)
         self._group_log = group_log

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.members.members import Members
-    from tidemill.broker.server.replicas.replicas import Replicas
+    from tidemill.broker.server.replicas.replica_shell import ReplicaShell
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
 
@@ -91,7 +91,7 @@ class BrokerServer:
         await self._server.drain(timeout_ms / 1000)
 
 
-def replica_methods(replicas: Replicas) -> dict[str, RpcMethod]:
+def replica_methods(replicas: ReplicaShell) -> dict[str, RpcMethod]:
     """Return what other replicas of the broker group ask this one."""
     return {
         STREAM: bidirectional(replicas.stream),
@@ -107,7 +107,7 @@ async def broker_server(
     members: Members,
     settings: BrokerSettings,
     tls: ssl.SSLContext | None = None,
-    replicas: Replicas | None = None,
+    replicas: ReplicaShell | None = None,
 ) -> AsyncIterator[BrokerServer]:
     """Serve until the block ends; raise StartError when the port is taken."""
     links = BrokerLinkService(

@@ -1,4 +1,4 @@
-"""What replicas say to each other, as values of the engine and on the wire."""
+"""The messages between replicas: values of the engine and frames on the wire."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from tidemill.broker.engine.replication.messages import (
     Welcome,
 )
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as pb
+from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.replica_wire import from_member, from_view, to_member, to_view
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.replication.messages import ToMaster, ToReplica
 
-FEATURE_LEVEL = 1  # of this version: records that it writes, and frames that it knows
+FEATURE_LEVEL = 1  # of this version: the records that it writes and the frames that it knows
 
 
 class LogFloor(NamedTuple):
-    """Where the master's log begins, and how far who drops the same must have applied it."""
+    """The begin of the master's log, which lets replicas drop older segments."""
 
     log_min: int
-    confirm: int
+    confirm: int  # a replica drops segments only after it has applied the log up to here
 
 
-class SenselessFrame(Exception):
-    """A frame that no replica of ours sends."""
+class InvalidReplicaFrame(Exception):
+    """A frame that this version does not know."""
 
 
 def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
-    """Encode what a master says."""
+    """Encode a message of a master."""
     match message:
         case Data():
             frame = pb.ToReplica(
@@ -73,7 +74,7 @@ def encode_to_replica(message: ToReplica | LogFloor) -> bytes:
 
 
 def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
-    """Decode what a master has said. Raises SenselessFrame, DecodeError."""
+    """Decode a message of a master. Raises SenselessFrame, DecodeError."""
     frame = pb.ToReplica.FromString(encoded)
     match frame.WhichOneof("message"):
         case "data":
@@ -101,11 +102,11 @@ def decode_to_replica(encoded: bytes) -> ToReplica | LogFloor:
         case "welcome":
             return _from_welcome(frame.welcome)
         case _:
-            raise SenselessFrame("a master says nothing that is known here")
+            raise InvalidReplicaFrame("unknown message from the master; is its version newer?")
 
 
 def encode_to_master(message: ToMaster) -> bytes:
-    """Encode what a replica says."""
+    """Encode a message of a replica."""
     match message:
         case Ack():
             frame = pb.ToMaster(
@@ -138,7 +139,7 @@ def encode_to_master(message: ToMaster) -> bytes:
 
 
 def decode_to_master(encoded: bytes) -> ToMaster:
-    """Decode what a replica has said. Raises SenselessFrame, DecodeError."""
+    """Decode a message of a replica. Raises SenselessFrame, DecodeError."""
     frame = pb.ToMaster.FromString(encoded)
     match frame.WhichOneof("message"):
         case "ack":
@@ -164,7 +165,13 @@ def decode_to_master(encoded: bytes) -> ToMaster:
                 hello.is_full,
             )
         case _:
-            raise SenselessFrame("a replica says nothing that is known here")
+            raise InvalidReplicaFrame("unknown message from a replica; is its version newer?")
+
+
+def wrong_group(own: str, requested: str) -> RpcError:
+    """Return the error for a request that names another broker group."""
+    reason = f"this is a replica of {own}, not of {requested}; check the replica addresses"
+    return RpcError(RpcCode.FAILED_PRECONDITION, reason)
 
 
 def _to_welcome(message: Welcome) -> pb.Welcome:
@@ -184,7 +191,7 @@ def _to_welcome(message: Welcome) -> pb.Welcome:
         case FullCopy(log_min):
             welcome.copy_all_from = log_min
         case Divergence():
-            raise AssertionError("such a replica is refused")
+            raise AssertionError("a diverged replica is rejected")
         case _:
             assert_never(agreement)
     return welcome

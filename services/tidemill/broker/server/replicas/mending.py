@@ -1,10 +1,11 @@
-"""What is damaged in the log of one replica, from another that has it (ADR 0047).
+"""Mending of a damaged log: intact bytes come from another replica (ADR 0047).
 
-    round loop  ── notes damage ──▶  DamagedRanges  ◀── questions, answers ──  Mender
-    Mender      ── FetchRange ────▶  other replicas: whole records, checked, and confirmed
-                ── mend ──────────▶  the log, in place; synced by the helper for background work
+    round loop  ── damage ─────▶  DamagedRanges  ◀── requests, outcomes ──  Mender
+    Mender      ── FetchRange ─▶  other replicas: whole records, checked and confirmed
+                ── mend ───────▶  the log, in place; the background sync process syncs it
 
-One question at a time: damage is rare, and what waits for it waits alone.
+The mender sends one request at a time: damage is rare, and only readers of the damaged records
+wait.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mappings import PAGE_BYTES
 from tidemill.broker.engine.store.mending import ForeignBytes, mend
+from tidemill.broker.server.replicas.frames import wrong_group
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
@@ -36,12 +38,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 FETCH_RANGE: Final = "/tidemill.replication.v1.Replication/FetchRange"
-LOOK_S: Final = 0.1  # until it is looked whether damage was noted: a pop is not held by that
-FETCH_TIMEOUT_S: Final = 5.0  # for one answer: a megabyte, or one record of at most 64
+LOOK_S: Final = 0.1  # period of the look for new damage
+FETCH_TIMEOUT_S: Final = 5.0  # for one answer: 1 MiB, or one record of at most 64 MiB
 CONNECT_TIMEOUT_S: Final = 1.0
-# Sent for one question, and a record more: a stretch of a large segment takes several.
+# Bytes of one answer, which may end with one more record. A large range takes several requests.
 FETCH_BYTES_MAX: Final = 1 << 20
-RECORD_BYTES_MAX: Final = 64 << 20  # the largest that a broker takes, with what frames it
+RECORD_BYTES_MAX: Final = 64 << 20  # the largest record of a broker, with its header
 LIMITS: Final = Limits(
     stream_window_bytes=4 << 20,
     frame_bytes=1 << 20,
@@ -50,19 +52,19 @@ LIMITS: Final = Limits(
 )
 
 
-class NothingThere(Exception):
-    """A replica has no intact bytes of what it was asked for, or knows them not to be confirmed."""
+class RangeMissing(Exception):
+    """A replica does not have the requested bytes intact and confirmed."""
 
 
 async def serve_range(group: str, group_log: GroupLog, call: RpcCall) -> None:
-    """Answer another replica: whole records, and at the end a range without bytes."""
+    """Send whole records to another replica, and an empty range as the end."""
     async for encoded in call:
         try:
             request = pb.FetchRangeRequest.FromString(encoded)
         except DecodeError as error:
             raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
         if request.group != group:
-            raise RpcError(RpcCode.FAILED_PRECONDITION, f"this is a replica of {group}")
+            raise wrong_group(group, request.group)
         at = request.begin
         for data in served_pieces(group_log, request.begin, request.end):
             call.write(pb.Range(offset=at, data=data, crc=crc32(data)).SerializeToString())
@@ -73,9 +75,9 @@ async def serve_range(group: str, group_log: GroupLog, call: RpcCall) -> None:
 
 
 def served_pieces(group_log: GroupLog, begin: int, end: int) -> Iterator[bytes]:
-    """Yield whole records from `begin` on, as many as are sent at most for one question.
+    """Yield the whole records of one answer, from `begin` on.
 
-    Up to the end of a page, since one that cannot be read is written whole.
+    The answer reaches the end of a page, because an unreadable page is mended as a whole.
     """
     at, stop = begin, min(max(end, begin + 1), begin + FETCH_BYTES_MAX)
     while at < stop:
@@ -88,13 +90,13 @@ def served_pieces(group_log: GroupLog, begin: int, end: int) -> Iterator[bytes]:
 
 
 def served(group_log: GroupLog, begin: int, end: int) -> bytes:
-    """Return all that is sent for one question."""
+    """Return the bytes of one answer."""
     return b"".join(served_pieces(group_log, begin, end))
 
 
 async def fetch_range(connect: Connector, address: str, group: str, begin: int, end: int) -> bytes:
-    """Return what a replica has from `begin` on. Raises NothingThere, RpcError, TimeoutError."""
-    found = bytearray()
+    """Return a replica's records from `begin` on. Raises RangeMissing, RpcError, TimeoutError."""
+    fetched = bytearray()
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def receive(encoded: bytes) -> None:
@@ -105,11 +107,11 @@ async def fetch_range(connect: Connector, address: str, group: str, begin: int, 
         except DecodeError as error:
             done.set_exception(RpcError(RpcCode.INTERNAL, str(error)))
             return
-        is_next = part.offset == begin + len(found) and crc32(part.data) == part.crc
+        is_next = part.offset == begin + len(fetched) and crc32(part.data) == part.crc
         if not part.data or not is_next:
             done.set_result(None)
             return
-        found.extend(part.data)
+        fetched.extend(part.data)
 
     async with (
         asyncio.timeout(FETCH_TIMEOUT_S),
@@ -127,21 +129,21 @@ async def fetch_range(connect: Connector, address: str, group: str, begin: int, 
         try:
             await asyncio.wait({done, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
-                ended.result()  # Raises what it has ended with.
+                ended.result()  # Raises the error of the stream.
         finally:
             ended.cancel()
             stream.cancel()
             await asyncio.gather(ended, return_exceptions=True)
     if done.done():
         done.result()
-    if not found:
-        raise NothingThere(f"nothing from log offset {begin} on")
-    return bytes(found)
+    if not fetched:
+        raise RangeMissing(f"no intact, confirmed record at log offset {begin}")
+    return bytes(fetched)
 
 
 @final
 class Mender:
-    """Asks for what was noted, until it is cancelled."""
+    """The task that fetches damaged records from other replicas and mends them."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Mender:
         clock: Clock,
         wake: Callable[[], None],
     ) -> None:
-        """`wake` lets the round loop look at what came of it."""
+        """Call `wake` when the round loop can use the outcome."""
         self._group = group
         self._log = group_log.engine.log
         self._disk = group_log.engine.disk
@@ -166,57 +168,53 @@ class Mender:
         self._log.damage.has_replicas = True
 
     async def run(self) -> None:
-        """Mend what can be mended. Raises DiskFailed, which is final."""
+        """Mend damaged ranges until cancelled. Raises DiskFailed, which is final."""
         damage = self._log.damage
         while True:
             others = self._others()
             names = None if others is None else others.keys()
             damage.forget_before(self._log.min_offset)
-            question = damage.next_request(names, self._clock.monotonic_ms())
+            request = damage.next_request(names, self._clock.monotonic_ms())
             if damage.has_ended:
                 self._wake()
-            if question is None or others is None:
+            if request is None or others is None:
                 await asyncio.sleep(LOOK_S)
                 continue
-            answer = await self._ask(question, others)
-            damage.handle_outcome(question, answer, self._clock.monotonic_ms())
+            outcome = await self._fetch(request, others)
+            damage.handle_outcome(request, outcome, self._clock.monotonic_ms())
 
     def _others(self) -> Mapping[int, str] | None:
-        """Return where the other replicas are; None: nobody has said so yet."""
+        """Return the addresses of the other replicas; None before the first view."""
         view = self._replica.view
         if view is None:
             return None
         me = self._replica.me.replica_id
         return {number: address for number, address in view.addresses if number != me}
 
-    async def _ask(self, question: MendRequest, others: Mapping[int, str]) -> MendOutcome:
-        tell = log.bind(replica=question.replica_id, log_offset=question.begin, end=question.end)
+    async def _fetch(self, request: MendRequest, others: Mapping[int, str]) -> MendOutcome:
+        range_log = log.bind(replica=request.replica_id, log_offset=request.begin, end=request.end)
         try:
             data = await fetch_range(
-                self._connect,
-                others[question.replica_id],
-                self._group,
-                question.begin,
-                question.end,
+                self._connect, others[request.replica_id], self._group, request.begin, request.end
             )
-            written = await self._mend(question, data)
+            written = await self._mend(request, data)
         except (RpcError, TimeoutError) as error:
-            tell.debug("a replica cannot be asked for what is damaged here", reason=str(error))
+            range_log.debug("replica unreachable for mending", reason=str(error))
             return MendOutcome.SILENT
-        except (NothingThere, ForeignBytes, UnknownRecord) as error:
-            tell.warning("a replica has not what is damaged here", reason=str(error))
+        except (RangeMissing, ForeignBytes, UnknownRecord) as error:
+            range_log.warning("replica does not have the damaged records", reason=str(error))
             return MendOutcome.NOTHING
         except LookupError:
-            return MendOutcome.SOUND  # Retention took it meanwhile.
+            return MendOutcome.SOUND  # Retention has deleted it.
         if not written:
             return MendOutcome.SOUND
-        tell.warning("the log was damaged, and is mended from a replica")
+        range_log.warning("log mended from a replica")
         return MendOutcome.MENDED
 
-    async def _mend(self, question: MendRequest, data: bytes) -> bool:
-        """Write what a replica has sent; whether anything differed."""
+    async def _mend(self, request: MendRequest, data: bytes) -> bool:
+        """Write the bytes of a replica; return False if the log already had them."""
         is_written = False
-        steps = mend(self._log, self._disk, question.begin, data)
+        steps = mend(self._log, self._disk, request.begin, data)
         try:
             for files in steps:
                 if files:

@@ -1,4 +1,4 @@
-"""What the parts of this room need of each other and of the controllers, as protocols."""
+"""The interfaces between the parts of this room and to the controllers, as protocols."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class LocalReplica(Protocol):
 
 
 class StreamReceiver(Protocol):
-    """The receiver of stream events, in the turn of the event loop in which they occur."""
+    """The receiver of stream events; it handles each one at once."""
 
-    def receive_hello(self, number: int, message: Hello) -> None:
-        """Begin to serve the replica that follows on this stream."""
+    def handle_hello(self, number: int, message: Hello) -> None:
+        """Begin to serve a following replica."""
 
-    def receive_ack(self, number: int, message: Ack) -> None:
+    def handle_ack(self, number: int, message: Ack) -> None:
         """Note how far a replica has the log."""
 
-    def receive(self, number: int, message: ToReplica | LogFloor) -> None:
+    def handle_message(self, number: int, message: ToReplica | LogFloor) -> None:
         """Process a message of the master."""
 
-    def note_dialled(self, number: int) -> None:
+    def handle_connected(self, number: int) -> None:
         """Begin to follow: the stream to the master is open."""
 
-    def note_closed(self, number: int | None) -> None:
-        """Note the end of a stream; None: the dialled master did not answer."""
+    def handle_closed(self, number: int | None) -> None:
+        """Note the end of a stream; None if the dialled master did not answer."""
 
 
 class ControllerPort(Protocol):

@@ -1,10 +1,10 @@
-"""Streams between the replicas of a group: a master's to who follows, a replica's to its master.
+"""The streams between the replicas of a broker group.
 
-    a replica calls    ─▶ serve()    ─▶ hello, ack, closed
-    the master's rank  ─▶ dial()     ─▶ dialled, receive, closed
-    what is to be sent ─▶ write(), write_to_all()
+    a replica calls this master     ─▶ serve()    ─▶ hello, ack, closed
+    this replica follows a master   ─▶ dial()     ─▶ connected, message, closed
+    the machine sends               ─▶ write(), write_to_all()
 
-A stream has a number while it is open. What is heard of one that was closed here is dropped.
+A stream has a number while it is open. Later messages of a closed stream are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from tidemill.broker.engine.replication.messages import Hello
 from tidemill.broker.server.replicas.frames import (
-    SenselessFrame,
+    InvalidReplicaFrame,
     decode_to_master,
     decode_to_replica,
 )
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 STREAM: Final = "/tidemill.replication.v1.Replication/Stream"
 CONNECT_TIMEOUT_S: Final = 1.0  # as long as a stream may be silent
-# A frame has one record at least, and the largest is a message with all that it may have.
+# A frame has at least one record. The largest record is a message with the largest body and fields.
 FRAME_BYTES_MAX: Final = 64 << 20
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
@@ -49,13 +49,13 @@ LIMITS: Final = Limits(
 
 
 class _Stream(Protocol):
-    """Either end of a stream."""
+    """Either side of a stream."""
 
     def write(self, message: bytes) -> None:
         """Send without waiting."""
 
     def end(self) -> None:
-        """End it; nothing more is heard of it."""
+        """End the stream; report nothing more of it."""
 
 
 @final
@@ -71,7 +71,7 @@ class ReplicaStreams:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def write(self, number: int, message: bytes) -> None:
-        """Send on a stream; nothing where it has ended."""
+        """Send on a stream; do nothing if it has ended."""
         if (stream := self._streams.get(number)) is not None:
             stream.write(message)
 
@@ -81,13 +81,13 @@ class ReplicaStreams:
             stream.write(message)
 
     def close(self, number: int, why: str) -> None:
-        """End a stream; nothing more is heard of it."""
-        log.info("stream between replicas closed", stream=number, reason=why)
+        """End a stream; report nothing more of it."""
+        log.info("replication stream closed", stream=number, reason=why)
         if (stream := self._streams.pop(number, None)) is not None:
             stream.end()
 
     def close_all(self) -> None:
-        """End every stream, and dial no more."""
+        """End every stream and every attempt to dial."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.end()
@@ -97,7 +97,7 @@ class ReplicaStreams:
     # ------------------------------------------------------------ as a master
 
     async def serve(self, call: RpcCall) -> None:
-        """Serve a replica that follows."""
+        """Serve a following replica."""
         number, served = next(self._numbers), _Served(call)
         self._streams[number] = served
         reading = asyncio.create_task(self._read(number, call), name="replica's acks")
@@ -113,18 +113,18 @@ class ReplicaStreams:
         async for request in call:
             try:
                 message = decode_to_master(request)
-            except (DecodeError, SenselessFrame) as error:
+            except (DecodeError, InvalidReplicaFrame) as error:
                 raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from None
             if isinstance(message, Hello):
-                log.info("a replica says hello", replica=message.member.replica_id, stream=number)
-                self._receiver.receive_hello(number, message)
+                log.info("replica connected", replica=message.member.replica_id, stream=number)
+                self._receiver.handle_hello(number, message)
             else:
-                self._receiver.receive_ack(number, message)
+                self._receiver.handle_ack(number, message)
 
     # ------------------------------------------------------------ as a replica
 
     def dial(self, master: ReplicaRun, address: str) -> None:
-        """Begin to follow a master, and no other."""
+        """Follow this master, and no other."""
         if self._dialling is not None:
             self._dialling.cancel()
         task = asyncio.create_task(self._follow(address), name=f"follow {master.replica_id}")
@@ -133,7 +133,7 @@ class ReplicaStreams:
         task.add_done_callback(self._tasks.discard)
 
     async def _follow(self, address: str) -> None:
-        """Dial, and hear the master until the stream ends."""
+        """Dial the master, and report its messages until the stream ends."""
         number, is_dialled = next(self._numbers), False
         try:
             async with self._connect(
@@ -142,14 +142,14 @@ class ReplicaStreams:
                 stream = channel.open(STREAM, functools.partial(self._receive, number))
                 self._streams[number] = _Dialled(stream)
                 is_dialled = True
-                self._receiver.note_dialled(number)
+                self._receiver.handle_connected(number)
                 await stream.ended()
         except RpcError as error:
-            log.debug("no stream to the master", address=address, reason=str(error))
+            log.debug("stream to the master failed", address=address, reason=str(error))
         if is_dialled:
             self._ended(number)
         else:
-            self._receiver.note_closed(None)
+            self._receiver.handle_closed(None)
 
     def _receive(self, number: int, encoded: bytes) -> None:
         stream = self._streams.get(number)
@@ -157,39 +157,39 @@ class ReplicaStreams:
             return
         try:
             message = decode_to_replica(encoded)
-        except (DecodeError, SenselessFrame):
-            log.warning("a master that makes no sense", stream=number)
+        except (DecodeError, InvalidReplicaFrame):
+            log.warning("invalid message from the master", stream=number)
             stream.end()
             return
-        self._receiver.receive(number, message)
+        self._receiver.handle_message(number, message)
 
     def _ended(self, number: int) -> None:
         if self._streams.pop(number, None) is not None:
-            self._receiver.note_closed(number)
+            self._receiver.handle_closed(number)
 
 
 @final
 class _Served:
-    """The master's end."""
+    """The master's side."""
 
     def __init__(self, call: RpcCall) -> None:
         self._call = call
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def write(self, message: bytes) -> None:
-        """Send; the machine's window bounds what is under way."""
+        """Send; the machine's window limits the bytes in flight."""
         if not self._call.call.is_ended:
             self._call.write(message)
 
     def end(self) -> None:
-        """End it behind what was sent."""
+        """End the stream after the messages that were sent."""
         if not self.ended.done():
             self.ended.set_result(None)
 
 
 @final
 class _Dialled:
-    """The replica's end."""
+    """The replica's side."""
 
     def __init__(self, stream: OpenStream) -> None:
         self._stream = stream
@@ -199,5 +199,5 @@ class _Dialled:
         self._stream.write(message)
 
     def end(self) -> None:
-        """End it."""
+        """End the stream."""
         self._stream.cancel()
