@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.worlds.engine_group import Group, Node
 from tidemill.broker.engine.replica import group_log
-from tidemill.broker.engine.replication.replica import ReplicaPhase
+from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 from tidemill.broker.engine.store import commit_log
 from tidemill.broker.engine.store.segment import CorruptStore, segment_name
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.replica import group_log
-from tidemill.broker.engine.replication.replica import ReplicaPhase
+from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 
 SEGMENT_BYTES = 128 << 10
 CONFIG = replace(SMALL, segment_bytes=SEGMENT_BYTES)

@@ -123,8 +123,9 @@ def _identify(disk: Disk, fresh_uuid: bytes) -> bytes:
     known = store_identity.find(data)
     if known is None and data is not None:
         raise CorruptStore(
-            f"{IDENTITY} is damaged: nobody can say whether this store is the one that the broker"
-            f" group knows. Empty its folder, and it is copied again."
+            f"{IDENTITY} is damaged, so it is unknown whether this store is the one that the"
+            f" broker group knows. It does not start. Empty its data directory; it is then copied"
+            f" again."
         )
     if known is not None:
         refuse_forgotten(disk)

@@ -1,11 +1,11 @@
-"""Replicas of one log: who may append, what is committed, where a log is cut (ADR 0040).
+"""Replication of one log: epochs, the confirm offset and cuts (ADR 0040).
 
-    Replication            one a process: which epoch was seen, which role it has
+    Replication            one per process: the epoch seen, and the role in this epoch
       ├── Master           one epoch: streams of replicas, sync state set, confirm offset
-      │     SyncState      members, what was proposed, acks
-      │     Transfer       hand over without a failure
-      └── Replica          one epoch: follow a master, cut what it does not have
+      │     SyncState      members, proposals, acks
+      │     Transfer       planned hand-over
+      └── Replica          one epoch: follow a master, cut the log, append frames
 
-Events go in by methods, with the time; what is to be done outside comes out of `take_actions`. Log
-and facts (`replicated_log.py`) are handed in, as the disk is to the engine, and called in place.
+The caller passes events and the time to methods, and carries out the actions of `take_actions`.
+These machines call the log (`replicated_log.py`) directly, as the engine calls the disk.
 """

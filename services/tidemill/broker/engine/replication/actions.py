@@ -1,6 +1,7 @@
-"""What the machines of this package want done by who carries them: the shell, or a simulation.
+"""Actions that the machines of this package request from the shell or from a simulation.
 
-Actions are done in their order. What concerns the log itself is no action: it was done in place.
+The caller carries them out in order. Changes to the log are not actions: the machines make them
+directly.
 """
 
 from __future__ import annotations
@@ -10,63 +11,69 @@ from typing import NamedTuple, TypeAlias
 from tidemill.broker.engine.replication.messages import ToMaster, ToReplica
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
-Stream = int  # a stream's number, which who carries it gives; never used twice
+Stream = int  # number of a stream; the caller assigns it and never reuses it
 
 
 class StreamDial(NamedTuple):
-    """Open a stream to the master; tell `dialled`, or `closed` when it cannot be done."""
+    """An order to open a stream to the master.
+
+    The caller reports `handle_connected`, or `handle_closed` if it cannot connect.
+    """
 
     master: ReplicaRun
     address: str
 
 
 class StreamSend(NamedTuple):
-    """Send on a stream."""
+    """A message for a stream."""
 
     stream: Stream
     message: ToReplica | ToMaster
 
 
 class StreamClose(NamedTuple):
-    """End a stream; nothing is heard of it again."""
+    """An order to close a stream. The caller reports no event of this stream afterwards."""
 
     stream: Stream
     why: str
 
 
 class SetProposal(NamedTuple):
-    """Tell the controllers what the sync state set should be."""
+    """A proposal of the sync state set for the controllers."""
 
     proposal: Proposal
 
 
 class MastershipRelease(NamedTuple):
-    """Ask the controllers to elect `target` in place of this master."""
+    """A request to the controllers to elect `target` in place of this master."""
 
     epoch: int
     version: int
     master: ReplicaRun
     target: ReplicaId
-    paused_ms: int = 0  # for how long no sends were taken
+    paused_ms: int = 0  # how long this master rejected sends
 
 
 class Promotion(NamedTuple):
-    """This replica is the master of an epoch: sends are taken; effects wait for `confirm`."""
+    """This replica became the master of an epoch.
+
+    It accepts sends. Their effects wait for `confirm`.
+    """
 
     view: ReplicationView
 
 
 class StepDown(NamedTuple):
-    """This replica is master no more. Whatever waits for a confirmation has an unknown outcome.
+    """This replica has stepped down. The outcome of unconfirmed work is unknown.
 
-    The engine is closed and opened again (ADR 0040), and a new `Replication` made.
+    The caller closes the engine, opens it again (ADR 0040) and makes a new `Replication`.
     """
 
     why: str
 
 
 class DivergenceAlarm(NamedTuple):
-    """This replica's log is not its master's, and nobody may cut it: an alarm."""
+    """An alarm: this replica's log differs from its master's, and no process may cut it."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""What a replica is told by its settings, and the times of specification section 20."""
+"""Settings of a replica and the times of replication."""
 
 from __future__ import annotations
 
@@ -7,47 +7,52 @@ from enum import Enum
 
 
 class AckMode(Enum):
-    """When a replica counts as having a record."""
+    """The moment at which a replica has a record."""
 
-    SYNC_FSYNC = "sync-fsync"  # its disk has it: a power cut of all replicas loses nothing
-    SYNC_MEMORY = "sync-memory"  # its process has written it: a kill of all replicas loses nothing
+    # The record is on its disk: a power cut of all replicas loses nothing.
+    SYNC_FSYNC = "sync-fsync"
+    # Its process has written the record: killing all replicas loses nothing.
+    SYNC_MEMORY = "sync-memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
-    """How long the machines of this package wait. Nothing here is needed for safety."""
+    """Waiting times and sizes. Safety does not depend on them."""
 
     ack_mode: AckMode = AckMode.SYNC_FSYNC
-    # A stream says something this often, and is given up after so long a silence.
+    # A stream sends at least this often. After this silence its peer closes it.
     heartbeat_ms: int = 200
     stream_silence_ms: int = 1_000
-    # From the first failed dial of a master to the longest pause between two. The first is short: a
-    # replica often hears of an epoch before its master does.
+    # Pauses between dials of a master. The first is short: a replica often learns of an epoch
+    # before the master does.
     dial_first_ms: int = 50
     dial_longest_ms: int = 1_000
-    # A member whose stream is gone for longer, or that lags by more time, is proposed away.
+    # The master proposes to remove a member whose stream is down longer, or lags by more time.
     stream_gone_ms: int = 300
     lag_longest_ms: int = 1_500
-    # A proposal that nothing was heard of is sent again.
+    # The master repeats a proposal without a result after this time.
     proposal_again_ms: int = 500
-    # One that was refused: often for a view that is on its way to us.
+    # After a rejection it repeats sooner: often the newer view is about to arrive.
     refused_again_ms: int = 100
-    # Who was removed so often in the window must have been caught up for so long to come back.
+    # A replica that was removed this often within the window must keep up this long before it
+    # rejoins.
     removals_max: int = 3
     removals_window_ms: int = 60_000
     caught_up_for_ms: int = 10_000
-    # Who hands over refuses sends for this long at most.
+    # A master that hands over rejects sends for at most this time.
     transfer_timeout_ms: int = 2_000
-    # After one that came to nothing: who asks, asks on, and sends would be refused all the time.
+    # Pause after a failed hand-over. Callers repeat the request, and would block sends all the
+    # time.
     transfer_pause_ms: int = 30_000
-    # Whoever lags by less is there in milliseconds: it may be waited for.
+    # A replica that lags by less catches up within milliseconds, so commits may wait for it.
     near_bytes: int = 1 << 20
-    # Sent to one replica, and not acked: a second of a gigabit link is 8 of these.
+    # Bytes sent to one replica and not acked: a gigabit link sends 8 times this much per second.
     window_bytes: int = 16 << 20
     frame_bytes: int = 1 << 20
-    # Sent to one replica, and not applied there: of the smallest records that is half a second.
+    # Bytes sent to one replica and not applied there: half a second of the smallest records.
     unapplied_bytes: int = 16 << 20
-    # Who is elected and has more to apply than this, 30 ms of the smallest records, does so between
-    # other events; but for so long at most, since somebody waits for a master.
+    # If an elected replica has more than this to apply (30 ms of the smallest records), it applies
+    # it between other events. It does so for at most this time, because the group waits for its
+    # master.
     applied_at_once_bytes: int = 1 << 20
     apply_first_ms: int = 500

@@ -1,7 +1,6 @@
-"""The commit rule: up to where the log is confirmed. Everything else of this package serves it.
+"""The commit rule: it computes the confirm offset. The rest of this package serves it.
 
-A `Commitment` is what the rule rests on, as a value: what is learned, proposed and acked makes
-another one.
+A `Commitment` is the immutable input of the rule. Each view, proposal and ack makes a new one.
 """
 
 from __future__ import annotations
@@ -14,16 +13,17 @@ from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
 
 class Commitment(NamedTuple):
-    """Who must ack in one epoch, who has, and what follows."""
+    """The members that must ack in one epoch, their acks, and the resulting confirm offset."""
 
     me: ReplicaRun
     view: ReplicationView
-    epoch_start_end: int  # where the first record of the epoch ends
+    epoch_start_end: int  # end of the first record of the epoch
     confirm: int
-    # Everybody in a set that was proposed since `view` was learned.
+    # The members of all sets that were proposed since this master learned `view`.
     proposed: frozenset[ReplicaRun] = frozenset()
-    acked: tuple[tuple[ReplicaRun, int], ...] = ()  # in this epoch, of this incarnation (F-11)
-    # Who is about to be proposed: waited for, so that it catches up with a log that goes on.
+    acked: tuple[tuple[ReplicaRun, int], ...] = ()  # in this epoch, by this incarnation (F-11)
+    # Runs that the master is about to propose. The confirm offset waits for them, so that they can
+    # catch up with a growing log.
     joiners: frozenset[ReplicaRun] = frozenset()
 
 
@@ -36,32 +36,32 @@ def confirm_offset(
     epoch_start_end: int,
     before: int,
 ) -> int:
-    """Return up to where the log is confirmed; it was `before`, and never goes back.
+    """Return the confirm offset. It is at least `before`.
 
-    Invariant: acks are needed of the union, since each of these sets may be the recorded one by
-    now; the minimum is counted on `confirmed` alone, since until a larger set is recorded there may
-    be a replica that is eligible and lacks what only the proposed have.
+    Invariant: every member of the union must ack, because each of these sets may be the recorded
+    one by now. The minimum counts `confirmed` alone: until a larger set is recorded, an eligible
+    replica may lack what only the proposed members have.
     """
     if len(confirmed) < min_in_sync:
         return before
     end = min(acked.get(member, 0) for member in confirmed | proposed)
-    # What older epochs left behind is confirmed together with the first record of this one.
+    # Records of older epochs are confirmed together with the first record of this epoch.
     return max(before, end) if end >= epoch_start_end else before
 
 
 def with_view(commitment: Commitment, view: ReplicationView) -> Commitment:
-    """Return what follows from a newer view of the epoch: it ends all that was proposed before."""
+    """Return the commitment after a newer view of the epoch. It ends all earlier proposals."""
     if view.version <= commitment.view.version:
         return commitment
     known = (commitment.view.epoch, commitment.me)
-    assert (view.epoch, view.master) == known, "another one's epoch"
+    assert (view.epoch, view.master) == known, "the view of another epoch"
     return _confirmed(commitment._replace(view=view, proposed=frozenset()))
 
 
 def with_proposal(
     commitment: Commitment, wanted: frozenset[ReplicaRun]
 ) -> tuple[Commitment, Proposal]:
-    """Return what follows from proposing a set, and the proposal: the set is in force before."""
+    """Return the commitment and the proposal of a set. The set is in force before it is sent."""
     me, view = commitment.me, commitment.view
     assert me in wanted, "a master belongs to its set"
     proposal = Proposal(view.epoch, view.version, me, wanted)
@@ -69,9 +69,9 @@ def with_proposal(
 
 
 def with_ack(commitment: Commitment, member: ReplicaRun, end: int) -> Commitment:
-    """Return what follows from `member`, a replica or the master itself, having all before `end`.
+    """Return the commitment after `member` acked everything before `end`.
 
-    Of this epoch, since a master lives no longer.
+    `member` is a replica or the master itself. Acks belong to this epoch.
     """
     acked = dict(commitment.acked)
     if end <= acked.get(member, 0):
@@ -81,20 +81,23 @@ def with_ack(commitment: Commitment, member: ReplicaRun, end: int) -> Commitment
 
 
 def without_acks_of(commitment: Commitment, member: ReplicaRun) -> Commitment:
-    """Return what is left when a run is forgotten that belongs to no set."""
+    """Return the commitment without the acks of a run that belongs to no set."""
     acked = tuple(entry for entry in commitment.acked if entry[0] != member)
     return commitment._replace(acked=acked)
 
 
 def with_joiners(commitment: Commitment, joiners: frozenset[ReplicaRun]) -> Commitment:
-    """Return what follows from waiting for others too; nobody was told, so it may end any time."""
+    """Return the commitment that also waits for `joiners`.
+
+    The joiners were not proposed, so the master may stop waiting at any time.
+    """
     if joiners == commitment.joiners:
         return commitment
     return _confirmed(commitment._replace(joiners=joiners))
 
 
 def has_caught_up(commitment: Commitment, member: ReplicaRun) -> bool:
-    """Whether it holds all that is confirmed, and the first record of this epoch."""
+    """Return whether `member` has everything confirmed and the first record of this epoch."""
     need = max(commitment.confirm, commitment.epoch_start_end)
     return dict(commitment.acked).get(member, 0) >= need
 

@@ -1,9 +1,10 @@
-"""The epoch journal: at which log offset each epoch of a log begins, and where two logs part.
+"""The epoch journal: the log offset of each epoch, and the common part of two logs.
 
-A cache of the EPOCH_START records of the log, which is written anew whenever one is added or cut.
+The journal is a cache of the EPOCH_START records of the log. It is written again whenever an entry
+is added or cut.
 
-Invariant: epochs and offsets both strictly increase (F-15). An epoch that begins where another one
-did has no record of that other one in this log: the other one is dropped.
+Invariant: epochs and offsets both strictly increase (F-15). If two epochs begin at the same offset,
+this log has no record of the earlier one, and the journal drops it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias, final
 
-ENTRIES_MAX = 4_096  # 64 KiB on disk: a failover an hour for half a year; then the oldest go
+# 64 KiB on disk: one failover per hour for half a year; then the oldest entries are dropped.
+ENTRIES_MAX = 4_096
 
 
 class EpochEntry(NamedTuple):
-    """An epoch, and where its first record stands."""
+    """An epoch and the log offset of its first record."""
 
     epoch: int
     start: int
@@ -25,19 +27,19 @@ Journal: TypeAlias = tuple[EpochEntry, ...]
 
 
 class CommonPrefix(NamedTuple):
-    """Up to where two logs are the same: what the replica has behind it goes."""
+    """The end of the common part of two logs. The replica cuts its log there."""
 
     offset: int
 
 
 class FullCopy(NamedTuple):
-    """The master's log begins behind the replica's end: it is copied whole, from there."""
+    """The master's log begins after the replica's end. The replica copies all of it, from there."""
 
     log_min: int
 
 
 class Divergence(NamedTuple):
-    """Two logs that overlap and have no epoch in common. Nothing is cut; an operator must look."""
+    """Two overlapping logs without a common epoch. Nothing is cut; an operator must decide."""
 
     why: str
 
@@ -46,7 +48,7 @@ Agreement: TypeAlias = CommonPrefix | FullCopy | Divergence
 
 
 def with_epoch(journal: Journal, epoch: int, start: int) -> Journal:
-    """Return the journal with an epoch that begins at `start`; what began there or later goes."""
+    """Return the journal with an epoch that begins at `start`, without entries at or after it."""
     kept = tuple(entry for entry in journal if entry.start < start)
     assert not kept or kept[-1].epoch < epoch, f"epoch {epoch} after {kept[-1].epoch}"
     return (*kept, EpochEntry(epoch, start))
@@ -58,23 +60,23 @@ def cut_at(journal: Journal, log_offset: int) -> Journal:
 
 
 def last_epoch(journal: Journal) -> int:
-    """Return the epoch of the last record; 0: there is none."""
+    """Return the epoch of the last record; 0 if the log is empty."""
     return journal[-1].epoch if journal else 0
 
 
 def epoch_at(journal: Journal, log_offset: int) -> int:
-    """Return the epoch of the record at `log_offset`; 0: of before there were epochs."""
+    """Return the epoch of the record at `log_offset`; 0 if it is older than all epochs."""
     return next((e.epoch for e in reversed(journal) if e.start <= log_offset), 0)
 
 
 def end_of(journal: Journal, index: int, log_end: int) -> int:
-    """Return where the epoch at `index` ends: where the next begins, or at the end of the log."""
+    """Return the end of the epoch at `index`: where the next one begins, or the log end."""
     return journal[index + 1].start if index + 1 < len(journal) else log_end
 
 
 @final
 class LogExtent(NamedTuple):
-    """What a log says of itself, for a comparison."""
+    """The range and the epochs of a log, for a comparison."""
 
     journal: Journal
     log_min: int
@@ -82,10 +84,11 @@ class LogExtent(NamedTuple):
 
 
 def agree(master: LogExtent, replica: LogExtent) -> Agreement:
-    """Return up to where both logs are the same.
+    """Return how a replica makes its log a prefix of the master's.
 
-    That is the end of the last epoch that began at the same offset in both, in the log where it
-    ends first: one epoch is written by one master, so up to there both have its records.
+    The common part ends with the last epoch that began at the same offset in both logs, in the log
+    where this epoch ends first. One master writes an epoch, so both logs have the same records up
+    to there.
     """
     if not replica.journal or replica.log_end == replica.log_min:
         return (
@@ -101,7 +104,7 @@ def agree(master: LogExtent, replica: LogExtent) -> Agreement:
         if other is not None:
             end = end_of(replica.journal, n, replica.log_end)
             cut = min(end, end_of(master.journal, other, master.log_end))
-            # What the master has had before its beginning nobody can compare, and none is sent.
+            # Before its log begins, the master cannot compare anything and cannot send anything.
             return CommonPrefix(cut) if cut >= master.log_min else FullCopy(master.log_min)
     return Divergence(
         f"no epoch of {_text(replica.journal)} is one of {_text(master.journal)}, and the logs"

@@ -1,21 +1,23 @@
-"""What a replica knows of the end of its own log: what tells damage from a tail that was torn.
+"""The durable mark of a replica: it separates a torn tail of the log from damage.
 
-    replica/durable.a, .b   the mark, written in turns
+    replica/durable.a, .b   the mark, written alternately
 
-A master's headers say what was durable on its disk, which proves nothing on another one. So a
-replica notes for itself how far its log is durable, beside the syncs of the log: each second while
-something is written, and at the end of a life. A start compares the log with it:
+The headers of a master's records say what was durable on the master's disk. They prove nothing
+about another disk. Therefore a replica records how far its own log is durable, together with the
+syncs of the log: once per second during writes, and at the end of the process. A start compares the
+log with the mark:
 
-    broken before the mark                       damage
-    broken, and intact records behind it         damage, where no power was cut since, or where this
-                                                 store's own headers say that it was durable
-    cut, and no power was cut                    doubtful: a write in which the process was killed,
-                                                 or damage to what came last
-    cut after a power cut                        a torn tail
-    a log that is gone, and had been durable     doubtful
+    state of the log                              verdict
+    broken before the mark                        damage
+    broken, with intact records after it          damage, if there was no power cut since, or if
+                                                  this store's own headers say that it was durable
+    cut, without a power cut                      doubtful: the process was killed during a write,
+                                                  or the last records are damaged
+    cut, after a power cut                        a torn tail
+    missing, but durable before                   doubtful
 
-Who is doubtful says so when it registers, however often it starts meanwhile, until it is a member
-again. Invariant: it is said, durably, before anything is cut.
+A doubtful replica reports so in each registration, across restarts, until it is a member again.
+Invariant: the doubt is durable before anything is cut.
 """
 
 from __future__ import annotations
@@ -32,29 +34,29 @@ COPIES = ("replica/durable.a", "replica/durable.b")
 
 @final
 class KnownEnd:
-    """The mark of one store, from the opening of its log on."""
+    """The durable mark of one store, from the opening of its log on."""
 
     def __init__(self, disk: Disk, boot_id: bytes) -> None:
-        """Read what was noted; `boot_id` names this run of the machine, zeros for nobody knows.
+        """Read the mark. `boot_id` identifies this boot of the machine; zeros mean unknown.
 
-        A mark that cannot be read is as none: the log is believed as far as its confirm offset.
+        An unreadable mark counts as missing: the log is then trusted up to its confirm offset.
         """
         self._disk = disk
         self._boot_id = boot_id
         known = [durable_mark.find(disk.read(name)) for name in COPIES]
         found = [mark for mark in known if mark is not None]
         self._mark = max(found, default=DurableMark(), key=lambda mark: mark.generation)
-        # Copies take turns: the last one that is durable is never written over.
+        # The copies alternate: the last durable one is never overwritten.
         self._durable_copy = self._written_copy = known.index(self._mark) if found else 1
         self._under_way: File | None = None
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether this log may lack what this store has acknowledged."""
+        """Whether this log may lack records that this store has acknowledged."""
         return self._mark.is_doubtful
 
     def proofs(self, *, confirmed: int) -> DurabilityProofs:
-        """Return what proves that something had been durable; `confirmed` was so too."""
+        """Return the proofs of durability. Everything before `confirmed` is durable too."""
         mark = self._mark
         return DurabilityProofs(
             durable_offset=max(confirmed, mark.durable),
@@ -64,41 +66,42 @@ class KnownEnd:
         )
 
     def mark_doubtful(self) -> None:
-        """Note, durably, that something may be lost that was acknowledged."""
+        """Record, durably, that acknowledged records may be lost."""
         if not self._mark.is_doubtful:
             self._save(self._mark._replace(is_doubtful=True))
 
     def accept_loss(self) -> None:
-        """Note, durably, that nobody has what is damaged: it may be cut, wherever it is."""
+        """Record, durably, that no replica has the damaged bytes. The log may then be cut there."""
         self._save(DurableMark(self._mark.generation, is_doubtful=True))
 
     def clear_doubt(self) -> None:
-        """Hear that the log has all that is confirmed: its master has seen it catch up."""
+        """Record that the log has everything confirmed: its master has seen it catch up."""
         if self._mark.is_doubtful:
             self._save(self._mark._replace(is_doubtful=False))
 
     def note_opened(self, log_end: int) -> None:
-        """Note that a start has made durable what it has found."""
+        """Record that a start has made everything it found durable."""
         if log_end < self._mark.durable:
-            self.mark_doubtful()  # Nobody has cut that much: the files are gone.
-        # The machine's run is noted here and not before: what is cut meanwhile is torn as before.
+            self.mark_doubtful()  # No cut removed that much: files are missing.
+        # The boot id changes here and not earlier. A power cut during the start still tears the
+        # tail.
         self._save(self._mark._replace(durable=log_end, boot_id=self._boot_id))
 
     def note_led_epoch(self, epoch: int) -> None:
-        """Hear that the records of an epoch are written here; it is noted with the next mark."""
+        """Record that this replica writes the records of an epoch. The next mark includes it."""
         self._mark = self._mark._replace(led_epoch=epoch)
 
     def note_cut(self, log_offset: int) -> None:
-        """Note, durably, that nothing from `log_offset` on counts, before it is taken away."""
+        """Record, durably, that nothing from `log_offset` on is valid, before the log is cut."""
         if log_offset < self._mark.durable:
             self._save(self._mark._replace(durable=log_offset))
 
     def note_emptied(self) -> None:
-        """Note that the log begins anew: with another's records, not with this store's own."""
+        """Record that the log starts again with records of another replica."""
         self._save(self._mark._replace(durable=0, led_epoch=0))
 
     def is_behind(self, durable_offset: int) -> bool:
-        """Whether more is durable than was noted."""
+        """Return whether more is durable than the mark says."""
         return durable_offset > self._mark.durable
 
     def write(self, durable_offset: int) -> File:
@@ -108,7 +111,7 @@ class KnownEnd:
         return self._under_way
 
     def note_synced(self) -> None:
-        """Hear that what `write` has written is durable, if there was anything."""
+        """Record that the mark of `write` is durable, if there is one."""
         if self._under_way is not None:
             self._under_way.close()
             self._durable_copy = self._written_copy
@@ -118,7 +121,7 @@ class KnownEnd:
         file = self._write(mark)
         file.sync()
         file.close()
-        # Also where a sync of it is under way: this is the newer content of the same copy.
+        # Also during a sync of that copy: this is its newer content.
         self._durable_copy = self._written_copy
 
     def _write(self, mark: DurableMark) -> File:

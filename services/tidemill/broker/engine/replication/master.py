@@ -1,6 +1,6 @@
-"""A master's side of one epoch: streams of replicas, what they are sent, what is confirmed.
+"""The master's side of one epoch: streams of replicas, their frames, the confirm offset.
 
-Lives from promotion to the next epoch (E11: another epoch restarts every stream).
+A `Master` lives from its promotion to the next epoch. Another epoch restarts every stream (E11).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 @final
 class _Follower:
-    """One stream of one replica, welcomed."""
+    """A stream of one replica after Welcome."""
 
     __slots__ = (
         "applied_end",
@@ -57,10 +57,10 @@ class _Follower:
 
     def __init__(self, member: ReplicaRun, sent_end: int, now_ms: int, *, is_full: bool) -> None:
         self.member = member
-        self.is_full = is_full  # it wants no data
+        self.is_full = is_full  # its disk is full, so it gets no data
         self.sent_end = sent_end
         self.received_end = sent_end
-        self.applied_end = sent_end  # until its first ack says so
+        self.applied_end = sent_end  # until its first ack
         self.sent_at_ms = self.heard_at_ms = now_ms
 
 
@@ -77,7 +77,7 @@ class Master:
         config: ReplicationConfig,
         now_ms: int,
     ) -> None:
-        """Begin the epoch: its journal entry and its first record. Sends may follow at once."""
+        """Begin the epoch: write its journal entry and its first record."""
         assert view.master == me, "elected"
         assert view.epoch >= log.epoch_seen, "and not outdated"
         self.epoch = view.epoch
@@ -86,7 +86,8 @@ class Master:
         self._log = log
         self._config = config
         self._journal = with_epoch(cut_at(log.journal, log.log_end), view.epoch, log.log_end)
-        # First: a start that finds the record finds its epoch, and one that does not drops it.
+        # Save the journal first. A start that finds the record also finds its epoch; without the
+        # record it drops the epoch.
         log.save_journal(self._journal)
         self.sync_state = SyncState(
             me,
@@ -97,31 +98,32 @@ class Master:
             now_ms=now_ms,
         )
         self.transfer: Transfer | None = None
-        self.diverged_replicas: frozenset[ReplicaId] = frozenset()  # whose log is not this one's
+        # Replicas with a log that differs from this log.
+        self.diverged_replicas: frozenset[ReplicaId] = frozenset()
         self._transfer_from_ms = now_ms
         self._streams: dict[Stream, _Follower] = {}
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
-        """Return and clear what is to be done."""
+        """Return and clear the pending actions."""
         actions, self._actions = self._actions, []
         return actions
 
     @property
     def has_confirmed(self) -> bool:
-        """Whether the first record of the epoch is confirmed: what is sent is answered."""
+        """Whether the first record of the epoch is confirmed. Then sends get replies."""
         commitment = self.sync_state.commitment
         return commitment.confirm >= commitment.epoch_start_end
 
     @property
     def accepts_sends(self) -> bool:
-        """Whether messages may be appended: not during a hand-over."""
+        """Whether messages may be appended. False during a hand-over."""
         return self.transfer is None
 
     # ------------------------------------------------------------ the log
 
     def handle_progress(self, now_ms: int) -> None:
-        """Hear that the log has grown, or that more of it is durable here."""
+        """Update the acks after the log has grown or after more of it is durable here."""
         log, is_durable = self._log, self._config.ack_mode is AckMode.SYNC_FSYNC
         self.sync_state.record_ack(self._me, log.durable_offset if is_durable else log.log_end)
         self._advance(now_ms)
@@ -134,23 +136,22 @@ class Master:
         self._request_release(now_ms)
 
     def _send_frames(self, stream: Stream, follower: _Follower, now_ms: int) -> None:
-        """Send what the window has room for; end the stream of who needs what is gone here."""
+        """Send the frames that fit into the window; close the stream if they are deleted."""
         log, config = self._log, self._config
         if follower.sent_end < log.log_min:
-            # Retention waits for nobody but members, and was faster. The next Hello is answered
-            # with a copy of all.
-            self._close(stream, f"the log begins at {log.log_min} now, behind its end", now_ms)
+            # Retention waits only for members, and was faster. The next Hello gets a full copy.
+            self._close(stream, f"the log now begins at {log.log_min}, after its end", now_ms)
             return
         while (
             not follower.is_full
             and follower.sent_end < log.log_end
             and follower.sent_end - follower.received_end < config.window_bytes
-            # Who is elected applies the rest first, and all wait for it.
+            # An elected replica first applies its backlog, and all clients wait for that.
             and follower.sent_end - follower.applied_end < config.unapplied_bytes
         ):
             frame = log.frame_at(follower.sent_end, config.frame_bytes)
             if frame is None:
-                return  # It stands in the round that is written next; `handle_progress` says when.
+                return  # The next round writes it; `handle_progress` reports it.
             confirm = self.sync_state.confirm
             self._send(stream, frame._replace(epoch=self.epoch, confirm=confirm), now_ms)
             follower.sent_end = frame.end
@@ -162,28 +163,28 @@ class Master:
     # ------------------------------------------------------------ streams
 
     def handle_hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
-        """Serve a replica, or refuse to."""
+        """Serve or reject a replica."""
         if hello.group != self._group or hello.member.replica_id == self._me.replica_id:
             self._refuse(
                 stream,
-                f"this is {self._group}, and {self._me.replica_id} its master",
+                f"this is master {self._me.replica_id} of {self._group}",
                 is_stranger=hello.group != self._group,
             )
             return
         if not may_serve(self.epoch, epoch_seen=hello.epoch_seen):
             if hello.member not in self.sync_state.view.sss | self.sync_state.peers.keys():
-                # Of a run that we know nothing of no epoch counts: it may be of another record.
-                self._refuse(stream, "a later epoch has begun, says who is not known here")
+                # The epoch of an unknown run does not count: it may come from another group record.
+                self._refuse(stream, "an unknown replica reports a later epoch")
                 return
-            # Its master is another one: so says the record, which we have not seen (14.5).
-            # Before anything else: a view that comes late must not make us master again.
+            # The group record has another master, which this replica has not seen yet. Save the
+            # epoch first: a late view must not make this replica master again.
             self._log.save_epoch_seen(hello.epoch_seen)
             self._refuse(stream, "a later epoch has begun")
             self.resign(None)
             self._actions.append(StepDown(f"a replica has seen epoch {hello.epoch_seen}"))
             return
         if self._is_contested(hello.member, now_ms):
-            self._refuse(stream, "another run of this replica is there")
+            self._refuse(stream, "another run of this replica is connected")
             return
         log = self._log
         mine = LogExtent(self._journal, log.log_min, log.log_end)
@@ -195,12 +196,12 @@ class Master:
             return
         self.diverged_replicas -= alone
         begin = agreement.log_min if isinstance(agreement, FullCopy) else agreement.offset
-        # Retention has taken from each of them what it has: of both this is there.
+        # Retention has shortened both logs. Both have this range.
         low = max(log.log_min, hello.extent.log_min)
         digest, confirm = log.digest(min(low, begin), begin), self.sync_state.confirm
         if digest is None:
-            # A digest of it would differ, and the replica would empty what is a good copy (F-26).
-            self._refuse(stream, f"what this master has before {begin} is damaged")
+            # Its digest would differ, and the replica would delete a good copy (F-26).
+            self._refuse(stream, f"this master's log before {begin} is damaged")
             return
         self._replace_streams_of(hello.member, now_ms)
         follower = self._streams[stream] = _Follower(
@@ -216,10 +217,10 @@ class Master:
         self._actions.append(StreamClose(stream, why))
 
     def _is_contested(self, newcomer: ReplicaRun, now_ms: int) -> bool:
-        """Whether another run of the replica was heard a moment ago, and the newcomer is no member.
+        """Return whether another run of this replica is connected and the newcomer is not a member.
 
-        Whoever starts with a number that is not its own, from a copy of the volume, must not take
-        the place of who has it, in sync or copying. A process that has ended is heard of no more.
+        A process that starts from a copy of the volume, with a number that is not its own, must not
+        replace the real replica. An ended process sends nothing.
         """
         if newcomer in self.sync_state.view.sss:
             return False
@@ -233,10 +234,10 @@ class Master:
     def _replace_streams_of(self, member: ReplicaRun, now_ms: int) -> None:
         for stream, follower in list(self._streams.items()):
             if follower.member.replica_id == member.replica_id:
-                self._close(stream, "the replica has opened another one", now_ms)
+                self._close(stream, "the replica opened another stream", now_ms)
 
     def handle_ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
-        """Take what a replica says that it has; of another epoch or run it says nothing here."""
+        """Record the ends of an ack; close the stream if the ack is invalid."""
         follower = self._streams.get(stream)
         if follower is None:
             return
@@ -251,7 +252,7 @@ class Master:
             and follower.received_end <= ack.received_end <= self._log.log_end
             and ack.durable_end <= ack.received_end
         ):
-            self._close(stream, f"an impossible ack: {ack}", now_ms)
+            self._close(stream, f"invalid ack: {ack}", now_ms)
             return
         follower.received_end, follower.heard_at_ms = ack.received_end, now_ms
         follower.applied_end = ack.applied_end
@@ -261,7 +262,7 @@ class Master:
         self._advance(now_ms)
 
     def handle_closed(self, stream: Stream, now_ms: int) -> None:
-        """Hear that a stream has ended."""
+        """Forget a stream that has ended."""
         follower = self._streams.pop(stream, None)
         if follower is not None:
             self.sync_state.note_disconnected(follower.member, now_ms)
@@ -275,16 +276,16 @@ class Master:
     # ------------------------------------------------------------ views and time
 
     def learn(self, view: ReplicationView, now_ms: int) -> None:
-        """Take a newer view of this epoch."""
+        """Apply a newer view of this epoch."""
         self.sync_state.learn(view, now_ms)
         self._advance(now_ms)
 
     def handle_rejection(self, version: int, now_ms: int) -> None:
-        """Hear that the controllers refuse a proposal that was made against `version`."""
+        """Handle a rejected proposal that was made against `version`."""
         self.sync_state.handle_rejection(version, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Do what time brings: heartbeats, streams that are silent, proposals, a late transfer."""
+        """Send heartbeats, close silent streams, propose a set, and cancel a late transfer."""
         for stream, follower in list(self._streams.items()):
             if now_ms - follower.heard_at_ms > self._config.stream_silence_ms:
                 self._close(stream, "silent", now_ms)
@@ -299,9 +300,9 @@ class Master:
     # ------------------------------------------------------------ the hand-over
 
     def hand_over(self, target: ReplicaId | None, now_ms: int) -> bool:
-        """Begin a transfer, to whom lags least where no target is named; whether there is one.
+        """Begin a transfer to `target`, or to the replica that lags least; return whether one runs.
 
-        One that is under way goes on, however often it is asked for, and ends when it would have.
+        A running transfer continues. A repeated call does not extend its time.
         """
         if self.transfer is not None:
             return True
@@ -326,7 +327,7 @@ class Master:
         return True
 
     def _cancel_transfer(self, now_ms: int) -> None:
-        """Take sends again; for a while no other transfer is begun."""
+        """Accept sends again, and begin no other transfer for a while."""
         self.transfer = None
         self._transfer_from_ms = now_ms + self._config.transfer_pause_ms
 
@@ -344,7 +345,7 @@ class Master:
             )
 
     def resign(self, view: ReplicationView | None) -> None:
-        """End all streams; tell their replicas of the epoch that has begun, if it is known."""
+        """Close all streams. Tell their replicas the view of the new epoch, if it is known."""
         for stream in self._streams:
             if view is not None:
                 self._actions.append(StreamSend(stream, News(view)))
@@ -352,6 +353,6 @@ class Master:
         self._streams.clear()
 
     def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:
-        """Return how long nothing was heard of each connected replica."""
+        """Return for how long each connected replica has been silent."""
         streams = self._streams.values()
         return {one.member.replica_id: now_ms - one.heard_at_ms for one in streams}

@@ -1,6 +1,6 @@
-"""What replica and master say to each other on a stream, as values.
+"""Messages between a replica and its master, as values.
 
-On the wire they are `proto/tidemill/replication`; the shell converts.
+`proto/tidemill/replication` defines them on the wire. The shell converts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tidemill.common.replica_group import ReplicaRun, ReplicationView
 
 
 class Hello(NamedTuple):
-    """A replica's first word: who it is, what it has seen, and what its log is."""
+    """The first message of a replica: its identity, the epoch it has seen, and its log."""
 
     group: str
     member: ReplicaRun
@@ -21,11 +21,11 @@ class Hello(NamedTuple):
     version_seen: int
     extent: LogExtent
     durable_end: int
-    is_full: bool = False  # its disk has no room: it wants no data on this stream
+    is_full: bool = False  # its disk is full; it wants no data on this stream
 
 
 class Digest(NamedTuple):
-    """A checksum over the bytes of a log in front of an offset."""
+    """A checksum of the last records before an offset."""
 
     begin: int
     end: int
@@ -33,63 +33,63 @@ class Digest(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """A master's first word: up to where both logs are the same, and what it has itself."""
+    """The first message of a master: the common part of both logs, and its own log."""
 
     epoch: int
     master: ReplicaRun
     agreement: Agreement
-    digest: Digest  # of what lies before the cut
+    digest: Digest  # of the records before the cut
     extent: LogExtent
     confirm: int
 
 
 class Refusal(NamedTuple):
-    """A master does not serve this replica; the stream ends."""
+    """The master rejects this replica and ends the stream."""
 
     why: str
-    view: ReplicationView | None  # what the one who refuses knows: it may be news
+    view: ReplicationView | None  # newest view of the sender, which may be news for the replica
 
 
 class Data(NamedTuple):
-    """Whole records, or the pad behind the last one of a segment."""
+    """Whole records, or the pad after the last record of a segment."""
 
     epoch: int
     offset: int
     data: bytes | memoryview
     crc: int
     confirm: int
-    # Of the segment in which these bytes stand: both logs are cut into the same files.
+    # The segment of these bytes: both logs have the same segments.
     segment_start: int
     segment_bytes: int
 
     @property
     def end(self) -> int:
-        """Return where the next frame begins."""
+        """Log offset of the next frame."""
         return self.offset + len(self.data)
 
 
 class Beat(NamedTuple):
-    """The master is there; its log is confirmed up to `confirm`."""
+    """A heartbeat of the master with its confirm offset."""
 
     epoch: int
     confirm: int
 
 
 class News(NamedTuple):
-    """A view that the master has learned first: a replica that is to take over need not wait."""
+    """A view that the master learned first. A replica that takes over need not wait for it."""
 
     view: ReplicationView
 
 
 class Ack(NamedTuple):
-    """What a replica has of the stream's log; each end takes in all before it."""
+    """How much of the log a replica has. Each end is exclusive."""
 
     epoch: int
     member: ReplicaRun
     received_end: int
     durable_end: int
     applied_end: int
-    is_slow: bool = False  # its disk is
+    is_slow: bool = False  # its disk is slow
 
 
 ToReplica: TypeAlias = Welcome | Refusal | Data | Beat | News

@@ -1,8 +1,8 @@
-"""What the machines of this package ask of the log that they replicate; the store implements it.
+"""The interface of the replicated log. The store implements it.
 
-All calls are plain: they happen at changes of roles, but for `append`, which writes and does not
-sync. What must be durable when a call returns says so. A failed write or sync raises DiskFailed and
-is final, as everywhere.
+All calls are synchronous. They happen at role changes, except `append`, which writes without a
+sync. A docstring says which effects are durable on return. A failed write or sync raises DiskFailed
+and is final.
 """
 
 from __future__ import annotations
@@ -12,77 +12,78 @@ from typing import Protocol
 from tidemill.broker.engine.replication.epoch_journal import Journal
 from tidemill.broker.engine.replication.messages import Data, Digest
 
-DIGEST_BYTES = 64 << 10  # before a cut, or a record: what diverged there shows in a few records
+# Before a cut, or one larger record: logs that diverged differ within a few records.
+DIGEST_BYTES = 64 << 10
 
 
 class ReplicatedLog(Protocol):
-    """A log, and the two facts that must survive with it."""
+    """A log and the durable facts beside it."""
 
     @property
     def log_min(self) -> int:
-        """Where it begins."""
+        """Begin of the log."""
 
     @property
     def log_end(self) -> int:
-        """Where it ends: all before is written, or about to be in this round."""
+        """End of the log. Everything before it is written, or will be in this round."""
 
     @property
     def durable_offset(self) -> int:
-        """Up to where it is durable here."""
+        """Offset before which the log is durable on this disk."""
 
     @property
     def confirm_offset(self) -> int:
-        """Up to where it is known here to be confirmed; after a start maybe less, never more."""
+        """Offset before which the log is known to be confirmed. After a start it may be too low."""
 
     @property
     def applied_offset(self) -> int:
-        """Up to where memory here is the fold of the log."""
+        """Offset before which the log is applied to memory."""
 
     @property
     def epoch_seen(self) -> int:
-        """The highest epoch that this store has heard of, in any life."""
+        """The highest epoch that this store has learned of, across restarts."""
 
     @property
     def journal(self) -> Journal:
-        """The journal that was saved last, of which only what begins before `log_end` counts."""
+        """The last saved journal. Only entries that begin before `log_end` are valid."""
 
     def save_epoch_seen(self, epoch: int) -> None:
-        """Make durable that an epoch exists: of a lower one nothing is acked any more (F-10)."""
+        """Make an epoch durable. Afterwards no lower epoch is acked (F-10)."""
 
     def save_journal(self, journal: Journal) -> None:
-        """Make a journal durable. It may name epochs that begin behind `log_end`."""
+        """Make a journal durable. It may contain epochs that begin at or after `log_end`."""
 
     def begin_epoch(self, epoch: int) -> int:
-        """Append EPOCH_START of an epoch of our own, and return where that record ends."""
+        """Append EPOCH_START of this replica's own epoch; return the end of that record."""
 
     def frame_at(self, offset: int, size_max: int) -> Data | None:
-        """Return whole records from `offset` on, at least one; None: they are not written yet.
+        """Return at least one whole record from `offset` on; None if it is not written yet.
 
-        Never of two segments. The pad at the end of one belongs to its last frame. Epoch and
-        confirm offset are for the caller to fill in.
+        A frame has records of one segment. The pad at the end of a segment belongs to its last
+        frame. The caller sets the epoch and the confirm offset.
         """
 
     def has_room_for(self, size: int) -> bool:
-        """Whether so many bytes may be appended, and the disk has room for the rest of the work."""
+        """Return whether `size` bytes fit, with room for the other work of this replica."""
 
     def append(self, frame: Data) -> None:
-        """Write what a master has sent, at `log_end`."""
+        """Write a frame of the master at `log_end`."""
 
     def digest(self, low: int, end: int) -> Digest | None:
-        """Return the checksum of the last records before `end`, none of which begins before `low`.
+        """Return the checksum of the last records before `end`; none of them begins before `low`.
 
-        There are none where `low` is `end`. None: they are damaged here, which says nothing of
-        another log. In two logs that are the same it is the same.
+        Without records (`low` equals `end`) the digest is empty. Equal logs have equal digests.
+        Return None if the records are damaged here; that says nothing about another log.
         """
 
     def truncate(self, cut: int) -> None:
-        """Take away all from `cut` on, durably, whole or not at all (F-16).
+        """Cut the log at `cut`, durably and atomically (F-16).
 
-        Nothing behind it is confirmed then, whatever was said before.
+        Afterwards nothing from `cut` on is confirmed.
         """
 
     def start_at(self, log_min: int) -> None:
-        """Take everything away, durably, and begin an empty log there."""
+        """Delete the whole log, durably, and begin an empty log at `log_min`."""
 
     def confirm(self, offset: int) -> None:
-        """Hear that all before `offset` is confirmed: it may be applied, and its effects leave."""
+        """Record that everything before `offset` is confirmed. The log may apply it."""

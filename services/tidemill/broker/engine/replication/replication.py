@@ -1,13 +1,13 @@
-"""One replica of a broker group: which epoch it has seen, and which role it has in it.
+"""One replica of a broker group: the epoch that it has seen, and its role in this epoch.
 
-    learn(view)              from a controller, from the old master, or from who refused us
-    hello, ack, welcome ...  from streams, as they come
-    moved                    the log has grown, more of it is durable, or applied
-    tick                     at least every 50 ms
-    take_actions             after each of them
+    learn(view)          a view from a controller, the old master, or a refusal
+    handle_...           messages and events of streams
+    handle_progress      the log has grown, or more of it is durable or applied
+    tick                 at least every 50 ms
+    take_actions         after each of these calls
 
-Invariant: an epoch that was seen is durable before anything follows from it. A replica is master
-only of an epoch whose view names it and this run of it (F-14).
+Invariant: an epoch is durable before it has any effect. A replica is master only of an epoch whose
+view names this run of it (F-14).
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from tidemill.broker.engine.replication.messages import (
     ToReplica,
     Welcome,
 )
-from tidemill.broker.engine.replication.replica import Replica, ReplicaPhase
+from tidemill.broker.engine.replication.replica import Replica
+from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 from tidemill.broker.engine.replication.replicated_log import ReplicatedLog
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
 
 @final
 class Replication:
-    """A replica's part in its group, from the start of its process to its end."""
+    """A replica's part in its group, for the life of its process."""
 
     def __init__(
         self,
@@ -59,17 +60,17 @@ class Replication:
         self.master: Master | None = None
         self.replica: Replica | None = None
         self.has_stepped_down = False
-        self.is_disk_slow = False  # the disk, as its owner says before a tick
+        self.is_disk_slow = False  # set by the owner before a tick
         self._group = group
         self._store_uuid = store_uuid
         self._log = log
         self._config = config
         self._dialled: Stream | None = None
-        self._postponed: tuple[ReplicationView, int] | None = None  # and until when
+        self._postponed: tuple[ReplicationView, int] | None = None  # a view and its deadline
         self._actions: list[Action] = []
 
     def take_actions(self) -> list[Action]:
-        """Return and clear what is to be done, in its order."""
+        """Return and clear the pending actions, in order."""
         self._collect_actions()
         actions, self._actions = self._actions, []
         return actions
@@ -77,7 +78,7 @@ class Replication:
     # ------------------------------------------------------------ roles
 
     def learn(self, view: ReplicationView, now_ms: int) -> None:
-        """Take a view, if it is newer than what is known."""
+        """Apply a view if it is newer than the known one."""
         if not is_of_group(view, self._group):
             return
         epoch_seen = self._log.epoch_seen
@@ -106,13 +107,13 @@ class Replication:
         elif view.master is not None and view.master.replica_id != self.me.replica_id:
             self._follow(view, now_ms)
         else:
-            self._disconnect_master("there is no master", now_ms)
+            self._disconnect_master("the view names no master", now_ms)
 
     def _postpone_promotion(self, view: ReplicationView, now_ms: int) -> bool:
-        """Whether a view by which this replica leads is to count as one that comes later.
+        """Postpone a view that promotes this replica; return whether it is postponed.
 
-        What is confirmed is applied meanwhile in slices; in one turn it could take longer than
-        others wait for a sign of life.
+        Meanwhile the replica applies its backlog in slices. In one turn that could take longer than
+        the heartbeat timeout of its peers.
         """
         log, config = self._log, self._config
         unapplied = min(log.confirm_offset, log.durable_offset) - log.applied_offset
@@ -131,7 +132,7 @@ class Replication:
 
     def _promote(self, view: ReplicationView, now_ms: int) -> None:
         if self.master is not None:
-            # Elected again: streams of the epoch before end with it.
+            # Elected again: close the streams of the previous epoch.
             self.master.resign(view)
             self._collect_actions()
         self._disconnect_master("this replica is the master", now_ms)
@@ -175,29 +176,31 @@ class Replication:
     # ------------------------------------------------------------ events
 
     def handle_hello(self, stream: Stream, hello: Hello, now_ms: int) -> None:
-        """Hear of a replica that has opened a stream to us."""
+        """Serve or reject a replica that opened a stream to this one."""
         if self.master is None:
             view = self.view if hello.group == self._group else None
-            self._actions.append(StreamSend(stream, Refusal("this replica is no master", view)))
-            self._actions.append(StreamClose(stream, "no master"))
+            self._actions.append(
+                StreamSend(stream, Refusal("this replica is not the master", view))
+            )
+            self._actions.append(StreamClose(stream, "not the master"))
         else:
             self.master.handle_hello(stream, hello, now_ms)
 
     def handle_ack(self, stream: Stream, ack: Ack, now_ms: int) -> None:
-        """Hear what a replica of ours has."""
+        """Record the ack of a following replica."""
         if self.master is not None:
             self.master.handle_ack(stream, ack, now_ms)
 
     def handle_connected(self, stream: Stream, now_ms: int) -> None:
-        """Hear that the master was reached, as a `Dial` asked for."""
+        """Greet the master on the stream that a `StreamDial` opened."""
         if self.replica is None:
-            self._actions.append(StreamClose(stream, "nobody wants it any more"))
+            self._actions.append(StreamClose(stream, "the master has changed since the dial"))
             return
         self._dialled = stream
         self.replica.handle_connected(stream, now_ms)
 
     def handle_message(self, stream: Stream, message: ToReplica, now_ms: int) -> None:
-        """Hear our master."""
+        """Handle a message of the master."""
         replica = self.replica
         if replica is None or stream != self._dialled:
             return
@@ -218,7 +221,7 @@ class Replication:
                 assert_never(message)
 
     def handle_closed(self, stream: Stream | None, now_ms: int) -> None:
-        """Hear that a stream has ended; None: that a dial has failed."""
+        """Handle the end of a stream. None means that a dial failed."""
         if self.master is not None and stream is not None:
             self.master.handle_closed(stream, now_ms)
         elif self.replica is not None and stream in (None, self._dialled):
@@ -226,7 +229,7 @@ class Replication:
             self.replica.handle_closed(now_ms)
 
     def handle_progress(self, now_ms: int) -> None:
-        """Hear that the log has grown, or more of it is durable, or applied."""
+        """Act on new log records, or on a higher durable or applied offset."""
         if self._postponed is not None:
             self.learn(self._postponed[0], now_ms)
         role = self.master or self.replica
@@ -234,7 +237,7 @@ class Replication:
             role.handle_progress(now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Do what time brings; at least every 50 ms."""
+        """Act on the passing of time. Call this at least every 50 ms."""
         if self._postponed is not None:
             self.learn(self._postponed[0], now_ms)
         if self.replica is not None:
@@ -244,26 +247,26 @@ class Replication:
             role.tick(now_ms)
 
     def handle_rejection(self, version: int, now_ms: int) -> None:
-        """Hear that the controllers refuse a proposal that was made against `version`."""
+        """Handle a rejected proposal that was made against `version`."""
         if self.master is not None:
             self.master.handle_rejection(version, now_ms)
 
     def hand_over(self, target: ReplicaId | None, now_ms: int) -> bool:
-        """Begin a planned transfer; whether there is anybody to hand over to."""
+        """Begin a planned transfer; return whether a target exists."""
         return self.master is not None and self.master.hand_over(target, now_ms)
 
     # ------------------------------------------------------------ for heartbeats
 
     @property
     def diverged_replicas(self) -> frozenset[ReplicaId]:
-        """Whose log is not their master's, and may not be cut: our own, or of who follows us."""
+        """Replicas with a log that differs from their master's and may not be cut."""
         if self.master is not None:
             return self.master.diverged_replicas
-        is_so = self.replica is not None and self.replica.phase is ReplicaPhase.DIVERGED
-        return frozenset({self.me.replica_id}) if is_so else frozenset()
+        is_diverged = self.replica is not None and self.replica.phase is ReplicaPhase.DIVERGED
+        return frozenset({self.me.replica_id}) if is_diverged else frozenset()
 
     def peer_silence_ms(self, now_ms: int) -> dict[ReplicaId, int]:
-        """Return how long nothing was heard of each peer of which something was."""
+        """Return for how long each known peer has been silent."""
         if self.master is not None:
             return self.master.peer_silence_ms(now_ms)
         if self.replica is not None and self.replica.heard_at_ms is not None:

@@ -1,12 +1,11 @@
-"""A commit log as replication sees it, with the state that survives beside it.
+"""A commit log as replication sees it, with the durable state beside it.
 
-    replica/state.a, state.b   epoch seen, journal, what is confirmed, what a start may claim by
-    replica/truncate           while it is there: an intent to cut (failover.md 9.4)
-    replica/cut                what was cut last, for people: nothing rests on it
-    replica/addresses          of the replicas, a line each: whom a start asks whose log is damaged
+    replica/state.a, state.b   epoch seen, journal, confirm offset
+    replica/truncate           exists while a cut is in progress: the intent
+    replica/cut                the last cut, for operators; nothing depends on it
+    replica/addresses          one line per replica: addresses for a start with a damaged log
 
-What is confirmed is saved now and then, by whoever makes a checkpoint; a start knows less, never
-more.
+The confirm offset is saved with some syncs. After a start it may be too low, and never too high.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ ADDRESSES = f"{FOLDER}/addresses"
 
 
 def find_intent(disk: Disk) -> LogCut | None:
-    """Return where a truncation was to cut that a crash has interrupted; None: there was none.
+    """Return the cut that a crash interrupted, or None.
 
-    A start cuts there before it looks at what the log holds, and then calls `end_intent`.
+    A start repeats the cut before it reads the log, and then calls `end_intent`.
     """
     return truncate_intent.find(disk.read(INTENT))
 
@@ -51,7 +50,7 @@ def find_cut(disk: Disk) -> LogCut | None:
 
 
 def find_addresses(disk: Disk) -> dict[int, str]:
-    """Return where the replicas were when that was saved last; of a file that is torn nothing."""
+    """Return the last saved addresses of the replicas; none if the file is torn."""
     try:
         lines = (disk.read(ADDRESSES) or b"").decode().splitlines()
         return {int(number): address for number, address in (line.split(" ", 1) for line in lines)}
@@ -60,7 +59,7 @@ def find_addresses(disk: Disk) -> dict[int, str]:
 
 
 def save_addresses(disk: Disk, addresses: Iterable[tuple[int, str]]) -> None:
-    """Note where the replicas are."""
+    """Save the addresses of the replicas."""
     data = "".join(f"{number} {address}\n" for number, address in addresses).encode()
     if disk.read(ADDRESSES) == data:
         return
@@ -75,34 +74,34 @@ def save_addresses(disk: Disk, addresses: Iterable[tuple[int, str]]) -> None:
 
 
 def find_confirm(disk: Disk) -> int:
-    """Return up to where the log is known to be confirmed, and durable: a start finds it all."""
+    """Return the saved confirm offset. Everything before it is durable here."""
     return _find_state(disk).confirm
 
 
 def find_epoch_seen(disk: Disk) -> int:
-    """Return the last epoch of a broker group that a store has heard of; 0: it is no replica's."""
+    """Return the highest epoch that a store has learned of; 0 if it is not a replica's."""
     return _find_state(disk).epoch_seen
 
 
 def _find_state(disk: Disk) -> ReplicaState:
-    """Return the newest state. Raises CorruptStore where neither copy can be read.
+    """Return the newest state. Raises CorruptStore if both copies are damaged.
 
-    One that was torn was never said to be durable, and the other one is as it was.
+    A torn copy was never reported as durable, and the other copy is unchanged.
     """
     copies = [disk.read(name) for name in COPIES]
     known = [state for copy in copies if (state := replica_state.find(copy)) is not None]
     if not known and all(copy is not None for copy in copies):
         raise CorruptStore(
-            f"{' and '.join(COPIES)} are damaged: nobody can say which epochs this replica has"
-            f" acknowledged, so it does not join. Empty its folder, and it is copied again."
+            f"{' and '.join(COPIES)} are damaged, so it is unknown which epochs this replica has"
+            f" acknowledged. It does not start. Empty its data directory; it is then copied again."
         )
     return max(known, default=ReplicaState(), key=lambda state: state.generation)
 
 
 def make_state(disk: Disk) -> None:
-    """Write the state of a new store, durably, before it gets a name: from then on there is one.
+    """Write the state of a new store, durably. A store gets its name only afterwards.
 
-    An earlier process may have been about to, and have left a first copy that is torn.
+    An earlier process may have left a torn first copy.
     """
     copies = [disk.read(name) for name in COPIES]
     if None in copies and not any(map(replica_state.find, copies)):
@@ -115,13 +114,13 @@ def refuse_forgotten(disk: Disk) -> None:
     """Raise CorruptStore if a store that has a name has no replica state."""
     if all(replica_state.find(disk.read(name)) is None for name in COPIES):
         raise CorruptStore(
-            f"{' and '.join(COPIES)} are missing: nobody can say which epochs this replica has"
-            f" acknowledged, so it does not join. Empty its folder, and it is copied again."
+            f"{' and '.join(COPIES)} are missing, so it is unknown which epochs this replica has"
+            f" acknowledged. It does not start. Empty its data directory; it is then copied again."
         )
 
 
 def _write(disk: Disk, state: ReplicaState) -> File:
-    """Write one copy, and return its file to be synced: a crash leaves the other as it was."""
+    """Write one copy and return its file for a sync. A crash leaves the other copy intact."""
     name = COPIES[state.generation % len(COPIES)]
     data = replica_state.encode(state)
     is_new = disk.read(name) is None
@@ -134,14 +133,17 @@ def _write(disk: Disk, state: ReplicaState) -> File:
 
 
 def end_intent(disk: Disk) -> None:
-    """Note, durably, that a truncation is done; what it has cut is told from here on."""
+    """Record, durably, that a cut is complete, and keep its description for operators."""
     disk.rename(INTENT, CUT)
     disk.folder(FOLDER).sync()
 
 
 @final
 class StoreLog:
-    """What a `ReplicatedLog` is of a commit log and the state beside it; `GroupLog` is the rest."""
+    """The part of a `ReplicatedLog` that needs only a commit log and the state beside it.
+
+    `GroupLog` implements the rest.
+    """
 
     def __init__(
         self,
@@ -151,55 +153,55 @@ class StoreLog:
         begin: Callable[[int], int],
         confirmed: Callable[[int], None],
     ) -> None:
-        """Take over what is on disk. Raises CorruptStore.
+        """Read the state from disk. Raises CorruptStore.
 
-        `begin` lets the engine begin an epoch, and returns where its first record ends; `confirmed`
-        hears how far all is confirmed.
+        `begin` begins an epoch in the engine and returns the end of its first record. `confirmed`
+        receives each new confirm offset.
         """
         self._disk = disk
         self._log = log
         self._begin = begin
         self._confirmed = confirmed
         self._state = _find_state(disk)
-        self._under_way: File | None = None  # written by `write_confirm`, and not known as durable
-        self._overtaken: File | None = None  # under way too, and what is in it is durable
+        self._under_way: File | None = None  # written by `write_confirm`, not known to be durable
+        self._overtaken: File | None = None  # in a sync, but its newer content is durable already
         self.journal: Journal = tuple(EpochEntry(*entry) for entry in self._state.journal)
         self.confirm_offset = min(self._state.confirm, log.log_end)
 
     @property
     def log_min(self) -> int:
-        """Where it begins."""
+        """Begin of the log."""
         return self._log.min_offset
 
     @property
     def log_end(self) -> int:
-        """Where it ends."""
+        """End of the log."""
         return self._log.log_end
 
     @property
     def durable_offset(self) -> int:
-        """Up to where it is durable here."""
+        """Offset before which the log is durable here."""
         return self._log.durable_offset
 
     @property
     def epoch_seen(self) -> int:
-        """The highest epoch that this store has heard of."""
+        """The highest epoch that this store has learned of."""
         return self._state.epoch_seen
 
-    # ------------------------------------------------------------ what survives
+    # ------------------------------------------------------------ durable state
 
     def save_epoch_seen(self, epoch: int) -> None:
-        """Make durable that an epoch exists."""
+        """Make an epoch durable."""
         self._save(self._state._replace(epoch_seen=epoch))
 
     def save_journal(self, journal: Journal) -> None:
-        """Make a journal durable; of one that is too long the oldest epochs go."""
+        """Make a journal durable. If it is too long, drop its oldest epochs."""
         self.journal = journal[-ENTRIES_MAX:]
         if self.journal != self._state.journal:
             self._save(self._state._replace(journal=self.journal))
 
     def save_confirm(self) -> None:
-        """Make durable how far all is confirmed."""
+        """Make the confirm offset durable."""
         self._save(self._state)
 
     def write_confirm(self) -> File:
@@ -209,7 +211,7 @@ class StoreLog:
         return self._under_way
 
     def note_synced(self) -> None:
-        """Hear that what `write_confirm` has written is durable, if there was anything."""
+        """Record that the file of `write_confirm` is durable, if there is one."""
         for file in (self._under_way, self._overtaken):
             if file is not None:
                 file.close()
@@ -219,13 +221,13 @@ class StoreLog:
         file = _write(self._disk, self._next(state))
         file.sync()
         file.close()
-        # This is the newer content of the same copy, and it is durable: the next goes to the other.
+        # This newer content of the same copy is durable, so the next write goes to the other copy.
         self._under_way, self._overtaken = None, self._under_way or self._overtaken
 
     def _next(self, state: ReplicaState) -> ReplicaState:
-        """Return the next state; the copy that is not known to be durable is the one to write."""
+        """Return the next state. It goes to the copy that is not known to be durable."""
         generation = self._state.generation + (1 if self._under_way is None else len(COPIES))
-        # Others may have what is not durable here: after a power cut that is no damage.
+        # Other replicas may have records that are not durable here. Losing these is not damage.
         confirm = min(self.confirm_offset, self.durable_offset)
         self._state = state._replace(generation=generation, confirm=confirm)
         return self._state
@@ -233,11 +235,11 @@ class StoreLog:
     # ------------------------------------------------------------ the log
 
     def begin_epoch(self, epoch: int) -> int:
-        """Append the first record of an epoch of our own, and return where it ends."""
+        """Append the first record of this replica's own epoch; return its end."""
         return self._begin(epoch)
 
     def frame_at(self, offset: int, size_max: int) -> Data | None:
-        """Return whole records from `offset` on."""
+        """Return whole records from `offset` on, or None."""
         found = self._log.frame_at(LogOffset(offset), size_max)
         if found is None:
             return None
@@ -253,7 +255,7 @@ class StoreLog:
         )
 
     def append(self, frame: Data) -> None:
-        """Write what a master has sent."""
+        """Write a frame of the master."""
         self._log.append_frame(
             frame.data, segment_start=frame.segment_start, segment_bytes=frame.segment_bytes
         )
@@ -264,9 +266,9 @@ class StoreLog:
         return Digest(run.begin, end, run.crc)
 
     def truncate(self, cut: LogCut) -> None:
-        """Take away what is cut, durably, whole or not at all."""
+        """Cut the end of the log, durably and atomically."""
         if cut.offset < self.confirm_offset:
-            # An election since then was unclean: what was confirmed is so no more.
+            # A later election was unclean, so these records are no longer confirmed.
             self.confirm_offset = cut.offset
             self.save_confirm()
         self._write_cut(INTENT, cut)
@@ -274,7 +276,7 @@ class StoreLog:
         end_intent(self._disk)
 
     def note_cut(self, cut: LogCut) -> None:
-        """Note, durably, what goes with all of the store."""
+        """Record, durably, a cut that deletes the whole store."""
         self._write_cut(CUT, cut)
 
     def _write_cut(self, name: str, cut: LogCut) -> None:
@@ -287,6 +289,6 @@ class StoreLog:
         self._disk.folder(FOLDER).sync()
 
     def confirm(self, offset: int) -> None:
-        """Hear that all before `offset` is confirmed."""
+        """Record that everything before `offset` is confirmed."""
         self.confirm_offset = offset
         self._confirmed(offset)

@@ -1,9 +1,9 @@
-"""The sync state set as its master keeps it: who must ack, who has, and who should belong.
+"""The sync state set of a master: the members, their acks, and the desired members.
 
-The master proposes, a controller checks, and the record decides (failover.md 10 and 11). Until a
-view with a higher version is learned, every set that was proposed against this one may already be
-the recorded one, or become it: a refusal ends none of them, since another controller may hold a
-copy of the request.
+The master proposes a set, a controller checks it, and the group record decides. Until the master
+learns a view with a higher version, every set that it proposed against the current version may
+already be recorded, or be recorded later. A rejection ends none of them, because another controller
+may hold a copy of the request.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tidemill.broker.engine.replication.confirm import (
 )
 from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
-# A replica that is always a little behind is waited for, for so long, and again after a pause.
+# The confirm offset waits this long for a replica that lags a little, and again after a pause.
 HOLD_MS = 200
 HOLD_PAUSE_MS = 2_000
-SAMPLE_MS = 100  # between two notes of where the log ended: a lag is told by so much at worst
+SAMPLE_MS = 100  # Period of the samples of the log end. A lag is known to this precision.
 
 
 @final
 class ReplicaPeer:
-    """What a master knows of one run of a replica."""
+    """The master's knowledge of one run of a replica."""
 
     __slots__ = (
         "caught_up_since_ms",
@@ -45,17 +45,15 @@ class ReplicaPeer:
     def __init__(self, now_ms: int) -> None:
         self.is_connected = False
         self.disconnected_at_ms = now_ms
-        self.caught_up_since_ms: int | None = (
-            None  # connected, and no further behind than members are
-        )
+        self.caught_up_since_ms: int | None = None  # connected, and within the longest lag
         self.held_at_ms = now_ms - HOLD_MS - HOLD_PAUSE_MS
         self.is_slow = False
-        self.is_full = False  # it takes no data: it cannot keep up
+        self.is_full = False  # it takes no data, so it cannot keep up
 
 
 @final
 class SyncState:
-    """Members of one epoch, what is proposed, and the confirm offset that follows."""
+    """Members of one epoch, proposals, and the resulting confirm offset."""
 
     def __init__(
         self,
@@ -74,11 +72,11 @@ class SyncState:
         }
         self._me = me
         self._config = config
-        self._propose_at_ms = now_ms  # the earliest time of the next proposal
-        self._log_ends: deque[tuple[int, int]] = deque()  # (time, log end), by MARK_MS
-        self._removals: dict[int, deque[int]] = {}  # of a replica id: when
+        self._propose_at_ms = now_ms  # earliest time of the next proposal
+        self._log_ends: deque[tuple[int, int]] = deque()  # (time, log end), one per SAMPLE_MS
+        self._removals: dict[int, deque[int]] = {}  # replica id: times of its removals
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ knowledge
 
     @property
     def view(self) -> ReplicationView:
@@ -87,20 +85,20 @@ class SyncState:
 
     @property
     def confirm(self) -> int:
-        """Up to where the log is confirmed."""
+        """The confirm offset."""
         return self.commitment.confirm
 
     @property
     def is_short(self) -> bool:
-        """Whether the recorded set is too small for anything to be confirmed."""
+        """Whether the recorded set is too small to confirm anything."""
         return len(self.view.sss) < self.view.min_in_sync
 
     def acked(self, member: ReplicaRun) -> int:
-        """Return up to where a member has acked."""
+        """Return the acked end of a member."""
         return dict(self.commitment.acked).get(member, 0)
 
     def learn(self, view: ReplicationView, now_ms: int) -> None:
-        """Take a newer view of this epoch."""
+        """Apply a newer view of this epoch."""
         before = self.commitment
         self.commitment = with_view(before, view)
         if self.commitment.view is before.view:
@@ -114,18 +112,18 @@ class SyncState:
         self._forget_ended_runs()
 
     def note_connected(self, member: ReplicaRun, now_ms: int, *, is_full: bool) -> None:
-        """Hear that a stream of `member` was welcomed."""
+        """Record that a stream of `member` got its Welcome."""
         peer = self.peers.setdefault(member, ReplicaPeer(now_ms))
         peer.is_connected, peer.is_full = True, is_full
 
     def note_disconnected(self, member: ReplicaRun, now_ms: int) -> None:
-        """Hear that the stream of `member` has ended."""
+        """Record that the stream of `member` has ended."""
         peer = self.peers[member]
         peer.is_connected, peer.disconnected_at_ms, peer.caught_up_since_ms = False, now_ms, None
         self._forget_ended_runs()
 
     def _forget_ended_runs(self) -> None:
-        """Forget runs that have ended: an epoch may last for months, with many of them."""
+        """Forget ended runs. An epoch may last for months and see many runs."""
         needed = self.view.sss | self.commitment.proposed
         for member, peer in list(self.peers.items()):
             if not peer.is_connected and member not in needed:
@@ -133,13 +131,13 @@ class SyncState:
                 self.commitment = without_acks_of(self.commitment, member)
 
     def record_ack(self, member: ReplicaRun, end: int) -> None:
-        """Hear that `member`, a replica or the master itself, has all before `end`."""
+        """Record that `member`, a replica or the master itself, has everything before `end`."""
         self.commitment = with_ack(self.commitment, member, end)
 
-    # ------------------------------------------------------------ what should be
+    # ------------------------------------------------------------ proposals
 
     def tick(self, log_end: int, now_ms: int) -> Proposal | None:
-        """Return the set to propose now, if any; it is in force when this returns."""
+        """Return the set to propose now, if any. It is in force on return."""
         self._sample_log_end(log_end, now_ms)
         self._update_peers(now_ms)
         self._hold_for_joiners(log_end, now_ms)
@@ -151,23 +149,23 @@ class SyncState:
         return self.propose(wanted, now_ms)
 
     def propose(self, wanted: frozenset[ReplicaRun], now_ms: int) -> Proposal:
-        """Propose a set: its members must ack from here on, whatever becomes of it."""
+        """Propose a set. From now on its members must ack, even if the proposal is rejected."""
         self.commitment, proposal = with_proposal(self.commitment, wanted)
         self._propose_at_ms = now_ms + self._config.proposal_again_ms
         return proposal
 
     def handle_rejection(self, version: int, now_ms: int) -> None:
-        """Hear that a proposal against `version` was refused: another may be made soon.
+        """Handle a rejected proposal against `version`: allow another one soon.
 
-        Its members stay in force (see the module).
+        The proposed members stay in force (see the module docstring).
         """
         if version == self.view.version:
             self._propose_at_ms = now_ms + self._config.refused_again_ms
 
     def desired_set(self, now_ms: int) -> frozenset[ReplicaRun]:
-        """Return who should belong: members that keep up, and who has caught up.
+        """Return the desired members: members that keep up, and replicas that have caught up.
 
-        Those with slow disks are done without, as far as enough are left.
+        Leave out members with slow disks while enough others remain.
         """
         found = frozenset(
             member
@@ -201,14 +199,15 @@ class SyncState:
 
     def _is_admissible(self, member: ReplicaRun, now_ms: int) -> bool:
         if member.replica_id in self.view.retired:
-            return False  # A proposal that must be refused would make it ack, for nothing.
+            # The controllers would reject the proposal, but the replica would have to ack.
+            return False
         peer = self.peers[member]
-        # Who could not stay would be removed at once, and come again, for ever.
+        # A replica that cannot stay would be removed at once and join again, without end.
         if peer.caught_up_since_ms is None:
             return False
         if peer.is_slow and not self.is_short:
             return False
-        # While nothing can be confirmed, whoever has caught up is welcome.
+        # While nothing can be confirmed, every replica that has caught up may join.
         is_on_trial = not self.is_short and self._flaps(member, now_ms)
         wait_ms = self._config.caught_up_for_ms if is_on_trial else 0
         return now_ms - peer.caught_up_since_ms >= wait_ms
@@ -229,7 +228,7 @@ class SyncState:
                 peer.caught_up_since_ms = now_ms
 
     def _hold_for_joiners(self, log_end: int, now_ms: int) -> None:
-        """Let commits wait for who is welcome and a little behind: else it may be so for ever."""
+        """Let commits wait for replicas that may join and lag a little, so that they catch up."""
         courted = set()
         for member, peer in self.peers.items():
             is_near = self.acked(member) >= log_end - self._config.near_bytes
@@ -244,12 +243,12 @@ class SyncState:
     def _sample_log_end(self, log_end: int, now_ms: int) -> None:
         if not self._log_ends or now_ms - self._log_ends[-1][0] >= SAMPLE_MS:
             self._log_ends.append((now_ms, log_end))
-        # One that is older than the longest lag is enough.
+        # One sample older than the longest lag is enough.
         oldest_ms = now_ms - self._config.lag_longest_ms
         while len(self._log_ends) > 1 and self._log_ends[1][0] <= oldest_ms:
             self._log_ends.popleft()
 
     def _lag_limit(self, now_ms: int) -> int:
-        """Return where the log ended when the longest lag began."""
+        """Return the log end at the time when the longest allowed lag began."""
         at_ms, end = self._log_ends[0] if self._log_ends else (now_ms, 0)
         return end if now_ms - at_ms >= self._config.lag_longest_ms else 0

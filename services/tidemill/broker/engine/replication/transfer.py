@@ -1,7 +1,7 @@
-"""A planned hand-over (failover.md 13.4): sends wait until the target has all, then it is elected.
+"""A planned hand-over: sends wait until the target has the whole log, then it is elected.
 
-Nothing here is needed for safety: the target is a member of the sync state set. Sends wait so that
-none of them is left without an answer.
+Safety does not depend on it, because the target is a member of the sync state set. Sends wait so
+that each of them gets a reply.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Transfer:
         self._ends_at_ms = now_ms + config.transfer_timeout_ms
 
     def has_failed(self, now_ms: int) -> bool:
-        """Whether it took too long: sends are taken again."""
+        """Return whether the transfer took too long. The master then accepts sends again."""
         return now_ms >= self._ends_at_ms
 
     def is_ready(self, *, acked: int, log_end: int) -> bool:
-        """Whether the target has all and nobody was asked yet; then it is time to."""
+        """Return whether the target has the whole log and no election was requested yet."""
         return not self.is_requested and acked == log_end

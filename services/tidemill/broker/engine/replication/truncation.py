@@ -1,4 +1,4 @@
-"""Whether a replica may take away the end of its log."""
+"""The rule for cutting the end of a replica's log."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tidemill.broker.engine.replication.epoch_journal import Journal, epoch_at
 
 
 def may_truncate(journal: Journal, *, cut: int, confirm: int, unclean_since: int) -> bool:
-    """Whether all from `cut` on may go.
+    """Return whether a replica may delete everything from `cut` on.
 
-    What is confirmed may not (F-5), unless an election since then was said to be unclean.
+    It may not delete confirmed records (F-5), unless a later election was declared unclean.
     """
     return cut >= confirm or unclean_since > epoch_at(journal, confirm - 1)
