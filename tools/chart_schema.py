@@ -1,9 +1,10 @@
-"""The chart's values.schema.json: its hand-written shape, and the settings of the processes in it.
+"""The chart's values.schema.json and the default values for its templates.
 
-Beside it the defaults of the values, for templates, which cannot read values.yaml.
+The schema is a hand-written shape, schema.in.yaml, with the settings of the processes inserted.
+Templates cannot read values.yaml, so its content is a second generated file.
 
-The settings that the chart decides itself are left out: whoever sets them in values hears that
-there is no such name, and not from a process that does not start.
+The schema omits the settings that the chart sets itself. Helm then rejects such a value before a
+process can fail at its start.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MODELS: dict[str, type[ProcessSettings]] = {
     "admin": AdminSettings,
     "controller": ControllerSettings,
 }
-# Addresses, names, files of certificates: what follows from other values.
+# Settings that follow from other values: addresses, names, files of certificates.
 CHARTS_OWN = frozenset(
     [
         "admin_hosts",
@@ -80,7 +81,7 @@ def chart_schema() -> str:
     shape: Schema = yaml.safe_load((CHART / "schema.in.yaml").read_text("utf-8"))
     definitions: Schema = shape["definitions"]
     whole = _filled(shape, definitions)
-    # Those that only lend their properties need not stand there.
+    # A definition without a type only lends its properties; the schema does not need it.
     for name in [name for name in definitions if "type" not in definitions[name]]:
         del whole["definitions"][name]
     return json.dumps(whole, indent=2, sort_keys=True) + "\n"
@@ -94,7 +95,7 @@ def chart_defaults() -> str:
 
 
 def settings(names: list[str], *, only_common: bool) -> Schema:
-    """Return the schema of the settings that these processes have and the chart leaves open."""
+    """Return the schema of the settings of these processes that the chart does not set itself."""
     properties: Schema = {}
     for name in names:
         model = MODELS[name].model_json_schema()
@@ -106,7 +107,7 @@ def settings(names: list[str], *, only_common: bool) -> Schema:
 
 
 def _plain(described: Schema, definitions: Schema) -> Schema:
-    """Return the schema of one setting, without what only Pydantic reads."""
+    """Return the schema of one setting, without the parts that only pydantic reads."""
     if "$ref" in described:
         referred = definitions[described["$ref"].rpartition("/")[2]]
         described = {
@@ -119,7 +120,7 @@ def _plain(described: Schema, definitions: Schema) -> Schema:
 
 
 def _filled(node: Any, definitions: Schema) -> Any:
-    """Return a part of the shape with what its `x-` words stand for."""
+    """Return a part of the shape with its `x-` keys replaced by the settings they name."""
     if isinstance(node, list):
         return [_filled(item, definitions) for item in node]
     if not isinstance(node, dict):

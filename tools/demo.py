@@ -1,9 +1,9 @@
-"""Show Tidemill at work through the official Python client, for `make demo`.
+"""The demonstration of `make demo`: the official Python client against `tidemill standalone`.
 
-Starts `tidemill standalone` on free ports in a folder of its own and drives the unmodified client
-in a process of its own: sends and acks a thousand messages, lets some expire, gives one back,
-refuses one until it is a dead letter, and delays some, of which one is moved and one is recalled.
-Prints what happened as a table, and ends with status 0 only if all of it did.
+The standalone runs on free ports in a temporary folder. The unmodified client runs in a second
+process. It sends and acks 1,000 messages, lets some expire, gives one back, rejects one until it is
+a dead letter, and delays some. It reschedules one delayed message and recalls another. Each step is
+a row of the printed table. The exit status is 0 if all steps succeed.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from rocketmq import Message, Producer, SimpleConsumer
 
 MESSAGES = 1_000
-FORGOTTEN = 5  # of them more, that are received and not acked
-EXPIRY_S = 3  # invisible duration of those
+UNACKED = 5  # messages that are received and expire
+EXPIRY_S = 3  # their invisible duration
 LONG_S = 60  # invisible duration of all others: longer than the demonstration
-MAX_ATTEMPTS = 2  # of the group whose message dies
+MAX_ATTEMPTS = 2  # of the consumer group that rejects a message
 DAY_S = 24 * 3600
-WAIT_S = 30.0  # for any step, on a slow machine
+WAIT_S = 30.0  # limit of one step, on a slow machine
 START_S = 30.0
 CLIENT_S = 120.0
-POLL_S = 3  # a poll's least time for this client; a message ends it at once
+POLL_S = 3  # the shortest poll of this client; a message ends the poll at once
 TOPIC, GROUP, STRICT_TOPIC, STRICT_GROUP = "demo", "demo", "demo-strict", "demo-strict"
 DELAYED_TOPIC, DELAYED_GROUP = "demo-delayed", "demo-delayed"
 
 
 class DemoFailed(Exception):
-    """Something did not happen; the message says what."""
+    """A failed step; the message names the failure."""
 
 
-# ------------------------------------------------------------ the process that shows
+# ------------------------------------------------------------ the process that prints
 
 
 def main() -> int:
@@ -59,15 +59,15 @@ def main() -> int:
                 show(console, ready, Path(folder))
         except DemoFailed as failure:
             console.print(f"\n[bold red]The demonstration failed:[/] {failure}", highlight=False)
-            if log.exists() and (said := log.read_text(errors="replace").strip()):
-                console.print("The end of the log of the standalone:", said[-2000:], markup=False)
+            if log.exists() and (lines := log.read_text(errors="replace").strip()):
+                console.print("The end of the log of the standalone:", lines[-2000:], markup=False)
             return 1
     return 0
 
 
 @contextlib.contextmanager
 def standalone(folder: Path, log: Path) -> Iterator[dict[str, str]]:
-    """Run a standalone for the block; yield its ready line and the time that it took."""
+    """Run a standalone for the block; yield its ready line and its start time."""
     flags = [f"--data-dir={folder / 'data'}", "--grpc-port=0", "--admin-port=0", "--metrics-port=0"]
     began = time.monotonic()
     with log.open("w") as stderr:
@@ -94,7 +94,7 @@ def standalone(folder: Path, log: Path) -> Iterator[dict[str, str]]:
 
 
 def limit_attempts(admin: str) -> None:
-    """Make the group whose messages die after a few attempts."""
+    """Create the consumer group that gives up a message after a few attempts."""
     import httpx
 
     try:
@@ -102,20 +102,22 @@ def limit_attempts(admin: str) -> None:
             group = {"maxAttempts": MAX_ATTEMPTS}
             client.put(f"/groups/{STRICT_GROUP}", json=group).raise_for_status()
     except httpx.HTTPError as error:
-        raise DemoFailed(f"the admin API did not make a group: {error}") from error
+        raise DemoFailed(f"the admin API did not create a consumer group: {error}") from error
 
 
 def show(console, ready: dict[str, str], folder: Path) -> None:
-    """Run the client and show its steps as they come."""
+    """Run the client and print each step when it ends."""
     from rich import box
     from rich.live import Live
     from rich.table import Table
 
-    table = Table(title="Tidemill, by the official RocketMQ client for Python", box=box.SIMPLE_HEAD)
-    table.add_column("what happened")
+    table = Table(
+        title="Tidemill with the official RocketMQ client for Python", box=box.SIMPLE_HEAD
+    )
+    table.add_column("step")
     table.add_column("messages", justify="right")
     table.add_column("time", justify="right")
-    table.add_column("seen")
+    table.add_column("result")
     table.add_row("standalone started", "", ready["took"], f"gRPC at {ready['grpc']}")
     with Live(table, console=console, transient=False) as live, client(ready, folder) as process:
         assert process.stdout is not None
@@ -123,22 +125,22 @@ def show(console, ready: dict[str, str], folder: Path) -> None:
             if not line.startswith("{"):
                 continue
             step = json.loads(line)
-            table.add_row(step["what"], f"{step['messages']:,}", step["time"], step["seen"])
+            table.add_row(step["name"], f"{step['messages']:,}", step["time"], step["result"])
             live.refresh()
     if not console.is_terminal:
-        console.print()  # A live table ends its last line on terminals only.
+        console.print()  # Only on a terminal, a live table ends its last line.
     if process.returncode:
         raise DemoFailed((folder / "client.log").read_text().strip() or "the client ended early")
-    console.print("[bold green]All of it happened as it should.[/]")
+    console.print("[bold green]All steps succeeded.[/]")
 
 
 @contextlib.contextmanager
 def client(ready: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the client for the block, and to its end."""
+    """Run the client; wait for its end when the block ends."""
     with (folder / "client.log").open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, __file__, ready["grpc"], ready["admin"]],
-            # The client logs below its home folder; it shall leave nothing behind.
+            # The client writes its log below its home folder.
             env={**os.environ, "HOME": str(folder)},
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -159,11 +161,11 @@ def client(ready: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str
 
 
 def run_client(endpoint: str, admin: str) -> int:
-    """Be the client; return the exit status."""
+    """Run all steps against the proxy at `endpoint`; return the exit status."""
     try:
         from rocketmq import ClientConfiguration, Credentials, Producer, SimpleConsumer
     except ImportError:
-        sys.stderr.write("the official client is not installed; run it by `make demo`\n")
+        sys.stderr.write("the official client is not installed; run `make demo`\n")
         return 1
 
     configuration = ClientConfiguration(endpoint, Credentials())
@@ -184,7 +186,7 @@ def run_client(endpoint: str, admin: str) -> int:
         receive_and_ack(consumer)
         expire(producer, consumer)
         give_back(producer, consumer)
-        die(producer, consumer_of(STRICT_GROUP, STRICT_TOPIC))
+        reject(producer, consumer_of(STRICT_GROUP, STRICT_TOPIC))
         read_dead_letter(consumer_of("demo-dead-letters", f"%DLQ%{STRICT_GROUP}"))
         delay(producer, consumer_of(DELAYED_GROUP, DELAYED_TOPIC), admin)
     except DemoFailed as failure:
@@ -200,80 +202,80 @@ def run_client(endpoint: str, admin: str) -> int:
 
 
 def send(producer: Producer, count: int) -> None:
-    """Send many at once."""
-    with step("sent", count) as seen:
+    """Send `count` messages concurrently."""
+    with step("sent", count) as note:
         receipts = [producer.send_async(message(TOPIC, f"hello {n}")) for n in range(count)]
         ids = {receipt.result(WAIT_S).message_id for receipt in receipts}
-        expect(len(ids) == count, f"{count} messages were sent and {len(ids)} were stored")
-        seen("each durable before its answer")
+        expect(len(ids) == count, f"{count} messages were sent, but {len(ids)} were stored")
+        note("each on disk before its reply")
 
 
 def receive_and_ack(consumer: SimpleConsumer) -> None:
-    """Receive all of them, each once, and ack them."""
+    """Receive each message once and ack it."""
     bodies: list[str] = []
-    with step("received and acked", MESSAGES) as seen, ThreadPoolExecutor(16) as pool:
+    with step("received and acked", MESSAGES) as note, ThreadPoolExecutor(16) as pool:
         for batch in receiving(consumer, MESSAGES, LONG_S):
             bodies += [each.body.decode() for each in batch]
             list(pool.map(consumer.ack, batch))
-        expect(len(set(bodies)) == len(bodies) == MESSAGES, "not every message came exactly once")
-        seen("every one exactly once")
+        expect(len(set(bodies)) == len(bodies) == MESSAGES, "a message was lost or duplicated")
+        note("each exactly once")
 
 
 def expire(producer: Producer, consumer: SimpleConsumer) -> None:
-    """Receive some and do nothing, until they come back."""
-    for n in range(FORGOTTEN):
-        producer.send(message(TOPIC, f"forgotten {n}"))
-    with step("received and forgotten", FORGOTTEN) as seen:
-        first = collect(consumer, FORGOTTEN, EXPIRY_S)
-        seen(f"invisible for {EXPIRY_S} s")
-    with step("came back, acked", FORGOTTEN) as seen:
-        again = collect(consumer, FORGOTTEN, LONG_S)
+    """Receive messages without an ack; receive them again when they expire."""
+    for n in range(UNACKED):
+        producer.send(message(TOPIC, f"unacked {n}"))
+    with step("received, not acked", UNACKED) as note:
+        first = collect(consumer, UNACKED, EXPIRY_S)
+        note(f"invisible for {EXPIRY_S} s")
+    with step("redelivered and acked", UNACKED) as note:
+        again = collect(consumer, UNACKED, LONG_S)
         expect(
             {each.message_id for each in first} == {each.message_id for each in again},
-            "other messages came back than were forgotten",
+            "the redelivered messages are not those that expired",
         )
         attempts = {each.delivery_attempt for each in again}
-        expect(attempts == {2}, f"their delivery attempts were {attempts}, not 2")
+        expect(attempts == {2}, f"the delivery attempts were {attempts}, not 2")
         for each in again:
             consumer.ack(each)
-        seen("delivery attempt 2")
+        note("delivery attempt 2")
 
 
 def give_back(producer: Producer, consumer: SimpleConsumer) -> None:
-    """Receive one and make it visible again."""
+    """Give one message back and receive it again."""
     producer.send(message(TOPIC, "not now"))
     [first] = collect(consumer, 1, LONG_S)
-    with step("given back, came again, acked", 1) as seen:
+    with step("given back, redelivered, acked", 1) as note:
         consumer.change_invisible_duration(first, 1)
         [again] = collect(consumer, 1, LONG_S)
-        expect(again.message_id == first.message_id, "another message came")
+        expect(again.message_id == first.message_id, "a different message arrived")
         consumer.ack(again)
-        seen(f"after 1 s, delivery attempt {again.delivery_attempt}")
+        note(f"after 1 s, delivery attempt {again.delivery_attempt}")
 
 
-def die(producer: Producer, consumer: SimpleConsumer) -> None:
-    """Give one back as often as its group permits."""
+def reject(producer: Producer, consumer: SimpleConsumer) -> None:
+    """Give one message back at each attempt that its consumer group allows."""
     producer.send(message(STRICT_TOPIC, "poison"))
-    with step(f"refused {MAX_ATTEMPTS} times", 1) as seen:
+    with step(f"rejected {MAX_ATTEMPTS} times", 1) as note:
         for _ in range(MAX_ATTEMPTS):
             [received] = collect(consumer, 1, LONG_S)
             consumer.change_invisible_duration(received, 1)
-        expect(not consumer.receive(1, LONG_S), "it came once more than its group permits")
-        seen("as its group permits; then no more")
+        expect(not consumer.receive(1, LONG_S), f"it arrived more than {MAX_ATTEMPTS} times")
+        note("the limit of its consumer group")
 
 
 def read_dead_letter(consumer: SimpleConsumer) -> None:
-    """Find the message in the dead-letter topic."""
-    with step("read as a dead letter", 1) as seen:
+    """Receive the message from the dead-letter topic."""
+    with step("read as a dead letter", 1) as note:
         [dead] = collect(consumer, 1, LONG_S)
-        expect(dead.body == b"poison", f"the dead letter says {dead.body!r}")
+        expect(dead.body == b"poison", f"the body of the dead letter is {dead.body!r}")
         consumer.ack(dead)
-        seen(f"in {dead.topic}")
+        note(f"in {dead.topic}")
 
 
 def delay(producer: Producer, consumer: SimpleConsumer, admin: str) -> None:
-    """Delay some messages; move one, recall one, and receive the others when they are due."""
-    # The client counts in whole seconds.
+    """Delay messages, reschedule one, recall one, and receive the others when they are due."""
+    # The client uses whole seconds.
     now_s = int(time.time())
     due_at_s = {
         "first": now_s + 3,
@@ -281,38 +283,42 @@ def delay(producer: Producer, consumer: SimpleConsumer, admin: str) -> None:
         "recalled": now_s + 4,
         "moved": now_s + DAY_S,
     }
-    with step("delayed", len(due_at_s)) as seen:
+    with step("delayed", len(due_at_s)) as note:
         receipts = {}
         for body, at_s in due_at_s.items():
             made = message(DELAYED_TOPIC, body)
             made.delivery_timestamp = at_s
             receipts[body] = producer.send(made)
-        seen("three by seconds, one by a day")
+        note("three by seconds, one by a day")
     due_at_ms = {body: at_s * 1000 for body, at_s in due_at_s.items()}
-    with step("moved over REST", 1) as seen:
-        due_at_ms["moved"] = move(admin, receipts["moved"].message_id, (now_s + 5) * 1000)
-        seen("from a day to 5 s")
-    with step("recalled", 1) as seen:
-        recalled = receipts["recalled"]
-        told = producer.recall_message(DELAYED_TOPIC, recalled.recall_handle)
-        expect(told == recalled.message_id, f"{told} was recalled, not {recalled.message_id}")
-        seen("it will not come")
+    with step("rescheduled over REST", 1) as note:
+        message_id = receipts["moved"].message_id
+        due_at_ms["moved"] = reschedule(admin, message_id, (now_s + 5) * 1000)
+        note("from a day to 5 s")
+    with step("recalled", 1) as note:
+        receipt = receipts["recalled"]
+        recalled_id = producer.recall_message(DELAYED_TOPIC, receipt.recall_handle)
+        expect(
+            recalled_id == receipt.message_id,
+            f"{recalled_id} was recalled, not {receipt.message_id}",
+        )
+        note("it is not delivered")
     del due_at_ms["recalled"]
-    with step("came when due, acked", len(due_at_ms)) as seen:
+    with step("delivered when due, acked", len(due_at_ms)) as note:
         late_ms: dict[str, int] = {}
         for batch in receiving(consumer, len(due_at_ms), LONG_S):
             at_ms = int(time.time() * 1000)
             for each in batch:
                 body = each.body.decode()
-                expect(body in due_at_ms, f"the message {body!r} came, which was recalled")
+                expect(body in due_at_ms, f"the recalled message {body!r} was delivered")
                 late_ms[body] = at_ms - due_at_ms[body]
                 consumer.ack(each)
-        expect(min(late_ms.values()) >= 0, f"a message came early: {late_ms}")
-        seen("late: " + ", ".join(f"{body} {late} ms" for body, late in late_ms.items()))
+        expect(min(late_ms.values()) >= 0, f"a message was delivered early: {late_ms}")
+        note("late: " + ", ".join(f"{body} {late} ms" for body, late in late_ms.items()))
 
 
-def move(admin: str, message_id: str, due_at_ms: int) -> int:
-    """Let a delayed message be due at another time; return when it is."""
+def reschedule(admin: str, message_id: str, due_at_ms: int) -> int:
+    """Change the due time of a delayed message; return the new time."""
     import httpx
 
     try:
@@ -323,33 +329,33 @@ def move(admin: str, message_id: str, due_at_ms: int) -> int:
                 f"/timers/{timer['timerId']}:reschedule", json={"dueAtMs": due_at_ms}
             ).raise_for_status()
     except httpx.HTTPError as error:
-        raise DemoFailed(f"the admin API did not move a message: {error}") from error
-    moved: int = answer.json()["dueAtMs"]
-    return moved
+        raise DemoFailed(f"the admin API did not reschedule a message: {error}") from error
+    new_due_at_ms: int = answer.json()["dueAtMs"]
+    return new_due_at_ms
 
 
 @contextlib.contextmanager
-def step(what: str, messages: int) -> Iterator[Callable[[str], None]]:
-    """Time a step and tell it to the process that shows."""
+def step(name: str, messages: int) -> Iterator[Callable[[str], None]]:
+    """Time a step and report it to the printing process; yield a function that takes the result."""
     began = time.monotonic()
     notes: list[str] = []
     yield notes.append
     took_s = time.monotonic() - began
-    told = {"what": what, "messages": messages, "time": f"{took_s:.1f} s", "seen": notes[0]}
-    sys.stdout.write(json.dumps(told) + "\n")
+    row = {"name": name, "messages": messages, "time": f"{took_s:.1f} s", "result": notes[0]}
+    sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
 
 
 def collect(consumer: SimpleConsumer, count: int, invisible_s: int) -> list[Message]:
     """Receive `count` messages."""
     batches = list(receiving(consumer, count, invisible_s))
-    found = [each for batch in batches for each in batch]
-    expect(len(found) == count, f"{len(found)} messages came, not {count}")
-    return found
+    messages = [each for batch in batches for each in batch]
+    expect(len(messages) == count, f"{len(messages)} messages arrived, not {count}")
+    return messages
 
 
 def receiving(consumer: SimpleConsumer, count: int, invisible_s: int) -> Iterator[list[Message]]:
-    """Yield batches until there are `count` messages; fail when they take too long."""
+    """Yield batches until `count` messages have arrived; fail after `WAIT_S`."""
     deadline = time.monotonic() + WAIT_S
     received = 0
     while received < count:
@@ -359,14 +365,14 @@ def receiving(consumer: SimpleConsumer, count: int, invisible_s: int) -> Iterato
         yield batch
 
 
-def expect(is_so: bool, otherwise: str) -> None:
-    """End the demonstration unless what was promised is so."""
-    if not is_so:
-        raise DemoFailed(otherwise)
+def expect(is_true: bool, failure: str) -> None:
+    """Fail the demonstration unless `is_true`."""
+    if not is_true:
+        raise DemoFailed(failure)
 
 
 def message(topic: str, body: str) -> Message:
-    """Make a message."""
+    """Build a message."""
     from rocketmq import Message
 
     made = Message()

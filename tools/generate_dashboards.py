@@ -1,6 +1,6 @@
-"""Generate what Grafana and Prometheus read: dashboards for the chart, and alerts for a laptop.
+"""Generate the dashboards of the chart and the alert rules of a laptop, for `make dashboards`.
 
-`make dashboards` writes them; a test fails while they differ from `tools/watching` and the chart.
+A test fails if the files differ from `tools/watching` and the alerts of the chart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-# As a script this module knows only its own folder.
+# A script can only import from its own folder.
 sys.path.insert(0, str(ROOT))
 
 from tools.watching import alerts, grafana  # noqa: E402  # See above.
@@ -27,7 +27,7 @@ def documents() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files, and remove the dashboards that are none any more."""
+    """Write the files and delete dashboards without a page."""
     made = documents()
     for path in set(DASHBOARDS.glob("*.json")) - set(made):
         path.unlink()

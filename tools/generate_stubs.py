@@ -1,19 +1,18 @@
-"""Generate the Python stubs of every contract under proto/, with types, for `make proto`.
+"""Generate the typed Python stubs of all .proto files, for `make proto`.
 
-protoc names modules by the path of their .proto file, so its output would claim the top-level
-packages `apache` and `tidemill`. The official client brings its own `apache` modules, and ours has
-other code in `tidemill`; so the stubs live below `tidemill.stubs`, and the imports among
-them are rewritten to say so.
+protoc names modules by the path of their .proto file, so its output would occupy the top-level
+packages `apache` and `tidemill`. The official client has its own `apache` modules, and `tidemill`
+has other code. The stubs therefore live below `tidemill.stubs`, and this tool rewrites the imports
+between them.
 
-Protobuf has one table of all messages of a process, by their full names, and the official client
-puts its own `apache.rocketmq.v2` into it. Ours have more fields, so a process that has both, as a
-notebook may, could load only one of them. Therefore that package is compiled as
-`tidemill.apache.rocketmq.v2`. Nothing on the wire changes by it: messages have no names there, and
-the paths of methods are written as the .proto files have them; `transport/aio/reflection.py` tells
-these names, too.
+Protobuf registers all messages of a process in one table by their full names. The official client
+registers its own `apache.rocketmq.v2`. Our messages have more fields, so a process with both, such
+as a notebook, could load only one of them. This tool therefore compiles our package as
+`tidemill.apache.rocketmq.v2`. The wire is the same: it has no names of messages, and the paths of
+methods keep the original package. `transport/aio/reflection.py` also reports the original names.
 
-The output is a function of the input: old files are removed first, and nothing in the new ones
-depends on the machine or the time.
+The output depends only on the .proto files, not on the machine or the time. Old files are removed
+first.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto"
 STUBS_DIR = ROOT / "services" / "tidemill" / "stubs"
 STUBS_PACKAGE = "tidemill.stubs"
-PUBLIC = "apache.rocketmq.v2"  # the package that others compile, too
+PUBLIC = "apache.rocketmq.v2"  # the package that the official clients also compile
 PACKAGE_DOCSTRING = (
     '"""Generated from proto/ by tools/generate_stubs.py; never edited by hand."""\n'
 )
 
 
 def main() -> None:
-    """Replace the stubs by freshly generated ones."""
+    """Replace the stubs with newly generated ones."""
     shutil.rmtree(STUBS_DIR, ignore_errors=True)
     STUBS_DIR.mkdir(parents=True)
     compile_protos(sorted(PROTO_DIR.rglob("*.proto")))
@@ -58,7 +57,7 @@ def compile_protos(protos: list[Path]) -> None:
             copy = Path(folder) / proto.relative_to(PROTO_DIR)
             copy.parent.mkdir(parents=True, exist_ok=True)
             text = proto.read_text("utf-8")
-            # References to it are resolved from within `tidemill`, and stay as they are.
+            # protoc resolves references to it from within `tidemill`; they need no change.
             copy.write_text(
                 text.replace(f"package {PUBLIC};", f"package tidemill.{PUBLIC};"), "utf-8"
             )
@@ -67,7 +66,7 @@ def compile_protos(protos: list[Path]) -> None:
 
 def compile_in(folder: Path, names: list[str]) -> None:
     """Compile the .proto files of a folder."""
-    # protoc looks for a plugin on the PATH, where the virtual environment need not be.
+    # protoc searches the PATH for a plugin, and the virtual environment may not be on it.
     scripts = Path(sys.executable).parent
     arguments = [
         "protoc",
@@ -86,7 +85,7 @@ def compile_in(folder: Path, names: list[str]) -> None:
 
 
 def with_rewritten_imports(source: str) -> str:
-    """Return `source` importing its neighbours from the package of the stubs."""
+    """Return `source` with its imports of other stubs redirected to `tidemill.stubs`."""
     packages = "|".join(sorted(path.name for path in PROTO_DIR.iterdir() if path.is_dir()))
     return re.sub(
         rf"^from ((?:{packages})(?:\.[\w.]+)? import)",
