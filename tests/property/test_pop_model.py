@@ -133,7 +133,9 @@ class PopModel(RuleBasedStateMachine):
         delivery = one.delivery.slot, one.delivery.delivery_id
         if delivery[1] not in self.popped_by:
             return
-        self.world.engine.consumption.renewals.handed_over([delivery], now_ms=self.world.now_ms)
+        self.world.engine.consumption.renewals.confirm_handovers(
+            [delivery], now_ms=self.world.now_ms
+        )
         self.world.commit()
         for known in self.known.values():
             is_out = known.state == "in flight" and known.handle[:2] == delivery

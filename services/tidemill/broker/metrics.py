@@ -269,7 +269,7 @@ class BrokerMetrics:
         behind = GaugeMetricFamily(
             "rocketmq_pop_revive_latency", "Ms the oldest of them is late.", labels=("queue_id",)
         )
-        lags = engine.consumption.revive.lag(self._rounds.now_ms)
+        lags = engine.consumption.reviver.lag(self._rounds.now_ms)
         for queue_id, (count, late_ms) in enumerate(lags):
             lag.add_metric((str(queue_id),), count)
             behind.add_metric((str(queue_id),), late_ms)

@@ -286,7 +286,7 @@ class World:
     def alive(self, *client_ids: str) -> None:
         """Report signs of life."""
         now_ms = self.now_ms if self.monotonic_ms is None else self.monotonic_ms
-        self.engine.consumption.renewals.alive(client_ids, monotonic_ms=now_ms)
+        self.engine.consumption.renewals.note_alive(client_ids, monotonic_ms=now_ms)
 
     def end(self, *client_ids: str) -> None:
         """Report that clients have ended, and let what follows happen."""

@@ -263,7 +263,7 @@ def test_who_follows_brings_back_as_well_what_is_due_by_its_own_clock() -> None:
     hold_ahead(world, 4)
     assert world.follower is not None
     follower = world.follower.engine
-    follower.consumption.revive.pass_time(world.now_ms + 2 * HOUR_MS)
+    follower.consumption.reviver.remove_due(world.now_ms + 2 * HOUR_MS)
     assert len(follower.state.table.due_slots()) == 4
     world.restart()
     world.follow()

@@ -234,7 +234,7 @@ def test_a_message_is_settled_once_though_it_is_met_twice() -> None:
     )
     world.commit()
     for _ in range(2):
-        assert list(world.engine.consumption.damaged.left_of(batches[0]).queue_offsets) == [1]
+        assert list(world.engine.consumption.damaged.readable_part(batches[0]).queue_offsets) == [1]
     assert len(dead_letters(world)) == 1
 
 

@@ -37,7 +37,7 @@ def let_follower_forget(world: World) -> Engine:
     assert world.follower is not None
     follower = world.follower.engine
     while follower.state.is_forgetting:
-        follower.consumption.revive.pass_time(world.now_ms)
+        follower.consumption.reviver.remove_due(world.now_ms)
     return follower
 
 

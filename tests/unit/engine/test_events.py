@@ -59,7 +59,9 @@ def test_what_is_renewed_is_what_is_live() -> None:
     world = World()
     world.send("m0", "m1", "m2")
     popped = world.pop(3, invisible_ms=MINUTE_MS, client_id="client-1", renews=True)
-    world.engine.consumption.renewals.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
+    world.engine.consumption.renewals.confirm_handovers(
+        [popped[0].delivery[2:4]], now_ms=world.now_ms
+    )
     world.ack(popped[1])
     world.alive("client-1")
     world.advance(MINUTE_MS)
@@ -100,7 +102,9 @@ def test_an_ack_says_of_what_it_was_when_retention_has_taken_its_delivery() -> N
     world = small()
     world.send("m0", "m1", "m2")
     popped = world.pop(3, invisible_ms=HOUR_MS, client_id="client-1", renews=True)
-    world.engine.consumption.renewals.handed_over([popped[0].delivery[2:4]], now_ms=world.now_ms)
+    world.engine.consumption.renewals.confirm_handovers(
+        [popped[0].delivery[2:4]], now_ms=world.now_ms
+    )
     fill(world)
     assert world.engine.log.min_offset > popped[0].delivery.delivery_id
     world.ack(popped[1])

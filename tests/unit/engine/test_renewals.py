@@ -23,8 +23,8 @@ from tidemill.broker.engine.layout.renewal import Renewal, RenewalReason
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.holder_numbers import HolderNumbers
 from tidemill.broker.engine.pop.renewals import (
+    CHECK_PERIOD_MS,
     HELD_MAX_MS,
-    LOOK_PERIOD_MS,
     MINUTE_MS,
     SILENT_GRACE_MS,
     SILENT_MS,
@@ -66,8 +66,8 @@ def test_who_held_nothing_for_long_and_pops_again_is_not_silent() -> None:
     world.advance(SILENT_MS + FIRST_MS)  # A laptop that was suspended, or a proxy that hung.
     popped = push(world, want=1)
     hand_over(world, *popped)
-    world.advance(LOOK_PERIOD_MS)
-    world.advance(LOOK_PERIOD_MS + SILENT_GRACE_MS)
+    world.advance(CHECK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS + SILENT_GRACE_MS)
     assert not push(world, OTHER)
     world.advance(SILENT_MS)
     assert [one.body for one in push(world, OTHER)] == ["b"], "by now it is"
@@ -264,12 +264,12 @@ def test_a_reset_voids_what_would_be_extended() -> None:
 def test_what_a_silent_client_held_is_visible_a_second_later() -> None:
     world = world_with("m")
     (popped,) = push(world)
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     world.alive(ONE)
     world.advance(SILENT_MS - 1)
     assert visible_at(world, popped) > world.now_ms + SILENT_GRACE_MS, "extended once"
     world.advance(1)
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     assert visible_at(world, popped) <= world.now_ms + SILENT_GRACE_MS
     world.advance(SILENT_GRACE_MS)
     assert world.bodies() == ["m"]
@@ -319,7 +319,7 @@ def test_a_client_that_comes_back_under_its_id_keeps_what_it_pops_then() -> None
 def test_a_client_is_heard_in_time_or_its_deliveries_go() -> None:
     world = world_with("m")
     push(world)
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     world.alive(ONE)
     world.advance(SILENT_MS - 1)
     world.alive(ONE)
@@ -351,7 +351,7 @@ def test_an_ordered_queue_stays_locked_while_its_client_lives() -> None:
 def test_no_pop_comes_between_a_deadline_and_its_extension() -> None:
     world = world_with("m1", "m2", is_ordered=True)
     push(world, want=1)
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     world.alive(ONE)
     world.now_ms += FIRST_MS
     assert pop_at_once(world, OTHER) == 0
@@ -389,7 +389,7 @@ def on_its_way(world: World, *popped: Popped) -> None:
 def hand_over(world: World, *popped: Popped) -> None:
     """Tell of deliveries that their clients have them, as a proxy does."""
     deliveries = [(one.delivery.slot, one.delivery.delivery_id) for one in popped]
-    world.engine.consumption.renewals.handed_over(deliveries, now_ms=world.now_ms)
+    world.engine.consumption.renewals.confirm_handovers(deliveries, now_ms=world.now_ms)
     world.commit()
 
 
@@ -545,10 +545,10 @@ def test_a_hand_over_brings_nothing_back_that_is_over() -> None:
 def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
     world = world_with("m")
     push(world)
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     renewals = world.engine.consumption.renewals
     world.now_ms += SILENT_MS
-    renewals.look(monotonic_ms=world.now_ms, log_end=world.engine.log.log_end)
+    renewals.find_silent(monotonic_ms=world.now_ms, log_end=world.engine.log.log_end)
     world.alive(ONE)
     live_on(world, FIRST_MS, ONE)
     assert world.bodies() == []
@@ -598,7 +598,7 @@ def test_after_a_start_everybody_counts_as_alive_for_two_minutes() -> None:
     world.run_due()
     world.advance(SILENT_MS - 1)
     assert world.bodies() == [], "a broker that was away has heard nobody"
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     world.advance(SILENT_GRACE_MS)
     assert world.bodies() == ["m"]
     with pytest.raises(InvalidReceiptHandle):
@@ -622,7 +622,7 @@ def test_who_has_ended_counts_as_gone_on_a_machine_that_has_just_started_too() -
 def test_what_was_given_back_is_not_extended_after_a_start() -> None:
     world = world_with("m")
     push(world)
-    world.advance(LOOK_PERIOD_MS)
+    world.advance(CHECK_PERIOD_MS)
     world.advance(SILENT_MS)
     world.restart()
     world.advance(SILENT_GRACE_MS)

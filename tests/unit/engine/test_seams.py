@@ -105,13 +105,13 @@ def test_what_is_held_for_a_damaged_file_goes_on_when_retention_takes_the_file()
     original = world.disk.read(file.name) or b""
     world.disk.damage(file.name, file.row(0).position)
     world.advance(1_001)
-    assert world.engine.consumption.revive._held, "it waits for the repair"
+    assert world.engine.consumption.reviver._awaiting_mend, "it waits for the repair"
     # As if retention had been faster: the file is gone from the folder when its repair begins.
     folder = world.engine.checkpoints.queues_folder
     known, folder._names = folder._names, {}
     list(world.engine.rebuilds.rebuild())
     folder._names = known
-    assert not world.engine.consumption.revive._held
+    assert not world.engine.consumption.reviver._awaiting_mend
     world.disk.open(file.name).write_at(0, [original])
     world.run_due()
     assert sorted(world.bodies()) == ["m0", "m1"]

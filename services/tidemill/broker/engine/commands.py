@@ -210,7 +210,7 @@ class Commands:
 
     def end_clients(self, client_ids: Iterable[str]) -> None:
         """Give back the renewing deliveries of clients that have ended; `due_slices` does it."""
-        self._consumption.renewals.ended(client_ids, log_end=self._log.log_end)
+        self._consumption.renewals.note_ended(client_ids, log_end=self._log.log_end)
 
     # ------------------------------------------------------------ settle
 

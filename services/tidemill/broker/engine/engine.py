@@ -263,7 +263,7 @@ class Engine:
         if self.room.may_copy:
             self.consumption.damaged.settle(now_ms)
             for _ in range(REVIVES_A_TURN):
-                has_more = self.consumption.revive.run_due(
+                has_more = self.consumption.reviver.run_due(
                     now_ms, expiry_ms=expiry_ms, monotonic_ms=monotonic_ms, log_end=self.log.log_end
                 )
                 yield
@@ -281,7 +281,7 @@ class Engine:
             # A pop leaves the second part of a long scan to the next round.
             return now_ms
         expiry_ms = now_ms if expiry_ms is None else expiry_ms
-        revive_ms = self.consumption.revive.next_due_ms()
+        revive_ms = self.consumption.reviver.next_due_ms()
         if revive_ms is not None:
             revive_ms += now_ms - expiry_ms
             if not self.room.may_copy:
@@ -319,9 +319,9 @@ class Engine:
             item = {"op": "clockBack", "at": [*known, fall][-FALLS_MAX:]}
             self.fold.append(ConfigItem(item), now_ms)
         self._bring_back(now_ms)
-        for _ in self.consumption.renewals.begin(now_ms):
+        for _ in self.consumption.renewals.suspend_unproven(now_ms):
             self.commit(now_ms)
-        self.consumption.revive.take_over()
+        self.consumption.reviver.take_over()
         if not self.catalog.handle_secret:
             item = {"op": "broker", "name": self.config.broker_name, "handleSecret": secret.hex()}
             self.fold.append(ConfigItem(item), now_ms)

@@ -22,7 +22,7 @@ assert ENTRIES_A_RECORD <= ack.ENTRIES_MAX
 
 @final
 class RoundAcks:
-    """Settled messages whose acks are not in the log yet."""
+    """The acks of settled messages that are not in the log yet."""
 
     def __init__(self, state: PopState, recorder: Recorder) -> None:
         self._state = state
@@ -35,7 +35,7 @@ class RoundAcks:
 
     @property
     def gathered_count(self) -> int:
-        """The number of messages whose acks are not in the log yet."""
+        """The number of acked messages that are not in the log yet."""
         return sum(map(int.bit_count, self._bits.values()))
 
     def add_expired(self, slot: int, bits: int) -> None:

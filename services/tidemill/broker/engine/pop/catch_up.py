@@ -1,4 +1,4 @@
-"""Catch-up with a snapshot, whose slices were written at different moments.
+"""Catch-up with a snapshot. Its slices were written at different moments.
 
 Each slice contains everything before its own log offset. An entry of the log changes only the
 slices that do not contain it. Meanwhile the lists through the delivery table are not maintained:
@@ -48,8 +48,8 @@ class CatchUp:
         self._progress_covered: dict[int, int] = {}  # by index of the progress
         self._slots_covered: dict[int, int] = {}  # by number of the slice
         self._together: list[DeliveryRows] = []  # rows of table slices that are not loaded yet
-        # Deliveries of ordered queues whose slot a later slice uses again: the queue and the
-        # offsets of their messages, by (slot, delivery id).
+        # Deliveries of ordered queues, after a later slice used their slot again: the queue and
+        # the offsets of their messages, by (slot, delivery id).
         self._displaced: dict[tuple[int, int], tuple[PopProgress, list[int]]] = {}
 
     # ------------------------------------------------------------ coverage
@@ -153,14 +153,14 @@ class CatchUp:
     def note_displaced(
         self, slot: int, delivery_id: int, progress: PopProgress, offsets: list[int]
     ) -> None:
-        """Remember a delivery whose slot already has a later use."""
+        """Remember a delivery after a later use of its slot was loaded."""
         if progress.ordered is not None:
             self._displaced[slot, delivery_id] = progress, offsets
 
     def settle_displaced(
         self, slot: int, delivery_id: int, bits: int, log_offset: LogOffset
     ) -> None:
-        """Settle messages of a delivery whose slot has a later use."""
+        """Settle messages of a remembered delivery."""
         progress, offsets = self._displaced.get((slot, delivery_id), (None, []))
         if progress is None or not self.is_new_to_progress(progress, log_offset):
             return
@@ -196,7 +196,7 @@ class CatchUp:
         self._make_lists(now_ms=now_ms)
 
     def _release_before(self, floors: list[int], *, keeps_replaced: bool) -> None:
-        """Empty the slots whose delivery id is below the floor of their owner."""
+        """Empty the slots with a delivery id below the floor of their owner."""
         table = self._state.table
         slots = table.in_use(0, len(table.ids))
         if not len(slots):
@@ -231,7 +231,7 @@ class CatchUp:
         totals = np.add.reduceat(live, begins, dtype=np.int64).tolist()
         ends = np.append(begins[1:], len(slots))
         popped = np.frombuffer(table.flags, dtype=np.uint8)[slots] & FLAG_SUPERSEDES == 0
-        # For each position, the first one from there on whose delivery a pop made.
+        # For each position, the next one with a delivery that a pop made.
         positions = np.where(popped, np.arange(len(slots)), len(slots))
         first_popped = np.minimum.accumulate(positions[::-1])[::-1][begins]
         heads = np.frombuffer(table.owners, dtype=np.uint32)[slots[begins]].tolist()

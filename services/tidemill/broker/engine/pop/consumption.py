@@ -1,17 +1,16 @@
-"""What consumer groups do, in one place; and the pop of a group that is not ordered.
+"""The operations of consumer groups, and the pop of a group that is not ordered.
 
-Each decision reads the state and records one entry that says what happened; the fold applies that
-entry. Nothing is decided twice: what a pop hides is in its CK, what an ack settles in its ACK, what
-a revive or dead letter settles in the copy itself.
+Each decision reads the state and records one entry. The fold applies the entry. No decision is
+made twice: a CK contains the messages that a pop hides, an ACK the messages that acks settle. A
+copy settles the message that it revives or dead-letters.
 
-    consumption   which queues a pop looks at          settlement  acks, changes, dead letters
-    queue_reader  which messages match, `budget` of    revive      deadlines
-    readiness     whether a pop would find something
-    ordered       the next batch of an ordered queue   redelivery  retry and dead-letter copies
-    deliveries    the CK of what goes out              damaged     messages that cannot be read
-                                                       acks        what a round has settled
-                                                       renewals    what a living client holds
-    state         what the records make of it all      catch_up    the same behind a snapshot
+    consumption   queues that a pop reads              settlement  acks, changes, dead letters
+    queue_reader  matching messages, within a `budget` revive      deadlines
+    readiness     messages that a pop would find       redelivery  retry and dead-letter copies
+    ordered       next batch of an ordered queue       damaged     unreadable messages
+    deliveries    CK of a pop                          acks        acks of a round
+    state         state from the records               renewals    deliveries of live clients
+    stated_rows   state as rows                        catch_up    state from a snapshot
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ from tidemill.common.errors import GroupNotFound, Overloaded, Repairing, TopicNo
 __all__ = ["AckResult", "Consumption", "Delivery", "DeliveryBatch"]
 
 RETRY_SHARE = 5  # every fifth pop looks at the retry topic first, as in the reference (20 %)
-QUEUES_A_SLICE = 256  # of which a group's progress is made at once: over a millisecond
-SEARCHES_MAX = 16  # first pops by time under way at once; of each a few bytes a queue
-RETRY_WAIT_MAX_MS = 1_000  # a retry message that has waited this long goes first in any case
+QUEUES_A_SLICE = 256  # progress added per slice: a millisecond
+SEARCHES_MAX = 16  # concurrent searches for first pops by time; a few bytes per queue each
+RETRY_WAIT_MAX_MS = 1_000  # a retry message that has waited this long always goes first
 
 
 @final
 class Consumption:
-    """All that consumer groups do."""
+    """The operations of consumer groups."""
 
     def __init__(
         self,
@@ -82,10 +81,10 @@ class Consumption:
         self._recorder = recorder
         self._tally = tally
         self._deliveries_max = deliveries_max
-        # Where groups begin that began elsewhere, while it is looked up: by group, topic, the
-        # topic's version, and since when.
+        # Searches for the first offsets of groups that began in another broker group, by group,
+        # topic, version of the topic and begin time.
         self._searches: dict[tuple[int, int, int, int], TimeSearch] = {}
-        # (group, topic) for whom a queue stands still for what is being repaired; bounded by both.
+        # (group, topic) with a queue whose file is damaged. At most one per pair.
         self._stalled: set[tuple[GroupId, TopicId]] = set()
         self._reader = QueueReader(state, store, tally)
         self._deliveries = DeliveryWriter(state, recorder)
@@ -98,14 +97,14 @@ class Consumption:
             state, catalog, recorder, self.acks, self._redelivery, deliveries_max=deliveries_max
         )
         self.renewals = Renewals(state, recorder, tally)
-        self.revive = Reviver(
+        self.reviver = Reviver(
             state, catalog, self._redelivery, self._ordered, self.renewals, tally, room
         )
         self._readiness = PopReadiness(
             state,
             catalog,
             tally,
-            is_blocked=self._ordered.has_nothing,
+            is_blocked=self._ordered.is_unavailable,
             settle_acks=self.acks.record,
         )
         self.damaged = DamagedMessages(state, store, self.acks, self._redelivery, self.settlement)
@@ -125,7 +124,8 @@ class Consumption:
     ) -> list[DeliveryBatch]:
         """Take up to `max_messages` and POP_BYTES_MAX for a group and hide them from it.
 
-        An empty list is a normal answer. Raises TopicNotFound, GroupNotFound, Overloaded.
+        Return an empty list if no message is ready. Raises TopicNotFound, GroupNotFound,
+        Overloaded.
         """
         group = self._catalog.groups.get(group_id)
         if group is None:
@@ -140,34 +140,29 @@ class Consumption:
         table = state.table
         if table.used_count + len(subscription.queues) >= self._deliveries_max:
             raise Overloaded(
-                f"{self._deliveries_max} deliveries are in flight, the broker's limit "
+                f"the broker has reached its limit of {self._deliveries_max} deliveries in flight "
                 f"(deliveries_max); ack messages, or poll again later"
             )
         subscription.turn += 1
         visible_at_ms = now_ms + invisible_duration_ms
         self._deliveries.client_id, self._deliveries.renews = client_id, renews
-        want, taken_bytes = max_messages, 0
+        missing, taken_bytes = max_messages, 0
         batches: list[DeliveryBatch] = []
-        queues, first = subscription.queues, subscription.turn % len(subscription.queues)
-        sources = queues[first:] + queues[:first]
         is_ordered = group.is_ordered
         if is_ordered:
             self._ordered.begin_pop(client_id, now_ms)
-        elif (retry := subscription.retry) and retry.position < retry.queue.max_offset:
-            is_first = self._is_retry_first(subscription.turn, retry, now_ms)
-            sources.insert(0 if is_first else len(sources), retry)
         if tags:
             self._reader.begin_scan()
-        is_locked = False  # Whether a queue was passed over that somebody else has.
-        for progress in sources:
-            # A thousand queues may be of no use to this pop: each is passed over at a look.
+        is_locked = False  # Whether another client's batch locks one of the queues.
+        for progress in self._sources(subscription, is_ordered=is_ordered, now_ms=now_ms):
+            # A thousand queues may have nothing for this pop, so skipping one must be cheap.
             if is_ordered:
-                if self._ordered.has_nothing(progress, attempt_id, now_ms):
+                if self._ordered.is_unavailable(progress, attempt_id, now_ms):
                     is_locked |= progress.head != NIL
                     continue
             elif progress.position >= progress.queue.max_offset:
                 continue
-            budget = PopBudget(want, taken_bytes=taken_bytes, is_untouched=not batches)
+            budget = PopBudget(missing, taken_bytes=taken_bytes, is_untouched=not batches)
             try:
                 if is_ordered:
                     batch = self._ordered.pop(
@@ -176,23 +171,35 @@ class Consumption:
                 else:
                     batch = self._pop_any(progress, group, budget, visible_at_ms, tags, now_ms)
             except BlockFileDamaged:
-                # Who polls again when it is repaired finds what is there.
+                # `resume` wakes polls when the file is mended or rebuilt.
                 self._stalled.add((group_id, topic_id))
                 continue
             if batch is not None:
                 batches.append(batch)
                 taken_bytes += batch.size_bytes
-                want -= len(batch.indexes)
-                if want <= 0:
+                missing -= len(batch.indexes)
+                if missing <= 0:
                     break
         if is_locked and not batches:
             state.counts["lock_conflict", group_id, topic_id] += 1
         return batches
 
-    def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
-        """Make a part of what the first pop of a wide topic needs; True: call again before it.
+    def _sources(
+        self, subscription: PopSubscription, *, is_ordered: bool, now_ms: int
+    ) -> list[PopProgress]:
+        """Return the queues of a pop: in rotated order, with the retry topic if it has messages."""
+        queues, first = subscription.queues, subscription.turn % len(subscription.queues)
+        sources = queues[first:] + queues[:first]
+        retry = subscription.retry
+        if not is_ordered and retry and retry.position < retry.queue.max_offset:
+            is_first = self._is_retry_first(subscription.turn, retry, now_ms)
+            sources.insert(0 if is_first else len(sources), retry)
+        return sources
 
-        Nothing is decided: a pop that was not prepared makes all of it, in one slice.
+    def prepare_pop(self, group_id: GroupId, topic_id: TopicId) -> bool:
+        """Prepare a part of the first pop of a wide topic. Return True while more is missing.
+
+        It records nothing. A pop without preparation does all of it in one slice.
         """
         topic, group = self._catalog.topics.get(topic_id), self._catalog.groups.get(group_id)
         if topic is None or group is None or topic.queues <= QUEUES_A_STEP:
@@ -202,7 +209,7 @@ class Consumption:
             return False
         if self._prepare_search(group, topic):
             return True
-        # Not the first queue: that one says whether the group has ever popped here.
+        # Without queue 0: its progress means that the group has popped this topic.
         missing = (
             QueueId(number)
             for number in range(1, topic.queues)
@@ -216,14 +223,14 @@ class Consumption:
     def ready_count(
         self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
     ) -> ReadyMessages:
-        """Say how much a pop would find, and take nothing. Raises TopicNotFound, GroupNotFound."""
-        return self._readiness.look(group_id, topic_id, tags=tags, now_ms=now_ms)
+        """Count the messages that a pop would find. Raises TopicNotFound, GroupNotFound."""
+        return self._readiness.count(group_id, topic_id, tags=tags, now_ms=now_ms)
 
     def release_lock(self, key: ProgressKey, now_ms: int) -> bool:
-        """Let the next pop have what locks an ordered queue; False: nothing does."""
+        """Release the deliveries that lock an ordered queue. Return False if there are none."""
         progress = self._state.progress.get(key)
         slots = self._ordered.release(progress, now_ms) if progress is not None else []
-        self.revive.released(slots)
+        self.reviver.queue_released(slots)
         return bool(slots)
 
     def read_batch(self, batch: DeliveryBatch) -> tuple[DeliveryBatch, list[MessageRecord]]:
@@ -234,7 +241,7 @@ class Consumption:
         try:
             return batch, self._read(batch)
         except (LookupError, MessageDamaged):
-            batch = self.damaged.left_of(batch)
+            batch = self.damaged.readable_part(batch)
             return batch, self._read(batch)
 
     def _read(self, batch: DeliveryBatch) -> list[MessageRecord]:
@@ -249,18 +256,18 @@ class Consumption:
         )
 
     def resume(self) -> None:
-        """Go on with what was damaged, and is repaired, or given up."""
+        """Continue with the files and messages that were mended, rebuilt or given up."""
         self._state.ready.update(self._stalled)
         self._stalled.clear()
-        self.revive.resume()
+        self.reviver.resume()
         self.damaged.resume()
 
     def take_notices(self) -> list[DamagedNotice]:
-        """Return and clear which messages were found damaged, for the shell's log."""
+        """Return and clear the notices of damaged messages, for the shell's log."""
         return self._redelivery.take_notices()
 
     def _is_retry_first(self, turn: int, retry: PopProgress, now_ms: int) -> bool:
-        """Whether a pop looks at the retry topic before the others."""
+        """Return whether a pop reads the retry topic first."""
         if turn % RETRY_SHARE == 0:
             return True
         return self._waits_since(retry, now_ms) < now_ms - RETRY_WAIT_MAX_MS
@@ -268,7 +275,7 @@ class Consumption:
     def _waits_since(self, progress: PopProgress, now_ms: int) -> int:
         offset = progress.next_offset
         if offset == progress.queue.max_offset:
-            return now_ms  # Retention took all of it.
+            return now_ms  # All messages have expired.
         try:
             log_offset, _, _ = progress.queue.entry(offset)
         except BlockFileDamaged:
@@ -277,20 +284,20 @@ class Consumption:
 
     def _subscribe(self, group: ConsumerGroup, topic: Topic, now_ms: int) -> PopSubscription:
         is_new = (group.id, topic.id, 0) not in self._state.progress
-        # Before there is progress, since a queue file that is damaged ends this, and all is new
-        # when the next pop comes.
+        # Before any progress is added: a damaged queue file raises here, and the next pop must
+        # still be the first one.
         begins = self._begins(group, topic) if is_new and group.start_from_latest else None
         queues = [
             self._state.progress_of(group.id, topic.id, QueueId(number))
             for number in range(topic.queues)
         ]
         if begins is not None:
-            # In the log, since a restart must not move the start past what arrived meanwhile.
+            # Logged, because a restart must not move the begin past messages that arrive later.
             rows = [
                 progress.as_row()._replace(pop_offset=begin)
                 for progress, begin in zip(queues, begins, strict=True)
             ]
-            # The beginning first: where a power cut leaves it alone, the next pop begins by it.
+            # The begin time comes first: if a power cut loses the positions, the next pop uses it.
             self._note_begun(group, topic, now_ms)
             self._recorder.append(StatedProgress(rows), now_ms)
         retry_id = self._catalog.retry_topic_ids.get((group.id, topic.id))
@@ -304,7 +311,7 @@ class Consumption:
         return subscription
 
     def _begins(self, group: ConsumerGroup, topic: Topic) -> list[int]:
-        """Return where in each queue a group at the latest begins. Raises Repairing."""
+        """Return the begin of a "from latest" group in each queue. Raises Repairing."""
         queues = self._catalog.queues_of(topic)
         since_ms = begun_since_ms(group, topic, self._catalog)
         if since_ms is None:
@@ -325,7 +332,10 @@ class Consumption:
         )
 
     def _prepare_search(self, group: ConsumerGroup, topic: Topic) -> bool:
-        """Look up in some queues where a group that began elsewhere begins; True: in more later."""
+        """Search some queues for the begin of a group that began in another broker group.
+
+        Return True while queues remain.
+        """
         is_new = (group.id, topic.id, 0) not in self._state.progress
         since_ms = begun_since_ms(group, topic, self._catalog) if is_new else None
         if since_ms is None or not group.start_from_latest:
@@ -334,24 +344,24 @@ class Consumption:
         search = self._searches.get(key)
         if search is None:
             if len(self._searches) >= SEARCHES_MAX:
-                # The oldest was left, or its group or topic has gone: it begins anew.
+                # The oldest one was abandoned, or its group or topic was deleted.
                 del self._searches[next(iter(self._searches))]
             search = self._searches[key] = self._search(topic, since_ms)
         try:
             return search.step()
         except Repairing:
             del self._searches[key]
-            return False  # The pop says so.
+            return False  # The pop raises it.
 
     def _note_begun(self, group: ConsumerGroup, topic: Topic, now_ms: int) -> None:
-        """Record that a group has begun with a topic, where no broker group is known to know it."""
+        """Record when a group began with a topic, unless a record of it is known."""
         topic_id = home_id_of(topic, self._catalog)
-        # Of topics that were deleted nobody asks any more; they must not use its places up.
+        # Without deleted topics, which must not use up the limit.
         known = dict(merge_beginnings(group.begun, catalog=self._catalog))
         if topic_id is None or topic_id in known or len(known) >= BEGUN_TOPICS_MAX:
             return
         begun = tuple(sorted({**known, topic_id: now_ms}.items()))
-        self.acks.record(now_ms)  # As before every change of configuration.
+        self.acks.record(now_ms)  # Required before each change of configuration.
         self._recorder.append(ConfigItem(group_item(replace(group, begun=begun))), now_ms)
 
     def _pop_any(
@@ -365,16 +375,16 @@ class Consumption:
     ) -> DeliveryBatch | None:
         if progress.position < progress.queue.min_offset:
             self._reader.skip_expired(progress)
-        taken = self._reader.take(progress, budget, tags)
-        if taken is None or not taken.offsets:
+        selection = self._reader.select(progress, budget, tags)
+        if selection is None or not selection.offsets:
             return None
         batch = self._deliveries.deliver(
-            progress, taken, visible_at_ms, now_ms, size_bytes=budget.taken_bytes
+            progress, selection, visible_at_ms, now_ms, size_bytes=budget.taken_bytes
         )
         if progress.named_topic_id == progress.topic_id:
             return batch
         try:
-            attempts = [self._store.place(offset).attempts + 1 for offset in taken.log_offsets]
+            attempts = [self._store.place(offset).attempts + 1 for offset in selection.log_offsets]
         except (MessageDamaged, LookupError):
-            attempts = [self._redelivery.attempts_at(offset) for offset in taken.log_offsets]
-        return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
+            attempts = [self._redelivery.attempts_at(offset) for offset in selection.log_offsets]
+        return self._redelivery.apply_attempt_limit(batch, attempts, progress, group, now_ms)

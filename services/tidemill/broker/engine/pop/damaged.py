@@ -1,11 +1,11 @@
-"""Messages that turned out to be damaged when they were to leave.
+"""Messages of a batch that were damaged when the broker read them for the reply.
 
-A batch is read when its pop is durable, outside of a round, and nothing is decided there: what
-cannot be read is left out of the answer and noted. The next round moves it to the dead-letter
-topic. If it was the queue's entry that was damaged, and not the message, that waits until the queue
-file is repaired, and makes the message visible again, which nobody has got.
+The broker reads a batch after its pop is durable, outside a round, where it cannot change the
+state. The reply omits unreadable messages, and the next round moves them to the dead-letter topic.
+If not the message but its queue entry is damaged, the message waits until the queue file is
+rebuilt. Then it becomes visible again.
 
-Nothing here survives a restart: whoever pops the message again notes it again.
+A restart loses this list. The next pop of a damaged message finds it again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidemill.broker.engine.pop.settlement import Settlement
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.errors import ServiceError
 
-MESSAGES_A_TURN = 64  # about a millisecond of copying, as of what is revived
+MESSAGES_A_TURN = 64  # about a millisecond of copying
 
 
-class _Noted(NamedTuple):
-    """One message of a delivery, and which delivery attempt it was."""
+class _DamagedMessage(NamedTuple):
+    """One unreadable message of a delivery, and its delivery attempt."""
 
     slot: DeliverySlot
     delivery_id: LogOffset
@@ -41,7 +41,7 @@ class _Noted(NamedTuple):
 
 @final
 class DamagedMessages:
-    """What was noted, and settling it."""
+    """The unreadable messages of batches, until a round settles them."""
 
     def __init__(
         self,
@@ -56,74 +56,76 @@ class DamagedMessages:
         self._acks = acks
         self._redelivery = redelivery
         self._settlement = settlement
-        # Both bounded by the messages in flight.
-        self._noted: deque[_Noted] = deque()
-        self._held: list[_Noted] = []  # until a queue file is repaired
+        # The messages in flight bound both.
+        self._found: deque[_DamagedMessage] = deque()
+        self._awaiting_mend: list[_DamagedMessage] = []  # until a queue file is rebuilt
 
     @property
     def is_due(self) -> bool:
-        """Whether a round has something to settle."""
-        return bool(self._noted)
+        """Whether a round has messages to settle."""
+        return bool(self._found)
 
-    def left_of(self, batch: DeliveryBatch) -> DeliveryBatch:
-        """Return what of a batch can be read; what is damaged is noted, what is gone is not."""
-        left = []
+    def readable_part(self, batch: DeliveryBatch) -> DeliveryBatch:
+        """Return the readable part of a batch. Remember its damaged messages for `settle`."""
+        readable = []
         for n, log_offset in enumerate(batch.log_offsets):
             try:
                 self._store.message(
                     log_offset, batch.topic_id, batch.queue_id, batch.queue_offsets[n]
                 )
             except LookupError:
-                continue  # Retention was faster than the sync: what it took nobody gets.
+                continue  # Retention removed the message before the sync had ended.
             except MessageDamaged:
-                self._noted.append(
-                    _Noted(
+                self._found.append(
+                    _DamagedMessage(
                         batch.slot, batch.delivery_id, batch.indexes[n], batch.delivery_attempts[n]
                     )
                 )
             else:
-                left.append(n)
+                readable.append(n)
 
-        def chosen(column: Sequence[int]) -> list[int]:
-            return [column[n] for n in left]
+        def part_of(column: Sequence[int]) -> list[int]:
+            return [column[n] for n in readable]
 
         return batch._replace(
-            indexes=chosen(batch.indexes),
-            queue_offsets=chosen(batch.queue_offsets),
-            delivery_attempts=chosen(batch.delivery_attempts),
-            log_offsets=[batch.log_offsets[n] for n in left],
+            indexes=part_of(batch.indexes),
+            queue_offsets=part_of(batch.queue_offsets),
+            delivery_attempts=part_of(batch.delivery_attempts),
+            log_offsets=[batch.log_offsets[n] for n in readable],
         )
 
     def resume(self) -> None:
-        """Go on with what lay in a damaged file, which has been derived again."""
-        self._noted.extend(self._held)
-        self._held.clear()
+        """Settle again the messages whose queue file was rebuilt."""
+        self._found.extend(self._awaiting_mend)
+        self._awaiting_mend.clear()
 
     def settle(self, now_ms: int) -> None:
-        """Settle one slice of what was noted. No ack of the round may be unrecorded."""
-        for _ in range(min(len(self._noted), MESSAGES_A_TURN)):
-            noted = self._noted.popleft()
-            progress = self._find_owner(noted)
+        """Settle one slice of the damaged messages. All acks of the round must be recorded."""
+        for _ in range(min(len(self._found), MESSAGES_A_TURN)):
+            found = self._found.popleft()
+            progress = self._find_owner(found)
             if progress is not None:
-                self._settle(noted, progress, now_ms)
+                self._settle(found, progress, now_ms)
 
-    def _find_owner(self, noted: _Noted) -> PopProgress | None:
-        """Return the progress of a message that is still out."""
+    def _find_owner(self, found: _DamagedMessage) -> PopProgress | None:
+        """Return the progress of a message if it is still in flight."""
         table = self._state.table
-        slot = noted.slot
-        if slot >= len(table.ids) or table.ids[slot] != noted.delivery_id:
+        slot = found.slot
+        if slot >= len(table.ids) or table.ids[slot] != found.delivery_id:
             return None
         progress = self._state.owners[table.owners[slot]]
-        is_live = self._acks.live(slot) >> noted.message_index & 1
-        is_void = self._state.is_void(progress, noted.delivery_id)
+        is_live = self._acks.live(slot) >> found.message_index & 1
+        is_void = self._state.is_void(progress, found.delivery_id)
         return progress if is_live and not is_void else None
 
-    def _settle(self, noted: _Noted, progress: PopProgress, now_ms: int) -> None:
-        slot, delivery_id, index, attempt = noted
+    def _settle(self, found: _DamagedMessage, progress: PopProgress, now_ms: int) -> None:
+        slot, delivery_id, index, attempt = found
         try:
-            is_dead = self._redelivery.bury_if_damaged(slot, index, progress, now_ms, attempt)
+            is_dead = self._redelivery.dead_letter_if_damaged(
+                slot, index, progress, now_ms, attempt
+            )
         except BlockFileDamaged:
-            self._held.append(noted)
+            self._awaiting_mend.append(found)
             return
         if not is_dead:
             delivery = Delivery(
@@ -134,7 +136,7 @@ class DamagedMessages:
                 index,
                 self._state.table.visible_at_ms[slot],
             )
-            with suppress(ServiceError):  # Then it comes at its deadline.
+            with suppress(ServiceError):  # On failure, revive handles it at its deadline.
                 self._settlement.change_invisible(
                     delivery, invisible_duration_ms=0, suspend=True, now_ms=now_ms
                 )

@@ -88,7 +88,7 @@ class DeadlineLists:
         return coarse if near is None else min(near, coarse)
 
     def take_due(self, now_ms: int, limit: int) -> list[int]:
-        """Remove slots whose deadline has come, about `limit` at most, and return them."""
+        """Remove due slots, about `limit` at most, and return them."""
         self._taken_until_ms = now_ms
         spread = 0
         while (

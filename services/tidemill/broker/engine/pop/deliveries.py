@@ -1,4 +1,4 @@
-"""Deliveries: what a pop hands out, and how a receipt handle names a part of it."""
+"""Deliveries: the batches that pops return, and their parts that receipt handles name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.queue_reader import MessageSelection
 from tidemill.broker.engine.pop.state import PopState
 
-# Delivery attempts of a batch whose messages are all delivered for the first time, by its size.
+# Delivery attempts of a batch of first deliveries, by the size of the batch.
 _FIRST_ATTEMPTS: list[tuple[int, ...]] = [(1,) * n for n in range(pop_checkpoint.MESSAGES_MAX + 1)]
 
-# Makes a named tuple of a tuple without a call of Python code, for what every pop makes.
+# Makes a named tuple without a call of Python code: every pop does it.
 _tuple = tuple.__new__
 
 
 class AckResult(IntEnum):
-    """What an ack found (numbers of broker.proto)."""
+    """The result of an ack (numbers of broker.proto)."""
 
     APPLIED = 1
     ALREADY = 2
@@ -35,7 +35,7 @@ class AckResult(IntEnum):
 
 
 class Delivery(NamedTuple):
-    """How a receipt handle names one message of one delivery."""
+    """One message of one delivery, as a receipt handle names it."""
 
     group_id: GroupId
     topic_id: TopicId
@@ -46,36 +46,36 @@ class Delivery(NamedTuple):
 
 
 class DeliveryBatch(NamedTuple):
-    """What one pop took from one queue; all columns of one length."""
+    """The messages that one pop took from one queue. All columns have the same length."""
 
     slot: DeliverySlot
     delivery_id: LogOffset
     popped_at_ms: int
     visible_at_ms: int
-    topic_id: TopicId  # in whose queue they stand: that may be a retry topic
+    topic_id: TopicId  # topic of the queue, maybe a retry topic
     queue_id: QueueId
     indexes: Sequence[int]
     queue_offsets: Sequence[int]
     delivery_attempts: Sequence[int]
     log_offsets: Sequence[LogOffset]
-    size_bytes: int  # of the records that were taken
+    size_bytes: int  # of the records
 
 
 @final
 class DeliveryWriter:
-    """Makes deliveries: each is one CK."""
+    """The writer of deliveries: each is one CK."""
 
     def __init__(self, state: PopState, recorder: Recorder) -> None:
         self._state = state
         self._recorder = recorder
-        # Of the pop under way: who gets what it takes, and whether that renews.
+        # The client of the current pop, and whether its deliveries are renewed.
         self.client_id = ""
         self.renews = False
 
     def deliver(
         self,
         progress: PopProgress,
-        taken: MessageSelection,
+        selection: MessageSelection,
         visible_at_ms: int,
         now_ms: int,
         *,
@@ -83,8 +83,8 @@ class DeliveryWriter:
         attempts: tuple[int, ...] | None = None,
         attempt_id: str = "",
     ) -> DeliveryBatch:
-        """Hide messages of a queue from its group; `attempts` are for an ordered one."""
-        offsets = taken.offsets
+        """Hide messages of a queue from its group. Only an ordered group has `attempts`."""
+        offsets = selection.offsets
         start, count = offsets[0], len(offsets)
         flags = FLAG_ORDERED if attempts is not None else 0
         gaps = None
@@ -109,7 +109,7 @@ class DeliveryWriter:
                     pop_checkpoint.revive_queue_of(progress.topic_id, progress.group_id, queue_id),
                     start,
                     visible_at_ms,
-                    taken.next_offset,
+                    selection.next_offset,
                     gaps,
                     None,
                     attempts,
@@ -133,7 +133,7 @@ class DeliveryWriter:
                 range(count),
                 offsets,
                 attempts or _FIRST_ATTEMPTS[count],
-                taken.log_offsets,
+                selection.log_offsets,
                 size_bytes,
             ),
         )

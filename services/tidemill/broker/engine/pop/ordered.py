@@ -1,7 +1,7 @@
-"""Pop for ordered groups: per queue in order, one live batch at a time.
+"""Pop for ordered groups: one live batch per queue, in the order of the queue.
 
-A queue with a live batch is blocked until every message of it is settled or has run out. The next
-batch begins with the lowest message that is not settled; nothing settled comes again; a repeated
+A live batch blocks its queue until each of its messages is settled or has run out. The next batch
+begins with the lowest unsettled message. A settled message is never delivered again. A repeated
 attempt gets the batch that it already holds.
 """
 
@@ -21,7 +21,7 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.deliveries import DeliveryBatch, DeliveryWriter
 from tidemill.broker.engine.pop.linked_lists import NIL
-from tidemill.broker.engine.pop.progress import PopProgress
+from tidemill.broker.engine.pop.progress import OrderedState, PopProgress
 from tidemill.broker.engine.pop.queue_queries import is_locking, locking_slots
 from tidemill.broker.engine.pop.queue_reader import MessageSelection, QueueReader
 from tidemill.broker.engine.pop.redelivery import Redelivery
@@ -32,7 +32,7 @@ from tidemill.broker.engine.tally import Allowance, Tally
 
 @final
 class OrderedPop:
-    """Takes the next batch of a queue for an ordered group."""
+    """The pop of ordered groups."""
 
     def __init__(
         self,
@@ -51,17 +51,18 @@ class OrderedPop:
         self._redelivery = redelivery
         self._tally = tally
         self._recorder = recorder
-        self._allowance = Allowance(tally, items=0)  # of the pop under way, for dead letters
-        self._client_id = ""  # of the pop under way
+        # The client of the current pop, and the dead letters that its queues may still write.
+        self._allowance = Allowance(tally, items=0)
+        self._client_id = ""
 
     def begin_pop(self, client_id: str, now_ms: int) -> None:
-        """Begin a pop: its queues share what it may dead-letter, and what is acked blocks none."""
+        """Begin a pop. Log the acks first, so that acked messages block no queue."""
         self._client_id = client_id
         self._allowance = Allowance(self._tally, items=MESSAGES_MAX)
         self._acks.record(now_ms)
 
-    def has_nothing(self, progress: PopProgress, attempt_id: str, now_ms: int) -> bool:
-        """Whether a look is enough to say that `pop` would take nothing from a queue, or settle."""
+    def is_unavailable(self, progress: PopProgress, attempt_id: str, now_ms: int) -> bool:
+        """Return whether `pop` would neither take nor settle messages of a queue. Cheap."""
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
         pending, queue = ordered.pending, progress.queue
@@ -83,45 +84,38 @@ class OrderedPop:
         attempt_id: str,
         now_ms: int,
     ) -> DeliveryBatch | None:
-        """Take what fits of a queue; None where it is blocked or has nothing that does."""
+        """Take the messages of a queue that fit, None if it is blocked or none fits."""
         ordered = progress.ordered
         assert ordered is not None, "the progress of an ordered group knows its order"
         self._settle_expired(progress)
-        # The CK of this batch voids what is not settled by a record before it.
+        # The CK of this batch voids all messages that no earlier record settles.
         self._acks.record(now_ms)
         is_repeat = bool(attempt_id) and attempt_id == ordered.attempt_id
-        out = self._state.deliveries_of(progress)
-        if any(is_locking(self._state, slot, now_ms) for slot in out):
+        slots = self._state.deliveries_of(progress)
+        if any(is_locking(self._state, slot, now_ms) for slot in slots):
             if is_repeat:
                 ordered.holder = ordered.batch_id, self._client_id
-            return self._same_batch(progress, out, budget) if is_repeat else None
-        if not self.dead_letter_exhausted(out, progress, group, self._allowance, now_ms):
-            # What is left of them blocks the queue until the next turn.
+            return self._repeated_batch(progress, slots, budget) if is_repeat else None
+        if not self.dead_letter_exhausted(slots, progress, group, self._allowance, now_ms):
+            # The remaining ones block the queue until the next turn.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None
-        taken = self._choose(progress, budget, tags)
-        if not taken.offsets:
+        selection = self._choose(progress, budget, tags)
+        if not selection.offsets:
             return None
         counted = 0 if is_repeat else 1
         attempts = tuple(
-            [max(ordered.pending.get(offset, 1 - counted) + counted, 1) for offset in taken.offsets]
+            [
+                max(ordered.pending.get(offset, 1 - counted) + counted, 1)
+                for offset in selection.offsets
+            ]
         )
-        if out and counted:
-            self._state.count_redelivered(out[0], progress, sum(n > 1 for n in attempts))
-        low = progress.queue.min_offset
-        # Of earlier batches: the CK of this one, which begins behind them, forgets them.
-        expired = sum(offset < low for offset in ordered.pending)
-        if expired:
-            self._state.count("expired_before_revive", progress, expired)
-        passed = sum(
-            low <= offset < taken.offsets[-1] and offset not in taken.offsets
-            for offset in ordered.pending
-        )
-        if passed:
-            self._state.count("filtered_retry", progress, passed)
+        if slots and counted:
+            self._state.count_redelivered(slots[0], progress, sum(n > 1 for n in attempts))
+        self._count_dropped(progress, ordered, selection)
         batch = self._deliveries.deliver(
             progress,
-            taken,
+            selection,
             visible_at_ms,
             now_ms,
             size_bytes=budget.taken_bytes,
@@ -129,12 +123,28 @@ class OrderedPop:
             attempt_id=attempt_id,
         )
         ordered.holder = ordered.batch_id, self._client_id
-        return self._redelivery.within_limit(batch, attempts, progress, group, now_ms)
+        return self._redelivery.apply_attempt_limit(batch, attempts, progress, group, now_ms)
+
+    def _count_dropped(
+        self, progress: PopProgress, ordered: OrderedState, selection: MessageSelection
+    ) -> None:
+        """Count the pending messages that the CK of a new batch drops."""
+        low = progress.queue.min_offset
+        expired = sum(offset < low for offset in ordered.pending)
+        if expired:
+            self._state.count("expired_before_revive", progress, expired)
+        skipped = sum(
+            low <= offset < selection.offsets[-1] and offset not in selection.offsets
+            for offset in ordered.pending
+        )
+        if skipped:
+            self._state.count("filtered_retry", progress, skipped)
 
     def release(self, progress: PopProgress, now_ms: int) -> list[int]:
-        """Let the next pop have what locks a queue; return the slots, empty where nothing does.
+        """Release the deliveries that lock a queue, and return their slots.
 
-        As when their time is up: their attempts count, and their handles hold until that pop.
+        They are treated as expired: their attempts count, and their handles are valid until the
+        next pop.
         """
         self._acks.record(now_ms)
         slots = locking_slots(self._state, progress)
@@ -147,10 +157,10 @@ class OrderedPop:
     def _choose(
         self, progress: PopProgress, budget: PopBudget, tags: frozenset[str]
     ) -> MessageSelection:
-        """Choose what is pending, the lowest first, and behind all of it what is new.
+        """Choose pending messages, the lowest first, then new ones after all pending ones.
 
-        What is pending and does not match the filter any more is passed over like what is new
-        (pop.md 8.3): the batch that begins behind it forgets it.
+        A pending message that no longer matches the filter is skipped like a new one. The next
+        batch begins after it and drops it.
         """
         assert progress.ordered is not None
         pending = progress.ordered.pending
@@ -164,7 +174,7 @@ class OrderedPop:
         del offsets[budget.take_first([entry[1] for entry in entries]) :]
         log_offsets = [entry[0] for entry in entries[: len(offsets)]]
         if len(offsets) == len(waiting) and budget.messages_left:
-            new = self._reader.take(progress, budget, tags)
+            new = self._reader.select(progress, budget, tags)
             if new is not None:
                 return MessageSelection(
                     [*offsets, *new.offsets], [*log_offsets, *new.log_offsets], new.next_offset
@@ -176,7 +186,7 @@ class OrderedPop:
         return self._reader.matches(log_offset, tag_hash, tags)
 
     def _settle_expired(self, progress: PopProgress) -> None:
-        """Settle what retention took out of live deliveries: it can block nobody."""
+        """Settle the messages of live deliveries that retention removed: they must not block."""
         assert progress.ordered is not None
         low = progress.queue.min_offset
         if not any(offset < low for offset in progress.ordered.pending):
@@ -192,13 +202,13 @@ class OrderedPop:
                 self._acks.add_expired(slot, sum(bits))
                 self._state.count("expired_before_revive", progress, len(bits))
 
-    def _same_batch(
-        self, progress: PopProgress, out: list[int], budget: PopBudget
+    def _repeated_batch(
+        self, progress: PopProgress, slots: list[int], budget: PopBudget
     ) -> DeliveryBatch | None:
-        """Return what the repeated attempt already holds, as far as it is not settled."""
+        """Return the unsettled messages of the batch that a repeated attempt holds."""
         assert progress.ordered is not None
         table = self._state.table
-        slot = next((slot for slot in out if table.ids[slot] == progress.ordered.batch_id), None)
+        slot = next((slot for slot in slots if table.ids[slot] == progress.ordered.batch_id), None)
         if slot is None:
             return None
         indexes = table.indexes_of(table.live[slot])[: budget.messages_left]
@@ -230,7 +240,10 @@ class OrderedPop:
         allowance: Allowance,
         now_ms: int,
     ) -> bool:
-        """Dead-letter what has run out in `slots` and has no attempt left; False: not all of it."""
+        """Dead-letter the messages of `slots` without an attempt left. Return False if some remain.
+
+        The deliveries in `slots` have run out.
+        """
         assert progress.ordered is not None
         table = self._state.table
         for slot in slots:

@@ -62,8 +62,8 @@ class PopProgress:
     # Where the next pop continues: `pop_offset`, or further if messages expired or did not match a
     # filter. The log contains only `pop_offset`; after a start, pops scan those messages again.
     position: int = 0
-    # The offset up to which the kernel was asked to read cold messages ahead.
-    asked_until: int = 0
+    # The kernel was asked to read cold messages ahead up to this offset.
+    read_ahead_until: int = 0
     # Tags of the last filtered scan, and the offsets between which no message has one of them.
     passed: tuple[frozenset[str], int, int] = (frozenset(), 0, 0)
     ordered: OrderedState | None = None

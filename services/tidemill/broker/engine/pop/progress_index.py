@@ -24,7 +24,7 @@ READERS_LOOK_MAX = 32_768  # queues scanned to find the groups of a topic, 30 ns
 
 @final
 class ProgressIndex:
-    """All progress, the number of each owner, and the progress of what was deleted."""
+    """All progress, the owner numbers, and the progress of deleted groups and topics."""
 
     def __init__(self, catalog: Catalog, table: DeliveryTable) -> None:
         self._catalog = catalog
@@ -102,7 +102,7 @@ class ProgressIndex:
         return None
 
     def remove(self, progress: PopProgress) -> bool:
-        """Remove a progress whose deliveries are void. Return False if it was removed before."""
+        """Remove a progress with only void deliveries. Return False if it was removed before."""
         group_id, topic_id = progress.group_id, progress.topic_id
         key = group_id, topic_id, progress.queue.queue_id
         if self.by_key.get(key) is not progress:

@@ -35,7 +35,7 @@ def is_locking(state: PopState, slot: int, now_ms: int) -> bool:
 
 
 def locking_slots(state: PopState, progress: PopProgress) -> list[int]:
-    """Return the slots whose deliveries lock an ordered queue, in pop order."""
+    """Return the slots of the deliveries that lock an ordered queue, in pop order."""
     if progress.ordered is None:
         return []
     flags = state.table.flags
@@ -47,7 +47,7 @@ def locking_slots(state: PopState, progress: PopProgress) -> list[int]:
 
 
 def expired_ordered_count(state: PopState, progress: PopProgress) -> int:
-    """Count the messages of an ordered queue whose delivery ran out or was released."""
+    """Count the messages of an ordered queue in deliveries that ran out or were released."""
     if progress.ordered is None:
         return 0
     table = state.table

@@ -1,4 +1,4 @@
-"""Choosing messages from a queue: what is there, and what a filter lets through."""
+"""Choosing messages from a queue, with and without a filter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tidemill.broker.engine.store.commit_log import GAP_BYTES_MAX, READ_BYTES_MA
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.message import stored_message
 
-# Queue entries that one pop looks at for its filter, in all its queues: about a millisecond.
+# Queue entries that one pop compares with its filter, in all its queues: about a millisecond.
 SCAN_ENTRIES_MAX = 4096
-ASKED_AHEAD = 64  # messages behind those that are delivered, of what the kernel may not have
-SCAN_ENTRIES_AT_ONCE = 512  # read and then compared; most filters are satisfied by fewer
-# Makes a named tuple of a tuple without a call of Python code, for what every pop makes.
+READ_AHEAD_MESSAGES = 64  # cold messages after the delivered ones that the kernel reads ahead
+SCAN_ENTRIES_AT_ONCE = 512  # entries read at once; most filters need fewer
+# Makes a named tuple without a call of Python code: every pop does it.
 _tuple = tuple.__new__
 
 
 class MessageSelection(NamedTuple):
-    """Messages that a pop has chosen from a queue, and where the next one goes on."""
+    """Messages that a pop has chosen from a queue, and the offset at which the next one begins."""
 
     offsets: Sequence[int]
     log_offsets: Sequence[LogOffset]
@@ -32,30 +32,32 @@ class MessageSelection(NamedTuple):
 
 @final
 class QueueReader:
-    """Looks through a queue for a group."""
+    """The reader of the queues of a group."""
 
     def __init__(self, state: PopState, store: MessageStore, tally: Tally) -> None:
         self._state = state
         self._store = store
         self._tally = tally
-        self._scan = Allowance(tally, items=0)  # of the pop under way, where it has a filter
+        self._scan = Allowance(tally, items=0)  # of the current pop, if it has a filter
 
     def begin_scan(self) -> None:
-        """Begin a pop that has a filter: its queues share what it may look at."""
+        """Begin a pop with a filter. Its queues share one limit of scanned entries."""
         self._scan = Allowance(self._tally, items=SCAN_ENTRIES_MAX)
 
     def skip_expired(self, progress: PopProgress) -> None:
-        """Go on behind what retention took, and count that."""
+        """Move the position past expired messages and count them."""
         missed = progress.queue.min_offset - progress.position
         if missed > 0:
             self._state.count("expired", progress, missed)
             progress.position = progress.queue.min_offset
 
-    def take(
+    def select(
         self, progress: PopProgress, budget: PopBudget, tags: frozenset[str]
     ) -> MessageSelection | None:
-        """Choose the next matching messages that fit; None: there are none at all."""
-        # Retention is a matter of the owner too: `skip_expired` has been called in this turn.
+        """Choose the next matching messages that fit, None if the queue has no more messages.
+
+        The caller must have called `skip_expired` in this turn.
+        """
         queue, offset = progress.queue, progress.position
         if offset >= queue.max_offset:
             return None
@@ -64,23 +66,26 @@ class QueueReader:
             count = budget.take_first(sizes)
             end = offset + count
             if log_offsets[0] < self._store.log.log_end - WARM_BYTES:
-                self._ask_ahead(progress, offset, end)
+                self._read_ahead(progress, offset, end)
             return _tuple(MessageSelection, (range(offset, end), log_offsets[:count], end))
-        return self._take_matching(progress, offset, budget, tags)
+        return self._select_matching(progress, offset, budget, tags)
 
-    def _ask_ahead(self, progress: PopProgress, begin: int, end: int) -> None:
-        """Let the kernel read what is delivered now, all of it at once, and next.
+    def _read_ahead(self, progress: PopProgress, begin: int, end: int) -> None:
+        """Ask the kernel to read the messages of this delivery and the next ones at once.
 
-        Read one by one where they are needed, messages on a disk would hold everybody up.
+        Reading cold messages one by one from the disk would block the owner.
         """
         queue = progress.queue
-        asked_until = progress.asked_until
-        if not begin <= asked_until <= end + ASKED_AHEAD:
-            asked_until = begin
-        elif asked_until >= end + ASKED_AHEAD // 2 or asked_until == queue.max_offset:
+        read_ahead_until = progress.read_ahead_until
+        if not begin <= read_ahead_until <= end + READ_AHEAD_MESSAGES:
+            read_ahead_until = begin
+        elif (
+            read_ahead_until >= end + READ_AHEAD_MESSAGES // 2
+            or read_ahead_until == queue.max_offset
+        ):
             return
-        entries = queue.entries(asked_until, end + ASKED_AHEAD - asked_until)
-        progress.asked_until = asked_until + len(entries)
+        entries = queue.entries(read_ahead_until, end + READ_AHEAD_MESSAGES - read_ahead_until)
+        progress.read_ahead_until = read_ahead_until + len(entries)
         first = last = entries[0][0]
         for log_offset, size, _ in entries:
             if log_offset - last > GAP_BYTES_MAX or last - first > READ_BYTES_MAX:
@@ -90,11 +95,11 @@ class QueueReader:
         self._store.log.advise(first, last - first)
 
     def matches(self, log_offset: LogOffset, tag_hash: int, tags: frozenset[str]) -> bool:
-        """Whether the message of a queue entry has one of these tags."""
+        """Return whether the message of a queue entry has one of these tags."""
         hashes = map(stored_message.tag_hash, tags)
         return tag_hash in hashes and self._store.has_tag(log_offset, tags)
 
-    def _take_matching(
+    def _select_matching(
         self, progress: PopProgress, offset: int, budget: PopBudget, tags: frozenset[str]
     ) -> MessageSelection:
         queue = progress.queue
@@ -121,6 +126,6 @@ class QueueReader:
         if not offsets:
             progress.position = offset
         if offset < queue.max_offset and not is_full:
-            # The rest is looked at in the next turn: others must not wait for a sparse filter.
+            # The next turn continues the scan: a sparse filter must not delay other clients.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
         return MessageSelection(offsets, log_offsets, offset)

@@ -1,7 +1,7 @@
-"""Whether a pop would find something: the look of a notification, which changes nothing.
+"""The number of ready messages, for notifications. Counting changes nothing.
 
-It may say yes where a pop finds nothing, since that costs one pop; never no where one would find
-something, since then a message would wait for nobody.
+A count may be too high, which costs one empty pop. It is never 0 while a pop would find a message,
+because then the message would wait although a consumer is polling.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pop.state import PopState
     from tidemill.broker.engine.tally import Tally
 
-# Two pops of the largest: more polls than that are woken by the next look.
+# Two pops of the largest size. The next count wakes further polls.
 READY_COUNT_MAX: Final = 64
 
 
 class ReadyMessages(NamedTuple):
-    """How many messages are ready, at most READY_COUNT_MAX."""
+    """The number of ready messages, at most READY_COUNT_MAX."""
 
     ready_count: int
-    # The look ended before it found anything: a pop has to look on, or to make what it looks at.
+    # The scan reached its limit, or the group has not popped the topic yet. A pop has to decide.
     is_unsure: bool = False
 
 
@@ -40,7 +40,7 @@ _UNKNOWN = ReadyMessages(1, is_unsure=True)
 
 @final
 class PopReadiness:
-    """Looks at what is ready for a group."""
+    """The counter of the messages that are ready for a group."""
 
     def __init__(
         self,
@@ -51,19 +51,20 @@ class PopReadiness:
         is_blocked: Callable[[PopProgress, str, int], bool],
         settle_acks: Callable[[int], object],
     ) -> None:
-        """Take `is_blocked` as the pop of ordered groups knows it, of what `settle_acks` leaves."""
+        """Count ordered queues with `is_blocked`, after `settle_acks` has logged the acks."""
         self._state = state
         self._catalog = catalog
         self._tally = tally
         self._is_blocked = is_blocked
         self._settle_acks = settle_acks
 
-    def look(
+    def count(
         self, group_id: GroupId, topic_id: TopicId, *, tags: frozenset[str], now_ms: int
     ) -> ReadyMessages:
-        """Count what is ready. Raises TopicNotFound, GroupNotFound.
+        """Count the ready messages. Raises TopicNotFound, GroupNotFound.
 
-        With a filter it costs what the look of a pop costs, and not again for what it has seen.
+        A filtered count costs as much as the scan of a pop. It skips entries that an earlier count
+        has scanned.
         """
         group = self._catalog.groups.get(group_id)
         if group is None:
@@ -73,10 +74,10 @@ class PopReadiness:
             raise TopicNotFound("the topic was deleted; query its route again")
         subscription = self._state.subscriptions.get((group_id, topic_id))
         if subscription is None or subscription.version != topic.version:
-            # The group has not popped here yet: its first pop says where it begins.
+            # The group has not popped this topic yet. Its first pop decides where it begins.
             return _UNKNOWN
         if group.is_ordered:
-            # What was acked in this round blocks no queue, as for a pop.
+            # Messages acked in this round must not block a queue.
             self._settle_acks(now_ms)
             sources = [
                 progress
@@ -95,7 +96,7 @@ class PopReadiness:
         hashes = {stored_message.tag_hash(tag) for tag in tags}
         count = 0
         for progress in sources:
-            # What an ordered group has pending comes again, as far as it matches.
+            # An ordered group gets its pending messages again if they match.
             count += _pending_count(progress)
             try:
                 count += self._matching_in(progress, tags, hashes, scan, READY_COUNT_MAX - count)
@@ -115,9 +116,9 @@ class PopReadiness:
         scan: Allowance,
         count_max: int,
     ) -> int:
-        """Count the entries of a queue that have one of the tags, by their hashes."""
+        """Count the entries of a queue that have the hash of one of the tags."""
         queue, count = progress.queue, 0
-        begin = offset = _behind_passed(progress, tags)
+        begin = offset = _first_unscanned(progress, tags)
         while offset < queue.max_offset and scan.items_left > 0 and count < count_max:
             entries = queue.entries(offset, min(scan.items_left, SCAN_ENTRIES_AT_ONCE))
             self._tally.add(len(entries))
@@ -126,7 +127,7 @@ class PopReadiness:
             if not found and not count:
                 progress.passed = tags, progress.next_offset, offset
             count += found
-        assert offset >= begin, "a look goes forward"
+        assert offset >= begin, "a scan moves forward"
         return count
 
 
@@ -146,8 +147,8 @@ def _pending_count(progress: PopProgress) -> int:
     return 0 if progress.ordered is None else len(progress.ordered.pending)
 
 
-def _behind_passed(progress: PopProgress, tags: frozenset[str]) -> int:
-    """Return where to look on: an earlier look has found none of these tags before."""
+def _first_unscanned(progress: PopProgress, tags: frozenset[str]) -> int:
+    """Return the first offset that earlier scans for these tags have not passed."""
     passed_tags, begin, end = progress.passed
     offset = progress.next_offset
     return end if passed_tags == tags and begin <= offset <= end else offset

@@ -1,7 +1,7 @@
 """Copies on retry and dead-letter topics.
 
-A copy is one record that is the message and the settlement of the delivery it names as its cause:
-a crash finds both or none.
+One record is both the copy and the settlement of the delivery that it names as its cause. After a
+crash the log has both or neither.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tidemill.broker.engine.tally import Tally
 from tidemill.common.errors import MessageBodyTooLarge
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
-ATTEMPTS_STORED_MAX = 0xFFFF  # a u16; what damage makes of it may be one more
-NOTICES_MAX = 100  # damaged messages between two looks
+ATTEMPTS_STORED_MAX = 0xFFFF  # a u16; a damaged record plus one may exceed it
+NOTICES_MAX = 100  # damaged messages until the shell takes the notices
 
 
 class DamagedNotice(NamedTuple):
@@ -51,7 +51,7 @@ class DamagedNotice(NamedTuple):
 
 
 class _Original(NamedTuple):
-    """What a copy takes from the message that it is a copy of."""
+    """The parts of a message that its copy contains."""
 
     place: MessagePosition
     cause: Cause | None
@@ -61,7 +61,7 @@ class _Original(NamedTuple):
 
 @final
 class Redelivery:
-    """Makes messages available again, or dead."""
+    """The writer of retry and dead-letter copies."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Redelivery:
         self._notices: list[DamagedNotice] = []
 
     def take_notices(self) -> list[DamagedNotice]:
-        """Return and clear which messages were found damaged."""
+        """Return and clear the notices of damaged messages."""
         notices, self._notices = self._notices, []
         return notices
 
-    def within_limit(
+    def apply_attempt_limit(
         self,
         batch: DeliveryBatch,
         attempts: Sequence[int],
@@ -95,32 +95,32 @@ class Redelivery:
     ) -> DeliveryBatch | None:
         """Fill in the attempts, and dead-letter the messages that have none left.
 
-        The limit is checked when an invisible duration ends; it may have been lowered since.
+        Revive has checked the limit already, but the limit may be lower since then.
         """
         if max(attempts) <= group.max_attempts:
             return batch._replace(delivery_attempts=attempts)
-        kept = []
+        allowed = []
         for index, attempt in enumerate(attempts):
             if attempt <= group.max_attempts:
-                kept.append(index)
+                allowed.append(index)
             else:
-                with suppress(BlockFileDamaged):  # Then it is tried again at its deadline.
+                with suppress(BlockFileDamaged):  # On failure, revive handles it at its deadline.
                     self.copy_to_dlq(
                         batch.slot, index, progress, Reason.ATTEMPTS_EXHAUSTED, now_ms, attempt - 1
                     )
-        if not kept:
-            # What follows was not looked at.
+        if not allowed:
+            # The messages after this batch were not read.
             self._state.ready.add((progress.group_id, progress.named_topic_id))
             return None
         return batch._replace(
-            indexes=kept,
-            queue_offsets=[batch.queue_offsets[index] for index in kept],
-            delivery_attempts=[attempts[index] for index in kept],
-            log_offsets=[batch.log_offsets[index] for index in kept],
+            indexes=allowed,
+            queue_offsets=[batch.queue_offsets[index] for index in allowed],
+            delivery_attempts=[attempts[index] for index in allowed],
+            log_offsets=[batch.log_offsets[index] for index in allowed],
         )
 
     def revive(self, slot: int, index: int, progress: PopProgress, now_ms: int) -> None:
-        """Make a message available again: a copy on the retry topic, or the dead-letter one."""
+        """Copy a message to the retry topic, or to the dead-letter topic if no attempt is left."""
         table = self._state.table
         offset = table.offset_of(slot, index)
         if offset < progress.queue.min_offset:
@@ -128,7 +128,7 @@ class Redelivery:
             return
         original = self._find_original(progress, offset)
         if original is None:
-            self._bury(slot, index, progress, now_ms, 1)
+            self._dead_letter_damaged(slot, index, progress, now_ms, 1)
             return
         is_retry = progress.topic_id != progress.named_topic_id
         attempts = original.place.attempts + 1 if is_retry else 1
@@ -144,8 +144,8 @@ class Redelivery:
             reason = Reason.INVISIBLE_DURATION_ENDED
             self._copy(slot, index, progress, retry, original, reason, now_ms, attempts)
         except MessageBodyTooLarge:
-            # Stored before a copy's size was thought of, or segments were larger then.
-            self._bury(slot, index, progress, now_ms, attempts)
+            # The message was stored when segments were larger.
+            self._dead_letter_damaged(slot, index, progress, now_ms, attempts)
             return
         self._state.count("revived", progress, 1)
         self._state.count_redelivered(slot, progress, 1)
@@ -162,7 +162,7 @@ class Redelivery:
     ) -> None:
         """Move one message of a delivery to the group's dead-letter topic.
 
-        Of a damaged one that is what is left of it. Raises BlockFileDamaged.
+        Only the intact properties of a damaged message are copied. Raises BlockFileDamaged.
         """
         offset = self._state.table.offset_of(slot, index)
         if offset < progress.queue.min_offset:
@@ -170,17 +170,17 @@ class Redelivery:
             return
         original = self._find_original(progress, offset)
         if original is None:
-            self._bury(slot, index, progress, now_ms, attempts)
+            self._dead_letter_damaged(slot, index, progress, now_ms, attempts)
             return
         try:
             self._copy_to_dlq(slot, index, progress, original, reason, now_ms, attempts)
         except MessageBodyTooLarge:
-            self._bury(slot, index, progress, now_ms, attempts)
+            self._dead_letter_damaged(slot, index, progress, now_ms, attempts)
 
-    def bury_if_damaged(
+    def dead_letter_if_damaged(
         self, slot: int, index: int, progress: PopProgress, now_ms: int, attempts: int
     ) -> bool:
-        """Settle a message that could not be read; False when it can be.
+        """Settle a message that is damaged or expired. Return False if it is intact.
 
         Raises BlockFileDamaged.
         """
@@ -188,15 +188,15 @@ class Redelivery:
         if offset < progress.queue.min_offset:
             self._expire(slot, index, progress)
         elif self._find_original(progress, offset) is None:
-            self._bury(slot, index, progress, now_ms, attempts)
+            self._dead_letter_damaged(slot, index, progress, now_ms, attempts)
         else:
             return False
         return True
 
-    def _bury(
+    def _dead_letter_damaged(
         self, slot: int, index: int, progress: PopProgress, now_ms: int, attempts: int
     ) -> None:
-        """Move what is left of a damaged message to the dead-letter topic."""
+        """Copy the intact properties of a damaged message to the dead-letter topic."""
         offset = self._state.table.offset_of(slot, index)
         log_offset, size, _ = progress.queue.entry(offset)
         place = MessagePosition(progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset))
@@ -228,27 +228,27 @@ class Redelivery:
         self._state.count("dead_lettered", progress, 1)
 
     def _expire(self, slot: int, index: int, progress: PopProgress) -> None:
-        """Settle a message that retention took while it was out: final, and counted."""
+        """Settle and count a message that retention removed while it was in flight."""
         self._tally.add(1)
         self._state.count("expired_before_revive", progress, 1)
         self._acks.add_expired(slot, 1 << index)
 
     def attempts_of(self, progress: PopProgress, offset: int) -> int:
-        """Count the deliveries of a message of a group that is not ordered, this one included."""
-        is_gone = offset < progress.queue.min_offset
-        if is_gone or progress.topic_id == progress.named_topic_id:
+        """Return the delivery attempt of a message of a group that is not ordered."""
+        is_expired = offset < progress.queue.min_offset
+        if is_expired or progress.topic_id == progress.named_topic_id:
             return 1
         return self.attempts_at(progress.queue.entry(offset)[0])
 
     def attempts_at(self, log_offset: LogOffset) -> int:
-        """Count the deliveries of the message on a retry topic that lies at `log_offset`."""
+        """Return the delivery attempt of the retry message at `log_offset`."""
         try:
             return self._store.place(log_offset).attempts + 1
         except (MessageDamaged, LookupError):
-            return 1  # It goes no further than to the dead-letter topic.
+            return 1  # A damaged message goes to the dead-letter topic, whatever its attempt.
 
     def _find_original(self, progress: PopProgress, offset: int) -> _Original | None:
-        """Return what is to be copied; None: it is damaged. Raises BlockFileDamaged."""
+        """Return the original of a copy, None if it is damaged. Raises BlockFileDamaged."""
         log_offset, _, _ = progress.queue.entry(offset)
         try:
             found = self._store.record(log_offset)
@@ -257,9 +257,9 @@ class Redelivery:
                 return _Original(place, cause_of(found), found.tail, found.header.tail_crc)
         except (MessageDamaged, LookupError, struct.error):
             pass
-        # What is wrong may be the entry, in a block that was intact when it was first used.
+        # The queue entry may be wrong, although its block was intact when it was first used.
         progress.queue.check_entry(offset)
-        # Where another replica may have it, it is waited for.
+        # Raises if another replica may still deliver an intact copy.
         self._store.check_awaited(log_offset)
         return None
 
@@ -276,7 +276,7 @@ class Redelivery:
     ) -> Topic:
         next_id = self._catalog.next_id
         topic = ensure_system_topic(self._catalog, self._recorder, name, now_ms, retry_of=retry_of)
-        # One that is new costs as much as a copy.
+        # A new topic costs as much as a copy.
         self._tally.add(topic.id == next_id)
         return topic
 

@@ -1,14 +1,15 @@
-"""Renewal: what push consumers hold is extended while they live, and given back when they do not.
+"""Renewal: deliveries of push consumers are extended while their client is alive.
 
-Decided at the deadline, since most of what is popped is acked before it. Extended is by a ladder,
-and which step it is follows from how long the delivery has been out. Proxies say who lives; a
-client that holds nothing is not kept in mind. Of a client that has ended, or that was not heard for
-`SILENT_MS`, all that renews is given back: it is found by a look through the table, in slices, for
-all such clients at once.
+The decision falls at the deadline, because most messages are acked before it. The extension follows
+a ladder: its step depends on how long the delivery has been in flight. Proxies report signs of
+life. When a client ends, or is silent for `SILENT_MS`, the broker gives its renewed deliveries
+back. It finds them by a scan of the table, in slices, for all such clients at once.
 
-Of all this the records say what becomes of deliveries, and nothing else: after a start every client
-counts as heard just then. Extended is only what was handed over, of which proxies tell: an answer
-that was lost with its connection would be extended for hours, since its client lives.
+Only handed-over deliveries are extended: their proxy has confirmed that the client has them.
+Otherwise a reply that was lost with its connection would be extended for hours, because its client
+is alive.
+
+The records contain only the new deadlines. After a start every client counts as alive.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.tally import Tally
 
 MINUTE_MS: Final = 60_000
-# By which a delivery is extended that has been out for less than so long; the reference's steps.
+# (time in flight below, extension), the steps of RocketMQ.
 LADDER_MS: Final = (
     (2 * MINUTE_MS, 1 * MINUTE_MS),
     (5 * MINUTE_MS, 3 * MINUTE_MS),
@@ -38,114 +39,115 @@ LADDER_MS: Final = (
     (50 * MINUTE_MS, 30 * MINUTE_MS),
 )
 LAST_STEP_MS: Final = 60 * MINUTE_MS
-HELD_MAX_MS: Final = 3 * 60 * MINUTE_MS  # from the pop on: work that takes longer hangs
-SILENT_MS: Final = 120_000  # proxies report a client every 10 s; clients speak every 10 s, some 30
-SILENT_GRACE_MS: Final = 1_000  # until what a silent client held is visible; the reference's
-LOOK_PERIOD_MS: Final = 1_000  # between two looks at who has fallen silent
-CLIENTS_A_LOOK: Final = 1_024  # that are found to be silent, under half a millisecond
-CLIENTS_A_PASS: Final = 4_096  # whose deliveries are looked for together; more wait for the next
-SLOTS_A_LOOK: Final = 65_536  # of the table, in one slice: under 300 microseconds
-# After a start, for what it cannot know to have been handed over: a renewal's time, and that for
-# proxies to come back and to tell.
+HELD_MAX_MS: Final = 3 * 60 * MINUTE_MS  # after the pop; work that takes longer is stuck
+# Proxies report each client every 10 s. Clients send a sign of life every 10 s, some every 30 s.
+SILENT_MS: Final = 120_000
+SILENT_GRACE_MS: Final = 1_000  # until a silent client's messages are visible, as in RocketMQ
+CHECK_PERIOD_MS: Final = 1_000  # between two checks for silent clients
+CLIENTS_A_CHECK: Final = 1_024  # silent clients per check, under half a millisecond
+CLIENTS_A_SEARCH: Final = 4_096  # clients per scan of the table
+SLOTS_A_SLICE: Final = 65_536  # slots of the table per slice, under 300 microseconds
+# After a start, for deliveries without a confirmed handover: one renewal, and 15 s for proxies to
+# connect again and confirm.
 START_GRACE_MS: Final = MINUTE_MS + 15_000
 UNPROVEN_A_COMMIT: Final = 65_536  # deliveries: under a MiB of records
 GIVEN_BACK_A_TURN: Final = 128  # deliveries, under half a millisecond
-_GONE: Final = -2  # as `heard_at_ms`: ended, or silent, and what it held was looked for
+_LOST: Final = -2  # as `heard_at_ms`: the client has ended or is silent
 
 
-class _Leaver(NamedTuple):
-    """A client whose deliveries are to be given back."""
+class _LostClient(NamedTuple):
+    """A client that has ended or is silent. Its deliveries must be given back."""
 
     client_id: str
     why: RenewalReason
-    before: int  # deliveries of this identity or a later one were popped since
+    before: int  # only deliveries with a lower id: later ones were popped since
 
 
 @final
 class Renewals:
-    """Who lives, and what that means for deliveries that renew."""
+    """The liveness of clients and the renewal of their deliveries."""
 
     def __init__(self, state: PopState, recorder: Recorder, tally: Tally) -> None:
         self._state = state
         self._recorder = recorder
         self._tally = tally
-        self._now_ms = 0  # monotonic, at the last look
-        self._look_at_ms = 0  # monotonic
-        # By number. Bounded by the numbers that are in use.
-        self._leaving: dict[int, _Leaver] = {}
-        # Of those the ones that are looked for, and how far in the table.
-        self._pass: dict[int, _Leaver] = {}
-        self._passed_to = 0
+        self._now_ms = 0  # monotonic, at the last check
+        self._check_at_ms = 0  # monotonic
+        # By number, bounded by the numbers in use.
+        self._lost: dict[int, _LostClient] = {}
+        # The clients of the current scan, and its position in the table.
+        self._searched: dict[int, _LostClient] = {}
+        self._searched_until = 0
 
-    # ------------------------------------------------------------ who lives
+    # ------------------------------------------------------------ liveness
 
-    def alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
-        """Note that clients have given signs of life; who holds nothing is not kept."""
+    def note_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+        """Record signs of life of clients. Clients that hold nothing are ignored."""
         clients = self._state.table.clients
         for client_id in client_ids:
             number = clients.find(cut_client_id(client_id))
             if number == NOBODY:
                 continue
             clients.heard_at_ms[number] = monotonic_ms
-            for leavers in (self._leaving, self._pass):
-                leaver = leavers.get(number)
-                if leaver is not None and leaver.why is RenewalReason.CLIENT_SILENT:
-                    del leavers[number]
+            for clients_lost in (self._lost, self._searched):
+                lost = clients_lost.get(number)
+                if lost is not None and lost.why is RenewalReason.CLIENT_SILENT:
+                    del clients_lost[number]
 
-    def ended(self, client_ids: Iterable[str], *, log_end: int) -> None:
-        """Give back what clients hold that have ended; nothing popped so far is at `log_end`."""
+    def note_ended(self, client_ids: Iterable[str], *, log_end: int) -> None:
+        """Give back the deliveries of ended clients. All deliveries must be below `log_end`."""
         clients = self._state.table.clients
         for client_id in map(cut_client_id, client_ids):
             number = clients.find(client_id)
             if number != NOBODY:
-                clients.heard_at_ms[number] = _GONE
-                self._leaving[number] = _Leaver(client_id, RenewalReason.CLIENT_ENDED, log_end)
+                clients.heard_at_ms[number] = _LOST
+                self._lost[number] = _LostClient(client_id, RenewalReason.CLIENT_ENDED, log_end)
 
-    def next_look_ms(self) -> int | None:
-        """Return in how many ms from the last look on there is something to do; None: never."""
-        if self._leaving or self._pass:
+    def next_check_ms(self) -> int | None:
+        """Return the ms from the last check until there is work, None for never."""
+        if self._lost or self._searched:
             return 0
         if not len(self._state.table.clients):
             return None
-        return max(self._look_at_ms - self._now_ms, 0)
+        return max(self._check_at_ms - self._now_ms, 0)
 
-    def look(self, *, monotonic_ms: int, log_end: int) -> None:
-        """Find out who has fallen silent, once a period."""
+    def find_silent(self, *, monotonic_ms: int, log_end: int) -> None:
+        """Find silent clients, once per period."""
         self._now_ms = monotonic_ms
         clients = self._state.table.clients
-        if monotonic_ms < self._look_at_ms or not len(clients):
+        if monotonic_ms < self._check_at_ms or not len(clients):
             return
-        self._look_at_ms = monotonic_ms + LOOK_PERIOD_MS
+        self._check_at_ms = monotonic_ms + CHECK_PERIOD_MS
         heard = np.frombuffer(clients.heard_at_ms, dtype=np.int64)
         heard[heard == UNHEARD] = monotonic_ms
         is_silent = (heard >= 0) & (heard <= monotonic_ms - SILENT_MS)
         is_silent &= np.frombuffer(clients.counts, dtype=np.int64) > 0
         is_silent[NOBODY] = False
         silent = np.flatnonzero(is_silent).tolist()
-        if len(silent) > CLIENTS_A_LOOK:
-            self._look_at_ms = monotonic_ms  # And the others in the next turn.
-        for number in silent[:CLIENTS_A_LOOK]:
-            clients.heard_at_ms[number] = _GONE
-            leaver = _Leaver(clients.client_ids[number], RenewalReason.CLIENT_SILENT, log_end)
-            self._leaving.setdefault(number, leaver)
+        if len(silent) > CLIENTS_A_CHECK:
+            self._check_at_ms = monotonic_ms  # The next turn finds the others.
+        for number in silent[:CLIENTS_A_CHECK]:
+            clients.heard_at_ms[number] = _LOST
+            lost = _LostClient(clients.client_ids[number], RenewalReason.CLIENT_SILENT, log_end)
+            self._lost.setdefault(number, lost)
 
     def _is_alive(self, number: int) -> bool:
         heard_at_ms = self._state.table.clients.heard_at_ms[number]
-        if heard_at_ms == _GONE:
-            # Also while the machine has run for less than SILENT_MS: by time it would be alive.
+        if heard_at_ms == _LOST:
+            # A comparison of times is wrong while the machine has run for less than SILENT_MS.
             return False
         return heard_at_ms == UNHEARD or heard_at_ms > self._now_ms - SILENT_MS
 
-    # ------------------------------------------------------------ what nobody may have
+    # ------------------------------------------------------------ handover
 
-    def handed_over(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
-        """Know of deliveries (slot, delivery id) that their clients have them.
+    def confirm_handovers(self, deliveries: Iterable[tuple[int, int]], now_ms: int) -> None:
+        """Confirm that clients have deliveries, given as (slot, delivery id).
 
-        Of one that renews no more, since a start did not know that, it is recorded; and of no
-        other, whatever a proxy names. Whether its client lives still is seen at its deadline.
+        If a start has suspended the renewal of a delivery, a record resumes it. Any other delivery
+        needs no record. The liveness of the client is checked at the deadline.
         """
         table = self._state.table
-        again: list[tuple[int, int]] = []
+        resumed: list[tuple[int, int]] = []
         for slot, delivery_id in deliveries:
             if slot >= len(table.ids) or table.ids[slot] != delivery_id or not table.live[slot]:
                 continue
@@ -154,14 +156,14 @@ class Renewals:
             is_over = is_over or self._is_void(slot)
             is_unproven = table.handover[slot] & UNPROVEN
             if is_unproven and not (is_over or table.flags[slot] & (FLAG_RENEWS | FLAG_RELEASED)):
-                again.append((slot, delivery_id))
-        self._record(again, None, RenewalReason.HANDED_OVER, now_ms)
+                resumed.append((slot, delivery_id))
+        self._record(resumed, None, RenewalReason.HANDED_OVER, now_ms)
 
-    def begin(self, now_ms: int) -> Iterator[None]:
-        """Renew nothing at a start of which the log does not say that its client has it.
+    def suspend_unproven(self, now_ms: int) -> Iterator[None]:
+        """Suspend at a start the renewal of deliveries without a confirmed handover in the log.
 
-        What was extended once was handed over; of the rest proxies tell again, within the minute
-        that all of it is given. Yields between records that may be committed by themselves.
+        A delivery that was extended once was handed over. For the others proxies confirm again
+        within START_GRACE_MS. Yields between records. Each of them may be committed alone.
         """
         table = self._state.table
         ids = np.frombuffer(table.ids, dtype=np.int64)
@@ -179,7 +181,7 @@ class Renewals:
             yield
 
     def _is_void(self, slot: int) -> bool:
-        """Whether a delivery that is still in the table was voided by a reset or a deletion."""
+        """Return whether a reset or a deletion has voided a delivery in the table."""
         table = self._state.table
         return self._state.is_void(self._state.owners[table.owners[slot]], table.ids[slot])
 
@@ -190,7 +192,7 @@ class Renewals:
         why: RenewalReason,
         now_ms: int,
     ) -> None:
-        """Record what becomes of deliveries; where no `until_ms` is given each keeps its time."""
+        """Record new deadlines of deliveries. Without `until_ms` each keeps its deadline."""
         table = self._state.table
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by client and deadline
         for slot, delivery_id in deliveries:
@@ -205,7 +207,7 @@ class Renewals:
     # ------------------------------------------------------------ deadlines
 
     def extend(self, slots: list[int], now_ms: int) -> list[int]:
-        """Extend deliveries whose deadline has come; return those that have run out."""
+        """Extend deliveries at their deadline. Return the deliveries that have run out."""
         state, table = self._state, self._state.table
         run_out: list[int] = []
         extended: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by client and deadline
@@ -227,90 +229,90 @@ class Renewals:
 
     def _count_unread(self, slot: int) -> None:
         table = self._state.table
-        if table.flags[slot] & FLAG_RENEWS and self._is_on_its_way(slot):
+        if table.flags[slot] & FLAG_RENEWS and self._is_handover_pending(slot):
             progress = self._state.owners[table.owners[slot]]
             self._state.count("given_back_unread", progress, table.live[slot].bit_count())
 
     def _extended_until(self, slot: int, now_ms: int) -> int:
-        """Return when a delivery runs out next; not later than now: it has."""
+        """Return the extended deadline of a delivery. It has run out if this is not after now."""
         table = self._state.table
-        if not self._is_alive(table.holders[slot]) or self._is_on_its_way(slot):
+        if not self._is_alive(table.holders[slot]) or self._is_handover_pending(slot):
             return 0
         popped_at_ms = table.popped_at_ms[slot]
         step_ms = step_of(table.visible_at_ms[slot] - popped_at_ms)
         return min(now_ms + step_ms, popped_at_ms + HELD_MAX_MS)
 
-    def _is_on_its_way(self, slot: int) -> bool:
-        """Whether perhaps nobody has a delivery.
+    def _is_handover_pending(self, slot: int) -> bool:
+        """Return whether it is unknown that the client has a delivery.
 
-        That a part of it is settled proves nothing: proxies give parts back, operators release
-        them, and a pop itself dead-letters some. What its client says of a part does.
+        A settled part proves nothing: proxies give parts back, operators release parts, and a pop
+        dead-letters parts. A request of the client about a part proves it.
         """
         return bool(self._state.table.handover[slot] & HANDOVER_PENDING)
 
     # ------------------------------------------------------------ giving back
 
-    def give_back_some(self, now_ms: int, *, expiry_ms: int) -> None:
-        """Give back a part of what clients held that do not live any more, of what is not due."""
-        if not self._pass:
-            self._begin_pass()
-            if not self._pass:
+    def give_back_slice(self, now_ms: int, *, expiry_ms: int) -> None:
+        """Give back one slice of the deliveries of lost clients, without those already due."""
+        if not self._searched:
+            self._begin_search()
+            if not self._searched:
                 return
         state, table = self._state, self._state.table
         found: dict[int, list[tuple[int, int]]] = {}  # by number
         for slot in self._take_held(expiry_ms):
             number, delivery_id = table.holders[slot], table.ids[slot]
-            leaver, progress = self._pass[number], state.owners[table.owners[slot]]
-            # The number may be another client's by now.
-            if leaver.client_id != table.client_id_of(slot) or delivery_id >= leaver.before:
+            lost, progress = self._searched[number], state.owners[table.owners[slot]]
+            # The number may belong to another client by now.
+            if lost.client_id != table.client_id_of(slot) or delivery_id >= lost.before:
                 continue
             if self._is_void(slot):
                 continue
             found.setdefault(number, []).append((slot, delivery_id))
-            is_ended = leaver.why is RenewalReason.CLIENT_ENDED
-            what = "given_back_ended" if is_ended else "given_back_silent"
-            state.count(what, progress, table.live[slot].bit_count())
+            is_ended = lost.why is RenewalReason.CLIENT_ENDED
+            name = "given_back_ended" if is_ended else "given_back_silent"
+            state.count(name, progress, table.live[slot].bit_count())
         for number, entries in found.items():
-            client_id, why, _ = self._pass[number]
+            client_id, why, _ = self._searched[number]
             until_ms = now_ms if why is RenewalReason.CLIENT_ENDED else now_ms + SILENT_GRACE_MS
             self._recorder.append(Renewal(until_ms, why, client_id, entries), now_ms)
-        if self._passed_to >= len(table.ids):
-            self._pass = {}
+        if self._searched_until >= len(table.ids):
+            self._searched = {}
 
-    def _begin_pass(self) -> None:
-        numbers = list(islice(self._leaving, CLIENTS_A_PASS))
-        self._pass = {number: self._leaving.pop(number) for number in numbers}
-        self._passed_to = 0
+    def _begin_search(self) -> None:
+        numbers = list(islice(self._lost, CLIENTS_A_SEARCH))
+        self._searched = {number: self._lost.pop(number) for number in numbers}
+        self._searched_until = 0
 
     def _take_held(self, expiry_ms: int) -> list[int]:
-        """Return the next slots that those of the pass hold and that renew.
+        """Return the next slots of the scan: renewed deliveries of lost clients.
 
-        Or that did before a start, which did not know whether they had been handed over.
+        This includes deliveries with a renewal that a start has suspended.
         """
         table = self._state.table
-        begin, end = self._passed_to, min(self._passed_to + SLOTS_A_LOOK, len(table.ids))
-        is_leaver = np.zeros(len(table.clients.client_ids), dtype=bool)
-        is_leaver[list(self._pass)] = True
+        begin, end = self._searched_until, min(self._searched_until + SLOTS_A_SLICE, len(table.ids))
+        is_lost = np.zeros(len(table.clients.client_ids), dtype=bool)
+        is_lost[list(self._searched)] = True
         flags = np.frombuffer(table.flags, dtype=np.uint8)[begin:end]
         is_held = flags & FLAG_RENEWS > 0
         is_held |= np.frombuffer(table.handover, dtype=np.uint8)[begin:end] & UNPROVEN > 0
-        # What is due already is revive's: to give it back would make it later.
+        # Revive handles due deliveries. Giving them back would delay them.
         is_held &= flags & FLAG_DUE == 0
         is_held &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[begin:end] > expiry_ms
-        is_held &= is_leaver[np.frombuffer(table.holders, dtype=np.uint32)[begin:end]]
+        is_held &= is_lost[np.frombuffer(table.holders, dtype=np.uint32)[begin:end]]
         is_held &= np.frombuffer(table.ids, dtype=np.int64)[begin:end] != FREE
         is_held &= np.frombuffer(table.live, dtype=np.uint32)[begin:end] != 0
         slots: list[int] = (np.flatnonzero(is_held) + begin).tolist()
-        self._passed_to = end
+        self._searched_until = end
         if len(slots) > GIVEN_BACK_A_TURN:
-            self._passed_to = slots[GIVEN_BACK_A_TURN]
+            self._searched_until = slots[GIVEN_BACK_A_TURN]
             del slots[GIVEN_BACK_A_TURN:]
         self._tally.add(len(slots))
         return slots
 
 
 def step_of(held_ms: int) -> int:
-    """Return by how much a delivery is extended that has been out for so long."""
+    """Return the extension of a delivery that has been in flight for `held_ms`."""
     for below_ms, step_ms in LADDER_MS:
         if held_ms < below_ms:
             return step_ms

@@ -1,9 +1,9 @@
-"""Revive: what was not settled in time becomes available again, the moment its time is up.
+"""Revive: unsettled messages become available again at their deadline.
 
-What renews is extended instead while its client lives (`renewals.py`).
+A renewed delivery is extended instead while its client is alive (`renewals.py`).
 
-Work is bounded a turn, in messages and bytes, and a group a window, and goes round over the
-groups: one that never acks delays nobody else.
+Each turn has a limit in messages and bytes, and each group has a limit per window. Turns rotate
+over the groups, so that a group that never acks does not delay the others.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.tally import Allowance, Tally
 
-REVIVE_MESSAGES_A_TURN = 32  # copies, and topics for them: about a millisecond
-DUE_SLOTS_A_TURN = 128  # taken out of their deadline's list, half a millisecond
-# Fairness and a bound: copies a group may cost in one window; 50,000 a second.
+REVIVE_MESSAGES_A_TURN = 32  # copies and new topics for them, about a millisecond
+DUE_SLOTS_A_TURN = 128  # slots removed from their deadline lists, half a millisecond
+# Copies of one group per window, for fairness: 50,000 per second.
 REVIVE_WINDOW_MS = 100
 REVIVE_MESSAGES_A_WINDOW = 5_000
 
 
 @final
 class Reviver:
-    """Works off the deadlines of all deliveries."""
+    """The handler of the deadlines of all deliveries."""
 
     def __init__(
         self,
@@ -52,38 +52,38 @@ class Reviver:
         self._renewals = renewals
         self._tally = tally
         self._room = room
-        # Per group, what is due and not yet revived: (slot, delivery id, revive queue).
+        # Due deliveries that are not revived yet, by group: (slot, delivery id, revive queue).
         self._due: dict[int, deque[tuple[int, int, int]]] = {}
-        # The groups of `_due`: in the order of their turns, and those whose window is used up.
+        # The groups of `_due`: in the order of their turns, and those that have used their window.
         self._turns: deque[int] = deque()
-        self._resting: list[int] = []
-        self._inherited: deque[int] = deque()  # due slots of an engine that followed until now
-        # Slots of what lies in a damaged queue file, or is damaged itself and asked for: it waits
-        # until that is repaired.
-        self._held: list[int] = []
+        self._paused: list[int] = []
+        self._inherited: deque[int] = deque()  # due slots from before this engine took over
+        # Slots with messages that are damaged or in a damaged queue file. They wait until a replica
+        # mends the message or the file is rebuilt.
+        self._awaiting_mend: list[int] = []
         self._due_counts = [0] * pop_checkpoint.REVIVE_QUEUES
         self._ran_at_ms = 0
         self._window_at_ms = 0
         self._window_used: dict[int, int] = {}
 
     def next_due_ms(self) -> int | None:
-        """Return when `run_due` has something to do next, None: never."""
+        """Return when `run_due` has work next, None for never."""
         deadline = self._state.table.deadlines.next_ms()
-        look_ms = self._renewals.next_look_ms()
-        if look_ms is not None:
-            look_at_ms = self._ran_at_ms + look_ms
-            deadline = look_at_ms if deadline is None else min(deadline, look_at_ms)
+        check_ms = self._renewals.next_check_ms()
+        if check_ms is not None:
+            check_at_ms = self._ran_at_ms + check_ms
+            deadline = check_at_ms if deadline is None else min(deadline, check_at_ms)
         if self._inherited or self._turns or self._state.is_forgetting:
             return 0
-        if not self._resting:
+        if not self._paused:
             return deadline
         again = self._window_at_ms + REVIVE_WINDOW_MS
         return again if deadline is None else min(again, deadline)
 
     def lag(self, now_ms: int) -> list[tuple[int, int]]:
-        """Return of each revive queue how many deliveries are due, and how late the oldest is.
+        """Return the number of due deliveries and the oldest one's delay, per revive queue.
 
-        Looks at one delivery a group: the oldest of each, whatever its queue.
+        Only the oldest delivery of each group counts for the delay.
         """
         late_ms = [0] * pop_checkpoint.REVIVE_QUEUES
         for due in self._due.values():
@@ -95,19 +95,19 @@ class Reviver:
     def run_due(
         self, now_ms: int, *, expiry_ms: int, monotonic_ms: int, log_end: LogOffset
     ) -> bool:
-        """Revive, or extend, one slice of what is due by `expiry_ms`; True: more is.
+        """Revive or extend one slice of the deliveries due by `expiry_ms`. Return True for more.
 
-        No ack of the round may be unrecorded, and no delivery made so far lies at `log_end`.
+        All acks of the round must be recorded, and all deliveries must be below `log_end`.
         """
         self._ran_at_ms = expiry_ms
-        self._renewals.look(monotonic_ms=monotonic_ms, log_end=log_end)
-        self._renewals.give_back_some(now_ms, expiry_ms=expiry_ms)
+        self._renewals.find_silent(monotonic_ms=monotonic_ms, log_end=log_end)
+        self._renewals.give_back_slice(now_ms, expiry_ms=expiry_ms)
         slots = []
         for _ in range(min(len(self._inherited), DUE_SLOTS_A_TURN)):
             slot = self._inherited.popleft()
             if self._state.is_due(slot) and self._is_to_revive(slot):
                 slots.append(slot)
-        slots += self.pass_time(expiry_ms)
+        slots += self.remove_due(expiry_ms)
         for slot in self._renewals.extend(slots, now_ms):
             self._queue(slot)
         if expiry_ms - self._window_at_ms >= REVIVE_WINDOW_MS:
@@ -121,30 +121,30 @@ class Reviver:
     def _begin_window(self, expiry_ms: int) -> None:
         self._window_at_ms = expiry_ms
         self._window_used.clear()
-        self._turns.extend(self._resting)
-        self._resting.clear()
+        self._turns.extend(self._paused)
+        self._paused.clear()
 
     def resume(self) -> None:
-        """Go on with what lay in a damaged file, which has been derived again."""
-        held, self._held = self._held, []
-        for slot in held:
+        """Revive deliveries after their messages were mended or their queue files rebuilt."""
+        slots, self._awaiting_mend = self._awaiting_mend, []
+        for slot in slots:
             if self._state.is_due(slot) and self._is_to_revive(slot):
                 self._queue(slot)
 
-    def released(self, slots: list[int]) -> None:
-        """Do with deliveries that were released what is done with those that have run out."""
+    def queue_released(self, slots: list[int]) -> None:
+        """Treat released deliveries as if they had run out."""
         for slot in slots:
             self._queue(slot)
 
     def take_over(self) -> None:
-        """Begin to revive: what is due already was only taken out of its list so far."""
+        """Begin to revive. While this engine followed, it only removed due slots from lists."""
         self._inherited.extend(self._state.table.due_slots())
 
-    def pass_time(self, now_ms: int) -> list[int]:
-        """Take what is due out of its deadline's list; return the slots that are to be revived.
+    def remove_due(self, now_ms: int) -> list[int]:
+        """Remove due slots from their deadline lists. Return the slots that must be revived.
 
-        What is void or settled leaves the table, and what was deleted the memory. Decides nothing:
-        engines that follow do it too.
+        Void and settled deliveries leave the table, and a slice of deleted progress is forgotten.
+        It records nothing: engines that follow do it too.
         """
         if self._state.is_forgetting:
             self._state.forget_slice()
@@ -153,7 +153,7 @@ class Reviver:
         return [slot for slot in due if self._is_to_revive(slot)]
 
     def _is_to_revive(self, slot: int) -> bool:
-        """Whether a due delivery has live messages; one that has none leaves the table."""
+        """Return whether a due delivery has live messages. Discard it if it has none."""
         table = self._state.table
         progress = self._state.owners[table.owners[slot]]
         if table.live[slot] and not self._state.is_void(progress, table.ids[slot]):
@@ -162,7 +162,7 @@ class Reviver:
         return False
 
     def _queue(self, slot: int) -> None:
-        """Let a delivery that has run out wait for its turn."""
+        """Queue an expired delivery of a group for its turn."""
         table = self._state.table
         progress = self._state.owners[table.owners[slot]]
         group_id = progress.group_id
@@ -177,7 +177,7 @@ class Reviver:
         self._due_counts[number] += 1
 
     def _take_turn(self, group_id: int, allowance: Allowance, now_ms: int) -> None:
-        """Revive the next due delivery of a group, as far as allowed."""
+        """Revive the next due delivery of a group, within the allowance."""
         due = self._due[group_id]
         slot, delivery_id, number = due[0]
         before = self._tally.items
@@ -185,19 +185,19 @@ class Reviver:
             due.popleft()
             self._due_counts[number] -= 1
         if self._tally.items == before:
-            self._tally.add(1)  # Nothing was copied, but looked at.
+            self._tally.add(1)  # The look at a delivery without a copy has a cost too.
         used = self._window_used.get(group_id, 0) + self._tally.items - before
         self._window_used[group_id] = used
         if not due:
             del self._due[group_id]
         elif used < REVIVE_MESSAGES_A_WINDOW:
-            # Behind the others: the next turn goes on with those that had none in this one.
+            # After the other groups, so that the next turn continues with those.
             self._turns.append(group_id)
         else:
-            self._resting.append(group_id)
+            self._paused.append(group_id)
 
     def _revive_next(self, slot: int, delivery_id: int, allowance: Allowance, now_ms: int) -> bool:
-        """Revive what is live of a delivery; False: what was allowed has left some of it."""
+        """Revive the live messages of a delivery. Return False if the allowance ended before."""
         table = self._state.table
         if table.ids[slot] != delivery_id or not table.live[slot]:
             return True
@@ -207,25 +207,25 @@ class Reviver:
             return True
         if progress.ordered is not None:
             return self._expire_ordered(slot, progress, allowance, now_ms)
-        is_held = False
+        is_damaged = False
         for n, index in enumerate(table.indexes_of(table.live[slot])):
-            # Each copy may be as large as a message: on a full disk room is asked for each.
+            # Check the disk before each copy, which may be as large as a message.
             if n and (allowance.is_spent or not self._room.may_copy):
                 return False
             try:
                 self._redelivery.revive(slot, index, progress, now_ms)
             except BlockFileDamaged:
-                is_held = True  # The others of its delivery do not wait for it.
-        if is_held:
-            self._held.append(slot)
+                is_damaged = True  # The other messages of the delivery do not wait for it.
+        if is_damaged:
+            self._awaiting_mend.append(slot)
         return True
 
     def _expire_ordered(
         self, slot: int, progress: PopProgress, allowance: Allowance, now_ms: int
     ) -> bool:
-        """Let the next pop have an ordered delivery, without what has no attempt left."""
+        """Make an ordered delivery available, and dead-letter messages without an attempt left."""
         group = self._catalog.groups[progress.group_id]
-        # Where the queue's file is damaged, the pop that comes next does it.
+        # If the queue's file is damaged, the next pop dead-letters them.
         with suppress(BlockFileDamaged):
             if not self._ordered.dead_letter_exhausted([slot], progress, group, allowance, now_ms):
                 return False

@@ -1,7 +1,7 @@
-"""Ack, change-invisible and dead-letter: what clients say about a delivery.
+"""Ack, change-invisible and dead-letter: the requests of clients about a delivery.
 
-The state decides, never the handle alone: a delivery that was settled, revived, replaced or voided
-is not touched again.
+The state decides, never the handle alone. A delivery that is settled, revived, replaced or void
+does not change again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded, Repairing
 
-CHANGES_RESERVE_PART = 0.125  # of deliveries_max: changes go on for a while where pops are refused
-RELEASES_RESERVE_PART = 0.25  # the same for operators: they help where clients have filled it
-# By number: asking a member for its name costs as much as the rest of counting it.
+# Parts of `deliveries_max` beyond the limit of pops: for changes by clients, and for releases by
+# operators, which must work when clients have filled the table.
+CHANGES_RESERVE_PART = 0.125
+RELEASES_RESERVE_PART = 0.25
+# Names by number: reading the name of a member costs as much as the rest of counting it.
 _NAMES = ["", *(result.name for result in AckResult)]
 
 
 @final
 class Settlement:
-    """Settles deliveries as their clients ask."""
+    """The handler of acks, changed invisible durations and dead letters."""
 
     def __init__(
         self,
@@ -58,16 +60,16 @@ class Settlement:
         self._deliveries_max = deliveries_max
 
     def ack(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
-        """Settle one message of a delivery. No delivery made so far lies at `log_end` or behind."""
+        """Settle one message of a delivery. All deliveries must be below `log_end`."""
         state = self._state
         table = state.table
         group_id, topic_id, slot, delivery_id, index, _ = delivery
         if slot >= len(table.ids) or table.ids[slot] != delivery_id:
-            result = self._answer_for_missing(delivery, log_end=log_end, now_ms=now_ms)
+            result = self._result_for_missing(delivery, log_end=log_end, now_ms=now_ms)
         else:
             progress = state.owners[table.owners[slot]]
             bit = 1 << index
-            # As `_is_of`, without a call: every ack passes here.
+            # `_is_of` without the call: every ack runs this.
             if (
                 progress.group_id != group_id
                 or progress.named_topic_id != topic_id
@@ -76,10 +78,10 @@ class Settlement:
             ):
                 result = AckResult.GONE
             elif self._acks.add_live(slot, bit, now_ms):
-                table.handover[slot] &= ~HANDOVER_PENDING  # Who acks a part of it has the rest.
+                table.handover[slot] &= ~HANDOVER_PENDING  # The client has the whole batch.
                 result = AckResult.APPLIED
             else:
-                # After the deadline it may as well have been revived or dead-lettered.
+                # After the deadline, a revive or a dead letter may have settled it instead.
                 is_gone = table.superseded[slot] & bit or table.visible_at_ms[slot] <= now_ms
                 result = AckResult.GONE if is_gone else AckResult.ALREADY
         if result is not AckResult.GONE or group_id in self._catalog.groups:
@@ -93,12 +95,12 @@ class Settlement:
             and not self._state.is_void(progress, delivery.delivery_id)
         )
 
-    def _answer_for_missing(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
-        """Say what became of a delivery that is not in the table.
+    def _result_for_missing(self, delivery: Delivery, *, log_end: int, now_ms: int) -> AckResult:
+        """Return the result of an ack of a delivery that is not in the table.
 
-        It leaves the table when it is settled by acks, or at its deadline; a replaced one stays
-        until then. So before the deadline it can only have been acked, unless a start has brought
-        the deadline back from the future.
+        A delivery leaves the table when acks have settled it, or at its deadline. A replaced one
+        stays until its deadline. So a delivery that is missing before its deadline was acked,
+        unless a start has moved the deadline back from the future.
         """
         if (
             delivery.visible_at_ms <= now_ms
@@ -108,7 +110,7 @@ class Settlement:
             or delivery.topic_id not in self._catalog.topics
         ):
             return AckResult.GONE
-        # A reset voids all queues at once, so the first one speaks for all.
+        # A reset voids all queues at once, so queue 0 is enough.
         progress = self._state.progress.get((delivery.group_id, delivery.topic_id, QueueId(0)))
         is_void = progress is not None and delivery.delivery_id < progress.void_before
         return AckResult.GONE if is_void else AckResult.ALREADY
@@ -136,21 +138,22 @@ class Settlement:
         now_ms: int,
         reserve_part: float = CHANGES_RESERVE_PART,
     ) -> Delivery:
-        """Replace a delivery by one of its message alone, with a deadline of its own.
+        """Replace one message's delivery by a new delivery with its own deadline.
 
-        0 makes the message available at once. Raises InvalidReceiptHandle, Overloaded.
+        A duration of 0 makes the message available at once. Raises InvalidReceiptHandle,
+        Overloaded.
         """
         progress = self._find_live(delivery)
         table = self._state.table
         if table.used_count >= self._deliveries_max * (1 + reserve_part):
             raise Overloaded(
-                "the broker's table of deliveries is full of replaced ones, which it keeps until "
+                "the broker's table of deliveries is full: it keeps replaced deliveries until "
                 "their deadlines; change invisible durations less often, or to shorter ones"
             )
         old_slot, old_index = delivery.slot, delivery.message_index
         offset = table.offset_of(old_slot, old_index)
         flags = FLAG_SUPERSEDES | (FLAG_SUSPEND if suspend else 0)
-        # Still held by who got it; but the time is the client's own choice, and does not renew.
+        # The same client holds it. The client has chosen the time, so it is not renewed.
         client_id = table.client_id_of(old_slot)
         if client_id:
             flags |= FLAG_HOLDER
@@ -188,7 +191,7 @@ class Settlement:
         )
 
     def dead_letter(self, delivery: Delivery, *, now_ms: int) -> None:
-        """Move a delivered message to the group's dead-letter topic, as its client asks."""
+        """Move a delivered message to the group's dead-letter topic on its client's request."""
         progress = self._find_live(delivery)
         self._state.table.handover[delivery.slot] &= ~HANDOVER_PENDING
         try:

@@ -91,12 +91,12 @@ class SnapshotCoverage(Protocol):
     def note_displaced(
         self, slot: int, delivery_id: int, progress: PopProgress, offsets: list[int]
     ) -> None:
-        """Remember a delivery whose slot already has a later use."""
+        """Remember a delivery after a later use of its slot was loaded."""
 
     def settle_displaced(
         self, slot: int, delivery_id: int, bits: int, log_offset: LogOffset
     ) -> None:
-        """Settle messages of a delivery whose slot has a later use."""
+        """Settle messages of a remembered delivery."""
 
     def finish(self, *, now_ms: int) -> None:
         """End the catch-up: drop void deliveries and build the lists."""

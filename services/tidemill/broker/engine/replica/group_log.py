@@ -511,6 +511,6 @@ class GroupLog:
         engine = self.engine
         if engine.state.catch_up is None:
             engine.timers.index.link_gathered()
-            engine.consumption.revive.pass_time(self.now_ms)
+            engine.consumption.reviver.remove_due(self.now_ms)
         engine.take_ready()
         engine.take_config_changes()

@@ -139,7 +139,7 @@ class ProxyLink:
         replies.arrived_s = min(replies.arrived_s, arrived_s)
         if frame.alive_clients:
             renewals = turn.engine.consumption.renewals
-            renewals.alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
+            renewals.note_alive(frame.alive_clients, monotonic_ms=turn.monotonic_ms)
             yield
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
@@ -153,7 +153,7 @@ class ProxyLink:
         if frame.HasField("handed_over"):
             handed_over = zip(frame.handed_over.slots, frame.handed_over.delivery_ids, strict=True)
             while part := list(islice(handed_over, SLICE_HANDED_OVER)):
-                turn.engine.consumption.renewals.handed_over(part, now_ms=turn.now_ms)
+                turn.engine.consumption.renewals.confirm_handovers(part, now_ms=turn.now_ms)
                 yield
         for request_id in frame.cancelled_polls:
             turn.polls.cancel(self.pops, request_id)
