@@ -15,10 +15,15 @@ import pytest
 from tests.support.worlds.engine_group import MARK_MS, Group, Node
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.replica_group import ReplicaId
-from tidemill.controller.election.decide import Write, decide
-from tidemill.controller.election.record import GroupRecord, Registered, Transition, view_of
+from tidemill.controller.election.decide import RecordWrite, decide
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, Transition, view_of
 from tidemill.controller.election.registration import Registration, register
-from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    Heartbeat,
+    ReplicaHealth,
+    ReplicaSessions,
+)
 
 SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "24"))
 STORE = "s"
@@ -76,12 +81,12 @@ def restart(group: Group, nodes: list[Node]) -> None:
         master=group.view.master,
         sss=group.view.sss,
         replicas=tuple(
-            (id_, Registered(STORE, one.incarnation, f"h{id_}:1", is_unclean=False))
+            (id_, RegisteredRun(STORE, one.incarnation, f"h{id_}:1", is_unclean=False))
             for id_, one in sorted(members.items())
         ),
         history=(Transition(1, None, ReplicaId(0), "founded", 0, 0),),
     )
-    timing, sessions, now_ms = Timing(), Sessions(Timing()), 0
+    timing, sessions, now_ms = ElectionTiming(), ReplicaSessions(ElectionTiming()), 0
     sessions.look(record, now_ms)
     for node in nodes:
         before = members[node.me.replica_id].incarnation
@@ -101,7 +106,7 @@ def restart(group: Group, nodes: list[Node]) -> None:
             if one.is_up:
                 sessions.heard(one.me, beat_of(one), now_ms)
         intent = decide(record, sessions.sight(rank=0, now_ms=now_ms), timing)
-        if isinstance(intent, Write):
+        if isinstance(intent, RecordWrite):
             record = intent.record
         group.view = view_of(record)
         group.tell()
@@ -119,6 +124,6 @@ def beat_of(node: Node) -> Heartbeat:
         log.log_end,
         log.durable_offset,
         log.confirm_offset,
-        Health.OK,
+        ReplicaHealth.OK,
         0,
     )

@@ -15,10 +15,10 @@ from tidemill.broker.engine.replication.actions import MastershipRelease
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import (
     FOUNDER,
-    AskForTransfer,
     MetaRollback,
-    Unavailable,
-    Write,
+    NoEligibleReplica,
+    RecordWrite,
+    TransferRequest,
     decide,
     live_of,
     release,
@@ -28,14 +28,25 @@ from tidemill.controller.election.failure import find_failure
 from tidemill.controller.election.forgetting import may_forget
 from tidemill.controller.election.history import BY_OPERATOR
 from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
-from tidemill.controller.election.membership import Refused, change_sync_state_set, with_min_in_sync
+from tidemill.controller.election.membership import (
+    ChangeRejection,
+    change_sync_state_set,
+    with_min_in_sync,
+)
 from tidemill.controller.election.record import GroupRecord, Retirement, view_of
-from tidemill.controller.election.registration import Fenced, Registration, presence_of, register
+from tidemill.controller.election.registration import FencedRun, Registration, presence_of, register
 from tidemill.controller.election.replacement import replaced
 from tidemill.controller.election.retirement import forget, retire, stay
-from tidemill.controller.election.sessions import Heartbeat, Sessions, Timing
-from tidemill.controller.election.swap import Attempt, Resolution, Stored, attempt, bump, resolve
-from tidemill.controller.meta_store import NotStored, StoreUnreachable
+from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaSessions
+from tidemill.controller.election.swap import (
+    StoredRecord,
+    WriteAttempt,
+    WriteOutcome,
+    attempt_no_change,
+    attempt_write,
+    outcome_of,
+)
+from tidemill.controller.meta_store import StoreUnreachable, WriteFailure
 
 if TYPE_CHECKING:
     from tests.simulation.replica_group import World
@@ -87,7 +98,9 @@ class ModelStore:
     """A linearizable store of one record and one lease, as seen through a bad network."""
 
     def __init__(self, record: GroupRecord, random: Random) -> None:
-        self.stored = Stored(record, "0")  # what is there, or would be if the group were made now
+        self.stored = StoredRecord(
+            record, "0"
+        )  # what is there, or would be if the group were made now
         self.is_there = True
         self.removals = 0  # a watch tells of each
         self._first = record
@@ -105,7 +118,7 @@ class ModelStore:
             await asyncio.sleep(CALL_TIMEOUT_S)
             raise StoreUnreachable("it does not answer")
 
-    async def get(self) -> Stored:
+    async def get(self) -> StoredRecord:
         await self._call()
         if not self.is_there:
             raise StoreUnreachable("there is no such group")
@@ -124,40 +137,40 @@ class ModelStore:
         self.writes += 1
         self.removals += 1
         # A token is never used twice: what is late finds another one.
-        self.stored, self.is_there = Stored(self._first, str(self.writes)), False
+        self.stored, self.is_there = StoredRecord(self._first, str(self.writes)), False
         self.on_removed()
         return True
 
-    async def swap(self, made: Attempt) -> Stored | NotStored:
+    async def swap(self, made: WriteAttempt) -> StoredRecord | WriteFailure:
         await self._call()
         chance = self._random.random()
         if chance < LATE_PART:
             asyncio.get_running_loop().call_later(
                 self._random.uniform(0, LATE_S_MAX), self._write, made
             )
-            return NotStored.UNKNOWN
+            return WriteFailure.UNKNOWN
         if chance < LATE_PART + LOST_PART:
             if self._random.random() < 0.5:
                 self._write(made)
-            return NotStored.UNKNOWN
+            return WriteFailure.UNKNOWN
         if not self._write(made):
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         return self.stored
 
-    def _write(self, made: Attempt) -> bool:
+    def _write(self, made: WriteAttempt) -> bool:
         if not self.is_there or made.base.token != self.stored.token:
             return False
         self.writes += 1
-        before, self.stored = self.stored.record, Stored(made.record, str(self.writes))
+        before, self.stored = self.stored.record, StoredRecord(made.record, str(self.writes))
         is_unclean = made.record.unclean_since > before.unclean_since
         if is_unclean and made.record.history[-1].reason.startswith(BY_OPERATOR):
             self.on_replaced(made.record)
         return True
 
-    async def write_lease(self, seen: LeaseSeen | None, holder: str) -> LeaseSeen | NotStored:
+    async def write_lease(self, seen: LeaseSeen | None, holder: str) -> LeaseSeen | WriteFailure:
         await self._call()
         if seen != self.lease:
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         self.lease = LeaseSeen(holder, 0 if seen is None else seen.renewals + 1)
         return self.lease
 
@@ -166,7 +179,7 @@ class ModelStore:
 class Controller:
     """One controller process."""
 
-    def __init__(self, world: World, number: int, timing: Timing) -> None:
+    def __init__(self, world: World, number: int, timing: ElectionTiming) -> None:
         self.name = f"controller-{number}"
         self.is_alive = False
         self.is_paused = False
@@ -186,8 +199,8 @@ class Controller:
 
     def _know_nothing(self) -> None:
         """Begin anew with a group."""
-        self._sessions = Sessions(self._timing)
-        self._known: Stored | None = None
+        self._sessions = ReplicaSessions(self._timing)
+        self._known: StoredRecord | None = None
         self._told: dict[ReplicaRun, tuple[int, float]] = {}
         self._seen: dict[ReplicaRun, int] = {}  # versions, of heartbeats
         self._removals = self._world.store.removals
@@ -264,12 +277,12 @@ class Controller:
         while self.is_paused:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.05)
 
-    async def _read(self) -> Stored:
+    async def _read(self) -> StoredRecord:
         stored = await self._world.store.get()
         self._learn(stored)
         return stored
 
-    def _learn(self, stored: Stored) -> None:
+    def _learn(self, stored: StoredRecord) -> None:
         if self._known is None or stored.record.version > self._known.record.version:
             self._known = stored
         view = view_of(self._known.record)
@@ -294,12 +307,12 @@ class Controller:
             rank=rank, now_ms=now_ms, wanted_replicas=self._world.wanted_replicas
         )
         intent = decide(record, sight, self._timing)
-        if isinstance(intent, Write):
+        if isinstance(intent, RecordWrite):
             self._world.note(f"{self.name} {intent.reason}: {_text(intent.record)}")
             await self._swap(stored, intent.record)
-        elif isinstance(intent, AskForTransfer):
+        elif isinstance(intent, TransferRequest):
             self._world.ask_to_hand_over(self, record, intent.target)
-        elif isinstance(intent, Unavailable):
+        elif isinstance(intent, NoEligibleReplica):
             self._world.counts["unavailable"] += 1
         elif isinstance(intent, MetaRollback):
             self._world.counts["newer than what was read"] += 1
@@ -322,27 +335,27 @@ class Controller:
         if isinstance(request, Registration):
             before = presence_of(record, request.member.replica_id, sight, self._timing)
             registered = register(record, request, before)
-            if isinstance(registered, Refused):
+            if isinstance(registered, ChangeRejection):
                 return None  # It asks again.
-            if isinstance(registered, Fenced):
+            if isinstance(registered, FencedRun):
                 self._world.counts["fenced"] += 1
                 return None
             return None if registered is record else registered
         if isinstance(request, Proposal):
             changed = change_sync_state_set(record, request, {one.member for one in live})
-            if isinstance(changed, Refused):
+            if isinstance(changed, ChangeRejection):
                 self._world.tell_refused(self, request)
                 return None
             return changed
         if isinstance(request, Replace | MinInSync):
             wanted = self._ordered(record, request, live)
-            if isinstance(wanted, Refused):
+            if isinstance(wanted, ChangeRejection):
                 self._world.counts["order refused"] += 1
                 return None
             return None if wanted is record else wanted
         if isinstance(request, Drain | Forget):
             after = _retired(record, request)
-            if isinstance(after, Refused):
+            if isinstance(after, ChangeRejection):
                 self._world.counts["not retired"] += 1
                 return None
             return None if after is record else after
@@ -350,7 +363,7 @@ class Controller:
             record, epoch=request.epoch, master=request.master, target=request.target, live=live
         )
 
-    async def _forget(self, stored: Stored) -> None:
+    async def _forget(self, stored: StoredRecord) -> None:
         now_ms = self._world.now_ms()
         sessions = self._sessions.sight(rank=0, now_ms=now_ms).sessions
         if may_forget(sessions, self._timing, now_ms=now_ms) is not None:
@@ -360,26 +373,28 @@ class Controller:
 
     def _ordered(
         self, record: GroupRecord, order: Replace | MinInSync, live: list[Candidate]
-    ) -> GroupRecord | Refused:
+    ) -> GroupRecord | ChangeRejection:
         """Return what comes of what an operator orders."""
         if isinstance(order, Replace):
             return replaced(record, order.replica_id, live, reason="simulated")
         is_led = record.master in {one.member for one in live}
         return with_min_in_sync(record, order.wanted, is_led=is_led)
 
-    async def _swap(self, base: Stored, record: GroupRecord) -> None:
-        made = attempt(base, record, self._world.new_id())
+    async def _swap(self, base: StoredRecord, record: GroupRecord) -> None:
+        made = attempt_write(base, record, self._world.new_id())
         result = await self._world.store.swap(made)
         tries = 0
-        while result is NotStored.UNKNOWN:
+        while result is WriteFailure.UNKNOWN:
             found = await self._read()
-            if resolve(made, found) is not Resolution.PENDING:
+            if outcome_of(made, found) is not WriteOutcome.PENDING:
                 return
             tries += 1
             if tries > 1:
                 # It may arrive for as long as nothing else is written.
-                result = await self._world.store.swap(bump(found, self._world.new_id()))
-        if isinstance(result, Stored):
+                result = await self._world.store.swap(
+                    attempt_no_change(found, self._world.new_id())
+                )
+        if isinstance(result, StoredRecord):
             self._learn(result)
 
     async def _lead(self) -> None:
@@ -404,7 +419,7 @@ class Controller:
             await asyncio.sleep((leadership.next_try_ms(now_ms) - now_ms) / 1000)
 
 
-def _retired(record: GroupRecord, request: Drain | Forget) -> GroupRecord | Refused:
+def _retired(record: GroupRecord, request: Drain | Forget) -> GroupRecord | ChangeRejection:
     if isinstance(request, Forget):
         return forget(record, request.replica_id)
     if request.undo:

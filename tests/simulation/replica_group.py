@@ -38,7 +38,7 @@ from tidemill.broker.engine.replication.messages import Ack
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.record import GroupRecord, view_of
 from tidemill.controller.election.retirement import is_out
-from tidemill.controller.election.sessions import Timing
+from tidemill.controller.election.sessions import ElectionTiming
 
 TROUBLE_S = 40.0  # of virtual time, for which things happen
 WRITABLE_S_MAX = 8.0  # after all has healed
@@ -124,7 +124,7 @@ class World:
         self.replicas = [ReplicaProcess(self, n, config) for n in range(REPLICAS_MAX)]
         self.wanted_replicas = REPLICAS
         self._pods = 0  # the replicas below this number run, or start again by themselves
-        self.controllers = [Controller(self, n, Timing()) for n in range(2)]
+        self.controllers = [Controller(self, n, ElectionTiming()) for n in range(2)]
         self.counts: Counter[str] = run.faults
         self.latest: dict[str, ReplicationView] = {}
         self.sends = True  # clients do, all the time

@@ -26,7 +26,7 @@ from tidemill.broker.engine.replication.replication import Replication
 from tidemill.broker.server.round.sync_pace import SyncPace
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.registration import Registration
-from tidemill.controller.election.sessions import Health, Heartbeat
+from tidemill.controller.election.sessions import Heartbeat, ReplicaHealth
 
 if TYPE_CHECKING:
     from random import Random
@@ -369,7 +369,7 @@ class ReplicaProcess:
             log_end=log.log_end,
             durable_end=log.durable_offset,
             confirm=log.confirm_offset,
-            health=Health.SLOW if self.is_slow else Health.OK,
+            health=ReplicaHealth.SLOW if self.is_slow else ReplicaHealth.OK,
             page_age_ms=paused_ms,
             blocked_ms=round(1000 * blocked_s),
             peer_silence_ms=self.world.network.silences(self),

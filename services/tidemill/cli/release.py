@@ -54,11 +54,11 @@ def make_certificates(
     plan: Annotated[str, typer.Option(help="Which Secrets there shall be, as JSON.")],
 ) -> None:
     """Make and renew the certificates of a release, in Secrets of the namespace of this pod."""
-    from tidemill.release.certificates import InTheWay, Plan, due
+    from tidemill.release.certificates import CertificatePlan, ForeignSecret, secrets_to_write
     from tidemill.release.kubernetes_secrets import SecretChanged, Secrets
 
     given = json.loads(plan)
-    wanted = Plan(
+    wanted = CertificatePlan(
         authority=given["authority"],
         certificates={name: tuple(names) for name, names in given["certificates"].items()},
         tokens=given["tokens"],
@@ -70,13 +70,13 @@ def make_certificates(
     for _ in range(WRITES_MAX):
         found = {name: data for name in names if (data := secrets.find(name)) is not None}
         try:
-            written = due(wanted, found, datetime.now(UTC))
+            written = secrets_to_write(wanted, found, datetime.now(UTC))
             for name, data in written.items():
                 secrets.write(name, data, given["labels"])
                 typer.echo(f"wrote the Secret {name}")
         except SecretChanged:
             continue
-        except InTheWay as error:
+        except ForeignSecret as error:
             fail(str(error), EXIT_REFUSED)
         typer.echo(f"{len(names) - len(written)} of {len(names)} Secrets are as they should be")
         return

@@ -32,7 +32,7 @@ class RestUnreachable(Exception):
         self.is_other_protocol = is_other_protocol  # Something listens that does not speak HTTP.
 
 
-class Problem(NamedTuple):
+class RestProblem(NamedTuple):
     """The reason that the API gives for a rejection."""
 
     title: str
@@ -42,7 +42,9 @@ class Problem(NamedTuple):
 class RestRejection(Exception):
     """The API rejected a request, or its answer is not one of the API (`problem` is None)."""
 
-    def __init__(self, text: str, status: int, reason_phrase: str, problem: Problem | None) -> None:
+    def __init__(
+        self, text: str, status: int, reason_phrase: str, problem: RestProblem | None
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.reason_phrase = reason_phrase
@@ -124,7 +126,7 @@ def _without_command_line() -> Iterator[None]:
             del sys.modules["httpx._main"]
 
 
-def _rejection(response: httpx.Response, problem: Problem | None) -> RestRejection:
+def _rejection(response: httpx.Response, problem: RestProblem | None) -> RestRejection:
     request, status = response.request, response.status_code
     path = request.url.raw_path.decode("ascii").removeprefix(BASE_PATH)
     reason = f"{problem.title}: {problem.detail}" if problem else response.text[:200]
@@ -132,12 +134,12 @@ def _rejection(response: httpx.Response, problem: Problem | None) -> RestRejecti
     return RestRejection(text, status, response.reason_phrase, problem)
 
 
-def _find_problem(response: httpx.Response) -> Problem | None:
+def _find_problem(response: httpx.Response) -> RestProblem | None:
     if not response.headers.get("content-type", "").startswith(PROBLEM):
         return None
     try:
         problem = response.json()
-        return Problem(problem["title"], problem["detail"])
+        return RestProblem(problem["title"], problem["detail"])
     except (ValueError, KeyError, TypeError):
         return None
 

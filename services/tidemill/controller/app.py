@@ -22,9 +22,9 @@ from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
-from tidemill.controller.group import Group
-from tidemill.controller.groups import Groups
-from tidemill.controller.leading import Leading
+from tidemill.controller.group import BrokerGroupControl
+from tidemill.controller.groups import BrokerGroupControls
+from tidemill.controller.lease_keeper import LeaseKeeper
 from tidemill.controller.meta_store import MetaStore, StoreUnreachable
 from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.server.grpc_server import controller_server
@@ -72,9 +72,9 @@ async def serve(settings: ControllerSettings) -> None:
                 settings.metrics_host, settings.metrics_port
             ) as metrics,
         ):
-            leading = Leading(settings.name, store, clock, deputy_rank=settings.deputy_rank)
+            leading = LeaseKeeper(settings.name, store, clock, deputy_rank=settings.deputy_rank)
             make = functools.partial(
-                Group,
+                BrokerGroupControl,
                 store=store,
                 clock=clock,
                 timing=settings.timing,
@@ -83,7 +83,7 @@ async def serve(settings: ControllerSettings) -> None:
                 cluster=settings.cluster,
             )
             founds_with = settings.min_in_sync if settings.makes_groups else None
-            groups = Groups(store, make, founds_with=founds_with)
+            groups = BrokerGroupControls(store, make, founds_with=founds_with)
             service = ControllerService(
                 groups,
                 clock=clock,
@@ -148,7 +148,9 @@ def kubernetes_store(settings: ControllerSettings, running: contextlib.AsyncExit
 
 
 @contextlib.asynccontextmanager
-async def watching(groups: Groups, leading: Leading, store: MetaStore) -> AsyncIterator[None]:
+async def watching(
+    groups: BrokerGroupControls, leading: LeaseKeeper, store: MetaStore
+) -> AsyncIterator[None]:
     """Keep the lease and watch over all groups until the block ends."""
     async with asyncio.TaskGroup() as tasks:
         loops = [
@@ -156,11 +158,11 @@ async def watching(groups: Groups, leading: Leading, store: MetaStore) -> AsyncI
             tasks.create_task(groups.run(), name="groups"),
         ]
         if not isinstance(store, SqliteStore):
-            from tidemill.controller.kubernetes_scale import Scaling
+            from tidemill.controller.kubernetes_scale import ReplicaScaling
             from tidemill.controller.kubernetes_store import KubernetesStore
 
             assert isinstance(store, KubernetesStore), "there are two kinds"
-            scaling = Scaling(store, groups, leading.is_leading)
+            scaling = ReplicaScaling(store, groups, leading.is_leading)
             loops.append(tasks.create_task(scaling.run(), name="replicas"))
         yield
         for loop in loops:

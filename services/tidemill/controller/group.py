@@ -6,8 +6,8 @@ Two ways lead to a write, and both go through compare-and-swap with the record t
                      asked is judged against each record that is read, and never rebased
     reconcile()      nobody asks: after every event and twice a second, `decide` says what to do
 
-Sessions and routes hear of a record that is new through `Listener`. One task at a time writes here;
-other controllers write too, and that is what the compare-and-swap is for.
+Sessions receive each new record through `GroupListener`. One task at a time writes here. Other
+controllers write too, which the compare-and-swap detects.
 """
 
 from __future__ import annotations
@@ -23,29 +23,46 @@ import structlog
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView, name_in_cluster
 from tidemill.controller.election.alarms import of_fewer, of_last_resort
 from tidemill.controller.election.decide import (
-    AskForTransfer,
     Intent,
     MetaRollback,
-    NotFounded,
-    Rest,
-    TooFew,
-    Unavailable,
-    Write,
+    NoAction,
+    NoEligibleReplica,
+    NoFounder,
+    RecordWrite,
+    ShortSyncStateSet,
+    TransferRequest,
     decide,
     live_of,
 )
 from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.forgetting import may_forget
-from tidemill.controller.election.history import HANDED_OVER, Away, kind_of, with_reports
-from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.history import HANDED_OVER, Outage, kind_of, with_reports
+from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.partitions import diverged_of, unheard_of
 from tidemill.controller.election.record import GroupRecord, Transition, view_of
-from tidemill.controller.election.registration import Fenced
-from tidemill.controller.election.reports import REPORT_LASTS_MS, Report, reached_instead
-from tidemill.controller.election.sessions import Heartbeat, Session, Sessions, Sight, Timing
-from tidemill.controller.election.swap import Attempt, Resolution, Stored, attempt, bump, resolve
-from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
+from tidemill.controller.election.registration import FencedRun
+from tidemill.controller.election.reports import (
+    REPORT_LASTS_MS,
+    UnreachableReport,
+    find_reached_instead,
+)
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    Heartbeat,
+    ReplicaSession,
+    ReplicaSessions,
+    Sight,
+)
+from tidemill.controller.election.swap import (
+    StoredRecord,
+    WriteAttempt,
+    WriteOutcome,
+    attempt_no_change,
+    attempt_write,
+    outcome_of,
+)
+from tidemill.controller.meta_store import MetaStore, StoreUnreachable, WriteFailure
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
@@ -67,12 +84,12 @@ GRANT_MS: Final = 1_500  # of a master's lease (failover.md 14.2)
 
 log = structlog.get_logger()
 
-Refusal: TypeAlias = Refused | Fenced
+Denial: TypeAlias = ChangeRejection | FencedRun
 # Judges one record: the next one, the same one (there is nothing to do), or why not.
-Ask: TypeAlias = Callable[[GroupRecord, Sight], GroupRecord | Refusal]
+ChangeRequest: TypeAlias = Callable[[GroupRecord, Sight], GroupRecord | Denial]
 
 
-class Listener(Protocol):
+class GroupListener(Protocol):
     """Who hears of a group: a session of a replica, or a proxy's routes."""
 
     def news(self, view: ReplicationView) -> None:
@@ -90,11 +107,11 @@ class _Outage(NamedTuple):
 
     election: Transition
     elected_at_ms: int  # monotonic
-    away: Away | None = None
+    away: Outage | None = None
 
 
 @final
-class Group:
+class BrokerGroupControl:
     """A broker group, as this controller sees it."""
 
     def __init__(
@@ -103,20 +120,20 @@ class Group:
         store: MetaStore,
         *,
         clock: Clock,
-        timing: Timing,
+        timing: ElectionTiming,
         rank: Callable[[], int],
         metrics: ControllerMetrics,
         cluster: str = "",
     ) -> None:
         """Watch over `name`; `rank` says whether this controller leads (0), or waits its turn."""
         self.name = name
-        self.stored: Stored | None = None
+        self.stored: StoredRecord | None = None
         self.alarm = ""  # why it is not available, or needs somebody
         self.notice = ""  # what it waits for, that nobody needs to mend
         self.given_up = ""  # the last transfer, where it did not come about
         self.wanted_min_in_sync: int | None = None  # where somebody says so
         self.wanted_replicas: int | None = None  # where somebody says so
-        self.listeners: set[Listener] = set()
+        self.listeners: set[GroupListener] = set()
         self.is_forgotten = False  # this is nobody's group any more, whoever holds it still
         self._full_name = name_in_cluster(cluster, name) if cluster else ""
         self._store = store
@@ -124,12 +141,12 @@ class Group:
         self._timing = timing
         self._rank = rank
         self._metrics = metrics
-        self._sessions = Sessions(timing)
+        self._sessions = ReplicaSessions(timing)
         self._writing = asyncio.Lock()
         self._events = asyncio.Event()
         self._transfer_since_ms: int | None = None
         self._unfounded_since_ms: int | None = None
-        self._reports: dict[str, Report] = {}  # by proxy: as many as follow routes here
+        self._reports: dict[str, UnreachableReport] = {}  # by proxy: as many as follow routes here
         self._proxies = 0
         self._outage: _Outage | None = None  # the last that this controller has ended
 
@@ -146,7 +163,7 @@ class Group:
         self._sessions.died(member, self._clock.monotonic_ms())
         self._events.set()
 
-    def reported(self, report: Report, *, proxies: int) -> None:
+    def reported(self, report: UnreachableReport, *, proxies: int) -> None:
         """Take what a proxy, of so many that follow routes here, cannot reach."""
         self._reports[report.proxy] = report
         self._proxies = proxies
@@ -155,7 +172,7 @@ class Group:
             del self._reports[proxy]
         self._events.set()
 
-    def saw(self, stored: Stored | None) -> None:
+    def saw(self, stored: StoredRecord | None) -> None:
         """Take a record that was read, if it is newer than what is known."""
         known = self.stored
         if stored is None or (known is not None and stored.record.version <= known.record.version):
@@ -184,7 +201,7 @@ class Group:
         is_master = record is not None and record.master == member
         return GRANT_MS if is_master and self._rank() == 0 else 0
 
-    def sessions(self) -> dict[ReplicaRun, Session]:
+    def sessions(self) -> dict[ReplicaRun, ReplicaSession]:
         """Return what was heard of each run, for people."""
         return dict(self._sight().sessions)
 
@@ -220,21 +237,21 @@ class Group:
         )
         if not self._reports or self.stored is None:
             return sight
-        reached = reached_instead(
+        reached = find_reached_instead(
             self.stored.record, self._reports.values(), proxies=self._proxies, now_ms=now_ms
         )
         return sight._replace(reached_instead=reached)
 
     # ------------------------------------------------------------ what is asked
 
-    async def change(self, ask: Ask) -> Refusal | None:
+    async def change(self, ask: ChangeRequest) -> Denial | None:
         """Do what is asked; return why not, or None. Raises StoreUnreachable."""
         async with self._writing:
             for _ in range(TRIES_MAX):
                 stored = await self._read()
                 self._look(stored.record)
                 wanted = ask(stored.record, self._sight())
-                if isinstance(wanted, Refused | Fenced):
+                if isinstance(wanted, ChangeRejection | FencedRun):
                     return wanted
                 if wanted.epoch != stored.record.epoch:
                     wanted = self._stamped(wanted, stored.record.master)
@@ -246,7 +263,7 @@ class Group:
                     return None
         raise StoreUnreachable(f"{TRIES_MAX} writes of others came first")
 
-    async def remove(self) -> Refusal | None:
+    async def remove(self) -> Denial | None:
         """Take the record away, when nobody was heard of; return why not. Raises StoreUnreachable.
 
         A replica that comes afterwards registers anew, with a group that nothing is decided about:
@@ -259,7 +276,7 @@ class Group:
             if refusal is not None:
                 return refusal
             if await self._store.remove(self.name, stored.token) is not None:
-                return Refused("its record is being changed: somebody is there")
+                return ChangeRejection("its record is being changed: somebody is there")
             log.warning("a broker group is forgotten", group=self.name, epoch=stored.record.epoch)
         return None
 
@@ -269,42 +286,42 @@ class Group:
         for listener in list(self.listeners):
             listener.forgotten()
 
-    async def _read(self) -> Stored:
+    async def _read(self) -> StoredRecord:
         stored = await self._metrics.timed("get", self._store.get(self.name))
         if stored is None:
             raise StoreUnreachable(f"the store has no group {self.name}")
         self.saw(stored)
         return stored
 
-    async def _swap(self, base: Stored, record: GroupRecord) -> bool:
+    async def _swap(self, base: StoredRecord, record: GroupRecord) -> bool:
         """Write a record; whether it was written. Raises StoreUnreachable where nobody knows."""
-        made = attempt(base, record, secrets.token_hex(WRITE_ID_BYTES))
+        made = attempt_write(base, record, secrets.token_hex(WRITE_ID_BYTES))
         result = await self._metrics.timed("swap", self._store.swap(self.name, made))
         match result:
-            case Stored():
+            case StoredRecord():
                 self.saw(result)
                 return True
-            case NotStored.CONFLICT:
+            case WriteFailure.CONFLICT:
                 return False
-            case NotStored.UNKNOWN:
+            case WriteFailure.UNKNOWN:
                 return await self._resolve(made)
             case _:
                 assert_never(result)
 
-    async def _resolve(self, made: Attempt) -> bool:
+    async def _resolve(self, made: WriteAttempt) -> bool:
         """Find out what became of a write, before anything else is decided (F-29)."""
         for _ in range(RESOLVE_TRIES_MAX):
             found = await self._read()
-            match resolve(made, found):
-                case Resolution.APPLIED:
+            match outcome_of(made, found):
+                case WriteOutcome.APPLIED:
                     return True
-                case Resolution.OVERTAKEN:
+                case WriteOutcome.OVERTAKEN:
                     return False
-                case Resolution.PENDING:
+                case WriteOutcome.PENDING:
                     # What changes nothing, written from the same version, ends it.
-                    end = bump(found, secrets.token_hex(WRITE_ID_BYTES))
+                    end = attempt_no_change(found, secrets.token_hex(WRITE_ID_BYTES))
                     result = await self._store.swap(self.name, end)
-                    if isinstance(result, Stored):
+                    if isinstance(result, StoredRecord):
                         self.saw(result)
                         return False
         raise StoreUnreachable("what became of a write is not known")
@@ -336,14 +353,14 @@ class Group:
             return LOOK_PERIOD_S
         intent = self._decide(self.stored.record)
         # Who has seen more than the record has may have seen more than our copy of it.
-        if isinstance(intent, Write | MetaRollback):
+        if isinstance(intent, RecordWrite | MetaRollback):
             async with self._writing:
                 stored = await self._read()
                 intent = self._decide(stored.record)
-                if isinstance(intent, Write):
+                if isinstance(intent, RecordWrite):
                     await self._write(stored, intent)
                     return 0.0
-        if isinstance(intent, Rest):
+        if isinstance(intent, NoAction):
             await self._report()
         return self._act(intent)
 
@@ -359,21 +376,21 @@ class Group:
         self._look(record)
         sight = self._sight()
         intent = decide(record, sight, self._timing)
-        if isinstance(intent, AskForTransfer) and record.transfer is not None:
+        if isinstance(intent, TransferRequest) and record.transfer is not None:
             since_ms = self._transfer_since_ms or sight.now_ms
             self._transfer_since_ms = since_ms
             if sight.now_ms - since_ms > TRANSFER_GIVE_UP_MS:
                 given_up = record._replace(transfer=None, version=record.version + 1)
                 reason = f"the transfer to replica {record.transfer} did not come about"
                 self.given_up = reason
-                return Write(given_up, reason)
+                return RecordWrite(given_up, reason)
         else:
             self._transfer_since_ms = None
         if record.transfer is not None:
             self.given_up = ""
         return intent
 
-    async def _write(self, stored: Stored, intent: Write) -> None:
+    async def _write(self, stored: StoredRecord, intent: RecordWrite) -> None:
         record, master = intent.record, stored.record.master
         is_election = record.epoch != stored.record.epoch
         if is_election:
@@ -413,7 +430,7 @@ class Group:
         election = outage.election
         if beat.writable_epoch == election.epoch == record.epoch and record.master == member:
             away_ms = election.detected_ms + self._clock.monotonic_ms() - outage.elected_at_ms
-            self._outage = outage._replace(away=Away(election.epoch, away_ms))
+            self._outage = outage._replace(away=Outage(election.epoch, away_ms))
             if election.source is not None:
                 self._metrics.failed_over(self.name, kind_of(election.reason), away_ms)
 
@@ -440,27 +457,27 @@ class Group:
     def _act(self, intent: Intent) -> float:
         """Do what is no write."""
         match intent:
-            case Rest(again_at_ms):
+            case NoAction(again_at_ms):
                 self._alarm("")
                 return self._wait_s(again_at_ms)
-            case Unavailable(reason, survivor):
+            case NoEligibleReplica(reason, survivor):
                 alarm = reason + of_last_resort(self.name, survivor)
                 if alarm != self.alarm:
                     self._metrics.decided(self.name, "no_master_elected")
                 self._alarm(alarm)
-            case NotFounded(reason):
+            case NoFounder(reason):
                 self._wait_for_founder(reason)
-            case TooFew(reason, again_at_ms, drained):
+            case ShortSyncStateSet(reason, again_at_ms, drained):
                 assert self.stored is not None, "what was decided upon"
                 self._alarm(reason + of_fewer(self.name, self.stored.record, drained))
                 return self._wait_s(again_at_ms)
             case MetaRollback(_, reason, survivor):
                 self._alarm(reason + of_last_resort(self.name, survivor))
-            case AskForTransfer(target):
+            case TransferRequest(target):
                 assert self.stored is not None, "what was decided upon"
                 for listener in list(self.listeners):
                     listener.hand_over(epoch=self.stored.record.epoch, target=target)
-            case Write():
+            case RecordWrite():
                 pass  # The record was another one when it was read again: look once more.
             case _:
                 assert_never(intent)

@@ -10,8 +10,8 @@ import structlog
 
 from tidemill.common.errors import BrokerGroupNotFound, Overloaded
 from tidemill.controller.election.record import GroupRecord
-from tidemill.controller.election.swap import Stored
-from tidemill.controller.group import Group
+from tidemill.controller.election.swap import StoredRecord
+from tidemill.controller.group import BrokerGroupControl
 from tidemill.controller.meta_store import MetaStore
 
 if TYPE_CHECKING:
@@ -27,14 +27,18 @@ log = structlog.get_logger()
 
 
 @final
-class Groups:
+class BrokerGroupControls:
     """The groups by name."""
 
     def __init__(
-        self, store: MetaStore, make: Callable[[str], Group], *, founds_with: int | None
+        self,
+        store: MetaStore,
+        make: Callable[[str], BrokerGroupControl],
+        *,
+        founds_with: int | None,
     ) -> None:
         """Know the groups of `store`; `founds_with` is the minimum of those that are made here."""
-        self.by_name: dict[str, Group] = {}
+        self.by_name: dict[str, BrokerGroupControl] = {}
         self.changed = asyncio.Condition()  # told after each record that is new
         self._store = store
         self._make = make
@@ -56,7 +60,7 @@ class Groups:
                 async with self.changed:
                     self.changed.notify_all()
 
-    async def of(self, name: str, *, is_founder: bool, address: str) -> Group:
+    async def of(self, name: str, *, is_founder: bool, address: str) -> BrokerGroupControl:
         """Return a group; make it where its first replica comes, and that is wanted.
 
         The others wait for it: a name that is misspelt would make a group that nobody begins.
@@ -70,11 +74,11 @@ class Groups:
             record = GroupRecord(min_in_sync=self._founds_with)
             # Beforehand: others may come while it is stored.
             self._founded_from[name] = address
-            if isinstance(await self._store.create(name, record), Stored):
+            if isinstance(await self._store.create(name, record), StoredRecord):
                 log.info("a broker group is made", group=name, min_in_sync=self._founds_with)
         return await self.find(name)
 
-    async def find(self, name: str) -> Group:
+    async def find(self, name: str) -> BrokerGroupControl:
         """Return a group that is there. Raises BrokerGroupNotFound, StoreUnreachable."""
         if name in self.by_name:
             return self.by_name[name]
@@ -99,7 +103,7 @@ class Groups:
         if len(self.by_name.keys() | self._founded_from.keys()) >= GROUPS_MAX:
             raise Overloaded(f"there are {GROUPS_MAX} broker groups already, and {name} is not one")
 
-    def _known(self, name: str) -> Group | None:
+    def _known(self, name: str) -> BrokerGroupControl | None:
         group = self.by_name.get(name)
         if group is None:
             if len(self.by_name) >= GROUPS_MAX:
@@ -109,7 +113,7 @@ class Groups:
             self._start(group)
         return group
 
-    def _start(self, group: Group) -> None:
+    def _start(self, group: BrokerGroupControl) -> None:
         if self._tasks is not None and group.name not in self._running:
             task = self._tasks.create_task(group.run(), name=f"group {group.name}")
             self._running[group.name] = task

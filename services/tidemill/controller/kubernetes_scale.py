@@ -20,14 +20,22 @@ from tidemill.common.errors import BrokerGroupNotFound
 from tidemill.controller.election.retirement import forget
 from tidemill.controller.kubernetes_store import BrokerGroupSpec, KubernetesStore
 from tidemill.controller.meta_store import StoreUnreachable
-from tidemill.controller.pods import MoveMaster, Pods, Replace, Resize, Step, Wait, next_step
+from tidemill.controller.pods import (
+    MasterMove,
+    PodReplacement,
+    PodResize,
+    PodStep,
+    PodWait,
+    StatefulSetPods,
+    next_step,
+)
 
 if TYPE_CHECKING:
     from tidemill.common.replica_group import ReplicaId
     from tidemill.controller.election.record import GroupRecord
     from tidemill.controller.election.sessions import Sight
-    from tidemill.controller.group import Group, Refusal
-    from tidemill.controller.groups import Groups
+    from tidemill.controller.group import BrokerGroupControl, Denial
+    from tidemill.controller.groups import BrokerGroupControls
 
 PERIOD_S: Final = 2.0  # between two looks; a new pod takes longer to start
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -36,11 +44,11 @@ log = structlog.get_logger()
 
 
 @final
-class Scaling:
+class ReplicaScaling:
     """Compares what is wanted with what there is, again and again."""
 
     def __init__(
-        self, store: KubernetesStore, groups: Groups, is_leading: Callable[[], bool]
+        self, store: KubernetesStore, groups: BrokerGroupControls, is_leading: Callable[[], bool]
     ) -> None:
         self._calls = store.calls
         self._store = store
@@ -75,10 +83,12 @@ class Scaling:
             stored = await self._store.get(spec.group)
             record = None if stored is None else stored.record
             if spec.is_stopped:
-                step: Step = Resize(0, 0) if pods.replicas else Wait("its BrokerGroup is stopped")
+                step: PodStep = (
+                    PodResize(0, 0) if pods.replicas else PodWait("its BrokerGroup is stopped")
+                )
             elif pods.is_changing and is_replacing:
                 # Of all groups one is being replaced at a time: the others take what is sent.
-                step = Wait("another broker group is being replaced")
+                step = PodWait("another broker group is being replaced")
             else:
                 step = next_step(pods, wanted=spec.replicas, record=record)
             is_replacing = is_replacing or pods.is_changing
@@ -86,7 +96,7 @@ class Scaling:
             if group is not None and record is not None:
                 await self._forget_the_gone(group, record, pods)
 
-    async def _group(self, spec: BrokerGroupSpec) -> Group | None:
+    async def _group(self, spec: BrokerGroupSpec) -> BrokerGroupControl | None:
         """Return the group, after its spec is set; None: it is not founded yet."""
         try:
             group = await self._groups.find(spec.group)
@@ -97,20 +107,24 @@ class Scaling:
         return group
 
     async def _do(
-        self, step: Step, spec: BrokerGroupSpec, stateful_set: V1StatefulSet, group: Group | None
+        self,
+        step: PodStep,
+        spec: BrokerGroupSpec,
+        stateful_set: V1StatefulSet,
+        group: BrokerGroupControl | None,
     ) -> None:
         notice = ""
         match step:
-            case Resize(replicas, partition):
+            case PodResize(replicas, partition):
                 await self._patch(spec, stateful_set, replicas=replicas, partition=partition)
-            case Replace(partition):
+            case PodReplacement(partition):
                 replicas = pods_of(stateful_set).replicas
                 await self._patch(spec, stateful_set, replicas=replicas, partition=partition)
-            case MoveMaster(target):
+            case MasterMove(target):
                 assert group is not None, "it has a master"
                 notice = f"the master moves to replica {target}, as its pod is to be replaced"
                 await _move(group, target)
-            case Wait(why):
+            case PodWait(why):
                 notice = why
             case _:
                 assert_never(step)
@@ -153,14 +167,16 @@ class Scaling:
             replaced_from=partition,
         )
 
-    async def _forget_the_gone(self, group: Group, record: GroupRecord, pods: Pods) -> None:
+    async def _forget_the_gone(
+        self, group: BrokerGroupControl, record: GroupRecord, pods: StatefulSetPods
+    ) -> None:
         """Forget the highest replica whose pod is gone, when nothing is heard of it any more."""
         gone = [id_ for id_, _ in record.replicas if id_ >= pods.replicas]
         if not gone:
             return
         last = max(gone)
 
-        def ask(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+        def ask(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             if group.is_heard(record.find_member(last), sight):
                 return record
             return forget(record, last)
@@ -168,14 +184,14 @@ class Scaling:
         await group.change(ask)
 
 
-def pods_of(stateful_set: V1StatefulSet) -> Pods:
+def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
     """Return the pods of a StatefulSet."""
     metadata, spec, status = stateful_set.metadata, stateful_set.spec, stateful_set.status
     assert metadata is not None, "each stored object has metadata"
     assert spec is not None, "each StatefulSet has a spec"
     strategy = None if spec.update_strategy is None else spec.update_strategy.rolling_update
     generation = (status and status.observed_generation) or 0
-    return Pods(
+    return StatefulSetPods(
         replicas=spec.replicas or 0,
         partition=(strategy and strategy.partition) or 0,
         ready=(status and status.ready_replicas) or 0,
@@ -185,8 +201,8 @@ def pods_of(stateful_set: V1StatefulSet) -> Pods:
     )
 
 
-async def _move(group: Group, target: ReplicaId) -> None:
-    def ask(record: GroupRecord, _sight: Sight) -> GroupRecord | Refusal:
+async def _move(group: BrokerGroupControl, target: ReplicaId) -> None:
+    def ask(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
         if record.transfer == target:
             return record
         return record._replace(transfer=target, version=record.version + 1)

@@ -24,9 +24,9 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from tidemill.controller.election.leadership import LeaseSeen, LeaseTiming
 from tidemill.controller.election.record import GroupRecord
-from tidemill.controller.election.swap import Attempt, Stored
+from tidemill.controller.election.swap import StoredRecord, WriteAttempt
 from tidemill.controller.kubernetes_calls import Json, KubernetesCalls
-from tidemill.controller.meta_store import Changed, NotStored, StoreUnreachable
+from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
 from tidemill.controller.record_json import from_json, to_json
 
 READS_MAX: Final = 2  # tries of a read; its caller asks again soon
@@ -72,12 +72,12 @@ class KubernetesStore:
 
     # ------------------------------------------------------------ records
 
-    async def get(self, group: str) -> Stored | None:
+    async def get(self, group: str) -> StoredRecord | None:
         """Return a group's record; None: there is no such group. Raises StoreUnreachable."""
         found = await self._get(group)
         return None if found is None else _stored(found)
 
-    async def create(self, group: str, record: GroupRecord) -> Stored | NotStored:
+    async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
         """Store the first record of a group whose resource exists. Raises StoreUnreachable.
 
         The resource gives the number of replicas in sync.
@@ -86,11 +86,11 @@ class KubernetesStore:
         if found is None and self._makes_resources:
             found = await self._make(group, record)
         if found is None or _stored(found) is not None:
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         record = record._replace(min_in_sync=found["spec"]["minInSync"])
         return await self._put(group, record, found["metadata"]["resourceVersion"])
 
-    async def swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+    async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
         """Replace the record on which the attempt is based. Raises StoreUnreachable."""
         return await self._put(group, attempt.record, attempt.base.token)
 
@@ -98,7 +98,7 @@ class KubernetesStore:
         self,
         group: str,
         token: str,  # noqa: ARG002  # Other stores need it.
-    ) -> NotStored | None:
+    ) -> WriteFailure | None:
         """Raise StoreUnreachable: users delete the resource instead."""
         raise StoreUnreachable(
             f"the record of broker group {group} belongs to a resource; to delete both, run"
@@ -125,7 +125,7 @@ class KubernetesStore:
             if spec.get("statefulSet")
         ]
 
-    async def watch(self) -> AsyncGenerator[Changed, None]:
+    async def watch(self) -> AsyncGenerator[RecordChange, None]:
         """Yield all groups, then changes as they come.
 
         While the API server is unreachable, it yields nothing; afterwards, the missed changes.
@@ -137,7 +137,7 @@ class KubernetesStore:
                 items = {one["spec"]["group"]: one for one in listed["items"]}
                 for group in [name for name in known if name not in items]:
                     del known[group]
-                    yield Changed(group, None)
+                    yield RecordChange(group, None)
                 for change in map(_changed, items.values()):
                     if change is not None and _is_new(change, known):
                         yield change
@@ -158,7 +158,7 @@ class KubernetesStore:
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
-    ) -> LeaseSeen | NotStored:
+    ) -> LeaseSeen | WriteFailure:
         """Take, renew or (without a holder) release a lease whose last known state is `seen`."""
         metadata = V1ObjectMeta(name=self._lease_name(name))
         if seen is not None:
@@ -166,7 +166,7 @@ class KubernetesStore:
                 await self.read_lease(name)
             known = self._leases.get(name)
             if known is None or known[0] != seen:
-                return NotStored.CONFLICT
+                return WriteFailure.CONFLICT
             metadata = _kept_metadata(known[1])
         renewals = 1 if seen is None else seen.renewals + 1
         metadata.annotations = {**(metadata.annotations or {}), RENEWALS: str(renewals)}
@@ -184,7 +184,7 @@ class KubernetesStore:
             if seen is None
             else await self._write(api.replace_namespaced_lease, metadata.name, namespace, lease)
         )
-        return written if isinstance(written, NotStored) else self._note_lease(name, written)
+        return written if isinstance(written, WriteFailure) else self._note_lease(name, written)
 
     def _lease_name(self, name: str) -> str:
         return f"{self._cluster}-{name}"
@@ -220,7 +220,7 @@ class KubernetesStore:
         name: str = one["metadata"]["name"]
         return name == self._name(one["spec"]["group"])
 
-    async def _changes(self, version: str) -> AsyncGenerator[Changed, None]:
+    async def _changes(self, version: str) -> AsyncGenerator[RecordChange, None]:
         """Yield changes after a version, until the server ends the watch or forgot the version."""
         events = self.calls.events(
             self._resources.list_namespaced_custom_object, *self._collection, version=version
@@ -231,7 +231,7 @@ class KubernetesStore:
                 if not self._is_ours(one):
                     continue
                 if event["type"] == "DELETED":
-                    yield Changed(one["spec"]["group"], None)
+                    yield RecordChange(one["spec"]["group"], None)
                 elif (change := _changed(one)) is not None:
                     yield change
 
@@ -249,10 +249,12 @@ class KubernetesStore:
         await self._write(self._resources.create_namespaced_custom_object, *self._collection, made)
         return await self._get(group)
 
-    async def _put(self, group: str, record: GroupRecord, version: str) -> Stored | NotStored:
+    async def _put(
+        self, group: str, record: GroupRecord, version: str
+    ) -> StoredRecord | WriteFailure:
         master = "" if record.master is None else f"{group}-{record.master.replica_id}"
         in_sync = ", ".join(f"{group}-{one.replica_id}" for one in sorted(record.sss))
-        written: Json | NotStored = await self._write(
+        written: Json | WriteFailure = await self._write(
             self._resources.replace_namespaced_custom_object_status,
             *self._collection,
             self._name(group),
@@ -267,9 +269,9 @@ class KubernetesStore:
                 "status": {"master": master, "inSync": in_sync, "record": to_json(record)},
             },
         )
-        if isinstance(written, NotStored):
+        if isinstance(written, WriteFailure):
             return written
-        return Stored(record, written["metadata"]["resourceVersion"])
+        return StoredRecord(record, written["metadata"]["resourceVersion"])
 
     async def _read(self, method: Callable[..., T], *arguments: object) -> T | None:
         """Return an object; None: it does not exist. Raises StoreUnreachable."""
@@ -285,7 +287,7 @@ class KubernetesStore:
                 why = _refusal(error)
         raise StoreUnreachable(f"{_title(method, arguments)}: {why}")
 
-    async def _write(self, method: Callable[..., T], *arguments: object) -> T | NotStored:
+    async def _write(self, method: Callable[..., T], *arguments: object) -> T | WriteFailure:
         """Write an object, once. Raises StoreUnreachable if nothing was written."""
         title = _title(method, arguments)
         try:
@@ -294,14 +296,14 @@ class KubernetesStore:
             raise StoreUnreachable(f"{title}: {error!r}") from error
         except HTTPError as error:
             log.warning("the answer to a write is lost", call=title, reason=repr(error))
-            return NotStored.UNKNOWN
+            return WriteFailure.UNKNOWN
         except ApiException as error:
             if error.status in {HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND}:
-                return NotStored.CONFLICT
+                return WriteFailure.CONFLICT
             if not error.status or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 # The server may have written, without an answer from its own store.
                 log.warning("the API server failed at a write", call=title, reason=error.body)
-                return NotStored.UNKNOWN
+                return WriteFailure.UNKNOWN
             raise StoreUnreachable(f"{title}: {_refusal(error)}") from error
 
 
@@ -337,20 +339,22 @@ def _renew_time() -> datetime:
     return now.replace(microsecond=now.microsecond or 1)
 
 
-def _stored(found: Json) -> Stored | None:
+def _stored(found: Json) -> StoredRecord | None:
     """Return the record of a resource; None: it has none yet."""
     record = found.get("status", {}).get("record")
     return (
-        None if record is None else Stored(from_json(record), found["metadata"]["resourceVersion"])
+        None
+        if record is None
+        else StoredRecord(from_json(record), found["metadata"]["resourceVersion"])
     )
 
 
-def _changed(found: Json) -> Changed | None:
+def _changed(found: Json) -> RecordChange | None:
     stored = _stored(found)
-    return None if stored is None else Changed(found["spec"]["group"], stored)
+    return None if stored is None else RecordChange(found["spec"]["group"], stored)
 
 
-def _is_new(change: Changed, known: dict[str, str]) -> bool:
+def _is_new(change: RecordChange, known: dict[str, str]) -> bool:
     """Return whether a change was not yielded before, and note it."""
     if change.stored is None:
         return known.pop(change.group, None) is not None

@@ -13,12 +13,12 @@ from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import histogram_family
 from tidemill.controller.election.history import FAILOVER_REASONS
 from tidemill.controller.election.retirement import staying
-from tidemill.controller.meta_store import NotStored, StoreUnreachable
+from tidemill.controller.meta_store import StoreUnreachable, WriteFailure
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from tidemill.controller.group import Group
+    from tidemill.controller.group import BrokerGroupControl
 
 # Microseconds: of a call of a session or of the store, from a local file to one that is given up.
 LATENCY_BOUNDS_US: Final = (
@@ -59,7 +59,7 @@ class ControllerMetrics:
         began_ns, status = time.monotonic_ns(), "failed"
         try:
             result = await call
-            status = "conflict" if isinstance(result, NotStored) else "success"
+            status = "conflict" if isinstance(result, WriteFailure) else "success"
         except StoreUnreachable:
             status = "timeout"
             raise
@@ -84,7 +84,7 @@ class ControllerMetrics:
         self._failovers.observe((group, reason), away_ms / 1_000)
 
     def collector(
-        self, groups: Callable[[], Mapping[str, Group]], is_leading: Callable[[], bool]
+        self, groups: Callable[[], Mapping[str, BrokerGroupControl]], is_leading: Callable[[], bool]
     ) -> Callable[[], Iterator[Metric]]:
         """Return what yields the metrics."""
 

@@ -16,7 +16,7 @@ from tidemill.controller.election.record import (
     CutTail,
     GroupRecord,
     KeptStore,
-    Registered,
+    RegisteredRun,
     Retirement,
     Transition,
 )
@@ -92,7 +92,7 @@ def _read_kept_store(found: dict[str, Any]) -> KeptStore:
     return KeptStore(ReplicaId(found["replica"]), found["storeUuid"], found["unclean"])
 
 
-def _registered(replica_id: ReplicaId, registered: Registered) -> dict[str, Any]:
+def _registered(replica_id: ReplicaId, registered: RegisteredRun) -> dict[str, Any]:
     return {
         "replica": replica_id,
         "storeUuid": registered.store_uuid,
@@ -104,8 +104,8 @@ def _registered(replica_id: ReplicaId, registered: Registered) -> dict[str, Any]
     }
 
 
-def _read_registered(found: dict[str, Any]) -> tuple[ReplicaId, Registered]:
-    return ReplicaId(found["replica"]), Registered(
+def _read_registered(found: dict[str, Any]) -> tuple[ReplicaId, RegisteredRun]:
+    return ReplicaId(found["replica"]), RegisteredRun(
         store_uuid=found["storeUuid"],
         incarnation=found["incarnation"],
         address=found["address"],

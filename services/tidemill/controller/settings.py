@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from tidemill.common.setting_types import Flag, Port, is_loopback
 from tidemill.common.shared_settings import ClusterTlsSettings
-from tidemill.controller.election.sessions import Timing
+from tidemill.controller.election.sessions import ElectionTiming
 
-_TIMING = Timing()  # Defaults stand there: these are what a user sees of them.
+_TIMING = ElectionTiming()  # Defaults stand there: these are what a user sees of them.
 
 
 class ControllerSettings(ClusterTlsSettings):
@@ -101,9 +101,9 @@ class ControllerSettings(ClusterTlsSettings):
     )
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> ElectionTiming:
         """How long is waited for whom."""
-        return Timing(
+        return ElectionTiming(
             session_timeout_ms=self.session_timeout_ms,
             stall_limit_ms=self.stall_limit_ms,
             peer_silence_ms=self.peer_silence_ms,

@@ -21,8 +21,8 @@ from typing import Final, TypeVar, final
 
 from tidemill.controller.election.leadership import LeaseSeen
 from tidemill.controller.election.record import GroupRecord
-from tidemill.controller.election.swap import Attempt, Stored
-from tidemill.controller.meta_store import Changed, NotStored, StoreUnreachable
+from tidemill.controller.election.swap import StoredRecord, WriteAttempt
+from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
 from tidemill.controller.record_json import from_text, to_text
 
 BUSY_TIMEOUT_MS: Final = 1_000  # as any call of a store (failover.md 5)
@@ -83,43 +83,45 @@ class SqliteStore:
 
     # ------------------------------------------------------------ records
 
-    async def get(self, group: str) -> Stored | None:
+    async def get(self, group: str) -> StoredRecord | None:
         """Return a group's record; None: there is no such group. Raises StoreUnreachable."""
         return await self._run(lambda: self._get(group))
 
-    async def create(self, group: str, record: GroupRecord) -> Stored | NotStored:
+    async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
         """Store the first record of a group. Raises StoreUnreachable."""
 
-        def insert(connection: sqlite3.Connection) -> Stored | NotStored:
+        def insert(connection: sqlite3.Connection) -> StoredRecord | WriteFailure:
             token = _next_token(connection)
             done = connection.execute(
                 "INSERT OR IGNORE INTO groups VALUES (?, ?, ?)", (group, token, to_text(record))
             )
-            return Stored(record, str(token)) if done.rowcount else NotStored.CONFLICT
+            return StoredRecord(record, str(token)) if done.rowcount else WriteFailure.CONFLICT
 
         return await self._write(insert)
 
-    async def swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+    async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
         """Write a record in the place of the one that it was made from. Raises StoreUnreachable."""
 
-        def update(connection: sqlite3.Connection) -> Stored | NotStored:
+        def update(connection: sqlite3.Connection) -> StoredRecord | WriteFailure:
             token = _next_token(connection)
             done = connection.execute(
                 "UPDATE groups SET token = ?, record = ? WHERE name = ? AND token = ?",
                 (token, to_text(attempt.record), group, int(attempt.base.token)),
             )
-            return Stored(attempt.record, str(token)) if done.rowcount else NotStored.CONFLICT
+            return (
+                StoredRecord(attempt.record, str(token)) if done.rowcount else WriteFailure.CONFLICT
+            )
 
         return await self._write(update)
 
-    async def remove(self, group: str, token: str) -> NotStored | None:
+    async def remove(self, group: str, token: str) -> WriteFailure | None:
         """Forget a group whose record is as it was read. Raises StoreUnreachable."""
 
-        def delete(connection: sqlite3.Connection) -> NotStored | None:
+        def delete(connection: sqlite3.Connection) -> WriteFailure | None:
             done = connection.execute(
                 "DELETE FROM groups WHERE name = ? AND token = ?", (group, int(token))
             )
-            return None if done.rowcount else NotStored.CONFLICT
+            return None if done.rowcount else WriteFailure.CONFLICT
 
         return await self._write(delete)
 
@@ -127,7 +129,7 @@ class SqliteStore:
         """Return the names of all groups, sorted. Raises StoreUnreachable."""
         return sorted(await self._run(self._tokens))
 
-    async def watch(self) -> AsyncGenerator[Changed, None]:
+    async def watch(self) -> AsyncGenerator[RecordChange, None]:
         """Yield all groups, then changes as they come, of this process at once.
 
         While the file cannot be read nothing comes; what has changed meanwhile comes afterwards.
@@ -139,11 +141,11 @@ class SqliteStore:
                 found = await self._run(self._tokens)
                 for group in [name for name in known if name not in found]:
                     del known[group]
-                    yield Changed(group, None)
+                    yield RecordChange(group, None)
                 for group, token in found.items():
                     if known.get(group) != token and (stored := await self.get(group)) is not None:
                         known[group] = int(stored.token)
-                        yield Changed(group, stored)
+                        yield RecordChange(group, stored)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_PERIOD_S):
                     await self._changes.wait()
@@ -163,11 +165,11 @@ class SqliteStore:
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
-    ) -> LeaseSeen | NotStored:
+    ) -> LeaseSeen | WriteFailure:
         """Take, renew or (with no holder) release a lease that was last `seen` so."""
         written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
 
-        def write(connection: sqlite3.Connection) -> LeaseSeen | NotStored:
+        def write(connection: sqlite3.Connection) -> LeaseSeen | WriteFailure:
             if seen is None:
                 done = connection.execute(
                     "INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", (name, *written)
@@ -178,7 +180,7 @@ class SqliteStore:
                     " WHERE name = ? AND holder = ? AND renewals = ?",
                     (*written, name, *seen),
                 )
-            return written if done.rowcount else NotStored.CONFLICT
+            return written if done.rowcount else WriteFailure.CONFLICT
 
         return await self._write(write)
 
@@ -209,11 +211,11 @@ class SqliteStore:
         if self._connection is not None:
             self._connection.close()
 
-    def _get(self, group: str) -> Stored | None:
+    def _get(self, group: str) -> StoredRecord | None:
         found = self._open_connection.execute(
             "SELECT record, token FROM groups WHERE name = ?", (group,)
         ).fetchone()
-        return None if found is None else Stored(from_text(found[0]), str(found[1]))
+        return None if found is None else StoredRecord(from_text(found[0]), str(found[1]))
 
     def _tokens(self) -> dict[str, int]:
         rows = self._open_connection.execute("SELECT name, token FROM groups").fetchall()
@@ -225,10 +227,10 @@ class SqliteStore:
         except (sqlite3.Error, OSError) as error:
             raise StoreUnreachable(f"{self._path}: {error}") from error
 
-    async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T | NotStored:
+    async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T | WriteFailure:
         """Do a change in a transaction; who is cancelled here does not know whether it was done."""
 
-        def transact() -> T | NotStored:
+        def transact() -> T | WriteFailure:
             connection = self._open_connection
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -242,7 +244,7 @@ class SqliteStore:
                 # Whether it is in the file only a read will tell.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-                return NotStored.UNKNOWN
+                return WriteFailure.UNKNOWN
             return result
 
         try:

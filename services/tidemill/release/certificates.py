@@ -38,12 +38,12 @@ TOKEN_BYTES: Final = 32
 Data = Mapping[str, bytes]  # of a Secret
 
 
-class InTheWay(Exception):
+class ForeignSecret(Exception):
     """A Secret has the name of ours and is somebody else's; the message says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CertificatePlan:
     """Which Secrets there shall be."""
 
     authority: str
@@ -58,7 +58,9 @@ class _Signer(NamedTuple):
     key: ec.EllipticCurvePrivateKey
 
 
-def due(plan: Plan, found: Mapping[str, Data], now: datetime) -> dict[str, dict[str, bytes]]:
+def secrets_to_write(
+    plan: CertificatePlan, found: Mapping[str, Data], now: datetime
+) -> dict[str, dict[str, bytes]]:
     """Return the Secrets to write, each with its whole data; `found` are those that there are.
 
     Raises InTheWay.
@@ -88,7 +90,9 @@ def due(plan: Plan, found: Mapping[str, Data], now: datetime) -> dict[str, dict[
     return written
 
 
-def _authority_due(plan: Plan, known: Data, told: bytes, now: datetime) -> dict[str, bytes]:
+def _authority_due(
+    plan: CertificatePlan, known: Data, told: bytes, now: datetime
+) -> dict[str, bytes]:
     """Return what the authority's Secret shall hold; processes believe those who are `told`."""
     data = dict(known)
     lifetime = timedelta(days=plan.authority_days)
@@ -99,7 +103,7 @@ def _authority_due(plan: Plan, known: Data, told: bytes, now: datetime) -> dict[
         return data
     for kind in ("ca", "next") if "next.crt" in data or "next.key" in data else ("ca",):
         if not {f"{kind}.crt", f"{kind}.key"} <= data.keys():
-            raise InTheWay(
+            raise ForeignSecret(
                 f"the Secret {plan.authority} holds {', '.join(sorted(data))}"
                 f" and not {kind}.crt and {kind}.key: it is not the authority"
                 f" that this job makes, which has that name."

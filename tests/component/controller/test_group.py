@@ -14,11 +14,11 @@ from tests.support.worlds.memory_meta_store import Contents, Fault, MemoryStore
 from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import live_of, release
-from tidemill.controller.election.membership import Refused, change_sync_state_set
+from tidemill.controller.election.membership import ChangeRejection, change_sync_state_set
 from tidemill.controller.election.record import CutTail, GroupRecord
 from tidemill.controller.election.registration import Registration, register
-from tidemill.controller.election.sessions import Health, Heartbeat, Sight, Timing
-from tidemill.controller.group import QUIET_MS, TRANSFER_GIVE_UP_MS, Group
+from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaHealth, Sight
+from tidemill.controller.group import QUIET_MS, TRANSFER_GIVE_UP_MS, BrokerGroupControl
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.record_json import from_text, to_text
@@ -53,11 +53,11 @@ class World:
         self.metrics = ControllerMetrics()
         self.stores = [MemoryStore(self.contents) for _ in range(controllers)]
         self.groups = [
-            Group(
+            BrokerGroupControl(
                 NAME,
                 store,
                 clock=self.clock,
-                timing=Timing(),
+                timing=ElectionTiming(),
                 rank=lambda rank=rank: rank,  # type: ignore[misc]  # each has its own
                 metrics=self.metrics,
             )
@@ -91,7 +91,7 @@ def beat(*, is_master: bool = False, log_end: int = 100) -> Heartbeat:
         log_end=log_end,
         durable_end=log_end,
         confirm=log_end,
-        health=Health.OK,
+        health=ReplicaHealth.OK,
         page_age_ms=0,
     )
 
@@ -203,7 +203,7 @@ def test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees
             group.died(member_of(0))
         await world.groups[1].reconcile()
         assert world.record.epoch == 3  # The deputy waits for its turn.
-        world.clock.advance(Timing().deputy_step_ms)
+        world.clock.advance(ElectionTiming().deputy_step_ms)
         world.hear(1, 2)
         await asyncio.gather(*(group.reconcile() for group in world.groups))
         for group in world.groups:
@@ -258,7 +258,7 @@ def test_a_proposal_is_judged_against_the_record_that_is_there_and_not_rebased()
         await world.begin()
         proposal = Proposal(3, 7, member_of(0), frozenset({member_of(0), member_of(1)}))
 
-        def ask(record: GroupRecord, _sight: object) -> GroupRecord | Refused:
+        def ask(record: GroupRecord, _sight: object) -> GroupRecord | ChangeRejection:
             live = {member_of(n) for n in range(3)}
             return change_sync_state_set(record, proposal, live)
 
@@ -279,7 +279,7 @@ def test_a_proposal_that_was_ended_is_not_taken_for_done() -> None:
         result = await world.group.change(
             lambda record, _: change_sync_state_set(record, proposal, live)
         )
-        assert isinstance(result, Refused)  # The version is another one: it is not rebased.
+        assert isinstance(result, ChangeRejection)  # The version is another one: it is not rebased.
         assert len(world.record.sss) == 3
 
     play(scenario())
@@ -291,7 +291,7 @@ def test_what_is_asked_of_a_store_that_is_away_is_not_taken_for_refused() -> Non
         await world.begin()
         world.store.is_unreachable = True
         with pytest.raises(StoreUnreachable):
-            await world.group.change(lambda _record, _sight: Refused("never asked"))
+            await world.group.change(lambda _record, _sight: ChangeRejection("never asked"))
 
     play(scenario())
 
@@ -393,7 +393,7 @@ def test_a_transfer_was_away_since_the_master_took_no_sends() -> None:
                 epoch=3,
                 master=member_of(0),
                 target=ReplicaId(1),
-                live=live_of(record, sight, Timing()),
+                live=live_of(record, sight, ElectionTiming()),
             )
             assert after is not None
             last = after.history[-1]._replace(detected_ms=25)

@@ -24,7 +24,7 @@ from tidemill.common.kubernetes_access import (
     find_access,
     open_client,
 )
-from tidemill.release.certificates import Plan, due
+from tidemill.release.certificates import CertificatePlan, secrets_to_write
 
 SECRET = "/api/v1/namespaces/messages/secrets/s"
 
@@ -63,10 +63,10 @@ def test_a_pod_has_the_address_and_namespace_of_its_account(
 def test_a_pod_sends_its_renewed_token_after_a_minute(
     account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan(
+    plan = CertificatePlan(
         authority="ca", certificates={"api": ("localhost",)}, tokens={}, days=1, authority_days=2
     )
-    files = due(plan, {}, dt.datetime.now(dt.UTC))["api"]
+    files = secrets_to_write(plan, {}, dt.datetime.now(dt.UTC))["api"]
     for name, content in files.items():
         (account / name).write_bytes(content)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -15,11 +15,11 @@ from tests.support.worlds.memory_kubernetes import MemoryKubernetes
 from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.record import GroupRecord
-from tidemill.controller.election.sessions import Health, Heartbeat, Timing
-from tidemill.controller.group import Group
-from tidemill.controller.groups import Groups
+from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaHealth
+from tidemill.controller.group import BrokerGroupControl
+from tidemill.controller.groups import BrokerGroupControls
 from tidemill.controller.kubernetes_calls import KubernetesCalls
-from tidemill.controller.kubernetes_scale import Scaling
+from tidemill.controller.kubernetes_scale import ReplicaScaling
 from tidemill.controller.kubernetes_store import KubernetesStore
 from tidemill.controller.metrics import ControllerMetrics
 
@@ -36,15 +36,15 @@ class World:
         self.store = store
         self.clock = ManualClock()
         make = functools.partial(
-            Group,
+            BrokerGroupControl,
             store=store,
             clock=self.clock,
-            timing=Timing(),
+            timing=ElectionTiming(),
             rank=lambda: 0,
             metrics=ControllerMetrics(),
         )
-        self.groups = Groups(store, make, founds_with=None)
-        self.scaling = Scaling(store, self.groups, lambda: True)
+        self.groups = BrokerGroupControls(store, make, founds_with=None)
+        self.scaling = ReplicaScaling(store, self.groups, lambda: True)
 
     @property
     def spec(self) -> Any:
@@ -62,13 +62,13 @@ class World:
         found = self.server.objects[SET]
         found["status"] = {**found["status"], **status}
 
-    async def found(self, record: GroupRecord) -> Group:
+    async def found(self, record: GroupRecord) -> BrokerGroupControl:
         await self.store.create(NAME, record)
         group = await self.groups.find(NAME)
         self.hear(group, *(id_ for id_, _ in record.replicas))
         return group
 
-    def hear(self, group: Group, *replicas: int) -> None:
+    def hear(self, group: BrokerGroupControl, *replicas: int) -> None:
         for replica in replicas:
             group.heard(member_of(replica), BEAT)
 
@@ -81,7 +81,7 @@ BEAT = Heartbeat(
     log_end=100,
     durable_end=100,
     confirm=100,
-    health=Health.OK,
+    health=ReplicaHealth.OK,
     page_age_ms=0,
 )
 

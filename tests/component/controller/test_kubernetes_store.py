@@ -20,10 +20,10 @@ from tests.support.worlds.memory_kubernetes import MemoryKubernetes
 from tests.support.worlds.meta_store_suite import GROUP, MetaStoreSuite, done, leased
 from tests.support.worlds.replica_records import record_of_three
 from tidemill.common.kubernetes_access import find_access
-from tidemill.controller.election.swap import Resolution, bump, resolve
+from tidemill.controller.election.swap import WriteOutcome, attempt_no_change, outcome_of
 from tidemill.controller.kubernetes_calls import KubernetesCalls
 from tidemill.controller.kubernetes_store import KubernetesStore
-from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
+from tidemill.controller.meta_store import MetaStore, StoreUnreachable, WriteFailure
 
 NAMESPACE = os.environ.get("TIDEMILL_TEST_NAMESPACE", "default")
 GROUPS = "/apis/tidemill.io/v1/namespaces/messages/brokergroups"
@@ -84,11 +84,11 @@ def test_a_write_with_a_lost_answer_is_unknown_until_a_read_finds_its_id(
         with store_of(server) as store:
             base = done(await store.create(GROUP, record_of_three()))
             server.lost_answers = 1
-            made = bump(base, "mine")
-            assert await store.swap(GROUP, made) is NotStored.UNKNOWN
+            made = attempt_no_change(base, "mine")
+            assert await store.swap(GROUP, made) is WriteFailure.UNKNOWN
             found = await store.get(GROUP)
             assert found is not None
-            assert resolve(made, found) is Resolution.APPLIED
+            assert outcome_of(made, found) is WriteOutcome.APPLIED
 
     asyncio.run(run())
 
@@ -112,10 +112,12 @@ def test_a_failed_write_is_unknown_only_after_a_server_error(
             with pytest.raises(StoreUnreachable):
                 await store.get(GROUP)
             if is_unknown:
-                assert await store.swap(GROUP, bump(base, "mine")) is NotStored.UNKNOWN
+                assert (
+                    await store.swap(GROUP, attempt_no_change(base, "mine")) is WriteFailure.UNKNOWN
+                )
             else:
                 with pytest.raises(StoreUnreachable):
-                    await store.swap(GROUP, bump(base, "mine"))
+                    await store.swap(GROUP, attempt_no_change(base, "mine"))
 
     asyncio.run(run())
 
@@ -137,7 +139,7 @@ def test_calls_fail_at_once_when_nothing_listens(server: MemoryKubernetes) -> No
 def test_create_needs_the_resource_and_takes_min_in_sync_from_it(server: MemoryKubernetes) -> None:
     async def run() -> None:
         with store_of(server, makes_resources=False) as store:
-            assert await store.create(GROUP, record_of_three()) is NotStored.CONFLICT
+            assert await store.create(GROUP, record_of_three()) is WriteFailure.CONFLICT
             server.objects[f"{GROUPS}/mill-{GROUP}"] = {
                 "metadata": {"name": f"mill-{GROUP}", "resourceVersion": "0"},
                 "spec": {"group": GROUP, "replicas": 3, "minInSync": 3, "statefulSet": "mill-x"},

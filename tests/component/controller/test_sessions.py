@@ -18,9 +18,9 @@ from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, 
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.forgetting import GONE_MS
 from tidemill.controller.election.replacement import UNSEEN_MAX
-from tidemill.controller.election.sessions import Timing
-from tidemill.controller.group import Group
-from tidemill.controller.groups import Groups
+from tidemill.controller.election.sessions import ElectionTiming
+from tidemill.controller.group import BrokerGroupControl
+from tidemill.controller.groups import BrokerGroupControls
 from tidemill.controller.metrics import ControllerMetrics
 from tidemill.controller.server.grpc_server import controller_server
 from tidemill.controller.server.service import SERVICE, ControllerService
@@ -69,7 +69,7 @@ class World(NamedTuple):
     address: str
     clock: ManualClock
     store: MemoryStore
-    groups: Groups
+    groups: BrokerGroupControls
     connect: Callable[[], contextlib.AbstractAsyncContextManager[Channel]]
 
 
@@ -77,12 +77,14 @@ class World(NamedTuple):
 async def controller(*, min_in_sync: int | None = 2) -> AsyncIterator[World]:
     clock, store, counted = ManualClock(), MemoryStore(Contents()), ControllerMetrics()
 
-    def make(name: str) -> Group:
-        return Group(name, store, clock=clock, timing=Timing(), rank=lambda: 0, metrics=counted)
+    def make(name: str) -> BrokerGroupControl:
+        return BrokerGroupControl(
+            name, store, clock=clock, timing=ElectionTiming(), rank=lambda: 0, metrics=counted
+        )
 
-    groups = Groups(store, make, founds_with=min_in_sync)
+    groups = BrokerGroupControls(store, make, founds_with=min_in_sync)
     service = ControllerService(
-        groups, clock=clock, timing=Timing(), metrics=counted, is_leading=lambda: True
+        groups, clock=clock, timing=ElectionTiming(), metrics=counted, is_leading=lambda: True
     )
     settings = ControllerSettings(grpc_port=0, drain_timeout_ms=100)
     watching = asyncio.ensure_future(groups.run())
@@ -295,7 +297,7 @@ def test_a_second_process_of_a_number_with_another_store_is_ended() -> None:
             await first.next("beat")
             slip.say(register=register)
             assert "was there a moment ago" in (await slip.next("answer")).answer.refused
-            world.clock.advance(Timing().other_store_ms + 1)
+            world.clock.advance(ElectionTiming().other_store_ms + 1)
             slip.say(register=register)
             assert (await slip.next("answer")).answer.WhichOneof("result") == "done"
 
@@ -442,7 +444,7 @@ def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
             with pytest.raises(Conflict, match="replica 0 is there"):
                 await controllers.forget(NAME)
             # It may only stand still: then it would lead a group that nobody knows.
-            world.clock.advance(Timing().session_timeout_ms + 1)
+            world.clock.advance(ElectionTiming().session_timeout_ms + 1)
             with pytest.raises(Conflict, match="replica 0 is not heard of for 1 s"):
                 await controllers.forget(NAME)
             world.clock.advance(GONE_MS)
@@ -520,7 +522,7 @@ def test_an_operator_says_how_many_must_have_a_message() -> None:
                 await controllers.set_min_in_sync(NAME, 2)
             await join(other, 1)
             assert (await controllers.set_min_in_sync(NAME, 2)).view.min_in_sync == 2
-            world.clock.advance(Timing().session_timeout_ms + 1)
+            world.clock.advance(ElectionTiming().session_timeout_ms + 1)
             with pytest.raises(Conflict, match="no master that is heard"):
                 await controllers.set_min_in_sync(NAME, 1)
             group = await world.groups.find(NAME)

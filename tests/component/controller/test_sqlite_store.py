@@ -13,8 +13,8 @@ import pytest
 from tests.support.worlds.meta_store_suite import GROUP, MetaStoreSuite, done
 from tests.support.worlds.replica_records import record_of_three
 from tidemill.controller import sqlite_store
-from tidemill.controller.election.swap import bump
-from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
+from tidemill.controller.election.swap import attempt_no_change
+from tidemill.controller.meta_store import MetaStore, StoreUnreachable, WriteFailure
 from tidemill.controller.sqlite_store import SqliteStore
 
 
@@ -32,7 +32,7 @@ class TestSqliteStore(MetaStoreSuite):
         async def run() -> None:
             async with SqliteStore.open(self.path) as store:
                 stored = done(await store.create(GROUP, record_of_three()))
-                stored = done(await store.swap(GROUP, bump(stored, "one")))
+                stored = done(await store.swap(GROUP, attempt_no_change(stored, "one")))
             async with SqliteStore.open(self.path) as store:
                 assert await store.get(GROUP) == stored
 
@@ -42,11 +42,14 @@ class TestSqliteStore(MetaStoreSuite):
         async def run() -> None:
             async with SqliteStore.open(self.path) as store:
                 first = done(await store.create(GROUP, record_of_three()))
-                moved = done(await store.swap(GROUP, bump(first, "one")))
-                assert await store.remove(GROUP, first.token) is NotStored.CONFLICT
+                moved = done(await store.swap(GROUP, attempt_no_change(first, "one")))
+                assert await store.remove(GROUP, first.token) is WriteFailure.CONFLICT
                 assert await store.remove(GROUP, moved.token) is None
                 done(await store.create(GROUP, record_of_three()))
-                assert await store.swap(GROUP, bump(first, "late")) is NotStored.CONFLICT
+                assert (
+                    await store.swap(GROUP, attempt_no_change(first, "late"))
+                    is WriteFailure.CONFLICT
+                )
 
         asyncio.run(run())
 
@@ -61,11 +64,11 @@ class TestSqliteStore(MetaStoreSuite):
                 with contextlib.closing(sqlite3.connect(self.path)) as holder:
                     holder.execute("BEGIN EXCLUSIVE")
                     with pytest.raises(StoreUnreachable):
-                        await store.swap(GROUP, bump(stored, "one"))
+                        await store.swap(GROUP, attempt_no_change(stored, "one"))
                     # Reads go on beside a writer.
                     assert await store.get(GROUP) == stored
                     holder.rollback()
-                done(await store.swap(GROUP, bump(stored, "one")))
+                done(await store.swap(GROUP, attempt_no_change(stored, "one")))
 
         asyncio.run(run())
 

@@ -22,7 +22,7 @@ from tidemill.common.log import configure_logging
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 
 if TYPE_CHECKING:
-    from tidemill.broker.controller_link.port import Hearer
+    from tidemill.broker.controller_link.port import ControlledReplica
     from tidemill.broker.engine.replication.actions import MastershipRelease
 
 
@@ -55,11 +55,11 @@ class Pipes:
     """The controllers: the other ends of two pipes."""
 
     def __init__(self) -> None:
-        self._replicas: Hearer | None = None
+        self._replicas: ControlledReplica | None = None
         self._view: ReplicationView | None = None
         self._rest = b""
 
-    def attach(self, replicas: Hearer) -> None:
+    def attach(self, replicas: ControlledReplica) -> None:
         if self._replicas is None:
             asyncio.get_running_loop().add_reader(sys.stdin.fileno(), self._read)
         me = replicas.introduction().me

@@ -208,7 +208,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             (
                 "tests/component/controller/test_kubernetes_store.py::"
-                "test_what_an_error_says_of_a_write"
+                "test_a_failed_write_is_unknown_only_after_a_server_error"
             ),
             _GROUP + "test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made",
             _SIMULATION,

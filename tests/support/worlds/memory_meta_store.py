@@ -8,8 +8,8 @@ from enum import Enum, auto
 
 from tidemill.controller.election.leadership import LeaseSeen
 from tidemill.controller.election.record import GroupRecord
-from tidemill.controller.election.swap import Attempt, Stored
-from tidemill.controller.meta_store import Changed, NotStored, StoreUnreachable
+from tidemill.controller.election.swap import StoredRecord, WriteAttempt
+from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
 
 
 class Fault(Enum):
@@ -24,7 +24,7 @@ class Contents:
     """What is stored."""
 
     def __init__(self) -> None:
-        self.records: dict[str, Stored] = {}
+        self.records: dict[str, StoredRecord] = {}
         self.leases: dict[str, LeaseSeen] = {}
         self.changed = asyncio.Condition()
         self.token = 0
@@ -37,52 +37,52 @@ class MemoryStore:
         self.contents = contents
         self.faults: list[Fault] = []  # of the swaps that come next, in their order
         self.is_unreachable = False
-        self.late: list[tuple[str, Attempt]] = []
+        self.late: list[tuple[str, WriteAttempt]] = []
 
-    async def get(self, group: str) -> Stored | None:
+    async def get(self, group: str) -> StoredRecord | None:
         self._reach()
         return self.contents.records.get(group)
 
-    async def create(self, group: str, record: GroupRecord) -> Stored | NotStored:
+    async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
         self._reach()
         if group in self.contents.records:
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         return await self._put(group, record)
 
-    async def swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+    async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
         self._reach()
         fault = self.faults.pop(0) if self.faults else None
         if fault is Fault.UNREACHABLE:
             raise StoreUnreachable("as the test wants it")
         if fault is Fault.LATE:
             self.late.append((group, attempt))
-            return NotStored.UNKNOWN
+            return WriteFailure.UNKNOWN
         result = await self._swap(group, attempt)
-        return NotStored.UNKNOWN if fault is Fault.LOST_ANSWER else result
+        return WriteFailure.UNKNOWN if fault is Fault.LOST_ANSWER else result
 
-    async def deliver_late(self) -> list[Stored | NotStored]:
+    async def deliver_late(self) -> list[StoredRecord | WriteFailure]:
         """Do what was late."""
         late, self.late = self.late, []
         return [await self._swap(*each) for each in late]
 
-    async def _swap(self, group: str, attempt: Attempt) -> Stored | NotStored:
+    async def _swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
         found = self.contents.records.get(group)
         if found is None or found.token != attempt.base.token:
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         return await self._put(group, attempt.record)
 
-    async def _put(self, group: str, record: GroupRecord) -> Stored:
+    async def _put(self, group: str, record: GroupRecord) -> StoredRecord:
         self.contents.token += 1
-        stored = self.contents.records[group] = Stored(record, str(self.contents.token))
+        stored = self.contents.records[group] = StoredRecord(record, str(self.contents.token))
         async with self.contents.changed:
             self.contents.changed.notify_all()
         return stored
 
-    async def remove(self, group: str, token: str) -> NotStored | None:
+    async def remove(self, group: str, token: str) -> WriteFailure | None:
         self._reach()
         found = self.contents.records.get(group)
         if found is None or found.token != token:
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         del self.contents.records[group]
         async with self.contents.changed:
             self.contents.changed.notify_all()
@@ -92,16 +92,16 @@ class MemoryStore:
         self._reach()
         return sorted(self.contents.records)
 
-    async def watch(self) -> AsyncGenerator[Changed, None]:
-        told: dict[str, Stored] = {}
+    async def watch(self) -> AsyncGenerator[RecordChange, None]:
+        told: dict[str, StoredRecord] = {}
         while True:
             for group in [name for name in told if name not in self.contents.records]:
                 del told[group]
-                yield Changed(group, None)
+                yield RecordChange(group, None)
             for group, stored in list(self.contents.records.items()):
                 if told.get(group) != stored:
                     told[group] = stored
-                    yield Changed(group, stored)
+                    yield RecordChange(group, stored)
             async with self.contents.changed:
                 await self.contents.changed.wait_for(lambda: told != self.contents.records)
 
@@ -111,10 +111,10 @@ class MemoryStore:
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
-    ) -> LeaseSeen | NotStored:
+    ) -> LeaseSeen | WriteFailure:
         self._reach()
         if self.contents.leases.get(name) != seen:
-            return NotStored.CONFLICT
+            return WriteFailure.CONFLICT
         written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
         self.contents.leases[name] = written
         return written

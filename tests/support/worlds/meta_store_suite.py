@@ -11,8 +11,14 @@ from collections.abc import Awaitable, Callable
 
 from tests.support.worlds.replica_records import record_of_three
 from tidemill.controller.election.leadership import LeaseSeen
-from tidemill.controller.election.swap import Resolution, Stored, attempt, bump, resolve
-from tidemill.controller.meta_store import Changed, MetaStore, NotStored
+from tidemill.controller.election.swap import (
+    StoredRecord,
+    WriteOutcome,
+    attempt_no_change,
+    attempt_write,
+    outcome_of,
+)
+from tidemill.controller.meta_store import MetaStore, RecordChange, WriteFailure
 
 GROUP = "broker-0"
 WAIT_S = 20.0  # for what must come; a hang fails here
@@ -47,7 +53,7 @@ class MetaStoreSuite:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             stored = done(await one.create(GROUP, record_of_three()))
             later = record_of_three()._replace(version=9)
-            assert await other.create(GROUP, later) is NotStored.CONFLICT
+            assert await other.create(GROUP, later) is WriteFailure.CONFLICT
             assert await one.get(GROUP) == stored
 
         self.play(scenario)
@@ -56,11 +62,12 @@ class MetaStoreSuite:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             base = done(await one.create(GROUP, record_of_three()))
             results = await asyncio.gather(
-                one.swap(GROUP, bump(base, "one")), other.swap(GROUP, bump(base, "other"))
+                one.swap(GROUP, attempt_no_change(base, "one")),
+                other.swap(GROUP, attempt_no_change(base, "other")),
             )
-            assert sorted(isinstance(each, Stored) for each in results) == [False, True]
-            assert NotStored.CONFLICT in results
-            winner = "one" if isinstance(results[0], Stored) else "other"
+            assert sorted(isinstance(each, StoredRecord) for each in results) == [False, True]
+            assert WriteFailure.CONFLICT in results
+            winner = "one" if isinstance(results[0], StoredRecord) else "other"
             found = await read(one)
             assert (found.record.write_id, found.record.version) == (
                 winner,
@@ -72,15 +79,17 @@ class MetaStoreSuite:
     def test_a_swap_from_an_old_version_is_refused_also_when_it_says_the_same(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             base = done(await one.create(GROUP, record_of_three()))
-            done(await one.swap(GROUP, bump(base, "first")))
-            assert await other.swap(GROUP, bump(base, "first")) is NotStored.CONFLICT
+            done(await one.swap(GROUP, attempt_no_change(base, "first")))
+            assert (
+                await other.swap(GROUP, attempt_no_change(base, "first")) is WriteFailure.CONFLICT
+            )
 
         self.play(scenario)
 
     def test_a_write_whose_answer_is_lost_is_found_by_its_id_or_ended(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             base = done(await one.create(GROUP, record_of_three()))
-            made = attempt(
+            made = attempt_write(
                 base, base.record._replace(version=base.record.version + 1), "a lost answer"
             )
             call = asyncio.ensure_future(one.swap(GROUP, made))
@@ -89,14 +98,14 @@ class MetaStoreSuite:
             with contextlib.suppress(asyncio.CancelledError):
                 await call
             found = await read(one)
-            while resolve(made, found) is Resolution.PENDING:
+            while outcome_of(made, found) is WriteOutcome.PENDING:
                 # Nobody knows whether it comes. What changes nothing ends it.
-                await one.swap(GROUP, bump(found, "an end"))
+                await one.swap(GROUP, attempt_no_change(found, "an end"))
                 found = await read(one)
-            seen = resolve(made, found)
-            assert seen in (Resolution.APPLIED, Resolution.OVERTAKEN)
+            seen = outcome_of(made, found)
+            assert seen in (WriteOutcome.APPLIED, WriteOutcome.OVERTAKEN)
             # From here on it does not come any more.
-            assert await other.swap(GROUP, made) is NotStored.CONFLICT
+            assert await other.swap(GROUP, made) is WriteFailure.CONFLICT
 
         self.play(scenario)
 
@@ -105,7 +114,7 @@ class MetaStoreSuite:
             stored = done(await one.create(GROUP, record_of_three()))
             for n in range(20):
                 writer, reader = (one, other) if n % 2 else (other, one)
-                stored = done(await writer.swap(GROUP, bump(stored, f"write {n}")))
+                stored = done(await writer.swap(GROUP, attempt_no_change(stored, f"write {n}")))
                 assert await reader.get(GROUP) == stored
 
         self.play(scenario)
@@ -114,12 +123,12 @@ class MetaStoreSuite:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             stored = done(await one.create(GROUP, record_of_three()))
             async with contextlib.aclosing(other.watch()) as changes:
-                assert await anext(changes) == Changed(GROUP, stored)
+                assert await anext(changes) == RecordChange(GROUP, stored)
                 for n in range(5):
-                    stored = done(await one.swap(GROUP, bump(stored, f"write {n}")))
+                    stored = done(await one.swap(GROUP, attempt_no_change(stored, f"write {n}")))
                 # There may be gaps, and the last is always told.
                 async for change in changes:
-                    if change == Changed(GROUP, stored):
+                    if change == RecordChange(GROUP, stored):
                         break
                 await one.create("broker-1", record_of_three())
                 async for change in changes:
@@ -132,14 +141,14 @@ class MetaStoreSuite:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             assert await one.read_lease("leader") is None
             held = leased(await one.write_lease("leader", None, "one"))
-            assert await other.write_lease("leader", None, "other") is NotStored.CONFLICT
+            assert await other.write_lease("leader", None, "other") is WriteFailure.CONFLICT
             seen = await other.read_lease("leader")
             assert seen == held
             assert held.holder == "one"
             renewed = leased(await one.write_lease("leader", held, "one"))
             assert renewed.renewals > held.renewals
             # It was renewed since: what was seen is not what is there.
-            assert await other.write_lease("leader", seen, "other") is NotStored.CONFLICT
+            assert await other.write_lease("leader", seen, "other") is WriteFailure.CONFLICT
             released = leased(await one.write_lease("leader", renewed, ""))
             taken = leased(await other.write_lease("leader", released, "other"))
             assert (await one.read_lease("leader")) == taken
@@ -148,18 +157,18 @@ class MetaStoreSuite:
         self.play(scenario)
 
 
-def done(result: Stored | NotStored) -> Stored:
+def done(result: StoredRecord | WriteFailure) -> StoredRecord:
     """Return what was stored; fail if it was not."""
-    assert isinstance(result, Stored)
+    assert isinstance(result, StoredRecord)
     return result
 
 
-def leased(result: LeaseSeen | NotStored) -> LeaseSeen:
+def leased(result: LeaseSeen | WriteFailure) -> LeaseSeen:
     assert isinstance(result, LeaseSeen)
     return result
 
 
-async def read(store: MetaStore) -> Stored:
+async def read(store: MetaStore) -> StoredRecord:
     found = await store.get(GROUP)
     assert found is not None
     return found

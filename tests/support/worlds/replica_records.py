@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
-from tidemill.controller.election.record import GroupRecord, Registered, Transition
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, Transition
 
 
 def member_of(replica_id: int, run: int = 0) -> ReplicaRun:
@@ -23,7 +23,9 @@ def record_of_three(*, epoch: int = 3, version: int = 7) -> GroupRecord:
         replicas=tuple(
             (
                 one.replica_id,
-                Registered(f"store-{one.replica_id}", one.incarnation, f"10.0.0.{n}:10911", False),
+                RegisteredRun(
+                    f"store-{one.replica_id}", one.incarnation, f"10.0.0.{n}:10911", False
+                ),
             )
             for n, one in enumerate(members)
         ),

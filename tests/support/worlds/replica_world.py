@@ -30,9 +30,9 @@ from tidemill.broker.engine.replication.epoch_journal import (
 )
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election import elect, membership, registration
-from tidemill.controller.election.membership import Refused
-from tidemill.controller.election.record import GroupRecord, Registered, view_of
-from tidemill.controller.election.registration import Fenced, Registration
+from tidemill.controller.election.membership import ChangeRejection
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, view_of
+from tidemill.controller.election.registration import FencedRun, Registration
 
 Entry = tuple[int, int]  # epoch, and number in it
 Log = tuple[Entry, ...]
@@ -109,7 +109,8 @@ def beginning(scope: Scope, *, members: tuple[int, ...] = (0, 1, 2)) -> State:
     """Return a group in its first epoch, of which replica 0 is master, with `members` in sync."""
     sss = frozenset(run_of(n, 0) for n in members)
     replicas = tuple(
-        (ReplicaId(n), Registered(f"store {n}", f"{n}.0", "", is_unclean=False)) for n in range(3)
+        (ReplicaId(n), RegisteredRun(f"store {n}", f"{n}.0", "", is_unclean=False))
+        for n in range(3)
     )
     record = GroupRecord(
         min_in_sync=scope.min_in_sync,
@@ -167,7 +168,7 @@ def steps(state: State, scope: Scope) -> Iterator[Step]:
         # Whom a controller takes for alive decides nothing here: all may be.
         live = {run_of(n, node.run) for n, node in enumerate(state.nodes)}
         after = membership.change_sync_state_set(state.record, proposal, live)
-        if not isinstance(after, Refused):
+        if not isinstance(after, ChangeRejection):
             yield f"accept {_names(proposal.sss)}", _with_record(state, after)
     if state.record.epoch < scope.epochs:
         yield from _elections(state)
@@ -383,7 +384,7 @@ def _started(state: State, n: int, node: Node) -> State:
 def _registered(state: State, n: int, node: Node, request: Registration) -> State:
     after = registration.register(state.record, request)
     is_mine = request.member == run_of(n, node.run)
-    if isinstance(after, Fenced):
+    if isinstance(after, FencedRun):
         # It ends, and the next run names another one in whose place it comes.
         return _with_node(
             state, n, node._replace(request=None, is_alive=node.is_alive and not is_mine, stream=0)

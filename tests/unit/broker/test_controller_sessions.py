@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemill.broker.controller_link.sessions import (
     HEARTBEAT_MS,
     REQUEST_AGAIN_MS,
-    End,
-    Sessions,
+    ControllerSessions,
+    StopBroker,
     ToBroker,
     ToController,
 )
@@ -20,7 +20,7 @@ class World:
     """Sessions whose actions are looked at one by one."""
 
     def __init__(self, controllers: int = 2) -> None:
-        self.sessions = Sessions("broker-0")
+        self.sessions = ControllerSessions("broker-0")
         self.now_ms = 0
         self.to_broker: list[wire.SessionDown] = []
         self.ends: list[str] = []
@@ -36,7 +36,7 @@ class World:
                     sent.append((controller, message))
                 case ToBroker(message):
                     self.to_broker.append(message)
-                case End(why):
+                case StopBroker(why):
                     self.ends.append(why)
         return sent
 

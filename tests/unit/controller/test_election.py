@@ -9,14 +9,14 @@ import pytest
 from tidemill.common.replica_group import Proposal, ReplicaId, ReplicaRun
 from tidemill.controller.election.alarms import of_fewer
 from tidemill.controller.election.decide import (
-    AskForTransfer,
     Intent,
     MetaRollback,
-    NotFounded,
-    Rest,
-    TooFew,
-    Unavailable,
-    Write,
+    NoAction,
+    NoEligibleReplica,
+    NoFounder,
+    RecordWrite,
+    ShortSyncStateSet,
+    TransferRequest,
     decide,
     live_of,
     release,
@@ -24,20 +24,31 @@ from tidemill.controller.election.decide import (
 from tidemill.controller.election.elect import with_master, with_survivor
 from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.leadership import Leadership, LeaseSeen, LeaseTiming
-from tidemill.controller.election.membership import Refused, change_sync_state_set
+from tidemill.controller.election.membership import ChangeRejection, change_sync_state_set
 from tidemill.controller.election.record import (
     HISTORY_MAX,
     GroupRecord,
-    Registered,
+    RegisteredRun,
     Retirement,
     view_of,
 )
-from tidemill.controller.election.registration import Fenced, Registration, register
-from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
-from tidemill.controller.election.swap import Resolution, Stored, attempt, bump, resolve
+from tidemill.controller.election.registration import FencedRun, Registration, register
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    Heartbeat,
+    ReplicaHealth,
+    ReplicaSessions,
+)
+from tidemill.controller.election.swap import (
+    StoredRecord,
+    WriteOutcome,
+    attempt_no_change,
+    attempt_write,
+    outcome_of,
+)
 from tidemill.controller.record_json import from_text, to_text
 
-TIMING = Timing()
+TIMING = ElectionTiming()
 NOW_MS = 1_000_000
 BEAT = Heartbeat(
     is_master=False,
@@ -47,7 +58,7 @@ BEAT = Heartbeat(
     log_end=100,
     durable_end=100,
     confirm=100,
-    health=Health.OK,
+    health=ReplicaHealth.OK,
     page_age_ms=20,
 )
 
@@ -58,7 +69,7 @@ def run(replica_id: int, number: int = 0) -> ReplicaRun:
 
 def record(*, sss: tuple[int, ...] = (0, 1, 2), eligible: tuple[int, ...] = ()) -> GroupRecord:
     replicas = tuple(
-        (ReplicaId(n), Registered(f"store {n}", f"{n}.0", f"host-{n}", is_unclean=False))
+        (ReplicaId(n), RegisteredRun(f"store {n}", f"{n}.0", f"host-{n}", is_unclean=False))
         for n in range(3)
     )
     return GroupRecord(
@@ -79,8 +90,10 @@ def with_drained(group: GroupRecord, number: int) -> GroupRecord:
     return group.with_replica(ReplicaId(number), registered._replace(retired=Retirement.DRAINED))
 
 
-def sessions(group: GroupRecord, beats: dict[int, Heartbeat], at_ms: int = NOW_MS) -> Sessions:
-    found = Sessions(TIMING)
+def sessions(
+    group: GroupRecord, beats: dict[int, Heartbeat], at_ms: int = NOW_MS
+) -> ReplicaSessions:
+    found = ReplicaSessions(TIMING)
     found.look(group, at_ms - 60_000)
     for replica_id, beat in beats.items():
         member = group.find_member(ReplicaId(replica_id))
@@ -90,7 +103,7 @@ def sessions(group: GroupRecord, beats: dict[int, Heartbeat], at_ms: int = NOW_M
 
 
 def decided(
-    group: GroupRecord, known: Sessions, *, rank: int = 0, now_ms: int = NOW_MS + 10
+    group: GroupRecord, known: ReplicaSessions, *, rank: int = 0, now_ms: int = NOW_MS + 10
 ) -> Intent:
     known.look(group, now_ms)
     sight = known.sight(rank=rank, now_ms=now_ms)
@@ -100,7 +113,7 @@ def decided(
 
 
 def written(intent: Intent) -> GroupRecord:
-    assert isinstance(intent, Write), intent
+    assert isinstance(intent, RecordWrite), intent
     return intent.record
 
 
@@ -109,7 +122,7 @@ def written(intent: Intent) -> GroupRecord:
 
 def test_a_healthy_group_is_left_alone() -> None:
     group = record()
-    assert decided(group, sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})) == Rest()
+    assert decided(group, sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})) == NoAction()
 
 
 def test_a_dead_master_is_replaced_by_the_longest_log_and_the_living_go_along() -> None:
@@ -132,7 +145,7 @@ def test_whoever_does_not_go_along_stays_eligible_while_the_set_is_too_small() -
 def test_a_silent_master_whose_frames_arrive_is_not_replaced() -> None:
     group = record()
     heard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 100),))
-    assert decided(group, sessions(group, {1: heard, 2: BEAT})) == Rest()
+    assert decided(group, sessions(group, {1: heard, 2: BEAT})) == NoAction()
     unheard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 700),))
     assert written(decided(group, sessions(group, {1: unheard, 2: BEAT}))).master == run(1)
 
@@ -160,17 +173,17 @@ def test_a_deputy_waits_for_its_turn() -> None:
     known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})
     known.died(run(0), NOW_MS)
     first = decided(group, known, rank=1)
-    assert first == Rest(NOW_MS + 10 + TIMING.deputy_step_ms)
+    assert first == NoAction(NOW_MS + 10 + TIMING.deputy_step_ms)
     for replica_id in (1, 2):
         known.heard(run(replica_id), BEAT, NOW_MS + 1_000)
-    assert isinstance(decided(group, known, rank=1, now_ms=NOW_MS + 1_011), Write)
+    assert isinstance(decided(group, known, rank=1, now_ms=NOW_MS + 1_011), RecordWrite)
 
 
 def test_nobody_who_may_lack_something_is_elected() -> None:
     group = record(sss=(0, 1))
     known = sessions(group, {2: BEAT})
     known.died(run(0), NOW_MS)
-    assert isinstance(decided(group, known), Unavailable)
+    assert isinstance(decided(group, known), NoEligibleReplica)
 
 
 def test_an_eligible_replica_is_elected_when_no_member_lives() -> None:
@@ -189,13 +202,13 @@ def test_a_blocked_master_gives_way_to_one_that_reaches_another() -> None:
     known = sessions(group, {0: blocked, 1: reaches, 2: BEAT})
     assert written(decided(group, known)).master == run(1)
     alone = sessions(group, {0: blocked, 1: BEAT, 2: BEAT})
-    assert decided(group, alone) == Rest()
+    assert decided(group, alone) == NoAction()
 
 
 def test_a_master_that_was_just_elected_and_is_blocked_gives_way_too() -> None:
     """It confirms nothing: what guards against masters that come and go is not for that."""
     group = record(sss=(0,), eligible=(1, 2))
-    known = Sessions(TIMING)
+    known = ReplicaSessions(TIMING)
     known.look(group._replace(epoch=group.epoch - 1, version=group.version - 1), NOW_MS - 1_300)
     known.look(group, NOW_MS - 1_250)
     known.heard(run(0), BEAT._replace(is_master=True, blocked_ms=1_200), NOW_MS)
@@ -209,14 +222,14 @@ def test_a_group_without_anybody_who_ever_held_it_says_so() -> None:
     known = sessions(group, {1: BEAT, 2: BEAT})
     known.died(run(0), NOW_MS)
     intent = decided(group, known)
-    assert isinstance(intent, Unavailable)
+    assert isinstance(intent, NoEligibleReplica)
     assert intent.reason == "no replica has all that was confirmed"
 
 
 def test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not() -> None:
     group = record()
-    slow = BEAT._replace(health=Health.SLOW)
-    assert decided(group, sessions(group, {0: slow, 1: slow, 2: BEAT})) == AskForTransfer(
+    slow = BEAT._replace(health=ReplicaHealth.SLOW)
+    assert decided(group, sessions(group, {0: slow, 1: slow, 2: BEAT})) == TransferRequest(
         ReplicaId(2)
     )
 
@@ -240,7 +253,7 @@ def test_a_release_elects_its_target_and_waits_for_the_old_master_where_it_must(
 def test_replica_0_founds_a_group_above_the_epochs_of_its_log() -> None:
     group = record()._replace(epoch=0, version=3, master=None, sss=frozenset())
     others = {1: BEAT._replace(epoch_seen=0), 2: BEAT._replace(epoch_seen=0)}
-    assert isinstance(decided(group, sessions(group, others)), NotFounded)
+    assert isinstance(decided(group, sessions(group, others)), NoFounder)
     founder = BEAT._replace(epoch_seen=0, log_epoch=17)
     after = written(decided(group, sessions(group, {**others, 0: founder})))
     assert (after.epoch, after.master) == (18, run(0))
@@ -261,14 +274,14 @@ def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
     blocked = BEAT._replace(is_master=True, blocked_ms=TIMING.too_few_ms + 1)
     for rank in (0, 1):  # Operators ask any controller.
         alarm = decided(group, sessions(group, {0: blocked, 2: BEAT}), rank=rank)
-        assert isinstance(alarm, TooFew)
+        assert isinstance(alarm, ShortSyncStateSet)
         assert "1 of the 2 replicas that must have a message are in sync" in alarm.reason
         assert "replica 2 is catching up" in alarm.reason
         assert "replica 1 is not heard of: start it, or an empty one in place" in alarm.reason
     # Who is drained is not waited for: it may be let count again.
     drained = with_drained(group, 2)
     alarm = decided(drained, sessions(drained, {0: blocked, 2: BEAT}))
-    assert isinstance(alarm, TooFew)
+    assert isinstance(alarm, ShortSyncStateSet)
     assert "replica 2 is drained, and could count again" in alarm.reason
     assert "catching up" not in alarm.reason
     told = alarm.reason + of_fewer("broker-0", drained, alarm.drained)
@@ -276,11 +289,11 @@ def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
     assert "drain" not in of_fewer("broker-0", group)
     # Not for the moment that a failover takes.
     short = blocked._replace(blocked_ms=TIMING.too_few_ms)
-    assert isinstance(decided(group, sessions(group, {0: short, 2: BEAT})), Rest)
+    assert isinstance(decided(group, sessions(group, {0: short, 2: BEAT})), NoAction)
     # Who has never come is missing too.
     alone = group._replace(replicas=group.replicas[:1], eligible=frozenset())
     alarm = decided(alone, sessions(alone, {0: blocked}))
-    assert isinstance(alarm, TooFew)
+    assert isinstance(alarm, ShortSyncStateSet)
     assert "replica 1 is not heard of" in alarm.reason
 
 
@@ -303,7 +316,7 @@ def test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there() -> N
     assert not group.eligible
     assert group.suspects == {1, 2}
     some = sessions(group, {1: BEAT})
-    assert isinstance(decided(group, some), Unavailable)
+    assert isinstance(decided(group, some), NoEligibleReplica)
     known = sessions(group, {1: BEAT, 2: BEAT._replace(log_end=101)})
     after = written(decided(group, known))
     assert (after.master, after.unclean_since) == (run(2, 1), 4)
@@ -338,7 +351,7 @@ def test_a_proposal_that_does_not_hold_is_refused(change: dict[str, Any]) -> Non
     live = {run(n) for n in range(3)}
     assert isinstance(change_sync_state_set(group, proposal, live), GroupRecord)
     changed = proposal._replace(**change)
-    assert isinstance(change_sync_state_set(group, changed, live), Refused)
+    assert isinstance(change_sync_state_set(group, changed, live), ChangeRejection)
 
 
 def test_whoever_is_not_heard_of_may_stay_and_may_not_join() -> None:
@@ -346,7 +359,7 @@ def test_whoever_is_not_heard_of_may_stay_and_may_not_join() -> None:
     stay = Proposal(3, 7, run(0), frozenset({run(0), run(1)}))
     assert isinstance(change_sync_state_set(group, stay, {run(0)}), GroupRecord)
     join = stay._replace(sss=stay.sss | {run(2)})
-    assert isinstance(change_sync_state_set(group, join, {run(0), run(1)}), Refused)
+    assert isinstance(change_sync_state_set(group, join, {run(0), run(1)}), ChangeRejection)
 
 
 def test_who_leaves_a_set_that_becomes_too_small_is_eligible_until_it_is_full_again() -> None:
@@ -394,7 +407,7 @@ def test_a_registration_that_comes_late_or_twice_is_fenced() -> None:
     assert isinstance(first, GroupRecord)
     second = register(first, later)
     assert isinstance(second, GroupRecord)
-    assert isinstance(register(second, asked), Fenced)
+    assert isinstance(register(second, asked), FencedRun)
 
 
 def test_who_was_unclean_is_clean_when_its_master_has_seen_it_catch_up() -> None:
@@ -413,15 +426,15 @@ def test_who_was_unclean_is_clean_when_its_master_has_seen_it_catch_up() -> None
 
 
 def test_what_became_of_an_attempt() -> None:
-    base = Stored(record(), "token 1")
-    made = attempt(base, with_master(base.record, run(1), frozenset()), "mine")
-    assert resolve(made, base) is Resolution.PENDING
-    assert resolve(made, Stored(made.record, "token 2")) is Resolution.APPLIED
-    other = bump(base, "another's")
-    assert resolve(made, Stored(other.record, "token 2")) is Resolution.OVERTAKEN
+    base = StoredRecord(record(), "token 1")
+    made = attempt_write(base, with_master(base.record, run(1), frozenset()), "mine")
+    assert outcome_of(made, base) is WriteOutcome.PENDING
+    assert outcome_of(made, StoredRecord(made.record, "token 2")) is WriteOutcome.APPLIED
+    other = attempt_no_change(base, "another's")
+    assert outcome_of(made, StoredRecord(other.record, "token 2")) is WriteOutcome.OVERTAKEN
     # Another write came behind ours: an election is found in the history.
-    behind = bump(Stored(made.record, "token 2"), "another's")
-    assert resolve(made, Stored(behind.record, "token 3")) is Resolution.APPLIED
+    behind = attempt_no_change(StoredRecord(made.record, "token 2"), "another's")
+    assert outcome_of(made, StoredRecord(behind.record, "token 3")) is WriteOutcome.APPLIED
 
 
 def test_a_record_is_the_same_after_json() -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
-from tidemill.controller.election.decide import Intent, Unavailable, Write, decide
+from tidemill.controller.election.decide import Intent, NoEligibleReplica, RecordWrite, decide
 from tidemill.controller.election.elect import with_survivor
-from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord, KeptStore
 from tidemill.controller.election.registration import (
-    Fenced,
-    Presence,
+    FencedRun,
     Registration,
+    RunPresence,
     presence_of,
     register,
 )
 from tidemill.controller.election.retirement import is_out
-from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    Heartbeat,
+    ReplicaHealth,
+    ReplicaSessions,
+)
 from tidemill.controller.record_json import from_text, to_text
 
-TIMING = Timing()
+TIMING = ElectionTiming()
 BEAT = Heartbeat(
     is_master=False,
     epoch_seen=3,
@@ -28,7 +33,7 @@ BEAT = Heartbeat(
     log_end=100,
     durable_end=100,
     confirm=100,
-    health=Health.OK,
+    health=ReplicaHealth.OK,
     page_age_ms=20,
 )
 
@@ -49,7 +54,7 @@ def come(record: GroupRecord, replica: int, run: int, store: str) -> GroupRecord
 
 def decided(record: GroupRecord) -> Intent:
     """Return what is decided while all that are registered are heard."""
-    sessions = Sessions(TIMING)
+    sessions = ReplicaSessions(TIMING)
     sessions.look(record, 0)
     for id_, _ in record.replicas:
         member = record.find_member(id_)
@@ -69,34 +74,34 @@ def test_another_store_does_not_take_the_place_of_a_run_that_is_heard() -> None:
     record = record_of_three()
     for replica in (0, 1):
         asked = coming(record, replica, 1, "another")
-        refusal = register(record, asked, Presence.HEARD)
-        assert isinstance(refusal, Fenced)
+        refusal = register(record, asked, RunPresence.HEARD)
+        assert isinstance(refusal, FencedRun)
         assert f"replica {replica} is running at 10.0.0.{replica}:10911" in refusal.why
         # It may be on its way back.
-        assert isinstance(register(record, asked, Presence.WAS_HEARD), Refused)
-        assert isinstance(register(record, asked, Presence.GONE), GroupRecord)
+        assert isinstance(register(record, asked, RunPresence.WAS_HEARD), ChangeRejection)
+        assert isinstance(register(record, asked, RunPresence.GONE), GroupRecord)
     same = coming(record, 1, 1, "store-1")
-    assert isinstance(register(record, same, Presence.HEARD), GroupRecord)
+    assert isinstance(register(record, same, RunPresence.HEARD), GroupRecord)
 
 
 def test_who_is_there_is_known_by_what_was_heard_last() -> None:
-    record, sessions = record_of_three(), Sessions(TIMING)
+    record, sessions = record_of_three(), ReplicaSessions(TIMING)
     zero = ReplicaId(0)
 
-    def presence(now_ms: int) -> Presence:
+    def presence(now_ms: int) -> RunPresence:
         return presence_of(record, zero, sessions.sight(rank=0, now_ms=now_ms), TIMING)
 
     # A controller that has just begun to listen knows nothing yet.
     sessions.look(record, 1_000)
-    assert presence(1_000) is Presence.WAS_HEARD
-    assert presence(1_000 + TIMING.other_store_ms + 1) is Presence.GONE
+    assert presence(1_000) is RunPresence.WAS_HEARD
+    assert presence(1_000 + TIMING.other_store_ms + 1) is RunPresence.GONE
     sessions.heard(member_of(0), BEAT, 10_000)
-    assert presence(10_000) is Presence.HEARD
-    assert presence(10_001 + TIMING.session_timeout_ms) is Presence.WAS_HEARD
+    assert presence(10_000) is RunPresence.HEARD
+    assert presence(10_001 + TIMING.session_timeout_ms) is RunPresence.WAS_HEARD
     sessions.heard(member_of(0), BEAT, 20_000)
     sessions.died(member_of(0), 20_100)
-    assert presence(20_100) is Presence.WAS_HEARD
-    assert presence(20_101 + TIMING.other_store_ms) is Presence.GONE
+    assert presence(20_100) is RunPresence.WAS_HEARD
+    assert presence(20_101 + TIMING.other_store_ms) is RunPresence.GONE
 
 
 def test_a_store_that_is_not_needed_is_not_kept() -> None:
@@ -114,17 +119,17 @@ def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back
     assert not record.eligible
     assert [one.store_uuid for one in record.kept_stores] == ["store-1", "store-2"]
     alarm = decided(record)
-    assert isinstance(alarm, Unavailable)
+    assert isinstance(alarm, NoEligibleReplica)
     assert "replicas 1 and 2 came with another store" in alarm.reason
     assert not is_out(record, ReplicaId(1))
     record = come(record, 0, 2, "store-0")
-    assert isinstance(decided(record), Unavailable)
+    assert isinstance(decided(record), NoEligibleReplica)
     # The run with the empty store is still heard: who has what is needed comes in its place.
-    back = register(record, coming(record, 1, 2, "store-1"), Presence.HEARD)
+    back = register(record, coming(record, 1, 2, "store-1"), RunPresence.HEARD)
     assert isinstance(back, GroupRecord)
     assert back.eligible == {1}
     intent = decided(back)
-    assert isinstance(intent, Write)
+    assert isinstance(intent, RecordWrite)
     assert intent.record.master == member_of(1, 2)
     assert not intent.record.unclean_since
     # The other one keeps what it has until there are enough.
@@ -154,7 +159,7 @@ def test_suspects_are_not_compared_while_a_store_that_has_more_may_come_back() -
     assert isinstance(unclean, GroupRecord)
     assert unclean.suspects == {1}
     record = come(unclean, 2, 1, "empty-2")
-    assert isinstance(decided(record), Unavailable)
+    assert isinstance(decided(record), NoEligibleReplica)
 
 
 def test_a_group_of_one_keeps_the_store_that_another_has_come_in_place_of() -> None:

@@ -7,8 +7,8 @@ import pytest
 from tests.support.worlds.replica_records import member_of
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import with_master
-from tidemill.controller.election.membership import Refused
-from tidemill.controller.election.record import GroupRecord, Registered, Retirement
+from tidemill.controller.election.membership import ChangeRejection
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, Retirement
 from tidemill.controller.election.retirement import (
     find_leaver,
     forget,
@@ -16,7 +16,15 @@ from tidemill.controller.election.retirement import (
     with_number,
     without,
 )
-from tidemill.controller.pods import MoveMaster, Pods, Replace, Resize, Step, Wait, next_step
+from tidemill.controller.pods import (
+    MasterMove,
+    PodReplacement,
+    PodResize,
+    PodStep,
+    PodWait,
+    StatefulSetPods,
+    next_step,
+)
 
 STEPS_MAX = 100
 
@@ -30,7 +38,7 @@ def record_of(count: int, *, master: int = 0, out: tuple[int, ...] = ()) -> Grou
         master=members[master],
         sss=frozenset(one for one in members if one.replica_id not in out),
         replicas=tuple(
-            (one.replica_id, Registered(f"store {n}", one.incarnation, f"host-{n}", False))
+            (one.replica_id, RegisteredRun(f"store {n}", one.incarnation, f"host-{n}", False))
             for n, one in enumerate(members)
         ),
     )
@@ -43,9 +51,9 @@ def pods(
     updated: int | None = None,
     ready: int | None = None,
     is_seen: bool = True,
-) -> Pods:
+) -> StatefulSetPods:
     """Return pods at rest, or with `updated` of them as a changed template says."""
-    return Pods(
+    return StatefulSetPods(
         replicas=replicas,
         partition=replicas if partition is None else partition,
         ready=replicas if ready is None else ready,
@@ -67,24 +75,26 @@ class Kubernetes:
         self.replaced: list[int] = []
 
     @property
-    def pods(self) -> Pods:
+    def pods(self) -> StatefulSetPods:
         updated = sum(one == self.template for one in self.revisions)
         is_changing = any(one != self.template for one in self.revisions)
-        return Pods(self.replicas, self.partition, len(self.revisions), updated, True, is_changing)
+        return StatefulSetPods(
+            self.replicas, self.partition, len(self.revisions), updated, True, is_changing
+        )
 
-    def do(self, step: Step) -> None:
+    def do(self, step: PodStep) -> None:
         match step:
-            case Resize(replicas, partition):
+            case PodResize(replicas, partition):
                 assert abs(replicas - self.replicas) <= 1 or replicas > self.replicas
                 self.replicas, self.partition = replicas, partition
-            case Replace(partition):
+            case PodReplacement(partition):
                 assert partition == min(self.partition, self.replicas) - 1, "one at a time"
                 self.partition = partition
-            case MoveMaster(target):
+            case MasterMove(target):
                 self.transfers += 1
                 moved = member_of(target)
                 self.record = with_master(self.record, moved, self.record.sss, reason="moved")
-            case Wait():
+            case PodWait():
                 pass
         self._turn()
 
@@ -99,7 +109,7 @@ class Kubernetes:
             new = len(self.revisions)
             self.revisions.append(self.template if new >= self.partition else 1)
             self.record = self.record.with_replica(
-                ReplicaId(new), Registered(f"store {new}", member_of(new).incarnation, "", False)
+                ReplicaId(new), RegisteredRun(f"store {new}", member_of(new).incarnation, "", False)
             )
             self.record = self.record._replace(sss=self.record.sss | {member_of(new)})
         for ordinal in reversed(range(self.partition, self.replicas)):
@@ -111,22 +121,22 @@ class Kubernetes:
     def controller(self, wanted: int) -> None:
         leaver = find_leaver(self.record)
         after = without(self.record, leaver) if leaver else with_number(self.record, wanted)
-        assert not isinstance(after, Refused)
+        assert not isinstance(after, ChangeRejection)
         self.record = after
         retired = [id_ for id_, one in self.record.replicas if one.retired is not Retirement.NO]
         if self.record.master is not None and self.record.master.replica_id in retired:
-            self.do(MoveMaster(ReplicaId(0)))
+            self.do(MasterMove(ReplicaId(0)))
         for id_ in retired:
             if id_ >= self.replicas:
                 gone = forget(self.record, id_)
-                assert not isinstance(gone, Refused)
+                assert not isinstance(gone, ChangeRejection)
                 self.record = gone
 
     def run(self, *, wanted: int) -> None:
         for _ in range(STEPS_MAX):
             self.controller(wanted)
             step = next_step(self.pods, wanted=wanted, record=self.record)
-            if step == Wait() and self.replicas == wanted:
+            if step == PodWait() and self.replicas == wanted:
                 return
             self.do(step)
         raise AssertionError("it never rests")
@@ -159,47 +169,47 @@ def test_a_group_gets_more_and_fewer_replicas(master: int) -> None:
 
 def test_no_pod_is_replaced_while_another_one_is_away_or_behind() -> None:
     going = pods(3, 2, updated=1, ready=2)
-    assert next_step(going, wanted=3, record=record_of(3)) == Wait("2 of 3 pods are ready")
+    assert next_step(going, wanted=3, record=record_of(3)) == PodWait("2 of 3 pods are ready")
     behind = record_of(3, out=(2,))
-    assert next_step(pods(3, 2, updated=1), wanted=3, record=behind) == Wait(
+    assert next_step(pods(3, 2, updated=1), wanted=3, record=behind) == PodWait(
         "replica 2 is not in sync"
     )
     under_way = pods(3, 2, updated=0)
-    assert next_step(under_way, wanted=3, record=record_of(3)) == Wait("pod 2 is being replaced")
+    assert next_step(under_way, wanted=3, record=record_of(3)) == PodWait("pod 2 is being replaced")
 
 
 def test_one_that_is_not_in_sync_may_be_replaced_and_all_where_nothing_is_confirmed() -> None:
     broken = pods(3, 3, updated=0, ready=2)
-    assert next_step(broken, wanted=3, record=record_of(3, out=(2,))) == Replace(2)
+    assert next_step(broken, wanted=3, record=record_of(3, out=(2,))) == PodReplacement(2)
     alone = record_of(3, out=(1, 2))
-    assert next_step(broken, wanted=3, record=alone) == Replace(2)
+    assert next_step(broken, wanted=3, record=alone) == PodReplacement(2)
     last = pods(3, 1, updated=2, ready=1)
-    assert next_step(last, wanted=3, record=alone) == Replace(0)
+    assert next_step(last, wanted=3, record=alone) == PodReplacement(0)
 
 
 def test_the_master_moves_to_one_that_is_replaced_already() -> None:
     going = pods(3, 1, updated=2)
-    assert next_step(going, wanted=3, record=record_of(3, master=0)) == MoveMaster(ReplicaId(1))
+    assert next_step(going, wanted=3, record=record_of(3, master=0)) == MasterMove(ReplicaId(1))
     drained = retire(record_of(3, master=0), ReplicaId(1), Retirement.DRAINED)
     assert isinstance(drained, GroupRecord)
-    assert next_step(going, wanted=3, record=drained) == MoveMaster(ReplicaId(2))
+    assert next_step(going, wanted=3, record=drained) == MasterMove(ReplicaId(2))
 
 
 def test_who_is_needed_is_not_taken_away_and_people_are_told_why() -> None:
     step = next_step(pods(3), wanted=2, record=record_of(3, out=(1,)))
-    assert isinstance(step, Wait)
+    assert isinstance(step, PodWait)
     assert "replica 2 is not taken away: only 1 of the others are in sync" in step.why
     # A pod that never came to register is no loss.
-    assert next_step(pods(4), wanted=3, record=record_of(3)) == Resize(3, 3)
+    assert next_step(pods(4), wanted=3, record=record_of(3)) == PodResize(3, 3)
 
 
 def test_a_template_that_kubernetes_has_not_looked_at_yet_is_waited_for() -> None:
-    assert next_step(pods(3, is_seen=False), wanted=3, record=record_of(3)) == Wait()
+    assert next_step(pods(3, is_seen=False), wanted=3, record=record_of(3)) == PodWait()
     new = pods(3, 3, updated=3, is_seen=False)
-    assert next_step(new, wanted=3, record=record_of(3)) == Wait()
+    assert next_step(new, wanted=3, record=record_of(3)) == PodWait()
 
 
 def test_a_new_group_gets_its_pods_before_anybody_has_founded_it() -> None:
-    assert next_step(pods(1, 0), wanted=3, record=None) == Resize(3, 3)
-    assert next_step(pods(3, 0), wanted=3, record=None) == Resize(3, 3)
-    assert next_step(pods(3), wanted=3, record=None) == Wait()
+    assert next_step(pods(1, 0), wanted=3, record=None) == PodResize(3, 3)
+    assert next_step(pods(3, 0), wanted=3, record=None) == PodResize(3, 3)
+    assert next_step(pods(3), wanted=3, record=None) == PodWait()

@@ -6,14 +6,19 @@ import pytest
 
 from tests.support.worlds.replica_records import member_of, record_of_three
 from tidemill.common.replica_group import ReplicaId
-from tidemill.controller.election.decide import AskForTransfer, Rest, decide
+from tidemill.controller.election.decide import NoAction, TransferRequest, decide
 from tidemill.controller.election.reports import (
     REPORT_LASTS_MS,
     UNREACHABLE_MS,
-    Report,
-    reached_instead,
+    UnreachableReport,
+    find_reached_instead,
 )
-from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    Heartbeat,
+    ReplicaHealth,
+    ReplicaSessions,
+)
 
 NOW_MS = 1_000_000
 A, B, C = (f"10.0.0.{n}:10911" for n in range(3))
@@ -25,18 +30,18 @@ BEAT = Heartbeat(
     log_end=100,
     durable_end=100,
     confirm=100,
-    health=Health.OK,
+    health=ReplicaHealth.OK,
     page_age_ms=0,
 )
 
 
-def report(number: int, **change: object) -> Report:
-    told = Report(f"proxy-{number}", NOW_MS, A, UNREACHABLE_MS, frozenset({B}))
+def report(number: int, **change: object) -> UnreachableReport:
+    told = UnreachableReport(f"proxy-{number}", NOW_MS, A, UNREACHABLE_MS, frozenset({B}))
     return told._replace(**change)  # type: ignore[arg-type]  # By name.
 
 
-def reached(*reports: Report, proxies: int = 3) -> set[int]:
-    found = reached_instead(record_of_three(), reports, proxies=proxies, now_ms=NOW_MS)
+def reached(*reports: UnreachableReport, proxies: int = 3) -> set[int]:
+    found = find_reached_instead(record_of_three(), reports, proxies=proxies, now_ms=NOW_MS)
     return {int(one) for one in found}
 
 
@@ -61,14 +66,14 @@ def test_what_is_old_short_or_of_another_does_not_count(change: dict[str, object
 
 
 def test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over() -> None:
-    record, known = record_of_three(), Sessions(Timing())
+    record, known = record_of_three(), ReplicaSessions(ElectionTiming())
     known.look(record, NOW_MS - 60_000)
     for replica in range(3):
         known.heard(member_of(replica), BEAT, NOW_MS)
     sight = known.sight(rank=0, now_ms=NOW_MS)
-    assert decide(record, sight, Timing()) == Rest()
+    assert decide(record, sight, ElectionTiming()) == NoAction()
     told = sight._replace(reached_instead=frozenset({ReplicaId(2)}))
-    assert decide(record, told, Timing()) == AskForTransfer(ReplicaId(2))
+    assert decide(record, told, ElectionTiming()) == TransferRequest(ReplicaId(2))
     # Whoever is not in sync cannot take over.
     short = record._replace(sss=frozenset({member_of(0), member_of(1)}))
-    assert decide(short, told, Timing()) == Rest()
+    assert decide(short, told, ElectionTiming()) == NoAction()

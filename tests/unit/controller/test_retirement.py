@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from tests.support.worlds.replica_records import member_of
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
-from tidemill.controller.election.decide import AskForTransfer, Intent, Rest, Write, decide
+from tidemill.controller.election.decide import (
+    Intent,
+    NoAction,
+    RecordWrite,
+    TransferRequest,
+    decide,
+)
 from tidemill.controller.election.elect import with_master
-from tidemill.controller.election.membership import Refused
-from tidemill.controller.election.record import GroupRecord, Registered, Retirement, view_of
+from tidemill.controller.election.membership import ChangeRejection
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, Retirement, view_of
 from tidemill.controller.election.retirement import forget, is_out, retire, stay, with_number
-from tidemill.controller.election.sessions import Health, Heartbeat, Sessions, Timing
+from tidemill.controller.election.sessions import (
+    ElectionTiming,
+    Heartbeat,
+    ReplicaHealth,
+    ReplicaSessions,
+)
 from tidemill.controller.record_json import from_text, to_text
 
-TIMING = Timing()
+TIMING = ElectionTiming()
 NOW_MS = 1_000_000
 BEAT = Heartbeat(
     is_master=False,
@@ -22,7 +33,7 @@ BEAT = Heartbeat(
     log_end=100,
     durable_end=100,
     confirm=100,
-    health=Health.OK,
+    health=ReplicaHealth.OK,
     page_age_ms=0,
 )
 
@@ -37,7 +48,7 @@ def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) ->
         master=members[0],
         sss=frozenset(one for one in members if one.replica_id not in out),
         replicas=tuple(
-            (one.replica_id, Registered(f"store {n}", one.incarnation, f"host-{n}", False))
+            (one.replica_id, RegisteredRun(f"store {n}", one.incarnation, f"host-{n}", False))
             for n, one in enumerate(members)
         ),
     )
@@ -46,7 +57,7 @@ def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) ->
 def decided(
     record: GroupRecord, *, wanted: int | None = None, dead: ReplicaRun | None = None
 ) -> Intent:
-    known = Sessions(TIMING)
+    known = ReplicaSessions(TIMING)
     known.look(record, NOW_MS - 60_000)
     for replica_id, _ in record.replicas:
         known.heard(member_of(replica_id), BEAT, NOW_MS)
@@ -55,13 +66,13 @@ def decided(
     return decide(record, known.sight(rank=0, now_ms=NOW_MS + 10, wanted_replicas=wanted), TIMING)
 
 
-def done(found: GroupRecord | Refused) -> GroupRecord:
+def done(found: GroupRecord | ChangeRejection) -> GroupRecord:
     assert isinstance(found, GroupRecord), found
     return found
 
 
-def why(found: GroupRecord | Refused) -> str:
-    assert isinstance(found, Refused), found
+def why(found: GroupRecord | ChangeRejection) -> str:
+    assert isinstance(found, ChangeRejection), found
     return found.why
 
 
@@ -71,13 +82,13 @@ def run_to_rest(record: GroupRecord, *, wanted: int | None = None) -> tuple[Grou
     for _ in range(50):
         assert len(record.sss) >= record.min_in_sync, "no window below the minimum"
         intent = decided(record, wanted=wanted)
-        if isinstance(intent, Write):
+        if isinstance(intent, RecordWrite):
             assert intent.record.version == record.version + 1
             record = intent.record
-        elif isinstance(intent, AskForTransfer):
+        elif isinstance(intent, TransferRequest):
             record = with_master(record, member_of(intent.target), record.sss, reason="moved")
         else:
-            assert intent == Rest()
+            assert intent == NoAction()
             last = max(id_ for id_, _ in record.replicas)
             if wanted is None or last < wanted or not is_out(record, last):
                 return record, gone
@@ -93,7 +104,7 @@ def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> Non
     assert not after.eligible
     assert view_of(after).retired == {2}
     assert is_out(after, ReplicaId(2))
-    assert decided(after) == Rest()
+    assert decided(after) == NoAction()
     assert done(retire(after, ReplicaId(2), Retirement.SURPLUS)) is after
     assert from_text(to_text(after)) == after
 
@@ -101,7 +112,7 @@ def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> Non
 def test_a_master_that_is_retired_hands_over_and_leaves_then() -> None:
     marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
     assert marked.sss == {member_of(0), member_of(1), member_of(2)}
-    assert decided(marked) == AskForTransfer(ReplicaId(1))
+    assert decided(marked) == TransferRequest(ReplicaId(1))
     after, _ = run_to_rest(marked)
     assert after.master == member_of(1)
     assert after.sss == {member_of(1), member_of(2)}
@@ -134,12 +145,12 @@ def test_a_retired_replica_is_elected_only_where_nobody_else_is_left() -> None:
     marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
     handed = with_master(marked, member_of(2), marked.sss, reason="moved")
     intent = decided(handed, dead=member_of(2))
-    assert isinstance(intent, Write)
+    assert isinstance(intent, RecordWrite)
     assert intent.record.master == member_of(1)  # and not 0, whose log is as long
     # With nobody else it is better than none: it has all that was acknowledged.
     alone = marked._replace(sss=frozenset({member_of(0), member_of(2)}), master=member_of(2))
     chosen = decided(alone, dead=member_of(2))
-    assert isinstance(chosen, Write)
+    assert isinstance(chosen, RecordWrite)
     assert chosen.record.master == member_of(0)
 
 
@@ -161,12 +172,12 @@ def test_a_master_among_those_that_go_hands_over_to_one_that_stays() -> None:
 def test_fewer_waits_until_those_that_stay_have_caught_up() -> None:
     behind = record_of(5, out=(1, 2))
     first = decided(behind, wanted=3)
-    assert isinstance(first, Write)
+    assert isinstance(first, RecordWrite)
     assert first.record.sss == {member_of(0), member_of(3)}
     forgotten = done(forget(first.record, ReplicaId(4)))
-    assert decided(forgotten, wanted=3) == Rest()
+    assert decided(forgotten, wanted=3) == NoAction()
     caught_up = forgotten._replace(sss=forgotten.sss | {member_of(1)})
-    assert isinstance(decided(caught_up, wanted=3), Write)
+    assert isinstance(decided(caught_up, wanted=3), RecordWrite)
 
 
 def test_more_again_brings_back_what_was_to_go_but_not_what_an_operator_has_drained() -> None:
@@ -187,4 +198,4 @@ def test_what_is_needed_is_not_forgotten() -> None:
 
 
 def test_a_group_that_is_to_have_more_retires_nobody() -> None:
-    assert decided(record_of(1, min_in_sync=1), wanted=3) == Rest()
+    assert decided(record_of(1, min_in_sync=1), wanted=3) == NoAction()

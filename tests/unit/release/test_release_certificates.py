@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from tidemill.release.certificates import TOLD_AFTER, Data, InTheWay, Plan, due
+from tidemill.release.certificates import (
+    TOLD_AFTER,
+    CertificatePlan,
+    Data,
+    ForeignSecret,
+    secrets_to_write,
+)
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-PLAN = Plan(
+PLAN = CertificatePlan(
     authority="ca",
     certificates={"broker-tls": ("pod-0.broker", "pod-1.broker"), "proxy-tls": ("proxy",)},
     tokens={"token": "key"},
@@ -25,9 +31,9 @@ PLAN = Plan(
 World = dict[str, Data]
 
 
-def run(world: World, now: datetime, plan: Plan = PLAN) -> set[str]:
+def run(world: World, now: datetime, plan: CertificatePlan = PLAN) -> set[str]:
     """Do what is due, and return the names of what was written."""
-    written = due(plan, world, now)
+    written = secrets_to_write(plan, world, now)
     world.update(written)
     return set(written)
 
@@ -167,5 +173,7 @@ def test_a_lost_authority_is_believed_until_everybody_was_told_of_the_new_one() 
 def test_a_secret_that_is_somebody_elses_is_named() -> None:
     """Such as one that cert-manager has made."""
     world: World = {"ca": {"tls.crt": b"", "tls.key": b"", "ca.crt": b""}}
-    with pytest.raises(InTheWay, match=r"the Secret ca holds ca.crt, tls.crt, tls.key and not"):
+    with pytest.raises(
+        ForeignSecret, match=r"the Secret ca holds ca.crt, tls.crt, tls.key and not"
+    ):
         run(world, NOW)

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.common.lifecycle import StartError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
-from tidemill.controller.election.record import GroupRecord, Registered, Retirement
+from tidemill.controller.election.record import GroupRecord, RegisteredRun, Retirement
 from tidemill.controller.sqlite_store import SqliteStore
 from tidemill.standalone.broker_stores import brokers_of, check_all_served
 from tidemill.standalone.child_plan import child_names, metrics_ports_of
@@ -99,7 +99,7 @@ def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
         replicas = tuple(
             (
                 ReplicaId(n),
-                Registered(
+                RegisteredRun(
                     store_uuid="",
                     incarnation=f"run {n}",
                     address="",

@@ -18,11 +18,11 @@ _SIZE: Final = struct.Struct(">I")
 SIZE_BYTES: Final = 4
 assert _SIZE.size == SIZE_BYTES, "the size stands before each message"
 # As the target of a transfer: whoever lags least. No replica has this number.
-WHOEVER_LAGS_LEAST: Final = (1 << 32) - 1
+LEAST_LAG_TARGET: Final = (1 << 32) - 1
 MESSAGE_BYTES_MAX: Final = 1 << 20  # a view of a group takes some hundred bytes a replica
 
 
-class SenselessFrame(Exception):
+class InvalidSupervisorFrame(Exception):
     """The other end says something that cannot be."""
 
 
@@ -33,19 +33,19 @@ def encode(message: bytes) -> bytes:
 
 
 @final
-class Frames:
+class FrameReader:
     """Takes bytes as they come, and gives whole messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def receive(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that are whole now. Raises SenselessFrame."""
+        """Yield the messages that are whole now. Raises InvalidSupervisorFrame."""
         self._buffer += data
         while len(self._buffer) >= SIZE_BYTES:
             (size,) = _SIZE.unpack_from(self._buffer)
             if size > MESSAGE_BYTES_MAX:
-                raise SenselessFrame(f"a message of {size} bytes")
+                raise InvalidSupervisorFrame(f"a message of {size} bytes")
             end = SIZE_BYTES + size
             if len(self._buffer) < end:
                 return

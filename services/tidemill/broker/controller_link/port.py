@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.controller_link.frames import (
-    WHOEVER_LAGS_LEAST,
-    Frames,
-    SenselessFrame,
+    LEAST_LAG_TARGET,
+    FrameReader,
+    InvalidSupervisorFrame,
     encode,
 )
 from tidemill.common.replica_group import ReplicaId
@@ -33,7 +33,7 @@ STATUS_PERIOD_S: Final = 0.05  # a fortieth of what a standstill may last
 UNSENT_BYTES_MAX: Final = 1 << 20
 
 
-class Status(NamedTuple):
+class ReplicaStatus(NamedTuple):
     """How a replica is."""
 
     is_master: bool
@@ -51,7 +51,7 @@ class Status(NamedTuple):
     diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's
 
 
-class Introduction(NamedTuple):
+class ReplicaIntroduction(NamedTuple):
     """Who a replica is, and what its store is."""
 
     me: ReplicaRun
@@ -60,10 +60,10 @@ class Introduction(NamedTuple):
     is_clean: bool
 
 
-class Hearer(Protocol):
+class ControlledReplica(Protocol):
     """This replica among the others: hears what was decided, and says how it is."""
 
-    def introduction(self) -> Introduction:
+    def introduction(self) -> ReplicaIntroduction:
         """Return who this is."""
 
     def learn(self, view: ReplicationView) -> None:
@@ -75,7 +75,7 @@ class Hearer(Protocol):
     def hand_over(self, target: ReplicaId | None) -> bool:
         """Begin a planned transfer; whether there is anybody to hand over to."""
 
-    def status(self) -> Status:
+    def status(self) -> ReplicaStatus:
         """Return how this replica is."""
 
 
@@ -87,10 +87,10 @@ class SupervisorPort:
         """Speak over the socket `fd`, which becomes this port's own."""
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._unsent = bytearray()
         self._register: wire.Register | None = None
-        self._hearer: Hearer | None = None
+        self._hearer: ControlledReplica | None = None
         self._view: ReplicationView | None = None
         self._proposed: dict[int, int] = {}  # version by number, of the last proposals
         self._numbers = 0
@@ -98,7 +98,7 @@ class SupervisorPort:
 
     # ------------------------------------------------------------ for the replica
 
-    def attach(self, replicas: Hearer) -> None:
+    def attach(self, replicas: ControlledReplica) -> None:
         """Tell `replicas` what is decided from now on, and the newest of it at once."""
         self._hearer = replicas
         me, store_uuid, address, is_clean = replicas.introduction()
@@ -198,7 +198,7 @@ class SupervisorPort:
         try:
             for message in self._frames.receive(data):
                 self._hear(wire.SessionDown.FromString(message))
-        except (SenselessFrame, DecodeError):
+        except (InvalidSupervisorFrame, DecodeError):
             data = b""
         if not data:
             self.is_lost.set()
@@ -213,7 +213,7 @@ class SupervisorPort:
             case "hand_over":
                 target = down.hand_over.target
                 if self._hearer is not None:
-                    is_any = target == WHOEVER_LAGS_LEAST
+                    is_any = target == LEAST_LAG_TARGET
                     self._hearer.hand_over(None if is_any else ReplicaId(target))
             case "answer" if down.answer.WhichOneof("result") == "refused":
                 version = self._proposed.pop(down.answer.number, None)

@@ -38,13 +38,13 @@ class ToBroker(NamedTuple):
     message: wire.SessionDown
 
 
-class End(NamedTuple):
+class StopBroker(NamedTuple):
     """The broker is to end: another run of this replica has registered."""
 
     why: str
 
 
-Action: TypeAlias = ToController | ToBroker | End
+Action: TypeAlias = ToController | ToBroker | StopBroker
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
 
 
 @final
-class Sessions:
+class ControllerSessions:
     """The sessions of one replica with all controllers."""
 
     def __init__(self, group: str) -> None:
@@ -239,7 +239,7 @@ class Sessions:
         asked = self._asked.pop(answer.number, None)
         result = answer.WhichOneof("result")
         if result == "fenced":
-            self._actions.append(End(answer.fenced))
+            self._actions.append(StopBroker(answer.fenced))
         elif asked is None:
             return
         elif asked.number:

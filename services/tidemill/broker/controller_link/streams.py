@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 from google.protobuf.message import DecodeError
 
-from tidemill.broker.controller_link.sessions import End, Sessions, ToBroker, ToController
+from tidemill.broker.controller_link.sessions import (
+    ControllerSessions,
+    StopBroker,
+    ToBroker,
+    ToController,
+)
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
@@ -31,12 +36,12 @@ log = structlog.get_logger()
 
 
 @final
-class Streams:
-    """Carries out what `Sessions` decides."""
+class ControllerStreams:
+    """Carries out what `ControllerSessions` decides."""
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: ControllerSessions,
         addresses: Sequence[str],
         *,
         connect: Connector,
@@ -72,7 +77,7 @@ class Streams:
                         stream.write(message.SerializeToString())
                 case ToBroker(message):
                     self._tell_broker(message)
-                case End(why):
+                case StopBroker(why):
                     self._end_broker(why)
 
     async def _keep(self, controller: int, address: str) -> None:

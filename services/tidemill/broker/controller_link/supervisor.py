@@ -26,13 +26,13 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.broker.controller_link.frames import (
-    WHOEVER_LAGS_LEAST,
-    Frames,
-    SenselessFrame,
+    LEAST_LAG_TARGET,
+    FrameReader,
+    InvalidSupervisorFrame,
     encode,
 )
-from tidemill.broker.controller_link.sessions import Sessions
-from tidemill.broker.controller_link.streams import Streams
+from tidemill.broker.controller_link.sessions import ControllerSessions
+from tidemill.broker.controller_link.streams import ControllerStreams
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import run, stop_on_signal
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -81,8 +81,8 @@ class Supervisor:
     ) -> None:
         self._settings = settings
         self._arguments = arguments
-        self._sessions = Sessions(settings.name)
-        self._streams = Streams(
+        self._sessions = ControllerSessions(settings.name)
+        self._streams = ControllerStreams(
             self._sessions,
             settings.controllers,
             connect=connect,
@@ -92,7 +92,7 @@ class Supervisor:
         )
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._unsent = bytearray()
         self._is_fenced = asyncio.Event()
         self._is_no_master = asyncio.Event()  # as far as the broker has said
@@ -153,7 +153,7 @@ class Supervisor:
                 pass_fds=passed,
             )
         loop = asyncio.get_running_loop()
-        self._socket, self._frames, self._unsent = ours, Frames(), bytearray()
+        self._socket, self._frames, self._unsent = ours, FrameReader(), bytearray()
         loop.add_reader(ours, self._read)
         ended = asyncio.create_task(_ended(self._child), name="broker")
         stopping = asyncio.create_task(self._stop_in_order(stop), name="stop")
@@ -172,7 +172,7 @@ class Supervisor:
         await stop.wait()
         if self._sessions.has_controller and not self._is_no_master.is_set():
             # Its own choice of whom: the one that lags least.
-            asked = wire.HandOver(epoch=self._epoch, target=WHOEVER_LAGS_LEAST)
+            asked = wire.HandOver(epoch=self._epoch, target=LEAST_LAG_TARGET)
             self._tell_broker(wire.SessionDown(hand_over=asked))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HAND_OVER_S):
@@ -193,7 +193,7 @@ class Supervisor:
                 self._streams.do(lambda now_ms, up=up: self._sessions.broker_said(up, now_ms))  # type: ignore[misc]  # As above.
         except BlockingIOError:
             return
-        except (OSError, SenselessFrame, DecodeError):
+        except (OSError, InvalidSupervisorFrame, DecodeError):
             data = b""
         if not data:
             # What it has to say ends before the process does: its end is waited for elsewhere.

@@ -20,28 +20,28 @@ from tidemill.controller.election.elect import (
 )
 from tidemill.controller.election.failure import Failure, find_failure
 from tidemill.controller.election.history import BLOCKED, HANDED_OVER, LOST_MEMORY
-from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord, with_sets
 from tidemill.controller.election.retirement import find_leaver, is_retired, with_number, without
-from tidemill.controller.election.sessions import Health, Sight, Timing
+from tidemill.controller.election.sessions import ElectionTiming, ReplicaHealth, Sight
 
 FOUNDER = ReplicaId(0)  # its store may be older than the group: one replica that became several
 
 
-class Rest(NamedTuple):
+class NoAction(NamedTuple):
     """Nothing is to be done; look again at `again_at_ms`, or after the next event."""
 
     again_at_ms: int | None = None
 
 
-class Write(NamedTuple):
+class RecordWrite(NamedTuple):
     """Swap this for the record that was shown."""
 
     record: GroupRecord
     reason: str
 
 
-class Unavailable(NamedTuple):
+class NoEligibleReplica(NamedTuple):
     """A master is needed, and nobody may be it: an alarm."""
 
     reason: str
@@ -49,13 +49,13 @@ class Unavailable(NamedTuple):
     survivor: ReplicaId | None = None
 
 
-class NotFounded(NamedTuple):
+class NoFounder(NamedTuple):
     """The replica that begins the group is not there yet; nothing has ever been confirmed."""
 
     reason: str
 
 
-class TooFew(NamedTuple):
+class ShortSyncStateSet(NamedTuple):
     """There is a master, which can confirm nothing: an alarm, and nothing that can be written."""
 
     reason: str
@@ -74,16 +74,24 @@ class MetaRollback(NamedTuple):
     survivor: ReplicaId | None = None
 
 
-class AskForTransfer(NamedTuple):
+class TransferRequest(NamedTuple):
     """Tell the master that it should hand over."""
 
     target: ReplicaId
 
 
-Intent: TypeAlias = Rest | Write | Unavailable | NotFounded | TooFew | MetaRollback | AskForTransfer
+Intent: TypeAlias = (
+    NoAction
+    | RecordWrite
+    | NoEligibleReplica
+    | NoFounder
+    | ShortSyncStateSet
+    | MetaRollback
+    | TransferRequest
+)
 
 
-def decide(record: GroupRecord, sight: Sight, timing: Timing) -> Intent:
+def decide(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Intent:
     """Return what to do about a group whose record this is."""
     live = live_of(record, sight, timing)
     seen = max((one.beat.epoch_seen for one in live), default=0)
@@ -95,23 +103,25 @@ def decide(record: GroupRecord, sight: Sight, timing: Timing) -> Intent:
     if failure is not None:
         return _replace(record, sight, timing, live, failure)
     # The rest is the leader's.
-    intent = Rest() if sight.rank else _lead(record, sight, timing, live)
-    if isinstance(intent, Rest) and _is_too_few(record, sight, timing):
+    intent = NoAction() if sight.rank else _lead(record, sight, timing, live)
+    if isinstance(intent, NoAction) and _is_too_few(record, sight, timing):
         drained = tuple(alarms.drained_of(record, live))
-        return TooFew(alarms.of_too_few(record, live), intent.again_at_ms, drained)
+        return ShortSyncStateSet(alarms.of_too_few(record, live), intent.again_at_ms, drained)
     return intent
 
 
-def _lead(record: GroupRecord, sight: Sight, timing: Timing, live: list[Candidate]) -> Intent:
+def _lead(
+    record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
+) -> Intent:
     """Look at a group whose master has not failed."""
     wanted = sight.wanted_min_in_sync
     if wanted is not None and wanted != record.min_in_sync:
         changed = record._replace(min_in_sync=wanted)
-        return Write(with_sets(changed, record.sss, frozenset()), "another minimum is wanted")
+        return RecordWrite(with_sets(changed, record.sss, frozenset()), "another minimum is wanted")
     return _retire(record, sight) or _hand_over(record, sight, timing, live)
 
 
-def _is_too_few(record: GroupRecord, sight: Sight, timing: Timing) -> bool:
+def _is_too_few(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bool:
     beat = sight.find_live(record.master, timing)
     return (
         len(record.sss) < record.min_in_sync
@@ -120,7 +130,7 @@ def _is_too_few(record: GroupRecord, sight: Sight, timing: Timing) -> bool:
     )
 
 
-def live_of(record: GroupRecord, sight: Sight, timing: Timing) -> list[Candidate]:
+def live_of(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> list[Candidate]:
     """Return the registered runs that are heard and turn, by replica."""
     found = []
     for replica_id, _ in record.replicas:
@@ -134,24 +144,30 @@ def live_of(record: GroupRecord, sight: Sight, timing: Timing) -> list[Candidate
 def _found(record: GroupRecord, live: list[Candidate]) -> Intent:
     founder = next((one for one in live if one.member.replica_id == FOUNDER), None)
     if founder is None:
-        return NotFounded(f"replica {FOUNDER}, which begins the group, is not there yet")
-    return Write(with_founder(record, founder.member, log_epoch=founder.beat.log_epoch), "founded")
+        return NoFounder(f"replica {FOUNDER}, which begins the group, is not there yet")
+    return RecordWrite(
+        with_founder(record, founder.member, log_epoch=founder.beat.log_epoch), "founded"
+    )
 
 
 def _replace(
-    record: GroupRecord, sight: Sight, timing: Timing, live: list[Candidate], failure: Failure
+    record: GroupRecord,
+    sight: Sight,
+    timing: ElectionTiming,
+    live: list[Candidate],
+    failure: Failure,
 ) -> Intent:
     """Elect another master in place of one that has failed."""
     since_ms = sight.now_ms if sight.failed_since_ms is None else sight.failed_since_ms
     # A deputy's turn comes when nobody has acted for so long since it saw the failure itself.
     turn_ms = max(since_ms, sight.version_since_ms) + timing.deputy_step_ms * sight.rank
     if sight.rank and sight.now_ms < turn_ms:
-        return Rest(turn_ms)
+        return NoAction(turn_ms)
     able = _able(record, live)
     chosen = best_of(_staying(record, able)) or best_of(able)
     if chosen is None:
         return _last_resort(record, live)
-    return Write(_elected(record, chosen.member, live, failure.value), failure.value)
+    return RecordWrite(_elected(record, chosen.member, live, failure.value), failure.value)
 
 
 def _able(record: GroupRecord, live: list[Candidate]) -> list[Candidate]:
@@ -178,8 +194,8 @@ def _last_resort(record: GroupRecord, live: list[Candidate]) -> Intent:
     # A store that another one has come in place of may have more than all of them.
     is_complete = bool(record.sss or record.eligible or record.kept_stores)
     if is_complete or chosen is None or len(suspects) < len(record.suspects):
-        return Unavailable(alarms.of_nobody_complete(record, live), _longest(live))
-    return Write(with_survivor(record, chosen.member, reason=LOST_MEMORY), LOST_MEMORY)
+        return NoEligibleReplica(alarms.of_nobody_complete(record, live), _longest(live))
+    return RecordWrite(with_survivor(record, chosen.member, reason=LOST_MEMORY), LOST_MEMORY)
 
 
 def _longest(live: list[Candidate]) -> ReplicaId | None:
@@ -187,56 +203,58 @@ def _longest(live: list[Candidate]) -> ReplicaId | None:
     return None if chosen is None else chosen.member.replica_id
 
 
-def _retire(record: GroupRecord, sight: Sight) -> Write | None:
+def _retire(record: GroupRecord, sight: Sight) -> RecordWrite | None:
     """Let go of a replica that is to count no more, as far as the others can do without it."""
     leaver = find_leaver(record)
     if leaver is not None:
-        return Write(without(record, leaver), f"replica {leaver.replica_id} is retired")
+        return RecordWrite(without(record, leaver), f"replica {leaver.replica_id} is retired")
     if sight.wanted_replicas is not None:
         after = with_number(record, sight.wanted_replicas)
         # Where it is refused it is done later: replicas catch up.
-        if not isinstance(after, Refused) and after != record:
-            return Write(after, f"{sight.wanted_replicas} replicas are wanted")
+        if not isinstance(after, ChangeRejection) and after != record:
+            return RecordWrite(after, f"{sight.wanted_replicas} replicas are wanted")
     return None
 
 
-def _hand_over(record: GroupRecord, sight: Sight, timing: Timing, live: list[Candidate]) -> Intent:
+def _hand_over(
+    record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
+) -> Intent:
     """Look at a master that has not failed: it may be blocked, slow, or wanted elsewhere."""
     assert record.master is not None, "there is one from the first epoch on"
     others = [one for one in live if one.member != record.master]
     if record.transfer is not None and record.transfer != record.master.replica_id:
-        return AskForTransfer(record.transfer)
+        return TransferRequest(record.transfer)
     if is_retired(record, record.master.replica_id):
         members = [one for one in others if one.member in record.sss]
         heir = best_of(_staying(record, members))
-        return Rest() if heir is None else AskForTransfer(heir.member.replica_id)
+        return NoAction() if heir is None else TransferRequest(heir.member.replica_id)
     beat = sight.find_live(record.master, timing)
     if beat is None:
-        return Rest()
+        return NoAction()
     # Whoever confirms nothing is replaced as one that has failed is: nothing guards against that.
     if len(record.sss) < record.min_in_sync and beat.blocked_ms > timing.blocked_ms:
         chosen = best_of(one for one in others if _can_form(record, one, others, timing))
         if chosen is not None:
-            return Write(_elected(record, chosen.member, live, BLOCKED), BLOCKED)
+            return RecordWrite(_elected(record, chosen.member, live, BLOCKED), BLOCKED)
     guard_ms = (sight.epoch_since_ms or 0) + timing.flapping_guard_ms
     if sight.epoch_since_ms is not None and sight.now_ms < guard_ms:
-        return Rest(guard_ms)
+        return NoAction(guard_ms)
     reached = [
         one for one in _able(record, others) if one.member.replica_id in sight.reached_instead
     ]
     chosen = best_of(_staying(record, reached))
     if chosen is not None:
-        return AskForTransfer(chosen.member.replica_id)
-    if beat.health is Health.SLOW:
-        better = [one for one in _able(record, others) if one.beat.health is Health.OK]
+        return TransferRequest(chosen.member.replica_id)
+    if beat.health is ReplicaHealth.SLOW:
+        better = [one for one in _able(record, others) if one.beat.health is ReplicaHealth.OK]
         chosen = best_of(_staying(record, better))
         if chosen is not None:
-            return AskForTransfer(chosen.member.replica_id)
-    return Rest()
+            return TransferRequest(chosen.member.replica_id)
+    return NoAction()
 
 
 def _can_form(
-    record: GroupRecord, candidate: Candidate, others: list[Candidate], timing: Timing
+    record: GroupRecord, candidate: Candidate, others: list[Candidate], timing: ElectionTiming
 ) -> bool:
     """Whether a candidate reaches enough of the others to confirm anything."""
     silence_ms = dict(candidate.beat.peer_silence_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from tidemill.controller.election.record import GroupRecord
-from tidemill.controller.election.sessions import Sight, Timing
+from tidemill.controller.election.sessions import ElectionTiming, Sight
 
 
 class Failure(Enum):
@@ -17,7 +17,7 @@ class Failure(Enum):
     STALLED = "it does not turn"
 
 
-def find_failure(record: GroupRecord, sight: Sight, timing: Timing) -> Failure | None:
+def find_failure(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Failure | None:
     """Return why the master counts as failed; None: it does not, or there is none."""
     master = record.master
     if master is None:
@@ -38,7 +38,7 @@ def find_failure(record: GroupRecord, sight: Sight, timing: Timing) -> Failure |
     return None
 
 
-def _is_heard_by_members(record: GroupRecord, sight: Sight, timing: Timing) -> bool:
+def _is_heard_by_members(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bool:
     assert record.master is not None, "somebody to hear"
     for member in record.sss - {record.master}:
         beat = sight.find_live(member, timing)

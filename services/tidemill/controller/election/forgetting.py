@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from tidemill.common.replica_group import ReplicaRun
-from tidemill.controller.election.membership import Refused
-from tidemill.controller.election.sessions import Session, Timing
+from tidemill.controller.election.membership import ChangeRejection
+from tidemill.controller.election.sessions import ElectionTiming, ReplicaSession
 
 # A replica that is silent for less may only stand still, or be cut off: its group is there.
 GONE_MS: Final = 30_000
 
 
 def may_forget(
-    sessions: Mapping[ReplicaRun, Session], timing: Timing, *, now_ms: int
-) -> Refused | None:
+    sessions: Mapping[ReplicaRun, ReplicaSession], timing: ElectionTiming, *, now_ms: int
+) -> ChangeRejection | None:
     """Return why not; None: all have ended, or are silent for long."""
     ages_ms = {
         member: now_ms - session.heard_at_ms
@@ -30,8 +30,8 @@ def may_forget(
     if last is None or ages_ms[last] > GONE_MS:
         return None
     if ages_ms[last] <= timing.session_timeout_ms:
-        return Refused(f"replica {last.replica_id} is there: stop it first")
-    return Refused(
+        return ChangeRejection(f"replica {last.replica_id} is there: stop it first")
+    return ChangeRejection(
         f"replica {last.replica_id} is not heard of for {ages_ms[last] // 1_000} s: it may stand"
         f" still, and go on. Stop it, or wait until it is silent for {GONE_MS // 1_000} s"
     )

@@ -34,7 +34,7 @@ _KINDS: Final = {
 FAILOVER_REASONS: Final = ("transfer", "blocked", *(one.name.lower() for one in Failure))
 
 
-class Away(NamedTuple):
+class Outage(NamedTuple):
     """How long a group took no sends, from the loss of its master to a commit of the next one."""
 
     epoch: int
@@ -46,7 +46,9 @@ def kind_of(reason: str) -> str:
     return "operator" if reason.startswith(BY_OPERATOR) else _KINDS.get(reason, "other")
 
 
-def with_reports(record: GroupRecord, *, away: Away | None, cuts: Iterable[CutTail]) -> GroupRecord:
+def with_reports(
+    record: GroupRecord, *, away: Outage | None, cuts: Iterable[CutTail]
+) -> GroupRecord:
     """Return the record with what was heard of its elections; the same where that is no news."""
     history = tuple(_reported(one, away, cuts) for one in record.history)
     if history == record.history:
@@ -54,7 +56,7 @@ def with_reports(record: GroupRecord, *, away: Away | None, cuts: Iterable[CutTa
     return record._replace(history=history, version=record.version + 1)
 
 
-def _reported(one: Transition, away: Away | None, cuts: Iterable[CutTail]) -> Transition:
+def _reported(one: Transition, away: Outage | None, cuts: Iterable[CutTail]) -> Transition:
     if away is not None and away.epoch == one.epoch and one.away_ms is None:
         one = one._replace(away_ms=away.away_ms)
     new = tuple(cut for cut in cuts if cut.epoch == one.epoch and cut not in one.cuts)

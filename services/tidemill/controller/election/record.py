@@ -26,7 +26,7 @@ class Retirement(Enum):
     SURPLUS = "surplus"  # its group is to have fewer
 
 
-class Registered(NamedTuple):
+class RegisteredRun(NamedTuple):
     """The latest run of a replica that has registered."""
 
     store_uuid: str
@@ -92,13 +92,13 @@ class GroupRecord(NamedTuple):
     # Members that restarted uncleanly: the last resort when nobody else is left.
     suspects: frozenset[ReplicaId] = frozenset()
     kept_stores: tuple[KeptStore, ...] = ()  # at most one of a replica, by its id
-    replicas: tuple[tuple[ReplicaId, Registered], ...] = ()  # by id
+    replicas: tuple[tuple[ReplicaId, RegisteredRun], ...] = ()  # by id
     transfer: ReplicaId | None = None  # an operator wants it to be master
     unclean_since: int = 0
     write_id: str = ""
     history: tuple[Transition, ...] = ()  # oldest first
 
-    def find(self, replica_id: ReplicaId) -> Registered | None:
+    def find(self, replica_id: ReplicaId) -> RegisteredRun | None:
         """Return what is registered of a replica."""
         return next((one for id_, one in self.replicas if id_ == replica_id), None)
 
@@ -111,7 +111,7 @@ class GroupRecord(NamedTuple):
         """Return the store in whose place the replica's present one has come, if it is needed."""
         return next((one for one in self.kept_stores if one.replica_id == replica_id), None)
 
-    def with_replica(self, replica_id: ReplicaId, registered: Registered) -> GroupRecord:
+    def with_replica(self, replica_id: ReplicaId, registered: RegisteredRun) -> GroupRecord:
         """Return the record with another registration; the version stays."""
         replicas = {**dict(self.replicas), replica_id: registered}
         return self._replace(replicas=tuple(sorted(replicas.items())))

@@ -14,16 +14,16 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
-from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import (
     GroupRecord,
     KeptStore,
-    Registered,
+    RegisteredRun,
     Retirement,
     ids_of,
     with_sets,
 )
-from tidemill.controller.election.sessions import Sight, Timing
+from tidemill.controller.election.sessions import ElectionTiming, Sight
 
 
 class Registration(NamedTuple):
@@ -39,13 +39,13 @@ class Registration(NamedTuple):
     feature_level: int = 0
 
 
-class Fenced(NamedTuple):
+class FencedRun(NamedTuple):
     """Another run of this replica has registered since: this one ends."""
 
     why: str
 
 
-class Presence(Enum):
+class RunPresence(Enum):
     """Whether the run that is registered is there, for who comes with another store."""
 
     HEARD = auto()
@@ -55,22 +55,22 @@ class Presence(Enum):
 
 
 def presence_of(
-    record: GroupRecord, replica_id: ReplicaId, sight: Sight, timing: Timing
-) -> Presence:
+    record: GroupRecord, replica_id: ReplicaId, sight: Sight, timing: ElectionTiming
+) -> RunPresence:
     """Return what is known of the registered run of a replica."""
     member = record.find_member(replica_id)
     session = None if member is None else sight.sessions.get(member)
     if session is None:
-        return Presence.GONE
+        return RunPresence.GONE
     age_ms = sight.now_ms - session.heard_at_ms
     if session.beat is not None and not session.is_dead and age_ms <= timing.session_timeout_ms:
-        return Presence.HEARD
-    return Presence.WAS_HEARD if age_ms <= timing.other_store_ms else Presence.GONE
+        return RunPresence.HEARD
+    return RunPresence.WAS_HEARD if age_ms <= timing.other_store_ms else RunPresence.GONE
 
 
 def register(
-    record: GroupRecord, registration: Registration, before: Presence = Presence.GONE
-) -> GroupRecord | Fenced | Refused:
+    record: GroupRecord, registration: Registration, before: RunPresence = RunPresence.GONE
+) -> GroupRecord | FencedRun | ChangeRejection:
     """Return the record with this run of the replica; the same where it is registered already.
 
     Refused: it should ask again. `before` is the presence of the run that is registered.
@@ -83,7 +83,7 @@ def register(
         moved = known._replace(address=registration.address)
         return record.with_replica(member.replica_id, moved)._replace(version=record.version + 1)
     if (known.incarnation if known is not None else "") != registration.instead_of:
-        return Fenced(f"another run of replica {member.replica_id} has registered")
+        return FencedRun(f"another run of replica {member.replica_id} has registered")
     if known is not None and known.store_uuid != registration.store_uuid:
         return _with_other_store(record, registration, known, before)
     is_clean = registration.is_clean and (known is None or not known.is_unclean)
@@ -92,10 +92,10 @@ def register(
 
 
 def _with_run(
-    record: GroupRecord, registration: Registration, known: Registered | None, *, is_clean: bool
+    record: GroupRecord, registration: Registration, known: RegisteredRun | None, *, is_clean: bool
 ) -> GroupRecord:
     """Return the record with this run registered; the sets and the version stay."""
-    registered = Registered(
+    registered = RegisteredRun(
         store_uuid=registration.store_uuid,
         incarnation=registration.member.incarnation,
         address=registration.address,
@@ -125,21 +125,21 @@ def _as_suspect(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
 
 
 def _with_other_store(
-    record: GroupRecord, registration: Registration, known: Registered, before: Presence
-) -> GroupRecord | Fenced | Refused:
+    record: GroupRecord, registration: Registration, known: RegisteredRun, before: RunPresence
+) -> GroupRecord | FencedRun | ChangeRejection:
     """Register a run with another store than the run that it comes in place of."""
     replica_id = registration.member.replica_id
     kept = record.find_kept_store(replica_id)
     # The store that was there before, and has come back, is what others wait for.
     back = kept if kept is not None and kept.store_uuid == registration.store_uuid else None
-    if back is None and before is Presence.HEARD:
-        return Fenced(
+    if back is None and before is RunPresence.HEARD:
+        return FencedRun(
             f"replica {replica_id} is running at {known.address} with another store: this one has"
             " another replica's number, or a folder that is not its own. Where the other one is"
             " to be replaced, stop it first"
         )
-    if back is None and before is Presence.WAS_HEARD:
-        return Refused(f"replica {replica_id} was there a moment ago, with another store")
+    if back is None and before is RunPresence.WAS_HEARD:
+        return ChangeRejection(f"replica {replica_id} was there a moment ago, with another store")
     has_all = back is not None and not back.is_unclean and registration.is_clean
     alone, none = frozenset({replica_id}), frozenset[ReplicaId]()
     stores = {one.replica_id: one for one in record.kept_stores if one != back}

@@ -7,7 +7,7 @@ from typing import Final
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import Candidate, may_be_master, with_master, with_survivor
 from tidemill.controller.election.history import BY_OPERATOR
-from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord
 
 # Elections, and writes, that nobody has seen who is heard: who led them may come back, and an epoch
@@ -17,7 +17,7 @@ UNSEEN_MAX: Final = 1 << 20
 
 def replaced(
     record: GroupRecord, target: ReplicaId, live: list[Candidate], *, reason: str
-) -> GroupRecord | Refused:
+) -> GroupRecord | ChangeRejection:
     """Return the record in which `target` is master, whatever it lacks.
 
     Refused while somebody is there who lacks nothing. Who has stood still for so long confirms
@@ -25,9 +25,9 @@ def replaced(
     """
     member = record.find_member(target)
     if member is None:
-        return Refused(f"no replica {target} has registered")
+        return ChangeRejection(f"no replica {target} has registered")
     if member not in {one.member for one in live}:
-        return Refused(f"replica {target} is not there: nobody could be master")
+        return ChangeRejection(f"replica {target} is not there: nobody could be master")
     reason = f"{BY_OPERATOR}{reason or 'no reason was given'}"
     seen = max((one.beat.epoch_seen for one in live), default=0)
     if seen > record.epoch:
@@ -40,7 +40,7 @@ def replaced(
         return with_master(record, member, {one.member for one in live}, reason=reason)
     better = [one.member.replica_id for one in live if may_be_master(record, one.member)]
     if better:
-        return Refused(
+        return ChangeRejection(
             f"replica {target} may lack what was confirmed, and {better} do not and are"
             " there: stop them first if they cannot be kept"
         )

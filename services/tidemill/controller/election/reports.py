@@ -17,7 +17,7 @@ UNREACHABLE_MS: Final = 3_000  # longer than a failover takes
 REPORT_LASTS_MS: Final = 2_500  # proxies repeat it every second
 
 
-class Report(NamedTuple):
+class UnreachableReport(NamedTuple):
     """What one proxy cannot reach."""
 
     proxy: str
@@ -27,8 +27,8 @@ class Report(NamedTuple):
     reachable: frozenset[str]  # the other replicas that have answered it meanwhile
 
 
-def reached_instead(
-    record: GroupRecord, reports: Iterable[Report], *, proxies: int, now_ms: int
+def find_reached_instead(
+    record: GroupRecord, reports: Iterable[UnreachableReport], *, proxies: int, now_ms: int
 ) -> frozenset[ReplicaId]:
     """Return the replicas that more than half of the proxies reach instead of the master."""
     if record.master is None:

@@ -15,26 +15,28 @@ that is committed (failover.md, Lemma 2: a controller only removes).
 from __future__ import annotations
 
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
-from tidemill.controller.election.membership import Refused
+from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.record import GroupRecord, Retirement, ids_of, with_sets
 
 
-def retire(record: GroupRecord, replica_id: ReplicaId, why: Retirement) -> GroupRecord | Refused:
+def retire(
+    record: GroupRecord, replica_id: ReplicaId, why: Retirement
+) -> GroupRecord | ChangeRejection:
     """Return the record in which a replica is to leave; the same where it is already."""
     registered = record.find(replica_id)
     if registered is None:
-        return Refused(f"no replica {replica_id} has registered")
+        return ChangeRejection(f"no replica {replica_id} has registered")
     if registered.retired is not Retirement.NO:
         return record
     others = [id_ for id_ in staying(record) if id_ != replica_id]
     if len(others) < record.min_in_sync:
-        return Refused(
+        return ChangeRejection(
             f"{len(others)} would be left without replica {replica_id}, and"
             f" {record.min_in_sync} must have a message before it is acknowledged"
         )
     in_sync = ids_of(record.sss) & frozenset(others)
     if len(in_sync) < record.min_in_sync:
-        return Refused(
+        return ChangeRejection(
             f"only {len(in_sync)} of the others are in sync, and {record.min_in_sync} must be:"
             " wait until they have caught up"
         )
@@ -45,18 +47,20 @@ def retire(record: GroupRecord, replica_id: ReplicaId, why: Retirement) -> Group
     return after if member is None else without(after, member)._replace(version=after.version)
 
 
-def stay(record: GroupRecord, replica_id: ReplicaId, why: Retirement) -> GroupRecord | Refused:
+def stay(
+    record: GroupRecord, replica_id: ReplicaId, why: Retirement
+) -> GroupRecord | ChangeRejection:
     """Return the record in which a replica that was retired for `why` counts again.
 
     The same where it does.
     """
     registered = record.find(replica_id)
     if registered is None:
-        return Refused(f"no replica {replica_id} has registered")
+        return ChangeRejection(f"no replica {replica_id} has registered")
     if registered.retired is Retirement.NO:
         return record
     if registered.retired is not why:
-        return Refused(
+        return ChangeRejection(
             f"replica {replica_id} is not {why.value} but {registered.retired.value}:"
             " how many replicas are wanted decides"
         )
@@ -99,7 +103,7 @@ def is_out(record: GroupRecord, replica_id: ReplicaId) -> bool:
     )
 
 
-def with_number(record: GroupRecord, wanted: int) -> GroupRecord | Refused:
+def with_number(record: GroupRecord, wanted: int) -> GroupRecord | ChangeRejection:
     """Return the next record on the way to a number of replicas; the same: nothing is to be done.
 
     The highest goes first, and alone: the next one is retired when it is forgotten.
@@ -114,12 +118,12 @@ def with_number(record: GroupRecord, wanted: int) -> GroupRecord | Refused:
     return retire(record, max(surplus), Retirement.SURPLUS)
 
 
-def forget(record: GroupRecord, replica_id: ReplicaId) -> GroupRecord | Refused:
+def forget(record: GroupRecord, replica_id: ReplicaId) -> GroupRecord | ChangeRejection:
     """Return the record without a replica whose pod is gone for good."""
     if record.find(replica_id) is None:
         return record
     if not is_out(record, replica_id):
-        return Refused(f"replica {replica_id} is needed, or not retired")
+        return ChangeRejection(f"replica {replica_id} is needed, or not retired")
     kept = tuple((id_, one) for id_, one in record.replicas if id_ != replica_id)
     return record._replace(replicas=kept, version=record.version + 1)
 

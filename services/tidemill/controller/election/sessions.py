@@ -1,7 +1,7 @@
 """What a controller has heard of replicas, and when, on its own monotonic clock.
 
-`Sessions` takes in what comes; a `Sight` is what decisions see of it at one moment. Times are never
-compared with another machine's (F-19).
+`ReplicaSessions` records heartbeats and deaths. A `Sight` is the part of it that decisions see at
+one moment. Times of two machines are never compared (F-19).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORGET_MS = 60_000  # a run that is not registered and not heard of: it has ende
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ElectionTiming:
     """How long is waited for whom (failover.md 20). Nothing here is needed for safety."""
 
     session_timeout_ms: int = 1_000
@@ -35,7 +35,7 @@ class Timing:
     too_few_ms: int = 3_000
 
 
-class Health(Enum):
+class ReplicaHealth(Enum):
     """What a replica's supervisor says of it; one whose disk is broken ends, and is dead."""
 
     OK = auto()
@@ -52,7 +52,7 @@ class Heartbeat(NamedTuple):
     log_end: int
     durable_end: int
     confirm: int
-    health: Health
+    health: ReplicaHealth
     page_age_ms: int  # since the broker's event loop has last turned
     blocked_ms: int = 0  # for how long a master has too few members to confirm anything
     # Since anything was heard of each peer, by stream or probe.
@@ -62,7 +62,7 @@ class Heartbeat(NamedTuple):
     diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's, as it knows
 
 
-class Session(NamedTuple):
+class ReplicaSession(NamedTuple):
     """One run of a replica, as this controller knows it."""
 
     heard_at_ms: int
@@ -74,7 +74,7 @@ class Sight(NamedTuple):
     """What one controller sees of one group at one moment."""
 
     now_ms: int
-    sessions: Mapping[ReplicaRun, Session]
+    sessions: Mapping[ReplicaRun, ReplicaSession]
     rank: int = 0  # 0 leads, the first deputy has 1
     version_since_ms: int = 0  # since when the record has its version
     epoch_since_ms: int | None = None  # when its epoch was seen to begin, if it was
@@ -85,7 +85,7 @@ class Sight(NamedTuple):
     # Whom most proxies reach while they do not reach the master (`reports.py`).
     reached_instead: frozenset[ReplicaId] = frozenset()
 
-    def find_live(self, member: ReplicaRun | None, timing: Timing) -> Heartbeat | None:
+    def find_live(self, member: ReplicaRun | None, timing: ElectionTiming) -> Heartbeat | None:
         """Return the last heartbeat of a run that is there, is heard, and turns."""
         if member is None:
             return None
@@ -100,12 +100,12 @@ class Sight(NamedTuple):
 
 
 @final
-class Sessions:
+class ReplicaSessions:
     """All sessions of one group's replicas at one controller."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: ElectionTiming) -> None:
         self._timing = timing
-        self._sessions: dict[ReplicaRun, Session] = {}
+        self._sessions: dict[ReplicaRun, ReplicaSession] = {}
         self._version = -1
         self._version_since_ms = 0
         self._epoch = -1
@@ -117,11 +117,11 @@ class Sessions:
         """Take a heartbeat."""
         known = self._sessions.get(member)
         is_dead = known is not None and known.is_dead
-        self._sessions[member] = Session(now_ms, beat, is_dead)
+        self._sessions[member] = ReplicaSession(now_ms, beat, is_dead)
 
     def died(self, member: ReplicaRun, now_ms: int) -> None:
         """Take a death certificate: the process of this run has ended."""
-        self._sessions[member] = Session(now_ms, None, is_dead=True)
+        self._sessions[member] = ReplicaSession(now_ms, None, is_dead=True)
 
     def look(self, record: GroupRecord, now_ms: int) -> None:
         """Note since when the record is as it is, and give who was never heard of a first chance.
@@ -135,7 +135,7 @@ class Sessions:
             self._epoch = record.epoch
         registered = {ReplicaRun(id_, one.incarnation) for id_, one in record.replicas}
         for member in registered:
-            self._sessions.setdefault(member, Session(now_ms, None))
+            self._sessions.setdefault(member, ReplicaSession(now_ms, None))
         for member, session in list(self._sessions.items()):
             # Of a run that is about to register the record may say nothing yet.
             if member not in registered and now_ms - session.heard_at_ms > FORGET_MS:

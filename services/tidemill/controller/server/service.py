@@ -14,13 +14,13 @@ from google.protobuf.message import DecodeError
 from tidemill.common.errors import BrokerGroupNotFound, ServiceError
 from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.decide import live_of
-from tidemill.controller.election.membership import Refused, with_min_in_sync
+from tidemill.controller.election.membership import ChangeRejection, with_min_in_sync
 from tidemill.controller.election.record import GroupRecord, Retirement
 from tidemill.controller.election.replacement import replaced
-from tidemill.controller.election.reports import Report
+from tidemill.controller.election.reports import UnreachableReport
 from tidemill.controller.election.retirement import is_retired, retire, stay
 from tidemill.controller.meta_store import StoreUnreachable
-from tidemill.controller.server.session import Session
+from tidemill.controller.server.session import SessionCall
 from tidemill.controller.server.wire import host_of, to_group
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, bidirectional
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from tidemill.common.clock import Clock
-    from tidemill.controller.election.sessions import Sight, Timing
-    from tidemill.controller.group import Group, Refusal
-    from tidemill.controller.groups import Groups
+    from tidemill.controller.election.sessions import ElectionTiming, Sight
+    from tidemill.controller.group import BrokerGroupControl, Denial
+    from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
 
 M = TypeVar("M", bound="Message")
@@ -56,10 +56,10 @@ class ControllerService:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: BrokerGroupControls,
         *,
         clock: Clock,
-        timing: Timing,
+        timing: ElectionTiming,
         metrics: ControllerMetrics,
         is_leading: Callable[[], bool],
     ) -> None:
@@ -99,7 +99,7 @@ class ControllerService:
             await self._serve_session(call)
 
     async def _serve_session(self, call: RpcCall) -> None:
-        session = Session(
+        session = SessionCall(
             call,
             self._groups,
             clock=self._clock,
@@ -187,7 +187,7 @@ class ControllerService:
         self._metrics.requested("report_unreachable", "success" if is_known else "failed")
         if not is_known:
             raise RpcError(RpcCode.FAILED_PRECONDITION, f"{asked.proxy} follows no routes here")
-        report = Report(
+        report = UnreachableReport(
             proxy=asked.proxy,
             heard_at_ms=self._clock.monotonic_ms(),
             master=asked.master,
@@ -209,7 +209,7 @@ class ControllerService:
     async def _transfer_master(self, request: bytes) -> bytes:
         asked = _parse(wire.TransferMasterRequest, request)
 
-        def wish(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+        def wish(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             live = {one.member for one in live_of(record, sight, self._timing)}
             others = sorted(
                 one.replica_id
@@ -222,7 +222,7 @@ class ControllerService:
             if record.master is not None and target == record.master.replica_id:
                 return record
             if target not in others:
-                return Refused(
+                return ChangeRejection(
                     "only a replica of the sync state set that is there, and stays, can take over"
                 )
             return record._replace(transfer=target, version=record.version + 1)
@@ -233,7 +233,7 @@ class ControllerService:
         asked = _parse(wire.DrainReplicaRequest, request)
         target = ReplicaId(asked.target)
 
-        def drain(record: GroupRecord, _sight: Sight) -> GroupRecord | Refusal:
+        def drain(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
             if asked.undo:
                 return stay(record, target, Retirement.DRAINED)
             return retire(record, target, Retirement.DRAINED)
@@ -244,9 +244,11 @@ class ControllerService:
         asked = _parse(wire.SetMinInSyncRequest, request)
         group = await self._group(asked.group)
 
-        def set_it(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+        def set_it(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             if group.wanted_min_in_sync is not None:
-                return Refused("its BrokerGroup resource says so: set minInSync in the values")
+                return ChangeRejection(
+                    "its BrokerGroup resource says so: set minInSync in the values"
+                )
             is_led = sight.find_live(record.master, self._timing) is not None
             return with_min_in_sync(record, asked.min_in_sync, is_led=is_led)
 
@@ -269,13 +271,13 @@ class ControllerService:
         asked = _parse(wire.ForceMasterRequest, request)
         target = ReplicaId(asked.target)
 
-        def force(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+        def force(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             live = live_of(record, sight, self._timing)
             return replaced(record, target, live, reason=asked.reason)
 
         return await self._changed(asked.group, force)
 
-    async def _group(self, name: str) -> Group:
+    async def _group(self, name: str) -> BrokerGroupControl:
         """Return a group that is there; an operator's slip makes none."""
         try:
             return await self._groups.find(name)
@@ -287,7 +289,7 @@ class ControllerService:
     async def _changed(
         self,
         name: str,
-        ask: Callable[[GroupRecord, Sight], GroupRecord | Refusal],
+        ask: Callable[[GroupRecord, Sight], GroupRecord | Denial],
         *,
         kind: str = "elect_master",
     ) -> bytes:

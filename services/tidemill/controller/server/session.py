@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from tidemill.common.errors import ServiceError
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 from tidemill.controller.election.decide import FOUNDER, live_of, release
-from tidemill.controller.election.membership import Refused, change_sync_state_set
-from tidemill.controller.election.registration import Fenced, presence_of, register
+from tidemill.controller.election.membership import ChangeRejection, change_sync_state_set
+from tidemill.controller.election.registration import FencedRun, presence_of, register
 from tidemill.controller.meta_store import StoreUnreachable
 from tidemill.controller.server.wire import from_heartbeat, from_register, host_of
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
@@ -27,9 +27,9 @@ from tidemill.transport.replica_wire import from_member, from_proposal, to_view
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.controller.election.record import GroupRecord
-    from tidemill.controller.election.sessions import Sight, Timing
-    from tidemill.controller.group import Ask, Group, Refusal
-    from tidemill.controller.groups import Groups
+    from tidemill.controller.election.sessions import ElectionTiming, Sight
+    from tidemill.controller.group import BrokerGroupControl, ChangeRequest, Denial
+    from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
     from tidemill.transport.aio.call import RpcCall
 
@@ -48,16 +48,16 @@ log = structlog.get_logger()
 
 
 @final
-class Session:
+class SessionCall:
     """A listener of its group, and the voice of its replica."""
 
     def __init__(
         self,
         call: RpcCall,
-        groups: Groups,
+        groups: BrokerGroupControls,
         *,
         clock: Clock,
-        timing: Timing,
+        timing: ElectionTiming,
         metrics: ControllerMetrics,
         is_leading: bool,
     ) -> None:
@@ -67,7 +67,7 @@ class Session:
         self._timing = timing
         self._metrics = metrics
         self._is_leading = is_leading
-        self._group: Group | None = None
+        self._group: BrokerGroupControl | None = None
         self._registered: ReplicaRun | None = None  # as the record says, whoever was asked for it
         self._told_at_ms = 0  # when a view was sent last
         self._requests: asyncio.Queue[wire.SessionUp] = asyncio.Queue(REQUESTS_WAITING_MAX)
@@ -221,13 +221,13 @@ class Session:
                 self._answer(up, wire.Answer(unavailable=str(error)))
             self._metrics.requested(kind, status, time.monotonic_ns() - began_ns)
 
-    def _asked(self, up: wire.SessionUp) -> tuple[str, Ask]:
+    def _asked(self, up: wire.SessionUp) -> tuple[str, ChangeRequest]:
         """Return a request as what judges a record, and its name among the metrics."""
         match up.WhichOneof("message"):
             case "register":
                 registration = from_register(up.register)
 
-                def come(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+                def come(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
                     before = presence_of(
                         record, registration.member.replica_id, sight, self._timing
                     )
@@ -237,7 +237,7 @@ class Session:
             case "proposal":
                 proposal = from_proposal(up.proposal)
 
-                def propose(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+                def propose(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
                     live = {one.member for one in live_of(record, sight, self._timing)}
                     return change_sync_state_set(record, proposal, live)
 
@@ -245,7 +245,7 @@ class Session:
             case _:
                 asked = up.release
 
-                def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord | Refusal:
+                def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
                     after = release(
                         record,
                         epoch=asked.epoch,
@@ -254,17 +254,17 @@ class Session:
                         live=live_of(record, sight, self._timing),
                     )
                     if after is None:
-                        return Refused(f"replica {asked.target} cannot be master now")
+                        return ChangeRejection(f"replica {asked.target} cannot be master now")
                     last = after.history[-1]._replace(detected_ms=asked.paused_ms)
                     return after._replace(history=(*after.history[:-1], last))
 
                 return "elect_master", hand_over
 
-    def _tell(self, up: wire.SessionUp, refusal: Refusal | None) -> None:
-        if isinstance(refusal, Fenced):
+    def _tell(self, up: wire.SessionUp, refusal: Denial | None) -> None:
+        if isinstance(refusal, FencedRun):
             self._answer(up, wire.Answer(fenced=refusal.why))
             return
-        if isinstance(refusal, Refused):
+        if isinstance(refusal, ChangeRejection):
             if up.WhichOneof("message") == "register":
                 log.warning("a replica waits for its place", reason=refusal.why)
             self._answer(up, wire.Answer(refused=refusal.why))

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import CutTail, Transition
 from tidemill.controller.election.registration import Registration
-from tidemill.controller.election.sessions import Health, Heartbeat
+from tidemill.controller.election.sessions import Heartbeat, ReplicaHealth
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.transport.replica_wire import from_member, to_member, to_view
 
 if TYPE_CHECKING:
-    from tidemill.controller.group import Group
+    from tidemill.controller.group import BrokerGroupControl
 
-_HEALTH: Final = {wire.HEALTH_OK: Health.OK, wire.HEALTH_SLOW: Health.SLOW}
+_HEALTH: Final = {wire.HEALTH_OK: ReplicaHealth.OK, wire.HEALTH_SLOW: ReplicaHealth.SLOW}
 _HEALTH_ON_WIRE: Final = {health: number for number, health in _HEALTH.items()}
 
 
@@ -33,7 +33,7 @@ def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
         log_end=found.log_end,
         durable_end=found.durable_end,
         confirm=found.confirm,
-        health=_HEALTH.get(found.health, Health.SLOW),
+        health=_HEALTH.get(found.health, ReplicaHealth.SLOW),
         page_age_ms=found.page_age_ms,
         blocked_ms=found.blocked_ms,
         peer_silence_ms=tuple(
@@ -79,7 +79,7 @@ def from_register(found: wire.Register) -> Registration:
     )
 
 
-def to_group(group: Group, *, now_ms: int) -> wire.Group:
+def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.Group:
     """Return what an operator is told of a group."""
     notice = group.notice or group.given_up
     answer = wire.Group(name=group.name, alarm=group.alarm, notice=notice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tidemill.broker.controller_link.port import Hearer
+    from tidemill.broker.controller_link.port import ControlledReplica
     from tidemill.broker.engine.replication.actions import MastershipRelease
     from tidemill.broker.engine.replication.messages import Ack, Hello, ToReplica
     from tidemill.broker.server.replicas.frames import LogFloor
@@ -50,7 +50,7 @@ class StreamReceiver(Protocol):
 class ControllerPort(Protocol):
     """The way to the controllers. While they are down, the replica repeats its requests."""
 
-    def attach(self, replicas: Hearer) -> None:
+    def attach(self, replicas: ControlledReplica) -> None:
         """Report decisions to `replicas` from now on, the newest one at once.
 
         Called again after the store was opened again; only the last receiver counts.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 
 import structlog
 
-from tidemill.broker.controller_link.port import Introduction, Status
+from tidemill.broker.controller_link.port import ReplicaIntroduction, ReplicaStatus
 from tidemill.broker.engine.replication.actions import (
     DivergenceAlarm,
     MastershipRelease,
@@ -154,18 +154,20 @@ class ReplicaShell:
                 found.setdefault(number, silent_ms)
         return found
 
-    def introduction(self) -> Introduction:
+    def introduction(self) -> ReplicaIntroduction:
         """Return the identity of this replica, for controllers."""
         log = self._group_log
-        return Introduction(self.me, log.store_uuid.hex(), self.address, is_clean=log.is_clean)
+        return ReplicaIntroduction(
+            self.me, log.store_uuid.hex(), self.address, is_clean=log.is_clean
+        )
 
-    def status(self) -> Status:
+    def status(self) -> ReplicaStatus:
         """Return the state of this replica, for controllers."""
         view, group_log, now_ms = self._machine.view, self._group_log, self._clock.monotonic_ms()
         is_blocked = self.is_master and view is not None and len(view.sss) < view.min_in_sync
         if not is_blocked:
             self._blocked_since_ms = now_ms
-        return Status(
+        return ReplicaStatus(
             is_master=self.is_master,
             epoch_seen=group_log.epoch_seen,
             version_seen=0 if view is None else view.version,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 import structlog
 
 from tidemill.controller.election.leadership import Leadership, LeaseTiming
-from tidemill.controller.meta_store import MetaStore, NotStored, StoreUnreachable
+from tidemill.controller.meta_store import MetaStore, StoreUnreachable, WriteFailure
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 @final
-class Leading:
+class LeaseKeeper:
     """Keeps this controller's part in the lease."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Leading:
             return
         sent_at_ms = self._clock.monotonic_ms()
         written = await self._store.write_lease(LEASE, seen, self._name)
-        if isinstance(written, NotStored):
+        if isinstance(written, WriteFailure):
             self._leadership.lost()
         else:
             self._leadership.renewed(written, sent_at_ms)
