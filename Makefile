@@ -172,7 +172,7 @@ proto: $(STAMPS)/dependencies ## Generate the stubs from proto/ again.
 docs: setup ## Generate docs/configuration.md and the OpenAPI document from the code.
 	$(BIN)/python tools/generate_docs.py
 
-dashboards: setup ## Generate the dashboards and the alerts for a laptop from tools/watching and the chart.
+dashboards: setup ## Generate the dashboards and the alerts for a laptop from tools/monitoring and the chart.
 	$(BIN)/python tools/generate_dashboards.py
 
 charts: setup tool-helm ## Render the chart again into tests/chart/golden, and its schema.

@@ -1,6 +1,6 @@
 """Generate the dashboards of the chart and the alert rules of a laptop, for `make dashboards`.
 
-A test fails if the files differ from `tools/watching` and the alerts of the chart.
+A test fails if the files differ from `tools/monitoring` and the alerts of the chart.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 # A script can only import from its own folder.
 sys.path.insert(0, str(ROOT))
 
-from tools.watching import alerts, grafana  # noqa: E402  # See above.
-from tools.watching.pages import PAGES  # noqa: E402  # See above.
+from tools.monitoring import alerts, grafana  # noqa: E402  # See above.
+from tools.monitoring.pages import PAGES  # noqa: E402  # See above.
 
 DASHBOARDS: Final = ROOT / "charts" / "tidemill" / "files" / "dashboards"
 RULES: Final = ROOT / "deploy" / "observability" / "alerts.yaml"

@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.clients.client_process import needs
 from tools.generate_dashboards import RULES
-from tools.watching import alerts
+from tools.monitoring import alerts
 
 HERE = Path(__file__).parent
 PROMTOOL = HERE / "prometheus" / "build" / "promtool"

@@ -10,8 +10,8 @@ import pytest
 from tests.support.chart import find, need_helm, objects, pod_of, refusal
 from tests.support.kubernetes_types import KubernetesTypes
 from tools.generate_dashboards import DASHBOARDS
-from tools.watching import alerts
-from tools.watching.grafana import RUNBOOKS_URL
+from tools.monitoring import alerts
+from tools.monitoring.grafana import RUNBOOKS_URL
 
 ALERTS = ("--set", "monitoring.alerts.enabled=true")
 OPERATOR = "monitoring.coreos.com/v1"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tools import generate_dashboards
-from tools.watching import alerts
-from tools.watching.pages import PAGES
-from tools.watching.vocabulary import Page, Panel
+from tools.monitoring import alerts
+from tools.monitoring.pages import PAGES
+from tools.monitoring.vocabulary import Page, Panel
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -14,8 +14,8 @@ import yaml
 from tests.monitoring.test_alert_rules import judged, promtool
 from tests.support.processes.exposed import parse
 from tidemill.standalone.settings import StandaloneSettings
-from tools.watching import alerts
-from tools.watching.pages import PAGES
+from tools.monitoring import alerts
+from tools.monitoring.pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support import queries
 from tests.support.processes.exposed import COMMON, Exposed, parse
-from tools.watching import alerts
-from tools.watching.pages import PAGES
+from tools.monitoring import alerts
+from tools.monitoring.pages import PAGES
 
 METRICS = parse((Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8"))
 # What Prometheus adds: of its targets, and about them.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import promql_parser as promql
 
-from tools.watching import alerts
-from tools.watching.pages import PAGES
-from tools.watching.vocabulary import RATE, Page, Panel
+from tools.monitoring import alerts
+from tools.monitoring.pages import PAGES
+from tools.monitoring.vocabulary import RATE, Page, Panel
 
 COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
 VARIABLES = ("cluster", "namespace", "node", "topic", "consumer_group")

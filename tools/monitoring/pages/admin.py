@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.watching.vocabulary import Look, Page, Query, Row, panel, quantiles, ratio
+from tools.monitoring.vocabulary import Look, Page, Query, Row, panel, quantiles, ratio
 
 _REQUESTS = Row(
     "REST API",

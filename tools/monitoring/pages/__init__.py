@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.watching.pages import (
+from tools.monitoring.pages import (
     admin,
     broker_and_store,
     consumer_group,
@@ -14,7 +14,7 @@ from tools.watching.pages import (
     proxy,
     replication_and_controller,
 )
-from tools.watching.vocabulary import Page
+from tools.monitoring.vocabulary import Page
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,

@@ -10,7 +10,7 @@ import json
 import warnings
 from typing import Final
 
-from tools.watching.vocabulary import Look, Page, Panel, Query
+from tools.monitoring.vocabulary import Look, Page, Panel, Query
 
 with warnings.catch_warnings():
     # Its second version would be preferred, which only the newest Grafana reads from a file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.watching.vocabulary import Look, Page, Query, Row, heatmap, panel, quantiles
+from tools.monitoring.vocabulary import Look, Page, Query, Row, heatmap, panel, quantiles
 
 _LOAD = Row(
     "Load",

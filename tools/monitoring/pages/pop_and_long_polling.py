@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.watching.vocabulary import Look, Page, Query, Row, heatmap, panel, quantiles, ratio
+from tools.monitoring.vocabulary import Look, Page, Query, Row, heatmap, panel, quantiles, ratio
 
 _PARKED = 'sum(rate(rocketmq_proxy_receive_total{HERE, TOPIC, GROUP, outcome=~"notified|timeout_empty"}[RATE]))'
 _RECEIVES = "sum(rate(rocketmq_proxy_receive_total{HERE, TOPIC, GROUP}[RATE]))"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.watching.vocabulary import Look, Page, Query, Row, panel
+from tools.monitoring.vocabulary import Look, Page, Query, Row, panel
 
 # Pods of a release are told by the name that the chart gives them.
 _PODS = 'namespace=~"$namespace",pod=~".*tidemill.*"'
