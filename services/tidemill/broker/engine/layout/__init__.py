@@ -1,1 +1,1 @@
-"""One module a record on disk: drawing, struct, encode, decode; nothing else."""
+"""One module per record on disk: drawing, struct, encode, decode; nothing else."""

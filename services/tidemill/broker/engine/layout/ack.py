@@ -1,4 +1,4 @@
-"""The body of an ACK record: acks of one round, one entry a pop checkpoint.
+"""The body of an ACK record: the acks of one round, one entry per pop checkpoint.
 
      0          4                 12             16
     ┌──────────┬─────────────────┬──────────────┐
@@ -6,11 +6,10 @@
     └──────────┴─────────────────┴──────────────┘
 
 Bit i set: message i of the delivery is settled. Acks of one checkpoint in one record share an entry
-(the reference's batch ack).
+(a batch ack in the reference).
 
-Flag EXPIRED in the record's header: what it settles was not acked by its clients; retention has
-taken it. The tail, where there is one, is the rows (`layout.delivery_rows`) of those deliveries of
-the record whose CK is in no segment any more.
+Flag EXPIRED in the record's header: retention removed these messages, and no client acked them. The
+optional tail has the rows (`layout.delivery_rows`) of those deliveries whose CK is in no segment.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ENTRY = struct.Struct(">IqI")
 SIZE = 16  # bytes
 assert ENTRY.size == SIZE, "part of the disk format"
 FLAG_EXPIRED = 1
-ENTRIES_MAX = 2048  # of one record: its head stays below the 64 KiB that head_size can say
+ENTRIES_MAX = 2048  # of one record: its head stays below 64 KiB, the maximum of head_size
 
 
 class Acks(NamedTuple):

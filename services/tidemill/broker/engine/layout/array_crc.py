@@ -1,7 +1,8 @@
 """CRC-32 of many short rows at once.
 
-A CRC is affine over its input: that of a row is the CRC of zeros, xor what each byte adds by its
-value and its place. So one table look-up a byte column does for all rows what zlib does for one.
+A CRC is affine over its input. The CRC of a row is the CRC of zeros, xor a contribution of each
+byte that depends on its value and its position. Therefore one table look-up per byte column
+replaces one zlib call per row.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def _tables(width: int) -> np.ndarray:
         for bit in range(8):
             row[column] = 1 << bit
             of_bits.append(crc32(row) ^ zeros)
-        # What a value adds is the xor of what its bits add: at one call a value a table would cost
-        # whoever needs it first five milliseconds.
+        # The contribution of a value is the xor of the contributions of its bits. One zlib call per
+        # value would cost the first caller five milliseconds.
         for bit, added in enumerate(of_bits):
             tables[column, 1 << bit : 2 << bit] = tables[column, : 1 << bit] ^ np.uint32(added)
     return tables

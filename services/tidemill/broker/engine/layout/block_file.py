@@ -1,4 +1,4 @@
-"""Derived files: header, directory, blocks. Written once, renamed into place, never changed.
+"""Derived files: header, directory, blocks. They are written once, then renamed into place.
 
      0            4             8           12               16               24
     ┌────────────┬─────────────┬───────────┬────────────────┬────────────────┬──────────────┐
@@ -10,10 +10,10 @@
     │ count directory rows│ blocks  │        crc u32 │ position u64                      32 bytes
     └─────────────────────┴─────────┘   (crc over the block, position of the block in the file)
 
-Big-endian. Such a file states what the log says from from_offset to to_offset; whatever is missing
-or damaged is read from the log again. Its kind is in the magic and in its folder:
+Big-endian. A file describes the log from from_offset to to_offset. If it is missing or damaged, the
+broker rebuilds it from the log. The magic and the folder tell the kind of file:
 
-    queues/     "TMQ1"  one or more blocks a queue: consume queue entries; keys topic_id and
+    queues/     "TMQ1"  one or more blocks per queue: consume queue entries; keys topic_id and
                         queue_id, first is the first queue offset
     index/      "TMI1"  blocks of key hashes, sorted (u64 x items, then i64 log offsets x items)
     snapshots/  "TMS1"  sections of the pop state; key_1 is the section's kind, key_2 its slot or
@@ -32,7 +32,7 @@ ROW = struct.Struct(">IIqIIQ")
 _POSITION = struct.Struct(">Q")
 HEADER_SIZE = 32
 ROW_SIZE = 32
-_POSITION_AT = 24  # in a row
+_POSITION_AT = 24  # byte of a row
 VERSION = 1
 QUEUE_MAGIC = 0x544D5131
 INDEX_MAGIC = 0x544D4931
@@ -42,7 +42,7 @@ assert ROW.size == ROW_SIZE, "part of the disk format"
 
 
 class DirectoryRow(NamedTuple):
-    """One directory row."""
+    """A row of the directory."""
 
     key_1: int
     key_2: int
@@ -53,7 +53,7 @@ class DirectoryRow(NamedTuple):
 
 
 class BlockFileDamaged(Exception):
-    """The file cannot be used; what it says is in the log."""
+    """The file is damaged. The log has the same information."""
 
 
 def encode_header(
@@ -65,7 +65,7 @@ def encode_header(
 
 
 class BlockFileHeader(NamedTuple):
-    """What a file says of itself: the stretch of the log, and its packed directory."""
+    """The range of the log that a file covers, and its packed directory."""
 
     from_offset: int
     to_offset: int
@@ -73,7 +73,7 @@ class BlockFileHeader(NamedTuple):
 
 
 def decode_header(view: memoryview, magic: int) -> BlockFileHeader:
-    """Return the header and the directory behind it. Raises BlockFileDamaged."""
+    """Return the header and the directory after it. Raises BlockFileDamaged."""
     if len(view) < HEADER_SIZE:
         raise BlockFileDamaged("too short")
     found, version, count, crc, from_offset, to_offset = HEADER.unpack_from(view)
@@ -86,7 +86,7 @@ def decode_header(view: memoryview, magic: int) -> BlockFileHeader:
 
 
 def directory_end(view: memoryview, magic: int) -> int:
-    """Return where the directory ends by what the header says; 0 where it is none."""
+    """Return the end of the directory according to the header; 0 if the header is invalid."""
     if len(view) < HEADER_SIZE:
         return 0
     found, version, count, *_ = HEADER.unpack_from(view)
@@ -99,6 +99,6 @@ def rows_of(directory: bytes) -> Iterator[DirectoryRow]:
 
 
 def position_of(directory: bytes, number: int) -> int:
-    """Return where a block begins."""
+    """Return the position of a block in the file."""
     position: int = _POSITION.unpack_from(directory, number * ROW_SIZE + _POSITION_AT)[0]
     return position

@@ -1,27 +1,27 @@
-"""The body of a CONFIG record: one change of what is configured, as a JSON object.
+"""The body of a CONFIG record: one change of the configuration, as a JSON object.
 
     {"op": "broker", "name": ..., "handleSecret": hex}     the broker group itself
-    {"op": "nextId", "nextId": n}                          ids below n were given out
-    {"op": "broughtBack", "before": log offset}            of what was popped before it a handle
-                                                           may name too late a deadline
-    {"op": "clockBack", "at": [log offset, ...]}           where starts began whose clocks were
-                                                           behind what was stored before
-    {"op": "topic", "topic": {...}}                        a topic as it is from here on
-    {"op": "group", "group": {...}}                        a consumer group as it is from here on
+    {"op": "nextId", "nextId": n}                          ids below n are used
+    {"op": "broughtBack", "before": log offset}            handles of deliveries before this offset
+                                                           may contain a deadline that is too late
+    {"op": "clockBack", "at": [log offset, ...]}           starts with a clock behind the times of
+                                                           stored records
+    {"op": "topic", "topic": {...}}                        new state of a topic
+    {"op": "group", "group": {...}}                        new state of a consumer group
     {"op": "deleteTopic", "id": n}   {"op": "deleteGroup", "id": n}
     {"op": "gone", "topics": [[id, name, log offset], ...] or "groups": [...]}
-                                                           what was deleted there, and what it was
-                                                           called; in STATE and in snapshots alone
-    {"op": "home", "home": {...} or null}                  whose topics and groups these are
+                                                           names of deleted items, with the offset
+                                                           of the deletion; in STATE and snapshots
+    {"op": "home", "home": {...} or null}                  the owner of topics and groups
     {"op": "brokerGroup", "group": {...}}                  a member of the cluster, at its home
     {"op": "deleteBrokerGroup", "name": ...}
     {"op": "pullOffset", "group": n, "topic": n, "queue": n, "offset": n}
-                                                           how far a group has pulled, as it says;
-                                                           2**63 - 1: it says so no more
+                                                           reported pull offset of a group;
+                                                           2**63 - 1 deletes it
     {"op": "reset", "group_id": n, "offsets": [[topic_id, queue_id, offset], ...]}
 
-UTF-8, keys sorted, no spaces. The fields of topics and groups are those of `metadata.catalog`,
-those of the home and of broker groups those of `metadata.membership`.
+UTF-8, keys sorted, no spaces. `metadata.catalog` defines the fields of topics and groups,
+`metadata.membership` those of the home and of broker groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 
 class ConfigItem(NamedTuple):
-    """A CONFIG record: one item of the forms above."""
+    """A CONFIG record: one item of a form above."""
 
     item: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Live deliveries in snapshots and STATE records: rows of one fixed form, then their gaps.
+"""Live deliveries in snapshots and STATE records: fixed-size rows, then their gaps.
 
      0           4          8                 16             20             24             26
     ┌───────────┬──────────┬─────────────────┬──────────────┬──────────────┬──────────────┐
@@ -13,16 +13,19 @@
     │ superseded u32 │  count rows of 56 bytes from byte 4 on; then, for each row with flag GAPS in
     └────────────────┘  order, n x u32: queue offsets minus start_offset
 
-    and, where any of them has a holder:
+    and, if any delivery has a holder:
     ┌─────────────┬────────────────────────────────────┬──────────────────────────────────────────┐
-    │ clients u32 │ clients x (u8 and so many bytes: id)│ count x u32: which of them, from 1 on; 0 │
+    │ clients u32 │ clients x (u8 size, then the id)   │ count x u32: number of the client from 1;│
+    │             │                                    │ 0 means no holder                        │
     └─────────────┴────────────────────────────────────┴──────────────────────────────────────────┘
 
-Big-endian. live: messages neither acked nor revived nor replaced; superseded: messages whose
-delivery was replaced by change-invisible, kept so that the old handle is refused. flags: those of
-the CK, and RELEASED (16): an operator let go of it, so it blocks its ordered queue no more;
-UNPROVEN (32): a start did not know that its client has it, and so it renews no more; and in place
-of HOLDER RENEWS (128): the broker renews it.
+Big-endian. live: messages that are not acked, revived or replaced. superseded: messages of a
+delivery that change-invisible replaced; the row stays, so that the old handle is rejected.
+
+flags: those of the CK, and three more. RELEASED (16): an operator released the delivery, so it does
+not block its ordered queue. UNPROVEN (32): after a start it is unknown whether the client has the
+delivery, so the broker does not renew it. RENEWS (128, in place of HOLDER): the broker renews the
+delivery.
 """
 
 from __future__ import annotations
@@ -56,16 +59,16 @@ COUNT_SIZE = 4
 
 
 class DeliveryRows(NamedTuple):
-    """Rows of the form above, by row number the gaps of those that have any, and who holds them."""
+    """Delivery rows, their gaps by row number, and their holders."""
 
     rows: np.ndarray
     gaps: dict[int, tuple[int, ...]]
     clients: Sequence[str] = ()  # ids of holders, each once
-    holders: np.ndarray | None = None  # of each row, 1 + index in `clients`; None: all 0
+    holders: np.ndarray | None = None  # per row: 1 + index in `clients`, or 0; None: all 0
 
     @property
     def holder_numbers(self) -> np.ndarray:
-        """Of each row, 1 + the index of its holder, or 0."""
+        """Per row: 1 + the index of its holder, or 0."""
         if self.holders is None:
             return np.zeros(len(self.rows), dtype=np.uint32)
         return self.holders
@@ -110,7 +113,7 @@ def decode(data: bytes | memoryview) -> DeliveryRows:
 
 
 def joined(parts: list[DeliveryRows]) -> DeliveryRows:
-    """Return the rows of several as one, in their order."""
+    """Concatenate the rows of several parts, in order."""
     rows = np.concatenate([part.rows for part in parts])
     gaps: dict[int, tuple[int, ...]] = {}
     numbers: dict[str, int] = {}
@@ -127,7 +130,7 @@ def joined(parts: list[DeliveryRows]) -> DeliveryRows:
 
 
 def part_of(deliveries: DeliveryRows, begin: int, end: int) -> DeliveryRows:
-    """Return some of the rows; of the holders those alone whom one of them names."""
+    """Return a range of the rows, with only the holders that these rows name."""
     gaps = {n - begin: deliveries.gaps[n] for n in range(begin, end) if n in deliveries.gaps}
     rows = deliveries.rows[begin:end]
     if deliveries.holders is None:
@@ -141,10 +144,10 @@ def named_once(
     numbers: np.ndarray,
     client_ids: Sequence[str],
 ) -> DeliveryRows:
-    """Return rows whose holders are of `client_ids` by number; 0 is nobody."""
+    """Return rows with holders given as numbers into `client_ids`; 0 means no holder."""
     used = sorted(set(numbers.tolist()) - {0})
     if not used:
         return DeliveryRows(rows, gaps)
-    # 0, which sorts before all, keeps its place.
+    # 0 sorts first, so it keeps its number.
     holders = np.searchsorted([0, *used], numbers).astype(np.uint32)
     return DeliveryRows(rows, gaps, [client_ids[number] for number in used], holders)

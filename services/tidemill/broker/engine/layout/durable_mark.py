@@ -1,4 +1,4 @@
-"""The durable mark: what a replica's log is known to hold, in two alternating copies.
+"""The durable mark: how far a replica's log is durable, in two alternating copies.
 
      0            4            8                12            20              28
     ┌────────────┬────────────┬────────────────┬─────────────┬───────────────┬───────────────────┐
@@ -9,11 +9,11 @@
     │ is_doubtful u8│
     └───────────────┘
 
-Big-endian. The intact copy with the higher generation counts; the crc covers all behind itself. The
-log is durable before `durable`, and maybe further. `led_epoch` is the last epoch whose records this
-store has written as a master, 0 for none. `boot_id` names the run of the machine in which all that
-stands behind `durable` was written, zeros for nobody knows. `is_doubtful` is 1 from when bytes were
-lost that may have been acknowledged until the replica is a member of its sync state set again.
+Big-endian. The intact copy with the higher generation is valid. The crc covers all bytes after it.
+The log is durable before `durable`, and maybe further. `led_epoch` is the last epoch that this
+store led as a master; 0 means none. `boot_id` identifies the boot of the machine that wrote
+everything after `durable`; zeros mean unknown. `is_doubtful` is 1 after a possible loss of
+acknowledged bytes, until the replica is a member of its sync state set again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def encode(mark: DurableMark) -> bytes:
 
 
 def find(data: bytes | None) -> DurableMark | None:
-    """Decode a copy; None where it is missing, torn or damaged."""
+    """Decode a copy; return None if it is missing, torn or damaged."""
     if data is None or len(data) != SIZE:
         return None
     magic, crc = _PREFIX.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Entries: what a record of each kind says, as a tuple. The closed set that the fold applies."""
+"""Entries: the decoded content of each kind of record. The fold applies this closed set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
 
 
 class EpochStart(NamedTuple):
-    """The first record of each life of the broker; its epoch is in its header, as in all."""
+    """The first record after each start of the broker.
+
+    As in all records, the header has the epoch.
+    """
 
 
 Entry: TypeAlias = (
@@ -42,11 +45,11 @@ Entry: TypeAlias = (
 
 
 class Recorder(Protocol):
-    """Where decisions become records: the fold, as those see it who decide."""
+    """The writer of entries: the fold, as the deciding parts see it."""
 
     def append(self, entry: Entry, now_ms: int) -> LogOffset:
-        """Put `entry` into the pending round, apply it, and return its log offset.
+        """Append `entry` to the pending round, apply it, and return its log offset.
 
-        Raises MessageBodyTooLarge, and changes nothing, when it cannot fit into a segment.
+        Raises MessageBodyTooLarge, and changes nothing, if it does not fit into a segment.
         """
         ...

@@ -1,12 +1,12 @@
-"""The body of an EXPIRE record: what groups never popped of what retention is about to take.
+"""The body of an EXPIRE record: messages that a group never popped before retention removes them.
 
      0              4              8             10           18
     ┌──────────────┬──────────────┬─────────────┬────────────┬────────────┐
     │ group_id u32 │ topic_id u32 │ queue_id u16│ begin  i64 │ end    i64 │  x n, big-endian
     └──────────────┴──────────────┴─────────────┴────────────┴────────────┘
 
-From `begin` on, and before `end`, the group gets nothing of the queue any more, whether or not the
-segment goes in the end.
+The group gets no message of the queue from `begin` to before `end`, even if retention keeps the
+segment after all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 ROW = struct.Struct(">IIHqq")
 ROW_SIZE = 26  # bytes
 assert ROW.size == ROW_SIZE, "part of the disk format"
-ROWS_MAX = 2_048  # of one record: its head stays below the 64 KiB that head_size can say
+ROWS_MAX = 2_048  # of one record: its head stays below 64 KiB, the maximum of head_size
 
 
 class ExpiredRange(NamedTuple):
-    """Offsets of one queue that one group gets no more."""
+    """Queue offsets that a group no longer gets."""
 
     group_id: GroupId
     topic_id: TopicId

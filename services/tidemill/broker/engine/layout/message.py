@@ -1,4 +1,4 @@
-"""The body of a message record: where the message stands, and what it settles or waits for.
+"""The body of a MESSAGE record: the position of the message, and its cause.
 
      0              4              6             8                  16
     ┌──────────────┬──────────────┬─────────────┬──────────────────┐
@@ -20,26 +20,27 @@
     │ timer_id i64 │ due_at_ms i64│ topic_id u32 │ queue_id u16 │ origin_size u8 │ origin       │
     └──────────────┴──────────────┴──────────────┴──────────────┴────────────────┴──────────────┘
 
-    with flag REMAINS beside it (what is left of one that is damaged), behind the origin:
-    ┌───────────────────┐
-    │ log_offset i64    │  where the damaged message stands; below 0: in a segment that begins
-    └───────────────────┘  before -log_offset, and nobody knows in which
+    with flag REMAINS beside SCHEDULE (the intact parts of a damaged message), after the origin:
+    ┌───────────────────┐  log offset of the damaged message. If it is negative, the position is
+    │ log_offset i64    │  unknown, in a segment that begins before -log_offset.
+    └───────────────────┘
 
-    with flag TIMER (what became of a delayed message):
+    with flag TIMER (the result of a delayed message):
      16             24             32          33               34
     ┌──────────────┬──────────────┬───────────┬────────────────┬────────┐
     │ timer_id i64 │ due_at_ms i64│ reason u8 │ origin_size u8 │ origin │
     └──────────────┴──────────────┴───────────┴────────────────┴────────┘
 
 The record's tail is the stored message (`tidemill.message.stored_message`). `attempts` counts the
-deliveries that came before: 0 for an original. A copy on a retry or dead-letter topic names as its
-cause the delivery it settles (slot, identity, index), so copy and settlement are one record; root
-is the original's place, and origin the name of its topic, which may be gone when somebody reads.
+earlier deliveries: 0 for an original.
 
-A delayed message names where it goes, and when; a later record of the same timer id (flag SCHEDULE
-again, on queue 1) is its evacuated copy, or, on queue 2, what is left of it. The message that is
-delivered in the end, or dead-lettered with a reason other than DELIVERED, names the timer that it
-settles.
+A copy on a retry or dead-letter topic contains its cause: the delivery that it settles (slot, id,
+index). Copy and settlement are one record. root is the position of the original. origin is the name
+of its topic, which may be deleted later.
+
+A delayed message contains its target and its due time. A later record with the same timer id and
+flag SCHEDULE is its evacuated copy (on queue 1) or its intact parts (on queue 2). The delivered or
+dead-lettered message names the timer that it settles.
 """
 
 from __future__ import annotations
@@ -77,33 +78,34 @@ assert TARGET.size == TARGET_SIZE, "part of the disk format"
 assert TIMER_CAUSE.size == TIMER_CAUSE_SIZE, "part of the disk format"
 
 
-HEAD_BYTES_MAX = PLACE_SIZE + CAUSE_SIZE + 255  # of a record, before its blob; an origin's is a u8
-# Makes a named tuple of a tuple without a call of Python code: a start decodes very many.
+# Maximum head of a record before its blob; the origin's size is a u8.
+HEAD_BYTES_MAX = PLACE_SIZE + CAUSE_SIZE + 255
+# Make a named tuple without a call of Python code: a start decodes millions of records.
 _tuple = tuple.__new__
 
 
 class Reason(IntEnum):
-    """Why a copy was made."""
+    """The reason for a copy."""
 
     INVISIBLE_DURATION_ENDED = 1
     ATTEMPTS_EXHAUSTED = 2
     FORWARDED_BY_CLIENT = 3
-    # The log no longer has the message as it was, or no segment holds its copy: that has no body.
+    # The message is damaged, or its copy does not fit into a segment. The copy has no body.
     DAMAGED = 4
 
 
 class TimerReason(IntEnum):
-    """What became of a delayed message."""
+    """The result of a delayed message."""
 
     DELIVERED = 0
     TOPIC_DELETED = 1
     EXPIRED = 2
-    # The log no longer has the message as it was: that has no body.
+    # The message is damaged. The copy has no body.
     DAMAGED = 3
 
 
 class MessagePosition(NamedTuple):
-    """Where a message stands."""
+    """The position of a message in its queue, and its number of attempts."""
 
     topic_id: TopicId
     queue_id: QueueId
@@ -112,7 +114,7 @@ class MessagePosition(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """The delivery that a copy settles, and where the original stands."""
+    """The delivery that a copy settles, and the position of the original."""
 
     group_id: GroupId
     slot: DeliverySlot
@@ -127,7 +129,7 @@ class Cause(NamedTuple):
 
 
 class TimerTarget(NamedTuple):
-    """Where a delayed message goes, and when."""
+    """The target of a delayed message, and its due time."""
 
     timer_id: TimerId
     due_at_ms: int
@@ -137,10 +139,10 @@ class TimerTarget(NamedTuple):
 
 
 class SalvagedTimer(NamedTuple):
-    """A delayed message of which nobody could make a copy; the blob is what is left of it."""
+    """A damaged delayed message that could not be copied. The blob has its intact parts."""
 
     target: TimerTarget
-    log_offset: LogOffset  # where it stands, damaged; below 0: see above
+    log_offset: LogOffset  # of the damaged message; negative: see the module docstring
 
 
 class TimerCause(NamedTuple):
@@ -149,17 +151,17 @@ class TimerCause(NamedTuple):
     timer_id: TimerId
     due_at_ms: int
     reason: int
-    origin: str  # "" for what was delivered
+    origin: str  # "" for a delivered message
 
 
 class MessageEntry(NamedTuple):
-    """A MESSAGE record: a stored message, where it stands, and why it is there."""
+    """A MESSAGE record: a stored message, its position, and its cause."""
 
     topic_id: TopicId
     queue_id: QueueId
     attempts: int
     queue_offset: QueueOffset
-    flags: int  # 0, or the one of the flags above that says what `cause` is
+    flags: int  # 0, or the flag that tells the type of `cause`
     cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None
     blob: bytes | memoryview
     blob_crc: int
@@ -181,7 +183,7 @@ def encode(message: MessageEntry) -> bytes:
 
 
 def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int) -> MessageEntry:
-    """Decode a MESSAGE record; of the blob nothing is copied."""
+    """Decode a MESSAGE record without copying the blob."""
     cause: Cause | TimerTarget | SalvagedTimer | TimerCause | None = None
     if not flags:
         return _tuple(MessageEntry, (*PLACE.unpack_from(body), 0, None, blob, blob_crc))
@@ -195,7 +197,7 @@ def decode(body: bytes | memoryview, flags: int, blob: memoryview, blob_crc: int
 
 
 def encode_cause(cause: Cause) -> bytes:
-    """Encode `cause` as it stands behind the place."""
+    """Encode `cause` as it follows the position."""
     origin = cause.origin.encode()
     return CAUSE.pack(*cause[:-1], len(origin)) + origin
 
@@ -208,7 +210,7 @@ def decode_cause(body: bytes | memoryview) -> Cause:
 
 
 def encode_target(target: TimerTarget) -> bytes:
-    """Encode `target` as it stands behind the place."""
+    """Encode `target` as it follows the position."""
     origin = target.origin.encode()
     return TARGET.pack(*target[:-1], len(origin)) + origin
 
@@ -221,13 +223,13 @@ def decode_target(body: bytes | memoryview) -> TimerTarget:
 
 
 def decode_remains(body: bytes | memoryview) -> SalvagedTimer:
-    """Decode the target in the body of what is left of a delayed message, and where that stands."""
+    """Decode the target of a damaged delayed message, and its log offset."""
     (log_offset,) = _ORIGINAL.unpack_from(body, len(body) - _ORIGINAL.size)
     return SalvagedTimer(decode_target(body), LogOffset(log_offset))
 
 
 def encode_timer_cause(cause: TimerCause) -> bytes:
-    """Encode `cause` as it stands behind the place."""
+    """Encode `cause` as it follows the position."""
     origin = cause.origin.encode()
     return TIMER_CAUSE.pack(*cause[:-1], len(origin)) + origin
 

@@ -1,4 +1,4 @@
-"""The body of a CK record: one pop checkpoint, that is one batch handed to a group from one queue.
+"""The body of a CK record: one pop checkpoint, a batch of one queue delivered to a group.
 
      0          4              8              12             14         15      16
     ┌──────────┬──────────────┬──────────────┬──────────────┬──────────┬───────┬───────────────┐
@@ -12,17 +12,17 @@
 
     GAPS         count x u32: each message's queue offset minus start_offset; else contiguous
     SUPERSEDES   slot u32, delivery_id i64, index u8 of the delivery that this one replaces
-    ORDERED      count x u16: deliveries, this one counted; then u8 and that many bytes: attempt id
-    HOLDER       bits u8 (1: the broker renews it), u8 and that many bytes: the id of the client
+    ORDERED      count x u16: attempts, this delivery included; then u8 size and the attempt id
+    HOLDER       bits u8 (1: the broker renews it), u8 size, then the id of the client
 
 Field names of the reference's PopCheckPoint: startOffset, popTime (the record's stored_at_ms),
 invisibleTime (visible_at_ms - popTime), num (count), queueId, topic, cid (group), queueOffsetDiff
-(GAPS). The identity of the delivery is the log offset of this record. The revive queue is
-hash(topic, group, queue) mod 8.
+(GAPS). The id of the delivery is the log offset of this record. The revive queue is hash(topic,
+group, queue) mod 8.
 
-Flag GIVEN_BACK in the record's header, of one that supersedes: the message comes back sooner than
-was said before, or its client chose a time though the broker renews it. It says so to readers of
-the log alone.
+A CK that supersedes may have the flag GIVEN_BACK in its record header. Either the message returns
+earlier than announced, or its client chose a time for a delivery that the broker renews. Only
+readers of the log use this flag.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from typing import NamedTuple
 
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, QueueId, TopicId
 
-GIVEN_BACK = 1  # of the header
+GIVEN_BACK = 1  # flag of the record header
 FLAG_GAPS = 1
 FLAG_SUPERSEDES = 2
 FLAG_ORDERED = 4
 FLAG_SUSPEND = 8  # this delivery does not count as an attempt
-# Not in a CK: of a delivery whose row says that an operator has released it (`delivery_rows`).
+# Not in a CK: flag of a row of a delivery that an operator has released (`delivery_rows`).
 FLAG_RELEASED = 16
-# Nor is this: that of one which renews no more, since a start did not know it to be handed over.
+# Not in a CK: after a start it is unknown whether the client has the delivery, so the broker does
+# not renew it.
 FLAG_UNPROVEN = 32
 FLAG_HOLDER = 128
-# In a row and in the table, where what a CK says of its holder stands elsewhere.
+# In rows and in the table, which store the holder elsewhere.
 FLAG_RENEWS = 128
-HOLDER_RENEWS = 1  # of the bits of HOLDER
+HOLDER_RENEWS = 1  # bit of HOLDER
 HOLDER_BYTES_MAX = 255  # its size is one byte
-HOLDERS_KEPT = 1_024  # encoded, since a client pops often
+HOLDERS_KEPT = 1_024  # encoded holders in the cache, since a client pops often
 BODY = struct.Struct(">IIIHBBBqqq")
 BODY_SIZE = 41
 SUPERSEDED = struct.Struct(">IqB")
@@ -58,7 +59,7 @@ ATTEMPT_ID_BYTES_MAX = 255  # its size is one byte
 MESSAGES_MAX = 32  # messages of one checkpoint: its bits fit one u32
 GAPS = [struct.Struct(f">{n}I") for n in range(MESSAGES_MAX + 1)]
 _NO_PARTS = (None, None, None, "", "", False)
-# Makes a named tuple of a tuple without a call of Python code: a start decodes very many.
+# Make a named tuple without a call of Python code: a start decodes millions of records.
 _tuple = tuple.__new__
 ATTEMPTS = [struct.Struct(f">{n}H") for n in range(MESSAGES_MAX + 1)]
 
@@ -80,7 +81,7 @@ class PopCheckpoint(NamedTuple):
     superseded: tuple[int, int, int] | None
     attempts: tuple[int, ...] | None
     attempt_id: str
-    client_id: str = ""  # of who holds it; known with HOLDER alone
+    client_id: str = ""  # of the holder; empty without HOLDER
     renews: bool = False
 
     @property
@@ -92,12 +93,12 @@ class PopCheckpoint(NamedTuple):
 
 
 def revive_queue_of(topic_id: TopicId, group_id: GroupId, queue_id: QueueId) -> int:
-    """Return the revive queue of a (topic, group, queue): the same one for all its records."""
+    """Return the revive queue of a (topic, group, queue). It never changes."""
     return (topic_id * 31 + group_id * 17 + queue_id) % REVIVE_QUEUES
 
 
 def encode(ck: PopCheckpoint) -> bytes:
-    """Encode the body of a CK record; `flags` say which optional parts there are."""
+    """Encode the body of a CK record. `flags` select the optional parts."""
     body = BODY.pack(*ck[:10])
     if not ck.flags:
         return body
@@ -122,7 +123,7 @@ def _holder(client_id: str, renews: bool) -> bytes:
 
 
 def cut_client_id(client_id: str) -> str:
-    """Return as much of a client id as a CK has room for, in whole characters."""
+    """Cut a client id to the size limit of a CK, in whole characters."""
     encoded = client_id.encode(errors="replace")
     if len(encoded) <= HOLDER_BYTES_MAX:
         return client_id

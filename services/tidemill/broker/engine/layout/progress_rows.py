@@ -1,12 +1,12 @@
-"""How far groups are, in snapshots and STATE records: a JSON array, an object a queue.
+"""Progress of groups, in snapshots and STATE records: a JSON array, one object per queue.
 
     [{"group": id, "topic": id, "queue": id, "namedTopic": id, "pop": offset,
       "voidBefore": log offset, "statedAt": log offset,
       "ordered": null | {"pending": [[queue offset, deliveries], ...],
                          "attemptId": text, "batchId": log offset}}, ...]
 
-pop: the first offset that no pop has taken or passed over. voidBefore: deliveries with a lower
-identity are void. statedAt: the newest record that says all this. ordered: of ordered groups alone.
+pop: the first offset that no pop has taken or skipped. voidBefore: deliveries with a lower id are
+void. statedAt: the newest record that states this progress. ordered: only for ordered groups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 
 
 class OrderedRow(NamedTuple):
-    """What an ordered group additionally knows about a queue."""
+    """The additional progress of an ordered group in a queue."""
 
     pending: list[tuple[int, int]]
     attempt_id: str
@@ -27,7 +27,7 @@ class OrderedRow(NamedTuple):
 
 
 class ProgressRow(NamedTuple):
-    """One (group, topic, queue)."""
+    """The progress of one (group, topic, queue)."""
 
     group_id: GroupId
     topic_id: TopicId

@@ -1,4 +1,4 @@
-"""The header that every record of the commit log begins with.
+"""The header of every record of the commit log.
 
      0            4            8          12             16        17     18       20
     ┌────────────┬────────────┬──────────┬──────────────┬─────────┬──────┬────────┬───────────┐
@@ -10,17 +10,16 @@
     │ stored_at_ms i64 │ log_offset  i64 │ unsynced u32 │ head_size u16 │ reserved │ body │ tail │
     └──────────────────┴─────────────────┴──────────────┴───────────────┴──────────┴──────┴──────┘
 
-Big-endian. `size` is the whole record. The head (header and body, head_size bytes) is covered by
-head_crc from byte 8 on; the tail, which only messages have, by tail_crc, so that a message's bytes
-are summed once, where they were made. log_offset repeats the record's own position: bytes that an
-older use of a recycled segment left behind never pass for a record.
+Big-endian. `size` is the whole record. head_crc covers the head (header and body, head_size bytes)
+from byte 8 on. tail_crc covers the tail. The writer of a message computes tail_crc once. log_offset
+repeats the record's own position, so old bytes of a recycled segment never pass for a record.
 
-`unsynced` is log_offset minus the offset that was durable when the record was written. It tells a
-torn tail from damage: a record that survives behind a broken one, and was written when the broken
-one was already durable, proves that durable bytes are gone.
+`unsynced` is log_offset minus the durable offset at the time of the write. It separates a torn tail
+from damage. If an intact record follows a broken one, and the broken one was already durable when
+the intact one was written, then durable bytes are lost.
 
-What is left of a segment that the next record does not fit into is closed by a pad: magic `TMPD`
-and the number of bytes left, u32 each. Fewer than 8 bytes are left as they are.
+If the next record does not fit into a segment, a pad fills the remaining bytes: magic `TMPD` and
+the number of these bytes, u32 each. Fewer than 8 bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ CRC_FROM = PREFIX.size
 UNSYNCED_MAX = 0xFFFFFFFF
 # Indexes of fields in the tuple that HEADER unpacks to, for paths too hot for a `RecordHeader`.
 SIZE, TAIL_CRC, FLAGS, STORED_AT_MS, LOG_OFFSET, UNSYNCED, HEAD_SIZE = 2, 3, 6, 8, 9, 10, 11
-KIND_POSITION = 17  # byte that is the kind
-STORED_AT_MS_POSITION = 24  # byte at which stored_at_ms begins
+KIND_POSITION = 17  # byte of the kind
+STORED_AT_MS_POSITION = 24  # first byte of stored_at_ms
 MAGIC_BYTES = MAGIC.to_bytes(4, "big")
 
 
 class RecordKind(IntEnum):
-    """What a record is. A closed set: a new capability adds a kind and its fold."""
+    """The kinds of records. The set is closed: a new capability adds a kind and its fold."""
 
     EPOCH_START = 1
     MESSAGE = 2
@@ -86,15 +85,15 @@ class RecordHeader(NamedTuple):
 
 
 class UnknownRecord(Exception):
-    """An intact record that this program is too old to understand."""
+    """An intact record of a newer version or of an unknown kind."""
 
 
 def find_head(
     view: memoryview, at: int, *, log_offset: LogOffset, room: int | None = None
 ) -> RecordHeader | None:
-    """Return the header of the record at `view[at:]` if its head is intact; the tail may not be.
+    """Return the header of the record at `view[at:]` if its head is intact.
 
-    `room`: bytes that there are for it, where `view` ends with its head.
+    The tail is not checked. `room` is the space for the record if `view` ends with its head.
     """
     if len(view) - at < HEADER_SIZE:
         return None
@@ -112,13 +111,13 @@ def find_head(
 def find_damage(
     view: memoryview, at: int, *, log_offset: LogOffset, room: int | None = None
 ) -> str:
-    """Say why there is no intact record at `view[at:]`, or return an empty string.
+    """Return the reason why no intact record is at `view[at:]`, or "" if one is.
 
-    `room`: bytes that there are for it, where `view` ends with a head that is not intact.
+    `room` is the space for the record if `view` ends with a damaged head.
 
     Checks magic, size, head CRC, own position and tail CRC, in this order. Raises UnknownRecord for
-    an intact head of another version or of an unknown kind: that is not damage, and to skip it
-    would be to lose it.
+    an intact head of another version or of an unknown kind. That is not damage, and skipping it
+    would lose it.
     """
     if len(view) - at < HEADER_SIZE:
         return "no room for a header"

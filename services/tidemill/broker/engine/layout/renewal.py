@@ -1,18 +1,21 @@
-"""The body of a RENEW record: deliveries of one client run out at another time than was said.
+"""The body of a RENEW record: deliveries of one client get another deadline.
 
      0                  8        9         10           10 + size
     ┌──────────────────┬────────┬─────────┬────────────┬──────────┬─────────────────┐
     │ visible_at_ms i64│ why u8 │ size u8 │ client id  │ slot u32 │ delivery_id i64 │ x n
     └──────────────────┴────────┴─────────┴────────────┴──────────┴─────────────────┘
 
-Big-endian. why: 1 EXTENDED, the client lives and is at work; 2 CLIENT_ENDED and 3 CLIENT_SILENT,
-what it held is given back and renews no more; 4 NOT_HANDED_OVER, perhaps the client never got it,
-so it renews no more; 5 HANDED_OVER, the client has it after all, and it renews again. What is
-settled by then stays as it is.
+Big-endian. Values of why:
 
-The tail says what that leaves: for each entry in order its live messages, as bits in a u32; and
-behind them the rows (`layout.delivery_rows`) of those deliveries whose CK is in no segment any
-more, where there are such.
+    1 EXTENDED          the client is alive and works on the messages
+    2 CLIENT_ENDED      the client has ended: its deliveries are given back
+    3 CLIENT_SILENT     the client is silent: its deliveries are given back
+    4 NOT_HANDED_OVER   the client may not have the deliveries: they are not renewed
+    5 HANDED_OVER       the client has them after all: they are renewed again
+
+Messages that are already settled do not change. The tail starts with the live messages of each
+entry, in order, as bits of a u32. Then it has the rows (`layout.delivery_rows`) of those deliveries
+whose CK is in no segment.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ ENTRY = struct.Struct(">Iq")
 ENTRY_SIZE = 12  # bytes
 assert (HEAD.size, ENTRY.size) == (HEAD_SIZE, ENTRY_SIZE), "part of the disk format"
 LIVE_SIZE = 4  # bytes
-ENTRIES_MAX = 2_048  # of one record: its head stays below the 64 KiB that head_size can say
+ENTRIES_MAX = 2_048  # of one record: its head stays below 64 KiB, the maximum of head_size
 
 
 class RenewalReason(IntEnum):
-    """Why a deadline moves."""
+    """The reason for another deadline."""
 
     EXTENDED = 1
     CLIENT_ENDED = 2
@@ -59,12 +62,12 @@ def encode(renewal: Renewal) -> bytes:
 
 
 def encode_live(live: Sequence[int]) -> bytes:
-    """Encode which messages of each delivery are live, as the tail begins."""
+    """Encode the live messages of each delivery, the beginning of the tail."""
     return struct.pack(f">{len(live)}I", *live)
 
 
 def decode_live(tail: bytes | memoryview, entry_count: int) -> Sequence[int]:
-    """Decode which messages of each delivery are live."""
+    """Decode the live messages of each delivery."""
     return struct.unpack_from(f">{entry_count}I", tail)
 
 

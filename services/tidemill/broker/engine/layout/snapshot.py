@@ -1,11 +1,12 @@
-"""Sections of a snapshot: slices of the state, each with the log offset that it covers.
+"""Sections of a snapshot: parts of the state, each with the log offset that it covers.
 
-A snapshot is a block file (`layout.block_file`, magic "TMS1"). Of a directory row key_1 is the kind
-of the section, key_2 its number, and first the log offset before which the section contains all.
+A snapshot is a block file (`layout.block_file`, magic "TMS1"). In a directory row, key_1 is the
+kind of the section and key_2 its number. The section contains everything before the log offset
+`first`.
 
     1 CATALOG     JSON array of configuration items (`layout.config`); all of one moment
     2 QUEUES      JSON [[topic_id, queue_id, end offset, stated_at], ...]; covers the file's begin
-    3 PROGRESS    how far groups are in some queues that are not ordered (`layout.progress_rows`)
+    3 PROGRESS    progress of groups in some queues that are not ordered (`layout.progress_rows`)
     4 ORDERED     one ordered queue and its deliveries, as of one moment:
 
          0         4            4 + size
@@ -15,7 +16,7 @@ of the section, key_2 its number, and first the log offset before which the sect
         └─────────┴────────────┴──────────────────────────────────────┘
 
     5 DELIVERIES  the used slots among SLOTS_A_SLICE of the delivery table (`layout.delivery_rows`),
-                  those of live ordered deliveries left out; the number is that of the slice
+                  without live ordered deliveries; the number is that of the slice
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.layout.progress_rows import ProgressRow
 
-SLOTS_A_SLICE = 2048  # of the delivery table in one section: encoded in under a millisecond
+SLOTS_A_SLICE = 2048  # of the delivery table in one section: encoded in less than a millisecond
 
 
 class SnapshotSection(IntEnum):
@@ -44,7 +45,7 @@ class SnapshotSection(IntEnum):
 
 
 class QueueEnd(NamedTuple):
-    """Where a queue ends, and which record says so."""
+    """The end of a queue, and the record that states it."""
 
     topic_id: TopicId
     queue_id: QueueId
@@ -64,7 +65,7 @@ def decode_items(data: bytes | memoryview) -> list[dict[str, Any]]:
 
 
 def encode_ends(ends: Sequence[tuple[int, int, int, int]]) -> bytes:
-    """Encode a QUEUES section, of tuples with the fields of `QueueEnd`."""
+    """Encode a QUEUES section from tuples with the fields of `QueueEnd`."""
     return json.dumps(ends).encode()
 
 

@@ -1,8 +1,8 @@
-"""A STATE record: what only an old segment states, said again before that segment goes.
+"""A STATE record: facts of an old segment, repeated before retention removes that segment.
 
-Deliveries are stated by a start too, which brings them back from the future: visible_at_ms and
-popped_at_ms of a row hold from the record on. So is an ordered delivery that an operator releases:
-its row has the flag RELEASED.
+A start also states the deliveries that it brings back from the future: visible_at_ms and
+popped_at_ms of their rows are valid from this record on. If an operator releases ordered
+deliveries, a STATE record has their rows with the flag RELEASED.
 
 0         1 (the record's tail)
 ┌─────────┬──────────────────────────────────────────────────────────────┐
@@ -27,7 +27,7 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 
 
 class StateKind(IntEnum):
-    """What a STATE record says again: the first byte of its body."""
+    """The content of a STATE record: the first byte of its body."""
 
     CONFIG = 1
     QUEUES = 2
@@ -42,13 +42,13 @@ class StatedConfig(NamedTuple):
 
 
 class StatedQueues(NamedTuple):
-    """Where queues end: (topic id, queue id, offset of the next message)."""
+    """Ends of queues: (topic id, queue id, offset of the next message)."""
 
     ends: list[tuple[TopicId, QueueId, QueueOffset]]
 
 
 class StatedProgress(NamedTuple):
-    """How far groups are in some queues."""
+    """Progress of groups in some queues."""
 
     rows: list[ProgressRow]
 

@@ -9,10 +9,10 @@
     │ epoch u32 │ crc32 u32 │
     └───────────┴───────────┘
 
-Queue and index files state everything before derived_offset; the newest snapshot begins there, and
-replay too. The log was durable up to durable_offset, and in this epoch, when this was written; it
-began at min_offset then, or was about to. The crc covers the 36 bytes before it. Big-endian.
-Written to `checkpoint.new`, synced, renamed.
+Queue and index files describe everything before derived_offset. The newest snapshot begins there,
+and so does the replay. At the time of the write, the log was durable up to durable_offset, its
+epoch was `epoch`, and it began, or was about to begin, at min_offset. The crc covers the 36 bytes
+before it. Big-endian. The file is written to `checkpoint.new`, synced, and renamed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def encode(checkpoint: StoreCheckpoint) -> bytes:
 
 
 def find(data: bytes | None) -> StoreCheckpoint | None:
-    """Decode a checkpoint file, None where it is missing or damaged: the log says it all again."""
+    """Decode a checkpoint file; return None if it is missing or damaged."""
     if data is None or len(data) != SIZE:
         return None
     magic, version, *fields = FIELDS.unpack_from(data)

@@ -1,11 +1,11 @@
-"""Which store a replica's volume holds: an emptied one is another store, and holds nothing.
+"""The identity of the store on a replica's volume. An emptied store gets another one.
 
      0            4           8
     ┌────────────┬───────────┬────────────────────┐
     │ magic  u32 │ crc32 u32 │ store uuid 16 bytes │
     └────────────┴───────────┴────────────────────┘
 
-Big-endian; the crc covers the uuid. Written once, when the volume is first used.
+Big-endian; the crc covers the uuid. Written once, at the first use of the volume.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def encode(store_uuid: bytes) -> bytes:
 
 
 def find(data: bytes | None) -> bytes | None:
-    """Decode the file; None where it is missing or damaged."""
+    """Decode the file; return None if it is missing or damaged."""
     if data is None or len(data) != SIZE:
         return None
     magic, crc, store_uuid = FIELDS.unpack(data)

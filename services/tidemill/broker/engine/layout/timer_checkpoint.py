@@ -1,13 +1,13 @@
-"""The timer checkpoint: from where the timers' files are folded on, in two alternating copies.
+"""The timer checkpoint: the replay position of the timer files, in two alternating copies.
 
    0   "TMRCKPT1"
-   8   generation                i64   the copy with the highest one that is intact counts
-  16   lastReadTimeMs            i64   the hand: every timer linked up to it is settled or linked
+   8   generation                i64   the intact copy with the highest one is valid
+  16   lastReadTimeMs            i64   the hand: every timer linked up to it is settled, or linked
                                        again later
   24   lastTimerLogFlushPos      i64   timer log position that is durable and in the durable wheel
-  32   lastTimerQueueOffset      i64   every timer id below it is in the timer log below that
+  32   lastTimerQueueOffset      i64   lower timer ids are in the timer log before that position
   40   masterTimerQueueOffset    i64   the same as of the last FRONTIER record; for information
-  48   replay_pos                i64   commit log offset from which to fold
+  48   replay_pos                i64   commit log offset at which the replay begins
   56   state version             i64   epoch at the write
   64   timestamp                 i64   ms
   72   counter                   i64   checkpoints written in this epoch
@@ -15,7 +15,7 @@
   88   oldest pinned log offset  i64   -1: none
   96   flags                     u32   bit 0: written by a clean stop
  100   store uuid                16 bytes
- 116   slots in use              u32   of the wheel; fewer than these in its file: it is damaged
+ 116   slots in use              u32   of the wheel; a file with fewer is damaged
  120   count of live files       u32   table files with pending timers; 0xFFFFFFFF: not listed
  124   numbers of these files    u32 each
        zeros
@@ -60,7 +60,7 @@ class TimerCheckpoint(NamedTuple):
     flags: int
     store_uuid: bytes
     slots_used: int
-    live_files: tuple[int, ...] | None  # None: too many to be listed
+    live_files: tuple[int, ...] | None  # None: too many to list
 
 
 def encode(checkpoint: TimerCheckpoint) -> bytes:
@@ -75,7 +75,10 @@ def encode(checkpoint: TimerCheckpoint) -> bytes:
 
 
 def find(data: bytes | None) -> TimerCheckpoint | None:
-    """Decode a checkpoint, None where it is missing or damaged: the other copy is taken then."""
+    """Decode a checkpoint; return None if it is missing or damaged.
+
+    Then the other copy is valid.
+    """
     if data is None or len(data) != SIZE:
         return None
     if crc32(data[:-4]) != int.from_bytes(data[-4:], "big") or not data.startswith(MAGIC):

@@ -1,4 +1,4 @@
-"""Bodies of TIMER and FRONTIER records: transitions of timers that carry no message.
+"""Bodies of TIMER and FRONTIER records: changes of timers without a message.
 
     TIMER     0        1              9                  17
              ┌────────┬──────────────┬──────────────────┬──────────────────────┐
@@ -9,8 +9,8 @@
              │ frontier_ms i64 │   big-endian
              └─────────────────┘
 
-due_at_ms is when the timer was due until now; new_due_at_ms is 0 in a cancel. Every timer that was
-to be delivered up to frontier_ms is settled by an earlier record.
+due_at_ms is the previous due time. new_due_at_ms is 0 for a cancel. Earlier records settle every
+timer that is due up to frontier_ms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ assert _CONTROL.size == CONTROL_SIZE, "part of the disk format"
 
 
 class TimerOperation(IntEnum):
-    """What happens to a timer."""
+    """The kinds of changes."""
 
     CANCEL = 1
     RESCHEDULE = 2

@@ -1,13 +1,13 @@
-"""One entry of the timer state table: what is true of the timer with this id.
+"""One entry of the timer state table: the state of the timer with this id.
 
      0                8            12              20             24         25          29      32
     ┌────────────────┬────────────┬───────────────┬──────────────┬──────────┬───────────┬─────────┐
     │ log_offset i64 │ size   u32 │ due_at_ms i64 │ topic_id u32 │ state u8 │ crc32 u32 │ 3 zeros │
     └────────────────┴────────────┴───────────────┴──────────────┴──────────┴───────────┴─────────┘
 
-Big-endian. log_offset and size are the record of the newest copy of the message; the crc covers the
-25 bytes before it. An id that was never given out is 32 zeros. Entry n of a file is the timer with
-the id (number in the file's name) + n.
+Big-endian. log_offset and size describe the record with the newest copy of the message. The crc
+covers the 25 bytes before it. An unused id has 32 zeros. Entry n of a file belongs to the timer id
+(number in the file's name) + n.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ class TimerEntry(NamedTuple):
 
 
 class TimerEntryDamaged(Exception):
-    """The entry's checksum was wrong when it was read from the disk."""
+    """The checksum of an entry that was read from the disk is wrong."""
 
 
 def write(buffer: bytearray, at: int, entry: TimerEntry) -> None:
-    """Write an entry, its checksum still to be made by `seal`."""
+    """Write an entry. `seal` computes its checksum later."""
     _ENTRY.pack_into(buffer, at, *entry, 0)
 
 
 def read(buffer: bytearray | memoryview, at: int) -> TimerEntry:
-    """Decode an entry, unchecked."""
+    """Decode an entry without checks."""
     return TimerEntry._make(_FIELDS.unpack_from(buffer, at))
 
 
 def seal(rows: np.ndarray) -> None:
-    """Give all entries that were ever written their checksums."""
+    """Compute the checksums of all used entries."""
     used = np.flatnonzero(rows["state"])
     rows["crc"][used] = _crcs(rows[used])
 
 
 def is_intact(rows: np.ndarray) -> np.ndarray:
-    """Return for each entry whether its checksum is right, or it was never written."""
+    """Return for each entry whether it is unused or its checksum is right."""
     is_unused = ~rows.view(np.uint8).reshape(-1, SIZE).any(axis=1)
     intact: np.ndarray = (rows["crc"] == _crcs(rows)) | is_unused
     return intact

@@ -10,14 +10,18 @@
     │ sizePy  u32 │ topic_id u32 │ timerId  i64 │ dueMs   i64 │ crc32 u32 │   big-endian
     └─────────────┴──────────────┴──────────────┴─────────────┴───────────┘
 
-The reference's 52 bytes with the reserved word put to use, plus the exact due time and a checksum
-over the 60 bytes before it. prevPos is the position of the slot's previous record, -1 ends the
-chain. magic: bit 0 SCHEDULE, 1 PARKED, 2 CANCEL, 3 EVACUATED, 4 RESCHEDULED-OUT, 5 RESCHEDULED-IN;
-bits 24 to 31 the version. enqueueTime is when the record was made; that in seconds plus delay is
-the second of the slot. offsetPy and sizePy are the message's place in the commit log; topic_id is
-the incarnation of its topic, where the reference has a hash of the name.
+These are the reference's 52 bytes, with a use for the reserved word, plus the exact due time and a
+checksum over the 60 bytes before it.
 
-64 divides the size of a file and of a page: no filler, and no record straddles a sector.
+    prevPos          position of the slot's previous record; -1 ends the chain
+    magic            bit 0 SCHEDULE, 1 PARKED, 2 CANCEL, 3 EVACUATED, 4 RESCHEDULED-OUT,
+                     5 RESCHEDULED-IN; bits 24 to 31 are the version
+    enqueueTime      time of the record; in seconds, plus delay, it is the second of the slot
+    offsetPy, sizePy position of the message in the commit log
+    topic_id         incarnation of its topic; the reference has a hash of the name
+
+64 divides the size of a file and of a page, so files need no filler and no record straddles a
+sector.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ CANCEL = 4
 EVACUATED = 8
 RESCHEDULED_OUT = 16
 RESCHEDULED_IN = 32
-LINKS = SCHEDULE | RESCHEDULED_IN | EVACUATED  # what puts a timer into a slot
+LINKS = SCHEDULE | RESCHEDULED_IN | EVACUATED  # records that put a timer into a slot
 NO_POSITION = -1
 
 _RECORD = struct.Struct(">IqIqiqIIqqI")
@@ -81,7 +85,7 @@ class TimerRecord(NamedTuple):
 
     @property
     def slot_s(self) -> int:
-        """The second of the slot in which the record is linked."""
+        """The second of the slot that contains the record."""
         return self.enqueued_at_ms // 1000 + self.delay_s
 
 
@@ -96,7 +100,7 @@ def encode(
     timer_id: TimerId,
     due_at_ms: int,
 ) -> bytes:
-    """Encode a record of `kind`, a sum of the bits above; `seal` makes its checksum."""
+    """Encode a record of `kind`, a sum of the bits above. `seal` computes its checksum later."""
     return _RECORD.pack(
         SIZE,
         previous,
@@ -113,18 +117,18 @@ def encode(
 
 
 def seal(rows: np.ndarray) -> None:
-    """Give records their checksums."""
+    """Compute the checksums of records."""
     raw = rows.view(np.uint8).reshape(-1, SIZE)
     rows["crc"] = crc32_of_rows(raw[:, :CRC_AT])
 
 
 def decode(view: memoryview | bytes | bytearray, at: int) -> TimerRecord:
-    """Decode a record, unchecked."""
+    """Decode a record without checks."""
     return TimerRecord._make(_RECORD.unpack_from(view, at))
 
 
 def find(view: memoryview | bytes | bytearray, at: int) -> TimerRecord | None:
-    """Decode the record at `at`, None where there is no intact one."""
+    """Decode the record at `at`; return None if it is not intact."""
     record = decode(view, at)
     if record.size != SIZE or record.magic >> 24 != VERSION:
         return None
