@@ -1,4 +1,4 @@
-"""The lines of the README about TLS work as they stand, for the official Python client too."""
+"""The commands of docs/operations/tls.md work, also for the official Python client."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ START_S = 60.0  # standalone on the slowest machine
 RUN_S = 60.0  # the client
 
 
-def readme_lines(holding: str) -> str:
-    """Return the one block of shell lines of the README in which a text stands."""
-    page = (ROOT / "README.md").read_text()
+def page_lines(holding: str) -> str:
+    """Return the block of shell commands of the page that contains a text."""
+    page = (ROOT / "docs/operations/tls.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     [found] = [block for block in blocks if holding in block]
     return str(found)
@@ -31,14 +31,14 @@ def readme_lines(holding: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that is like the repository's to these lines, and of this test alone."""
+    """A folder of this test with the examples of the repository."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
 
 @pytest.fixture
 def variables() -> dict[str, str]:
-    """The environment of the README's reader; only ports are free ones."""
+    """The environment of a reader, with free ports."""
     ports = {f"TIDEMILL_{name}_PORT": "0" for name in ("GRPC", "ADMIN", "METRICS")}
     return environment() | ports | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -47,7 +47,7 @@ def variables() -> dict[str, str]:
 def endpoint(folder: Path, variables: dict[str, str]) -> Iterator[str]:
     with (folder / "log").open("w") as log:
         started = subprocess.Popen(
-            ["sh", "-ec", readme_lines("openssl req")],
+            ["sh", "-ec", page_lines("openssl req")],
             cwd=folder,
             env=variables,
             stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_the_python_client_is_served_with_tls(
     folder: Path, variables: dict[str, str], endpoint: str
 ) -> None:
     run = subprocess.run(
-        ["sh", "-ec", readme_lines("--tls\n")],
+        ["sh", "-ec", page_lines("--tls\n")],
         cwd=folder,
         env=variables | {"ENDPOINT": endpoint, "HOME": str(folder)},
         capture_output=True,
