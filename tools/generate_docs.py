@@ -112,6 +112,7 @@ a page get one in turn.
 def documents() -> dict[Path, str]:
     """Return every generated document by its path."""
     # Imported late: as a script, this file must first extend the import path.
+    from tools.adr_index import index_of
     from tools.chart_schema import CHART, chart_defaults, chart_schema
 
     return {
@@ -121,6 +122,7 @@ def documents() -> dict[Path, str]:
         ROOT / "docs" / "openapi.json": openapi(),
         CHART / "values.schema.json": chart_schema(),
         CHART / "files" / "defaults.yaml": chart_defaults(),
+        ROOT / "docs" / "adr" / "README.md": index_of(ROOT / "docs" / "adr"),
     }
 
 
