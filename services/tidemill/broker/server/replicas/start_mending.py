@@ -88,9 +88,7 @@ class StartMending:
                         found = await self._fetch(address, requested)
                         if found is None:
                             continue
-                        data = (
-                            found if is_confirmed else proven_prefix(log_, requested.start, found)
-                        )
+                        data = found if is_confirmed else proven_prefix(log_, begin, found)
                         if self._mend(log_, disk, requested, data):
                             log.warning(
                                 "log mended from a replica", replica=number, log_offset=begin
