@@ -26,7 +26,7 @@ VERBS = frozenset({"alias", "bring", "embed", "feed", "need", "shed", "speed", "
 
 
 def faults_of(subject: str) -> list[str]:
-    """Return what is wrong with one subject."""
+    """Return the faults of one subject."""
     faults = []
     if len(subject) > LENGTH_MAX:
         faults.append(f"it has {len(subject)} characters; the limit is {LENGTH_MAX}")

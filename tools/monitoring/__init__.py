@@ -1,9 +1,9 @@
-"""What shows and tells how a cluster is: Grafana's dashboards and Prometheus's alerts (ADR 0038).
+"""Sources of the Grafana dashboards and the Prometheus alerts (ADR 0038).
 
-    vocabulary  what a dashboard is made of, in a few words of ours
-    pages       the dashboards, one module each: this is what people change
-    grafana     a page as Grafana's JSON, by Grafana's own library
+    vocabulary  classes of a dashboard: page, row, panel, query
+    pages       the dashboards, one module each; edit these
+    grafana     conversion of a page to Grafana's JSON
     alerts      the alerts of the chart, with the thresholds of its values
 
-`make dashboards` writes what is generated; a test fails while it differs.
+`make dashboards` generates the files; a test fails if a file is out of date.
 """

@@ -1,6 +1,6 @@
-"""A page as Grafana's JSON, made by Grafana's own library of builders.
+"""Conversion of a page to Grafana's JSON with Grafana's own library.
 
-The first version of its schema: every Grafana that is kept reads that from a provisioned file.
+It uses the first version of the schema, which all supported Grafana versions read from a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from tools.monitoring.vocabulary import Look, Page, Panel, Query
 
 with warnings.catch_warnings():
-    # Its second version would be preferred, which only the newest Grafana reads from a file.
+    # The library prefers the second version, which only the newest Grafana reads from a file.
     warnings.simplefilter("ignore", DeprecationWarning)
     from grafana_foundation_sdk.builders import (
         bargauge,
@@ -51,8 +51,8 @@ with warnings.catch_warnings():
     from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
     from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-# Where the runbooks are: on a laptop Grafana serves them itself (deploy/observability).
-# The chart puts the address of its values in its place, and without one takes the links out.
+# Address of the runbooks on a laptop, where Grafana serves them (deploy/observability). The chart
+# replaces it with the address in its values, or removes the links if the values have none.
 RUNBOOKS_URL: Final = "/public/runbooks"
 TAG: Final = "tidemill"
 REFRESH: Final = "30s"  # two scrapes at the usual period
@@ -61,7 +61,7 @@ SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 # Width and height of panels on a grid of 24 columns.
 _NUMBER_SIZE: Final = (4, 4)
 _SIZE: Final = (8, 8)
-# What a variable offers, and of which metric it knows: one that is there from the start.
+# Label and query of each variable. The metric of the query exists from the start of a process.
 _EVERYWHERE = 'cluster=~"$cluster",namespace=~"$namespace"'
 _VARIABLES = {
     "cluster": ("Cluster", "label_values(rocketmq_build_info, cluster)"),
@@ -78,11 +78,11 @@ _Panel = timeseries.Panel | heatmap.Panel | bargauge.Panel | statetimeline.Panel
 
 
 def text_of(page: Page) -> str:
-    """Return the file of a dashboard."""
+    """Return the JSON file of a dashboard."""
     made = _dashboard(page).build()
     assert made.templating is not None, "every page has variables"
     for variable in made.templating.list_val or []:
-        # Of intervals alone; Grafana's own types refuse them elsewhere.
+        # Grafana's schema allows these fields only in interval variables.
         variable.auto = variable.auto_count = variable.auto_min = None
     return json.dumps(made, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
@@ -102,9 +102,9 @@ def _dashboard(page: Page) -> dashboard.Dashboard:
             dashboard.DashboardLink("Tidemill")
             .type(DashboardLinkType.DASHBOARDS)
             .tags([TAG])
-            .as_dropdown(True)  # Theirs.
-            .include_vars(True)  # Theirs.
-            .keep_time(True)  # Theirs.
+            .as_dropdown(True)  # The library has no keyword.
+            .include_vars(True)  # The library has no keyword.
+            .keep_time(True)  # The library has no keyword.
         )
         .with_variable(
             dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
@@ -131,8 +131,8 @@ def _variable(name: str, *, is_shown: bool) -> dashboard.QueryVariable:
         .query({"query": query, "refId": name})
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
-        .multi(True)  # Theirs.
-        .include_all(True)  # Theirs.
+        .multi(True)  # The library has no keyword.
+        .include_all(True)  # The library has no keyword.
         .all_value(ALL)
         .current(VariableOption(selected=True, text=["All"], value=["$__all"]))
     )
@@ -148,7 +148,7 @@ def _panel(panel: Panel) -> _Panel:
             dashboard.DashboardLink(f"Runbook: {alert}")
             .type(DashboardLinkType.LINK)
             .url(f"{RUNBOOKS_URL}/{alert}.md")
-            .target_blank(True)  # Theirs.
+            .target_blank(True)  # The library has no keyword.
             for alert in panel.alerts
         ]
     )
@@ -209,7 +209,7 @@ def _graph(*, is_stacked: bool) -> timeseries.Panel:
             common.VizLegendOptions()
             .display_mode(LegendDisplayMode.LIST)
             .placement(LegendPlacement.BOTTOM)
-            .show_legend(True)  # Theirs.
+            .show_legend(True)  # The library has no keyword.
         )
     )
     if is_stacked:

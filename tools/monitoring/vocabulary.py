@@ -1,10 +1,10 @@
-"""What a dashboard is made of: pages of rows of panels of queries.
+"""Classes of a dashboard: a page has rows, a row has panels, a panel has queries.
 
-A query is PromQL in which three capital words stand for what nearly all have in common, so that it
-can be read:
+A query is PromQL. Three words in capitals abbreviate the selectors that most queries share:
 
-    HERE   the series of the chosen cluster, namespace and node
-    TOPIC  those of the chosen topics          GROUP  those of the chosen consumer groups
+    HERE   series of the selected cluster, namespace and node
+    TOPIC  series of the selected topics
+    GROUP  series of the selected consumer groups
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-# What a word of a query stands for. A selector that nobody has restricted matches everything, also
-# series without the label: on a laptop nothing has a namespace.
+# Selector of each word. An unrestricted selector also matches series without the label: on a
+# laptop no series has a namespace.
 SELECTORS: Final = {
     "HERE": 'cluster=~"$cluster",namespace=~"$namespace",node_id=~"$node"',
     "TOPIC": 'topic=~"$topic"',
     "GROUP": 'consumer_group=~"$consumer_group"',
 }
-# The span of a rate: four scrapes at least, and no less than a point of the graph.
+# Range of a rate: at least four scrapes and at least one point of the graph.
 RATE: Final = "$__rate_interval"
 
 
 class Look(enum.Enum):
-    """How a panel shows its series."""
+    """Form in which a panel shows its series."""
 
     LINES = "lines"
     STACKED = "stacked lines"
     HEATMAP = "heat map"
-    BARS = "bars, of now"
+    BARS = "bars of the current values"
     STATES = "states over time"
-    NUMBER = "number, of now"
+    NUMBER = "current number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,19 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One question, and the answer to it."""
+    """A graph, number or other view of one or more queries."""
 
     title: str
     description: str
     queries: tuple[Query, ...]
     unit: str = "short"
     look: Look = Look.LINES
-    # The alerts about what is shown: the panel links to their runbooks.
+    # Related alerts; the panel links to their runbooks.
     alerts: tuple[str, ...] = ()
-    # Where a number turns from green to orange and to red; None: it stays as it is.
+    # A number is orange from `warns_at` and red from `fails_at`.
     warns_at: float | None = None
     fails_at: float | None = None
-    # Where it turns from red to green, of what must not be low.
+    # A number that must not be low is red below this value and green from it on.
     good_from: float | None = None
 
 
@@ -83,14 +83,14 @@ class Row:
 class Page:
     """A dashboard."""
 
-    name: str  # its file, and what its address ends in
+    name: str  # of its file, and the end of its address
     title: str
     description: str
     rows: tuple[Row, ...]
-    # Whether the variables of topics and consumer groups mean something here.
+    # Whether the page has the variables topic and consumer group.
     has_topics: bool = False
     has_groups: bool = False
-    # What the names of metrics begin with that it needs and that are not ours, but Kubernetes'.
+    # Prefixes of metrics that other exporters provide, such as kube-state-metrics.
     needs: tuple[str, ...] = ()
 
     def panels(self) -> Iterator[Panel]:
@@ -110,7 +110,7 @@ def panel(
     fails_at: float | None = None,
     good_from: float | None = None,
 ) -> Panel:
-    """Return a panel; a query without a legend may be a plain string."""
+    """Return a panel. A query without a legend can be a string."""
     return Panel(
         title=title,
         description=description,
@@ -132,7 +132,7 @@ def quantiles(
     legend: str = "",
     of: tuple[float, ...] = (0.5, 0.99),
 ) -> tuple[Query, ...]:
-    """Return queries of quantiles of a histogram, one a line; `by` splits each."""
+    """Return one query per quantile of a histogram; `by` splits each into series."""
     labels = f"le, {by}" if by else "le"
     buckets = f"sum by ({labels}) (rate({metric}_bucket{{{selector}}}[RATE]))"
     return tuple(
@@ -149,6 +149,6 @@ def heatmap(metric: str, selector: str = "HERE") -> Query:
 
 
 def ratio(part: str, whole: str) -> str:
-    """Return the query of a part of a whole: 0 where there is nothing of either."""
-    # No series of a rate is as small as this, and nothing divided by it is nothing.
+    """Return the query of a share of a whole; the share is 0 if both are 0."""
+    # Smaller than any rate of a series, so it changes no other result.
     return f"({part}) / clamp_min({whole}, 1e-9)"

@@ -1,4 +1,4 @@
-"""The dashboards, in the order in which they are listed."""
+"""The dashboards, in the order of the list in Grafana."""
 
 from __future__ import annotations
 

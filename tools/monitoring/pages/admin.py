@@ -1,4 +1,4 @@
-"""Admin and tenancy: who asks the REST API for what."""
+"""Admin and tenancy: requests to the REST API, and numbers of topics and consumer groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REQUESTS = Row(
     (
         panel(
             "Requests",
-            "Requests a second, by route.",
+            "Requests per second, by route.",
             Query(
                 "sum by (method, route) (rate(rocketmq_admin_http_requests_total{HERE}[RATE]))",
                 "{{method}} {{route}}",
@@ -21,7 +21,7 @@ _REQUESTS = Row(
         ),
         panel(
             "Errors",
-            "Part of the requests that failed in the server (5xx).",
+            "Share of requests that failed in the server (5xx).",
             ratio(
                 'sum(rate(rocketmq_admin_http_requests_total{HERE, code=~"5.."}[RATE])) or vector(0)',
                 "sum(rate(rocketmq_admin_http_requests_total{HERE}[RATE]))",
@@ -29,8 +29,8 @@ _REQUESTS = Row(
             unit="percentunit",
         ),
         panel(
-            "Refused",
-            "Requests a second that were refused (4xx), by status. 499: the caller had gone.",
+            "Rejected",
+            "Rejected requests per second (4xx), by status. 499: the caller disconnected.",
             Query(
                 "sum by (code) "
                 '(rate(rocketmq_admin_http_requests_total{HERE, code=~"4.."}[RATE])) or vector(0)',
@@ -40,20 +40,20 @@ _REQUESTS = Row(
         ),
         panel(
             "Duration",
-            "Seconds from a request's head to the end of its answer.",
+            "Seconds from the head of a request to the end of its reply.",
             *quantiles("rocketmq_admin_http_seconds"),
             unit="s",
         ),
         panel(
             "Slow requests",
-            "Requests a second that took over a second.",
+            "Requests per second that took more than one second.",
             "sum(rate(rocketmq_admin_http_seconds_count{HERE}[RATE])) - "
             'sum(rate(rocketmq_admin_http_seconds_bucket{HERE, le=~"1|1\\\\.0"}[RATE]))',
             unit="reqps",
         ),
         panel(
             "Brokers reachable",
-            "1 while the admin process reaches a broker; what it cannot reach is missing in its answers.",
+            "1 if the admin process reaches the broker. Replies omit the data of an unreachable broker.",
             Query(
                 'min by (broker) (rocketmq_broker_reachable{HERE, node_type="admin"})', "{{broker}}"
             ),
@@ -64,11 +64,11 @@ _REQUESTS = Row(
 )
 
 _RESOURCES = Row(
-    "What there is",
+    "Resources",
     (
         panel(
             "Topics",
-            "Topics of the cluster: every broker group has all of them.",
+            "Topics of the cluster. Every broker group has all of them.",
             "max(rocketmq_topic_number{HERE})",
             look=Look.NUMBER,
         ),
@@ -80,7 +80,7 @@ _RESOURCES = Row(
         ),
         panel(
             "Label sets folded",
-            "Series in the last hour that were counted as `__overflow__`, since a metric was full.",
+            "Series of the last hour that a full metric counted as `__overflow__`.",
             "sum(increase(rocketmq_metrics_overflow_total{HERE}[1h])) or vector(0)",
             look=Look.NUMBER,
             alerts=("MetricsOverflow",),
@@ -88,7 +88,7 @@ _RESOURCES = Row(
         ),
         panel(
             "Seconds until a certificate expires",
-            "Of the first one that does; empty without TLS is shown as a year.",
+            "The certificate that expires first. Without TLS the panel shows one year.",
             "min(rocketmq_tls_certificate_expires_at_seconds{HERE}) - time() or vector(31536000)",
             unit="s",
             look=Look.NUMBER,
@@ -100,6 +100,6 @@ _RESOURCES = Row(
 PAGE: Final = Page(
     name="admin-and-tenancy",
     title="Tidemill / Admin and tenancy",
-    description="Who asks the REST API for what, and how many things there are.",
+    description="Requests to the REST API, and numbers of topics and consumer groups.",
     rows=(_REQUESTS, _RESOURCES),
 )

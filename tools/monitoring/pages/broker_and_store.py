@@ -1,4 +1,4 @@
-"""Broker and store: how the log is written, what the disk holds, and what the process takes."""
+"""Broker and store: writes to the log, use of the disk, and resources of the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOAD = Row(
     (
         panel(
             "Messages in",
-            "Messages stored a second, by broker.",
+            "Stored messages per second, by broker.",
             Query(
                 "sum by (node_id) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE]))",
                 "{{node_id}}",
@@ -21,7 +21,7 @@ _LOAD = Row(
         ),
         panel(
             "Messages out",
-            "Messages handed out a second, by broker.",
+            "Delivered messages per second, by broker.",
             Query(
                 "sum by (node_id) (rate(rocketmq_messages_out_total{HERE, TOPIC}[RATE]))",
                 "{{node_id}}",
@@ -31,14 +31,14 @@ _LOAD = Row(
         ),
         panel(
             "Message size",
-            "Bytes of the messages that are stored.",
+            "Bytes per stored message.",
             heatmap("rocketmq_message_size", "HERE, TOPIC"),
             unit="bytes",
             look=Look.HEATMAP,
         ),
         panel(
             "Requests P99",
-            "Milliseconds from a request's arrival at the broker to its answer, by request.",
+            "Milliseconds from the arrival of a request at the broker to its reply, by request.",
             *quantiles(
                 "rocketmq_rpc_latency",
                 'HERE, node_type="broker"',
@@ -50,15 +50,15 @@ _LOAD = Row(
         ),
         panel(
             "Waiting for the next round",
-            "Frames and calls that have come in and are not begun.",
+            "Frames and calls that wait for the next round.",
             Query(
                 "sum by (node_id, processor) (rocketmq_processor_watermark{HERE})",
                 "{{node_id}} {{processor}}",
             ),
         ),
         panel(
-            "May be written",
-            "6: the broker takes messages. 4: it only hands them out, since its disk is full.",
+            "Permissions",
+            "6: the broker accepts messages. 4: the disk is full, and the broker only delivers.",
             Query("min by (node_id) (rocketmq_broker_permission{HERE})", "{{node_id}}"),
             look=Look.STATES,
             alerts=("DiskFull",),
@@ -67,23 +67,23 @@ _LOAD = Row(
 )
 
 _LOG = Row(
-    "The log",
+    "Log",
     (
         panel(
             "Append",
-            "Seconds to write what a round appends.",
+            "Seconds to write the records of a round.",
             *quantiles("rocketmq_storage_append_seconds"),
             unit="s",
         ),
         panel(
             "Sync",
-            "Seconds until it is on the disk. Every OK waits for one.",
+            "Seconds to sync a round to the disk. Every OK waits for a sync.",
             *quantiles("rocketmq_storage_fsync_seconds"),
             unit="s",
         ),
         panel(
             "Behind",
-            "Bytes appended and not synced, and in the log and not in the queues.",
+            "Bytes that are appended but not synced, and bytes of the log that are not in the queues yet.",
             Query(
                 "sum by (node_id) (rocketmq_storage_flush_behind_bytes{HERE})", "sync {{node_id}}"
             ),
@@ -96,17 +96,17 @@ _LOG = Row(
         ),
         panel(
             "Oldest message",
-            "How long ago the oldest record of the log was stored, and the age at which retention removes it; it may be gone earlier, by size.",
+            "Age of the oldest record of the log, and the age at which retention removes it. The size limit may remove it earlier.",
             Query(
                 "max by (node_id) (rocketmq_storage_message_reserve_time{HERE}) / 1000",
                 "{{node_id}}",
             ),
-            Query("max(rocketmq_storage_retention_seconds{HERE})", "kept for"),
+            Query("max(rocketmq_storage_retention_seconds{HERE})", "retention"),
             unit="s",
         ),
         panel(
             "Damage",
-            "Damage met since the start: in the log, and in files derived from it, which are made again.",
+            "Damaged records of the log, and damaged derived files, since the start. The broker rebuilds derived files.",
             Query(
                 "sum by (node_id, file) (rocketmq_storage_corrupt_records_total{HERE})",
                 "{{node_id}} {{file}}",
@@ -115,7 +115,7 @@ _LOG = Row(
         ),
         panel(
             "Last start",
-            "Seconds that the last start took, and bytes of an unfinished write that it cut from the log's end.",
+            "Duration of the last start in seconds, and bytes of an unfinished write that it cut from the end of the log.",
             Query(
                 "max by (node_id) (rocketmq_storage_recover_seconds{HERE})", "seconds {{node_id}}"
             ),
@@ -128,18 +128,18 @@ _LOG = Row(
 )
 
 _DISK = Row(
-    "The disk",
+    "Disk",
     (
         panel(
             "Used",
-            "Used part of the volume. Sends are refused before it is full.",
+            "Used share of the volume. The broker rejects sends before the volume is full.",
             Query("max by (node_id) (rocketmq_storage_disk_used_ratio{HERE})", "{{node_id}}"),
             unit="percentunit",
             alerts=("DiskFull",),
         ),
         panel(
             "Used in four hours",
-            "Used part of the volume in four hours, if it goes on as in the last six.",
+            "Used share of the volume in four hours, at the rate of the last six hours.",
             Query(
                 "max by (node_id) "
                 "(predict_linear(rocketmq_storage_disk_used_ratio{HERE}[6h], 4 * 3600))",
@@ -150,8 +150,7 @@ _DISK = Row(
         ),
         panel(
             "Full in",
-            "Seconds until the volume is full at the last hour's rate, at most a year: retention may keep it "
-            "from that.",
+            "Seconds until the volume is full, at the rate of the last hour; at most one year. Retention may prevent it.",
             Query(
                 "clamp_max(min by (node_id) (rocketmq_storage_full_in_seconds{HERE}), 31536000)",
                 "{{node_id}}",
@@ -161,25 +160,24 @@ _DISK = Row(
         ),
         panel(
             "Kept for an archive",
-            "Brokers whose oldest segment waits for an archive to seal it; segments in the last hour that went "
-            "unsealed for want of room.",
-            Query("sum(rocketmq_storage_archive_gate_holding{HERE})", "wait"),
+            "Brokers that keep their oldest segment until an archive seals it, and segments of the last hour that retention removed unsealed because the disk was full.",
+            Query("sum(rocketmq_storage_archive_gate_holding{HERE})", "waiting"),
             Query(
                 "sum(increase(rocketmq_storage_archive_gate_passed_total{HERE}[1h]))",
-                "went unsealed",
+                "removed unsealed",
             ),
             alerts=("ArchiveGatePassed",),
         ),
         panel(
             "Bytes",
-            "Bytes used on the volume, and that can still be written.",
+            "Used and free bytes of the volume.",
             Query("max by (node_id) (rocketmq_storage_size{HERE})", "used {{node_id}}"),
             Query("min by (node_id) (rocketmq_storage_free_bytes{HERE})", "free {{node_id}}"),
             unit="bytes",
         ),
         panel(
             "Largest topics",
-            "Bytes of the log that the messages of a topic take.",
+            "Bytes of the log that the messages of a topic occupy.",
             Query(
                 "topk(10, sum by (topic) (rocketmq_storage_topic_bytes{HERE, TOPIC}))", "{{topic}}"
             ),
@@ -190,7 +188,7 @@ _DISK = Row(
 )
 
 _PROCESS = Row(
-    "The process",
+    "Process",
     (
         panel(
             "CPU",
@@ -199,18 +197,18 @@ _PROCESS = Row(
         ),
         panel(
             "Memory",
-            "Resident memory. What is mapped of the log counts as long as the system keeps it.",
+            "Resident memory. Mapped parts of the log count while the system keeps them in memory.",
             Query("max by (node_id) (process_resident_memory_bytes{HERE})", "{{node_id}}"),
             unit="bytes",
         ),
         panel(
             "Open files",
-            "Files and connections that a process has open.",
+            "Open files and connections of a process.",
             Query("max by (node_id) (process_open_fds{HERE})", "{{node_id}}"),
         ),
         panel(
             "Garbage collections",
-            "Collections of the oldest generation a second; each stops the process for a moment.",
+            "Collections of the oldest generation per second. Each one pauses the process briefly.",
             Query(
                 'sum by (node_id) (rate(python_gc_collections_total{HERE, generation="2"}[RATE]))',
                 "{{node_id}}",
@@ -223,7 +221,7 @@ _PROCESS = Row(
 PAGE: Final = Page(
     name="broker-and-store",
     title="Tidemill / Broker and store",
-    description="How the log is written, what the disk holds, and what the processes take.",
+    description="Writes to the log, use of the disk, and resources of the processes.",
     rows=(_LOAD, _LOG, _DISK, _PROCESS),
     has_topics=True,
 )

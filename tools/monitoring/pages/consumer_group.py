@@ -1,4 +1,4 @@
-"""Consumer group: whether it keeps up, and what it fails at."""
+"""Consumer group: progress, time at the consumer, and failed deliveries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PROGRESS = Row(
     (
         panel(
             "Lag",
-            "Messages that are ready, with a consumer (in flight), and both together (lag).",
+            "Messages that are ready, in flight at a consumer, and the sum of both (lag).",
             Query("sum(rocketmq_consumer_ready_messages{HERE, TOPIC, GROUP})", "ready"),
             Query("sum(rocketmq_consumer_inflight_messages{HERE, TOPIC, GROUP})", "in flight"),
             Query("sum(rocketmq_consumer_lag_messages{HERE, TOPIC, GROUP})", "lag"),
@@ -19,7 +19,7 @@ _PROGRESS = Row(
         ),
         panel(
             "Lag, in time",
-            "How long the oldest message waits that is not acked (lag), and that nobody has (queueing).",
+            "Age of the oldest message that is not acked (lag), and of the oldest message that is not in flight (queueing).",
             Query(
                 "max by (topic, consumer_group) (rocketmq_consumer_lag_latency{HERE, TOPIC, GROUP})",
                 "lag {{consumer_group}} at {{topic}}",
@@ -34,7 +34,7 @@ _PROGRESS = Row(
         ),
         panel(
             "Produced and consumed",
-            "Messages stored in the chosen topics, and acked by the chosen groups, a second.",
+            "Messages per second that were stored in the selected topics and acked by the selected consumer groups.",
             Query("sum(rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE]))", "stored"),
             Query(
                 'sum(rate(rocketmq_ack_total{HERE, TOPIC, GROUP, result="applied"}[RATE]))', "acked"
@@ -43,8 +43,7 @@ _PROGRESS = Row(
         ),
         panel(
             "Time to drain",
-            "Until what is ready has been handed out, at the rate of the last five minutes: ready divided by "
-            "what goes out more than what comes in. Very long: never.",
+            "Seconds until all ready messages are delivered, at the rates of the last five minutes: ready messages divided by the difference between deliveries and new messages. A very large value means never.",
             Query(
                 "sum by (topic, consumer_group) (rocketmq_consumer_ready_messages{HERE, TOPIC, GROUP}) / "
                 "clamp_min(sum by (topic, consumer_group) "
@@ -57,7 +56,7 @@ _PROGRESS = Row(
         ),
         panel(
             "Lag by broker group",
-            "Messages that are not acked, by broker group: even, unless consumers do not reach one of them.",
+            "Unacked messages by broker group. The values are even unless consumers do not reach one broker group.",
             Query(
                 "sum by (node_id) (rocketmq_consumer_lag_messages{HERE, TOPIC, GROUP})",
                 "{{node_id}}",
@@ -65,8 +64,8 @@ _PROGRESS = Row(
             look=Look.STACKED,
         ),
         panel(
-            "Handed out by broker group",
-            "Messages handed out a second, by broker group.",
+            "Delivered by broker group",
+            "Delivered messages per second, by broker group.",
             Query(
                 "sum by (node_id) (rate(rocketmq_messages_out_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{node_id}}",
@@ -78,23 +77,23 @@ _PROGRESS = Row(
 )
 
 _WORK = Row(
-    "At the consumer",
+    "Time at the consumer",
     (
         panel(
-            "Ready to handed over",
-            "Seconds from when a message became ready to when it was handed to a consumer.",
+            "Ready to delivered",
+            "Seconds from the time when a message became ready to its delivery.",
             *quantiles("rocketmq_e2e_delivery_seconds", "HERE, TOPIC, GROUP"),
             unit="s",
         ),
         panel(
-            "Handed over to acked",
-            "Seconds that consumers take for a message they ack.",
+            "Delivered to acked",
+            "Seconds from the delivery of a message to its ack.",
             *quantiles("rocketmq_ack_seconds", "HERE, TOPIC, GROUP"),
             unit="s",
         ),
         panel(
             "Time in listeners P99",
-            "Milliseconds that the listeners of push consumers take, as clients measure it; 0 where none does.",
+            "Milliseconds that the listener of a push consumer takes, measured by the client. 0 if no client reports it.",
             Query(
                 "histogram_quantile(0.99, sum by (le) "
                 "(rate(rocketmq_process_time_bucket{HERE, TOPIC, GROUP}[RATE]))) or vector(0)",
@@ -104,7 +103,7 @@ _WORK = Row(
         ),
         panel(
             "Cached at consumers",
-            "Messages that wait in push consumers, as clients measure it; 0 where none does.",
+            "Messages that wait inside push consumers, measured by the client. 0 if no client reports it.",
             Query(
                 "sum by (consumer_group) (rocketmq_consumer_cached_messages{HERE, TOPIC, GROUP}) "
                 "or vector(0)",
@@ -113,7 +112,7 @@ _WORK = Row(
         ),
         panel(
             "Clients",
-            "Consumers that are connected, by language and version of their client.",
+            "Connected consumers, by language and version of the client.",
             Query(
                 "sum by (consumer_group, language, version) "
                 "(rocketmq_consumer_connections{HERE, GROUP}) or vector(0)",
@@ -125,11 +124,11 @@ _WORK = Row(
 )
 
 _FAILURES = Row(
-    "Deliveries that failed",
+    "Failed deliveries",
     (
         panel(
-            "Delivered again",
-            "Repeated deliveries a second: expired (not acked in time), or nack (the consumer gave it back).",
+            "Redeliveries",
+            "Repeated deliveries per second. expired: the message was not acked in time. nack: the consumer gave it back.",
             Query(
                 "sum by (reason) (rate(rocketmq_redelivery_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{reason}}",
@@ -139,7 +138,7 @@ _FAILURES = Row(
         ),
         panel(
             "Dead letters",
-            "Messages given up a second.",
+            "Messages that became dead letters, per second.",
             Query(
                 "sum by (consumer_group) "
                 "(rate(rocketmq_send_to_dlq_messages_total{HERE, TOPIC, GROUP}[RATE]))",
@@ -150,7 +149,7 @@ _FAILURES = Row(
         ),
         panel(
             "Dead-letter topic",
-            "Messages that are in the dead-letter topic of the group.",
+            "Messages in the dead-letter topic of the consumer group.",
             Query(
                 "sum by (consumer_group) (rocketmq_dlq_messages{HERE, GROUP})", "{{consumer_group}}"
             ),
@@ -158,8 +157,7 @@ _FAILURES = Row(
         ),
         panel(
             "Lost to retention or damage",
-            "Messages in the last hour that retention removed before the group had them again, and whose "
-            "record was damaged.",
+            "Messages of the last hour that retention removed before the next delivery to the consumer group, and messages with a damaged record.",
             Query(
                 "sum(increase(rocketmq_pop_expired_before_revive_total{HERE, TOPIC, GROUP}[1h]))",
                 "removed",
@@ -175,7 +173,7 @@ _FAILURES = Row(
 PAGE: Final = Page(
     name="consumer-group",
     title="Tidemill / Consumer group",
-    description="Does a consumer group keep up, how long does it take, and what does it fail at?",
+    description="Progress of a consumer group, its time per message, and its failed deliveries.",
     rows=(_PROGRESS, _WORK, _FAILURES),
     has_topics=True,
     has_groups=True,

@@ -1,4 +1,4 @@
-"""Delay and timer: whether delayed messages are on time, and what is coming."""
+"""Delay and timer: punctuality of delayed messages, and the messages that become due next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PUNCTUALITY = Row(
     (
         panel(
             "Lateness",
-            "Seconds from its due time to when a delayed message was there for its consumers.",
+            "Seconds from the due time of a delayed message to the time when consumers could receive it.",
             heatmap("rocketmq_timer_lateness_seconds", "HERE, TOPIC"),
             unit="s",
             look=Look.HEATMAP,
@@ -19,33 +19,33 @@ _PUNCTUALITY = Row(
         ),
         panel(
             "Lateness, quantiles",
-            "The same, as quantiles over all topics that were chosen; P100 is the worst bucket's edge.",
+            "Quantiles of the lateness over all selected topics. P100 is the upper edge of the highest bucket.",
             *quantiles("rocketmq_timer_lateness_seconds", "HERE, TOPIC", of=(0.5, 0.99, 0.999, 1)),
             unit="s",
             alerts=("TimerLate",),
         ),
         panel(
             "Early",
-            "Messages found due too early at the last check before delivery, and held back: a defect.",
+            "Messages that the last check before delivery found too early and held back. Each one is a defect.",
             "sum(increase(rocketmq_timer_early_total{HERE}[RATE]))",
             alerts=("TimerEarly",),
         ),
         panel(
             "Requested delay",
-            "Seconds of delay that producers asked for.",
+            "Delay in seconds that producers asked for.",
             heatmap("rocketmq_delay_message_latency", "HERE, TOPIC"),
             unit="s",
             look=Look.HEATMAP,
         ),
         panel(
             "Clock",
-            "Seconds of the last step of the wall clock, and 1 while deliveries are held back because of it.",
+            "Size in seconds of the last step of the wall clock, and 1 while the broker holds back deliveries because of it.",
             Query("max by (node_id) (rocketmq_timer_clock_step_seconds{HERE})", "step {{node_id}}"),
             Query("max by (node_id) (rocketmq_timer_clock_hold{HERE})", "held {{node_id}}"),
         ),
         panel(
             "Clients with a wrong clock",
-            "Delayed sends a second whose client's clock was off by more than two seconds.",
+            "Delayed sends per second from clients whose clock differs by more than two seconds.",
             "sum(rate(rocketmq_timer_client_skew_total{HERE}[RATE]))",
             unit="cps",
         ),
@@ -53,17 +53,17 @@ _PUNCTUALITY = Row(
 )
 
 _COMING = Row(
-    "What waits, and what comes",
+    "Pending messages",
     (
         panel(
             "Waiting",
-            "Delayed messages that wait for their time, by topic.",
+            "Pending delayed messages, by topic.",
             Query("sum by (topic) (rocketmq_timing_messages{HERE, TOPIC})", "{{topic}}"),
             look=Look.STACKED,
         ),
         panel(
             "Due within",
-            "Messages that are due between the edge below and this one, in seconds from now.",
+            "Messages that become due between the previous edge and this edge, in seconds from now.",
             Query(
                 "sort(sum by (timer_bound_s) (rocketmq_timer_message_snapshot{HERE}))",
                 "{{timer_bound_s}} s",
@@ -72,7 +72,7 @@ _COMING = Row(
         ),
         panel(
             "Fullest second ahead",
-            "Messages due in the fullest second of the coming minute, five minutes and hour.",
+            "Messages in the fullest second of the next minute, five minutes and hour.",
             Query(
                 "sum by (window_s) (rocketmq_timer_due_peak_messages{HERE})",
                 "within {{window_s}} s",
@@ -81,21 +81,21 @@ _COMING = Row(
         ),
         panel(
             "Scheduled and delivered",
-            "Delayed messages that came in, and that were delivered, a second.",
+            "Delayed messages that were stored and that were delivered, per second.",
             Query("sum(rate(rocketmq_timer_enqueue_total{HERE, TOPIC}[RATE]))", "scheduled"),
             Query("sum(rate(rocketmq_timer_dequeue_total{HERE, TOPIC}[RATE]))", "delivered"),
             unit="cps",
         ),
         panel(
             "Behind",
-            "Messages that are due and not delivered, or not on the wheel yet.",
+            "Messages that are due but not delivered, or not on the timer wheel yet.",
             Query("sum(rocketmq_timer_dequeue_lag{HERE})", "due, not delivered"),
             Query("sum(rocketmq_timer_enqueue_lag{HERE})", "not on the wheel"),
             alerts=("TimerStuck",),
         ),
         panel(
             "Behind, in time",
-            "How long the oldest message waits that is due and not delivered, or not on the wheel yet.",
+            "Age of the oldest message that is due but not delivered, or not on the timer wheel yet.",
             Query("max(rocketmq_timer_dequeue_latency{HERE})", "due, not delivered"),
             Query("max(rocketmq_timer_enqueue_latency{HERE})", "not on the wheel"),
             unit="ms",
@@ -105,25 +105,25 @@ _COMING = Row(
 )
 
 _COMMANDS = Row(
-    "Recalls, moves, refusals, losses",
+    "Recalls, new due times, rejections, losses",
     (
         panel(
             "Recalls",
-            "Recalls of producers and cancellations of operators a second, by what they found.",
+            "Recalls by producers and cancellations by operators per second, by result.",
             Query("sum by (result) (rate(rocketmq_timer_recall_total{HERE}[RATE]))", "{{result}}"),
             unit="cps",
         ),
         panel(
-            "Moves",
-            "Changes of the due time a second, deliveries at once among them, by what they found.",
+            "Rescheduled",
+            "Changes of the due time per second, immediate deliveries included, by result.",
             Query(
                 "sum by (result) (rate(rocketmq_timer_reschedule_total{HERE}[RATE]))", "{{result}}"
             ),
             unit="cps",
         ),
         panel(
-            "Refused",
-            "Delayed sends that were refused a second: a second that is full, a backlog, or too far ahead.",
+            "Rejected",
+            "Rejected delayed sends per second. Reasons: the second is full, a backlog, or a due time that is too far ahead.",
             Query(
                 "sum by (reason) (rate(rocketmq_timer_flow_control_total{HERE}[RATE]))",
                 "{{reason}}",
@@ -132,24 +132,22 @@ _COMMANDS = Row(
         ),
         panel(
             "Spread",
-            "Messages a second that were delivered later than asked, within what was allowed, to even out a "
-            "spike.",
+            "Messages per second that were delivered later than requested, within the allowed spread, to flatten a peak.",
             "sum(rate(rocketmq_timer_shaped_total{HERE}[RATE]))",
             unit="cps",
         ),
         panel(
-            "Given up",
+            "Dead letters",
             "Delayed messages that became dead letters in the last hour, by reason.",
             Query(
                 "sum by (reason) (increase(rocketmq_timer_dropped_total{HERE}[1h]))", "{{reason}}"
             ),
         ),
         panel(
-            "Evacuated, set aside, corrected",
-            "Of the last hour: messages copied forward before their log was dropped, and corrections of the "
-            "daily recount, which must stay 0. Now: messages set aside because their record is damaged.",
+            "Evacuated, quarantined, corrected",
+            "Last hour: messages that were copied forward before their segment was removed, and corrections of the daily recount, which must stay 0. Now: messages that are quarantined because their record is damaged.",
             Query("sum(increase(rocketmq_timer_evacuated_total{HERE}[1h]))", "evacuated"),
-            Query("sum(rocketmq_timer_quarantined_messages{HERE})", "set aside"),
+            Query("sum(rocketmq_timer_quarantined_messages{HERE})", "quarantined"),
             Query("sum(increase(rocketmq_timer_audit_drift_total{HERE}[1h]))", "corrected"),
         ),
     ),
@@ -160,25 +158,25 @@ _FILES = Row(
     (
         panel(
             "Log kept for delayed messages",
-            "Bytes of the log that stay only because messages in them wait for their time.",
+            "Bytes of the log that are kept only for pending delayed messages.",
             Query("sum by (node_id) (rocketmq_timer_pinned_bytes{HERE})", "{{node_id}}"),
             unit="bytes",
         ),
         panel(
             "Timer files",
-            "Bytes of timer log, wheel and state table, and seconds of the wheel that have messages.",
+            "Bytes of timer log, timer wheel and state table, and the number of slots that have messages.",
             Query("sum(rocketmq_timer_index_bytes{HERE})", "bytes"),
-            Query("sum(rocketmq_timer_wheel_slots_used{HERE})", "seconds in use"),
+            Query("sum(rocketmq_timer_wheel_slots_used{HERE})", "slots in use"),
         ),
         panel(
             "Checkpoint age",
-            "Age of the newest checkpoint of the timers: how much log a start reads again.",
+            "Age of the newest timer checkpoint. A start reads the log from this checkpoint on.",
             Query("max by (node_id) (rocketmq_timer_checkpoint_age_seconds{HERE})", "{{node_id}}"),
             unit="s",
         ),
         panel(
             "Last recovery",
-            "Seconds that the last start took.",
+            "Duration of the last start in seconds.",
             Query("max by (node_id) (rocketmq_timer_recover_seconds{HERE})", "{{node_id}}"),
             unit="s",
         ),
@@ -188,7 +186,7 @@ _FILES = Row(
 PAGE: Final = Page(
     name="delay-and-timer",
     title="Tidemill / Delay and timer",
-    description="Are delayed messages on time, what waits, and what is coming?",
+    description="Punctuality of delayed messages, pending messages, and the load ahead.",
     rows=(_PUNCTUALITY, _COMING, _COMMANDS, _FILES),
     has_topics=True,
 )

@@ -1,6 +1,6 @@
-"""Kubernetes: the pods, claims and autoscalers that Tidemill runs in.
+"""Kubernetes: pods, volume claims and autoscalers of Tidemill.
 
-Its metrics come from kube-state-metrics, kubelet and cAdvisor, so it is empty on a laptop.
+Its metrics come from kube-state-metrics, kubelet and cAdvisor, so the page is empty on a laptop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 
 from tools.monitoring.vocabulary import Look, Page, Query, Row, panel
 
-# Pods of a release are told by the name that the chart gives them.
+# The chart gives the pods of a release this name.
 _PODS = 'namespace=~"$namespace",pod=~".*tidemill.*"'
 _OURS = 'namespace=~"$namespace"'
 
@@ -18,7 +18,7 @@ _POD_ROW = Row(
     (
         panel(
             "Restarts",
-            "Restarts of containers in the last hour.",
+            "Container restarts in the last hour.",
             Query(
                 f"sum by (pod) (increase(kube_pod_container_status_restarts_total{{{_PODS}}}[1h]))",
                 "{{pod}}",
@@ -26,7 +26,7 @@ _POD_ROW = Row(
         ),
         panel(
             "Killed for memory",
-            "Containers whose last end was an OOM kill.",
+            "Containers that an OOM kill terminated last.",
             Query(
                 "sum by (pod) (kube_pod_container_status_last_terminated_reason"
                 f'{{{_PODS},reason="OOMKilled"}}) or vector(0)',
@@ -34,8 +34,8 @@ _POD_ROW = Row(
             ),
         ),
         panel(
-            "Probes that fail",
-            "Failed probes a second, by kind.",
+            "Failed probes",
+            "Failed probes per second, by kind.",
             Query(
                 f'sum by (pod, probe_type) (rate(prober_probe_total{{{_PODS},result="failed"}}[RATE]))',
                 "{{pod}} {{probe_type}}",
@@ -43,8 +43,8 @@ _POD_ROW = Row(
             unit="cps",
         ),
         panel(
-            "CPU against its limit",
-            "Part of the time that a container was throttled.",
+            "CPU throttling",
+            "Share of time that a container was throttled.",
             Query(
                 f"sum by (pod) (rate(container_cpu_cfs_throttled_periods_total{{{_PODS}}}[RATE])) / "
                 f"sum by (pod) (rate(container_cpu_cfs_periods_total{{{_PODS}}}[RATE]))",
@@ -54,7 +54,7 @@ _POD_ROW = Row(
         ),
         panel(
             "Major page faults",
-            "Pages a second that had to be read from the disk: a broker whose consumers are far behind.",
+            "Pages per second that were read from the disk. Many page faults of a broker mean that its consumers are far behind.",
             Query(
                 "sum by (pod) (rate(container_memory_failures_total"
                 f'{{{_PODS},failure_type="pgmajfault",scope="container"}}[RATE]))',
@@ -64,7 +64,7 @@ _POD_ROW = Row(
         ),
         panel(
             "Disk",
-            "Bytes that containers write and read a second.",
+            "Bytes per second that containers write and read.",
             Query(
                 f"sum by (pod) (rate(container_fs_writes_bytes_total{{{_PODS}}}[RATE]))",
                 "{{pod}} written",
@@ -83,7 +83,7 @@ _CLUSTER_ROW = Row(
     (
         panel(
             "Claims",
-            "Used part of each volume claim.",
+            "Used share of each volume claim.",
             Query(
                 "kubelet_volume_stats_used_bytes"
                 f'{{{_OURS},persistentvolumeclaim=~".*tidemill.*"}} / '
@@ -96,7 +96,7 @@ _CLUSTER_ROW = Row(
         ),
         panel(
             "Disruptions allowed",
-            "Pods that a drain of a node may take at once: 0 blocks it.",
+            "Pods that a node drain may evict at the same time. 0 blocks the drain.",
             Query(
                 "kube_poddisruptionbudget_status_pod_disruptions_allowed"
                 f'{{{_OURS},poddisruptionbudget=~".*tidemill.*"}}',
@@ -105,22 +105,21 @@ _CLUSTER_ROW = Row(
         ),
         panel(
             "Autoscalers",
-            "Replicas that autoscalers want, and that there are.",
+            "Desired and current replicas of the autoscalers.",
             Query(
                 "kube_horizontalpodautoscaler_status_desired_replicas"
                 f'{{{_OURS},horizontalpodautoscaler=~".*tidemill.*"}}',
-                "wanted {{horizontalpodautoscaler}}",
+                "desired {{horizontalpodautoscaler}}",
             ),
             Query(
                 "kube_horizontalpodautoscaler_status_current_replicas"
                 f'{{{_OURS},horizontalpodautoscaler=~".*tidemill.*"}}',
-                "there {{horizontalpodautoscaler}}",
+                "current {{horizontalpodautoscaler}}",
             ),
         ),
         panel(
-            "What autoscalers follow",
-            "Messages that are ready and that are due within five minutes, of all groups: what consumers would "
-            "be scaled by.",
+            "Input of autoscalers",
+            "Messages of all consumer groups that are ready, and that become due within five minutes. Autoscalers scale consumers by these values.",
             Query(
                 "sum by (consumer_group) (rocketmq_consumer_ready_messages{HERE})",
                 "ready {{consumer_group}}",
@@ -137,7 +136,7 @@ _CLUSTER_ROW = Row(
 PAGE: Final = Page(
     name="kubernetes",
     title="Tidemill / Kubernetes",
-    description="The pods, claims, budgets and autoscalers that Tidemill runs in.",
+    description="Pods, volume claims, disruption budgets and autoscalers of Tidemill.",
     rows=(_POD_ROW, _CLUSTER_ROW),
     needs=("kube_", "kubelet_", "container_", "prober_"),
 )

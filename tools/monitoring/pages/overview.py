@@ -1,4 +1,4 @@
-"""Overview: the start page, for a look that says whether anything is wrong."""
+"""Overview: the start page, with health, traffic, latency and backlog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEALTH = Row(
     (
         panel(
             "Brokers reachable",
-            "Broker groups whose broker at least one proxy can reach.",
+            "Broker groups that at least one proxy can reach.",
             'sum(max by (broker) (rocketmq_broker_reachable{HERE, node_type="proxy"}))',
             look=Look.NUMBER,
             alerts=("BrokerDown", "BrokersMissing"),
@@ -19,14 +19,14 @@ _HEALTH = Row(
         ),
         panel(
             "Brokers expected",
-            "Broker groups that the proxies know of.",
+            "Broker groups that the proxies know.",
             'count(count by (broker) (rocketmq_broker_reachable{HERE, node_type="proxy"}))',
             look=Look.NUMBER,
             alerts=("BrokerDown",),
         ),
         panel(
             "Proxies serving",
-            "Proxies that take calls of clients.",
+            "Proxies that accept calls from clients.",
             "sum(rocketmq_proxy_up{HERE})",
             look=Look.NUMBER,
             alerts=("ProxyDown", "ProxiesMissing"),
@@ -34,21 +34,21 @@ _HEALTH = Row(
         ),
         panel(
             "Processes not ready",
-            "Processes whose /readyz says no. A proxy is ready while it can reach a broker.",
+            "Processes that fail /readyz. A proxy is ready while it can reach a broker.",
             "count(rocketmq_ready{HERE} == 0) or vector(0)",
             look=Look.NUMBER,
             warns_at=1,
         ),
         panel(
             "Alerts firing",
-            "Alerts of Tidemill that are firing now.",
+            "Firing alerts of Tidemill.",
             'count(ALERTS{alertstate="firing", service="tidemill"}) or vector(0)',
             look=Look.NUMBER,
             warns_at=1,
         ),
         panel(
             "Versions",
-            "Different builds that run now: more than one only during an upgrade.",
+            "Running builds. More than one is normal only during an upgrade.",
             "count(count by (version, commit) (rocketmq_build_info{HERE}))",
             look=Look.NUMBER,
             warns_at=2,
@@ -61,7 +61,7 @@ _TRAFFIC = Row(
     (
         panel(
             "Messages in",
-            "Messages stored a second, by message type. Copies for retry and dead letters do not count.",
+            "Stored messages per second, by message type. Copies for retries and dead letters do not count.",
             Query(
                 "sum by (message_type) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE]))",
                 "{{message_type}}",
@@ -71,7 +71,7 @@ _TRAFFIC = Row(
         ),
         panel(
             "Messages out",
-            "Messages handed to consumers a second, by message type; repeated deliveries included.",
+            "Delivered messages per second, by message type, repeated deliveries included.",
             Query(
                 "sum by (message_type) "
                 "(rate(rocketmq_e2e_delivery_seconds_count{HERE, TOPIC, GROUP}[RATE]))",
@@ -82,14 +82,14 @@ _TRAFFIC = Row(
         ),
         panel(
             "Bytes",
-            "Bytes of messages stored and handed out a second.",
+            "Bytes of stored and delivered messages per second.",
             Query("sum(rate(rocketmq_throughput_in_total{HERE, TOPIC}[RATE]))", "in"),
             Query("sum(rate(rocketmq_throughput_out_total{HERE, TOPIC, GROUP}[RATE]))", "out"),
             unit="Bps",
         ),
         panel(
             "Top 10 topics",
-            "Topics with the most messages stored a second.",
+            "Topics with the most stored messages per second.",
             Query(
                 "topk(10, sum by (topic) (rate(rocketmq_messages_in_total{HERE, TOPIC}[RATE])))",
                 "{{topic}}",
@@ -99,7 +99,7 @@ _TRAFFIC = Row(
         ),
         panel(
             "Top 10 consumer groups",
-            "Consumer groups that are handed the most messages a second.",
+            "Consumer groups with the most delivered messages per second.",
             Query(
                 "topk(10, sum by (consumer_group) "
                 "(rate(rocketmq_messages_out_total{HERE, TOPIC, GROUP}[RATE])))",
@@ -109,8 +109,8 @@ _TRAFFIC = Row(
             look=Look.BARS,
         ),
         panel(
-            "Refused sends",
-            "Part of the sends of clients that was not answered with OK (20000).",
+            "Rejected sends",
+            "Share of sends without the status OK (20000).",
             ratio(
                 'sum(rate(rocketmq_rpc_latency_count{HERE, node_type="proxy", '
                 'request_code="send_message", response_code!="20000"}[RATE])) or vector(0)',
@@ -128,7 +128,7 @@ _LATENCY = Row(
     (
         panel(
             "Send",
-            "Milliseconds of a client's SendMessage at the proxy; its messages are on the disk then.",
+            "Milliseconds of SendMessage at the proxy. The reply follows the sync to the disk.",
             *quantiles(
                 "rocketmq_rpc_latency", 'HERE, node_type="proxy", request_code="send_message"'
             ),
@@ -136,7 +136,7 @@ _LATENCY = Row(
         ),
         panel(
             "Receive: time parked",
-            "Seconds that receives which may wait took, by how they ended; an empty one waits its full time.",
+            "Seconds that a receive with a wait took, by result. An empty receive takes its full wait.",
             *quantiles(
                 "rocketmq_proxy_long_polling_wait_seconds",
                 by="outcome",
@@ -147,8 +147,7 @@ _LATENCY = Row(
         ),
         panel(
             "End-to-end delivery P99",
-            "Seconds from when a message became ready to when it was handed to a consumer. It grows with a "
-            "backlog.",
+            "Seconds from the time when a message became ready to its delivery. A backlog increases this time.",
             *quantiles(
                 "rocketmq_e2e_delivery_seconds",
                 "HERE, TOPIC, GROUP",
@@ -160,7 +159,7 @@ _LATENCY = Row(
         ),
         panel(
             "Ack",
-            "Milliseconds of a client's AckMessage at the proxy.",
+            "Milliseconds of AckMessage at the proxy.",
             *quantiles(
                 "rocketmq_rpc_latency", 'HERE, node_type="proxy", request_code="ack_message"'
             ),
@@ -174,25 +173,25 @@ _BACKLOG = Row(
     (
         panel(
             "Ready",
-            "Messages that a poll would return now, of all consumer groups.",
+            "Messages that a poll would return now, over all consumer groups.",
             "sum(rocketmq_consumer_ready_messages{HERE, TOPIC, GROUP})",
             look=Look.NUMBER,
         ),
         panel(
             "In flight",
-            "Messages that consumers hold: delivered, and neither acked nor expired.",
+            "Messages that are delivered but neither acked nor expired.",
             "sum(rocketmq_consumer_inflight_messages{HERE, TOPIC, GROUP})",
             look=Look.NUMBER,
         ),
         panel(
             "Delayed",
-            "Messages that wait for their time.",
+            "Messages that wait for their due time.",
             "sum(rocketmq_timing_messages{HERE, TOPIC})",
             look=Look.NUMBER,
         ),
         panel(
-            "Dead letters an hour",
-            "Messages that were given up in the last hour, and wait in a dead-letter topic.",
+            "Dead letters per hour",
+            "Messages that moved to a dead-letter topic in the last hour.",
             "sum(increase(rocketmq_send_to_dlq_messages_total{HERE, TOPIC, GROUP}[1h]))",
             look=Look.NUMBER,
             alerts=("DlqGrowing",),
@@ -200,7 +199,7 @@ _BACKLOG = Row(
         ),
         panel(
             "Oldest lag, worst 10",
-            "How long the oldest message waits that is not acked, by topic and consumer group.",
+            "Age of the oldest unacked message, by topic and consumer group.",
             Query(
                 "topk(10, max by (topic, consumer_group) "
                 "(rocketmq_consumer_lag_latency{HERE, TOPIC, GROUP}))",
@@ -214,11 +213,11 @@ _BACKLOG = Row(
 )
 
 _PROMISES = Row(
-    "Promises kept",
+    "Promises",
     (
         panel(
             "Early deliveries",
-            "Delayed messages found due too early in the last hour, and held back. More than 0 is a defect.",
+            "Delayed messages of the last hour that the broker found too early and held back. Each one is a defect.",
             "sum(increase(rocketmq_timer_early_total{HERE}[1h]))",
             look=Look.NUMBER,
             alerts=("TimerEarly",),
@@ -226,7 +225,7 @@ _PROMISES = Row(
         ),
         panel(
             "Late by more than 1 s",
-            "Part of the delayed messages of the last hour that was late by more than a second.",
+            "Share of the delayed messages of the last hour that were late by more than one second.",
             "1 - "
             + ratio(
                 'sum(rate(rocketmq_timer_lateness_seconds_bucket{HERE, TOPIC, le=~"1|1\\\\.0"}[1h]))',
@@ -242,7 +241,7 @@ _PROMISES = Row(
         ),
         panel(
             "False empties",
-            "Part of the receives that was answered empty although a broker had had a message for them.",
+            "Share of receives that were empty although a broker had a message.",
             ratio(
                 "sum(rate(rocketmq_proxy_false_empty_total{HERE, TOPIC, GROUP}[1h]))",
                 "sum(rate(rocketmq_proxy_receive_total{HERE, TOPIC, GROUP}[1h]))",
@@ -253,8 +252,8 @@ _PROMISES = Row(
             warns_at=0.000001,
         ),
         panel(
-            "Delivered again",
-            "Part of the deliveries of the last 15 minutes that repeated one.",
+            "Redeliveries",
+            "Share of repeated deliveries of the last 15 minutes.",
             ratio(
                 "sum(rate(rocketmq_redelivery_total{HERE, TOPIC, GROUP}[15m]))",
                 "sum(rate(rocketmq_messages_out_total{HERE, TOPIC, GROUP}[15m]))",
@@ -270,7 +269,7 @@ _PROMISES = Row(
 PAGE: Final = Page(
     name="overview",
     title="Tidemill / Overview",
-    description="Is anything wrong, how much goes through, and does Tidemill keep its promises?",
+    description="Health, traffic, latency, backlog and promises of Tidemill.",
     rows=(_HEALTH, _TRAFFIC, _LATENCY, _BACKLOG, _PROMISES),
     has_topics=True,
     has_groups=True,

@@ -1,4 +1,4 @@
-"""Pipeline: whether the jobs on Spark run, how much they read, and what an audit found."""
+"""Pipeline: progress of the jobs on Spark, and findings of the last audit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _JOBS = Row(
     (
         panel(
             "Rows",
-            "Rows a second, by job.",
+            "Rows per second, by job.",
             Query("sum by (work) (rate(rocketmq_pipeline_rows_total{HERE}[RATE]))", "{{work}}"),
             unit="rowsps",
             look=Look.STACKED,
         ),
         panel(
             "Batch duration",
-            "Seconds of a batch.",
+            "Seconds per batch.",
             *quantiles("rocketmq_pipeline_batch_seconds"),
             unit="s",
         ),
         panel(
-            "Rows that wait",
-            "Rows that are there and not read yet, by job and topic; `*` is all topics of a job.",
+            "Unread rows",
+            "Rows that a job has not read yet, by job and topic. `*` is all topics of a job.",
             Query(
                 "sum by (work, topic) (rocketmq_pipeline_lag_messages{HERE})", "{{work}} {{topic}}"
             ),
         ),
         panel(
-            "Logs that wait",
+            "Unread log",
             "Bytes of a log that a stream of events has not read yet, by job and broker group.",
             Query(
                 "sum by (work, broker) (rocketmq_pipeline_lag_bytes{HERE})", "{{work}} {{broker}}"
@@ -39,13 +39,13 @@ _JOBS = Row(
         ),
         panel(
             "Archive behind",
-            "Seconds from the last archived message to now, while some wait.",
+            "Seconds since the last archived message was stored, while messages wait for the archive.",
             Query("max by (work) (rocketmq_pipeline_archive_lag_seconds{HERE})", "{{work}}"),
             unit="s",
         ),
         panel(
             "Since the last success",
-            "Seconds since a job ended well, or a batch of one that goes on.",
+            "Seconds since a job, or a batch of a running job, succeeded.",
             Query(
                 "time() - max by (work) (rocketmq_pipeline_success_timestamp_seconds{HERE})",
                 "{{work}}",
@@ -60,13 +60,13 @@ _AUDIT = Row(
     (
         panel(
             "Findings of the last audit",
-            "Messages that were missing, early, late, delivered twice or again, by topic.",
+            "Messages that were missing, early, late, duplicated or redelivered, by topic.",
             Query("max by (topic, kind) (rocketmq_audit_findings{HERE})", "{{topic}} {{kind}}"),
             look=Look.BARS,
         ),
         panel(
             "Missing, unexpected or early",
-            "What must be 0: messages that were lost, or came before they were due or when recalled.",
+            "These values must be 0: messages that were lost, delivered before they were due, or delivered after a recall.",
             'sum(rocketmq_audit_findings{HERE, kind=~"missing|unexpected|early"}) or vector(0)',
             look=Look.NUMBER,
             warns_at=1,
@@ -77,6 +77,6 @@ _AUDIT = Row(
 PAGE: Final = Page(
     name="pipeline",
     title="Tidemill / Pipeline",
-    description="Whether the jobs on Spark run, how much they read, and what an audit found.",
+    description="Progress of the jobs on Spark, and findings of the last audit.",
     rows=(_JOBS, _AUDIT),
 )

@@ -1,4 +1,4 @@
-"""Pop and long polling: how receives wait, what they cost, and what becomes of deliveries."""
+"""Pop and long polling: waiting receives, their cost, and the results of deliveries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ _RECEIVING = Row(
     "Receives",
     (
         panel(
-            "Receives by how they ended",
-            "first_pop: the first pop found something. notified: a broker had something later. timeout_empty: "
-            "nothing came.",
+            "Receives by result",
+            "first_pop: the first pop found a message. notified: a broker had a message later. timeout_empty: no message arrived.",
             Query(
                 "sum by (outcome) (rate(rocketmq_proxy_receive_total{HERE, TOPIC, GROUP}[RATE]))",
                 "{{outcome}}",
@@ -25,8 +24,7 @@ _RECEIVING = Row(
         ),
         panel(
             "Short-poll hit ratio",
-            "Part of the receives whose very first pop found something: near 1 with a backlog, near 0 when "
-            "consumers wait for messages.",
+            "Share of receives whose first pop found a message. Near 1: a backlog. Near 0: consumers wait for messages.",
             ratio(
                 "sum(rate(rocketmq_proxy_short_polling_hit_total{HERE, TOPIC, GROUP}[RATE]))",
                 _RECEIVES,
@@ -35,7 +33,7 @@ _RECEIVING = Row(
         ),
         panel(
             "Long polls started",
-            "Receives a second that may wait, by how they do it.",
+            "Receives per second that may wait, by mode.",
             Query(
                 "sum by (polling_mode) "
                 "(rate(rocketmq_proxy_long_polling_total{HERE, TOPIC, GROUP}[RATE]))",
@@ -45,7 +43,7 @@ _RECEIVING = Row(
         ),
         panel(
             "Parked receives",
-            "Receives that wait now, by how they do it.",
+            "Receives that wait now, by mode.",
             Query(
                 "sum by (polling_mode) (rocketmq_proxy_long_polling_inflight{HERE})",
                 "{{polling_mode}}",
@@ -53,15 +51,14 @@ _RECEIVING = Row(
         ),
         panel(
             "Time parked",
-            "Seconds from a receive that may wait to its end.",
+            "Seconds from the start of a receive that may wait to its end.",
             heatmap("rocketmq_proxy_long_polling_wait_seconds"),
             unit="s",
             look=Look.HEATMAP,
         ),
         panel(
             "False empties",
-            "Receives a second answered empty while a hint of a broker had waited for over 200 ms. It must "
-            "stay 0.",
+            "Empty receives per second although a hint from a broker had waited for more than 200 ms. It must stay 0.",
             "sum(rate(rocketmq_proxy_false_empty_total{HERE, TOPIC, GROUP}[RATE]))",
             unit="cps",
             alerts=("FalseEmpty",),
@@ -74,7 +71,7 @@ _NOTIFYING = Row(
     (
         panel(
             "Notify rounds",
-            "Brokers asked a second whether they have something, as brokers count them, and how many said yes.",
+            "Notification requests to brokers per second, as brokers count them, and the number of positive replies.",
             Query(
                 "sum(rate(rocketmq_rpc_latency_count{HERE, "
                 'node_type="broker", request_code="notification"}[RATE]))',
@@ -89,14 +86,14 @@ _NOTIFYING = Row(
         ),
         panel(
             "Notifications per parked receive",
-            "What a waiting consumer costs: about one a broker group and poll.",
+            "Cost of a waiting consumer: about one notification per broker group and poll.",
             ratio(
                 "sum(rate(rocketmq_proxy_notification_total{HERE, TOPIC, GROUP}[RATE]))", _PARKED
             ),
         ),
         panel(
             "Notify miss ratio",
-            "Part of the pops after a hint that found nothing, since somebody else was faster.",
+            "Share of pops after a hint that found no message because another consumer was faster.",
             ratio(
                 'sum(rate(rocketmq_proxy_notified_pop_total{HERE, TOPIC, GROUP, outcome="miss"}[RATE]))',
                 "sum(rate(rocketmq_proxy_notified_pop_total{HERE, TOPIC, GROUP}[RATE]))",
@@ -105,7 +102,7 @@ _NOTIFYING = Row(
         ),
         panel(
             "Failed and shared hints",
-            "Hints a second that a broker refused, or whose link was lost; polls that joined one under way.",
+            "Hints per second that a broker rejected or whose link was lost, and polls that joined a notification in progress.",
             Query(
                 "sum(rate(rocketmq_proxy_notification_failed_total{HERE, TOPIC, GROUP}[RATE]))",
                 "failed",
@@ -118,14 +115,14 @@ _NOTIFYING = Row(
         ),
         panel(
             "Adaptive mode",
-            "Pairs of topic and consumer group whose polls wait in each way.",
+            "Pairs of topic and consumer group, by mode of their polls.",
             Query("sum by (mode) (rocketmq_proxy_polling_mode{HERE})", "{{mode}}"),
             look=Look.STATES,
         ),
         panel(
             "Rate that the mode follows",
-            "Receives a second of those that the switch decides on, and its switches.",
-            Query("sum(rocketmq_proxy_pop_request_rate{HERE})", "receives a second"),
+            "Receives per second that decide the mode, and the switches of the mode.",
+            Query("sum(rocketmq_proxy_pop_request_rate{HERE})", "receives per second"),
             Query(
                 "sum by (to) (rate(rocketmq_proxy_polling_mode_switch_total{HERE}[RATE]))",
                 "switches to {{to}}",
@@ -140,39 +137,39 @@ _DELIVERIES = Row(
     (
         panel(
             "Locked queues met",
-            "Pops a second that found an ordered queue locked by a delivery under way.",
+            "Pops per second that met an ordered queue with a locked batch.",
             "sum(rate(rocketmq_pop_lock_conflict_total{HERE, TOPIC, GROUP}[RATE]))",
             unit="cps",
         ),
         panel(
             "Delivery table",
-            "Deliveries that are not settled, and messages in flight in them.",
+            "Deliveries that are not settled, and their messages in flight.",
             Query("sum(rocketmq_pop_checkpoint_buffer_size{HERE})", "deliveries"),
             Query("sum(rocketmq_pop_offset_buffer_size{HERE})", "messages"),
         ),
         panel(
-            "Revive: time a round",
-            "Milliseconds that a round took to make deliverable again what was not acked in time.",
+            "Revive: time per round",
+            "Milliseconds of a round that makes expired messages available again.",
             *quantiles("rocketmq_pop_buffer_scan_time_consume", of=(0.99,)),
             unit="ms",
         ),
         panel(
             "Revive: behind",
-            "Deliveries that are due and not revived, by revive queue.",
+            "Deliveries that are due but not revived, by revive queue.",
             Query("sum by (queue_id) (rocketmq_pop_revive_lag{HERE})", "{{queue_id}}"),
             look=Look.STACKED,
             alerts=("ReviveLag",),
         ),
         panel(
             "Revive: late",
-            "How late the oldest of them is, by revive queue.",
+            "Lateness of the oldest due delivery, by revive queue.",
             Query("max by (queue_id) (rocketmq_pop_revive_latency{HERE})", "{{queue_id}}"),
             unit="ms",
             alerts=("ReviveLag",),
         ),
         panel(
             "Records of deliveries and acks",
-            "CK and ACK entries written a second.",
+            "CK and ACK entries written per second.",
             Query(
                 "sum by (revive_message_type) "
                 "(rate(rocketmq_pop_revive_in_message_total{HERE, TOPIC, GROUP}[RATE]))",
@@ -182,7 +179,7 @@ _DELIVERIES = Row(
         ),
         panel(
             "Acks by result",
-            "Acks a second: applied, already (acked before), gone (its invisible duration had ended).",
+            "Acks per second. applied: settled by this ack. already: settled by an earlier ack. gone: the invisible duration had ended.",
             Query(
                 "sum by (result) (rate(rocketmq_ack_total{HERE, TOPIC, GROUP}[RATE]))", "{{result}}"
             ),
@@ -190,14 +187,14 @@ _DELIVERIES = Row(
             look=Look.STACKED,
         ),
         panel(
-            "Put on retry topics",
-            "Messages a second that were not acked in time, and wait for another delivery.",
+            "Moved to retry topics",
+            "Messages per second that were not acked in time and wait for another delivery.",
             "sum(rate(rocketmq_pop_revive_retry_messages_total{HERE, TOPIC, GROUP}[RATE]))",
             unit="cps",
         ),
         panel(
             "Oldest in flight, worst 10",
-            "How long the oldest message has been with a consumer, by topic and consumer group.",
+            "Age of the oldest delivery in flight, by topic and consumer group.",
             Query(
                 "topk(10, max by (topic, consumer_group) "
                 "(rocketmq_pop_inflight_oldest_seconds{HERE, TOPIC, GROUP}))",
@@ -208,8 +205,7 @@ _DELIVERIES = Row(
         ),
         panel(
             "Extended and given back",
-            "Deliveries a second extended because their client lives, and messages given back because it "
-            "ended or fell silent.",
+            "Deliveries per second that were extended because their client is alive, and messages that were given back because it ended or became silent.",
             Query(
                 "sum(rate(rocketmq_pop_extended_deliveries_total{HERE, TOPIC, GROUP}[RATE]))",
                 "extended",
@@ -227,7 +223,7 @@ _DELIVERIES = Row(
 PAGE: Final = Page(
     name="pop-and-long-polling",
     title="Tidemill / Pop and long polling",
-    description="How receives wait, what that costs, and what becomes of deliveries.",
+    description="Waiting receives, their cost, and the results of deliveries.",
     rows=(_RECEIVING, _NOTIFYING, _DELIVERIES),
     has_topics=True,
     has_groups=True,

@@ -1,4 +1,4 @@
-"""Proxy: what clients ask, what they are answered, and how the proxies share it."""
+"""Proxy: calls of clients, replies, and the load of each proxy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALLS = Row(
     (
         panel(
             "Calls",
-            "Calls a second, by method.",
+            "Calls per second, by method.",
             Query(
                 "sum by (request_code) "
                 '(rate(rocketmq_rpc_latency_count{HERE, node_type="proxy"}[RATE]))',
@@ -21,8 +21,8 @@ _CALLS = Row(
             look=Look.STACKED,
         ),
         panel(
-            "Answers",
-            "Answers a second that were not OK (20000), by status. 40401 is an empty receive.",
+            "Replies without OK",
+            "Replies per second without the status OK (20000), by status. 40401 is an empty receive.",
             Query(
                 "sum by (response_code) (rate(rocketmq_rpc_latency_count{HERE, "
                 'node_type="proxy", response_code!="20000"}[RATE])) or vector(0)',
@@ -33,7 +33,7 @@ _CALLS = Row(
         ),
         panel(
             "Latency",
-            "Milliseconds of all calls; a receive that waits is one of them.",
+            "Milliseconds of all calls, waiting receives included.",
             heatmap("rocketmq_rpc_latency", 'HERE, node_type="proxy"'),
             unit="ms",
             look=Look.HEATMAP,
@@ -51,8 +51,8 @@ _CALLS = Row(
             unit="ms",
         ),
         panel(
-            "Refused by a limit",
-            "Calls a second that a proxy refused because of a limit of its own, by reason.",
+            "Rejected by a limit",
+            "Calls per second that the proxy rejected because of one of its limits, by reason.",
             Query(
                 "sum by (reason) (rate(rocketmq_proxy_throttled_total{HERE}[RATE]))", "{{reason}}"
             ),
@@ -60,9 +60,8 @@ _CALLS = Row(
             alerts=("Throttling",),
         ),
         panel(
-            "Limits overstepped",
-            "Connections and calls a second that were ended or refused because a client overstepped a limit of "
-            "the transport.",
+            "Limits exceeded",
+            "Connections and calls per second that the proxy ended or rejected because the client exceeded a limit of the transport.",
             Query(
                 'sum by (limit) (rate(rocketmq_grpc_limit_hits_total{HERE, node_type="proxy"}[RATE]))',
                 "{{limit}}",
@@ -78,7 +77,7 @@ _BROKERS = Row(
     (
         panel(
             "Broker latency P99",
-            "Milliseconds from a proxy to a broker and back, by broker.",
+            "Milliseconds from the proxy to the broker and back, by broker.",
             *quantiles(
                 "rocketmq_proxy_backend_latency", by="broker", legend="{{broker}}", of=(0.99,)
             ),
@@ -86,7 +85,7 @@ _BROKERS = Row(
         ),
         panel(
             "Failed at a broker",
-            "Requests a second to a broker that failed, by broker.",
+            "Failed requests to a broker per second, by broker.",
             Query(
                 "sum by (broker) "
                 '(rate(rocketmq_proxy_backend_latency_count{HERE, result!="success"}[RATE])) or vector(0)',
@@ -96,7 +95,7 @@ _BROKERS = Row(
         ),
         panel(
             "Brokers reachable",
-            "1 while a process reaches a broker.",
+            "1 while the process reaches the broker.",
             Query(
                 "min by (node_id, broker) (rocketmq_broker_reachable{HERE})",
                 "{{node_id}} to {{broker}}",
@@ -106,7 +105,7 @@ _BROKERS = Row(
         ),
         panel(
             "Given back",
-            "Messages a second that were popped for a consumer that had gone, and were given back.",
+            "Messages per second that were popped for a disconnected consumer and given back.",
             "sum(rate(rocketmq_proxy_late_pop_returned_total{HERE}[RATE]))",
             unit="cps",
         ),
@@ -118,7 +117,7 @@ _CONNECTIONS = Row(
     (
         panel(
             "Connections",
-            "Connections of clients, by proxy: they spread as their age ends.",
+            "Client connections, by proxy. They spread again when their maximum age ends.",
             Query(
                 'sum by (node_id) (rocketmq_grpc_connections{HERE, node_type="proxy"})',
                 "{{node_id}}",
@@ -127,18 +126,18 @@ _CONNECTIONS = Row(
         ),
         panel(
             "Restarts",
-            "Proxies that died and were started again in their container, since it started.",
+            "Restarts of a proxy inside its container, since the container started.",
             Query("sum by (node_id) (rocketmq_proxy_restarts_total{HERE})", "{{node_id}}"),
             alerts=("ProxyRestarts",),
         ),
         panel(
             "Streams",
-            "Streams that are open, by kind.",
+            "Open streams, by kind.",
             Query("sum by (kind) (rocketmq_proxy_streams{HERE})", "{{kind}}"),
         ),
         panel(
             "Producers",
-            "Producers that are connected, by language and version of their client.",
+            "Connected producers, by language and version of the client.",
             Query(
                 "sum by (language, version) (rocketmq_producer_connections{HERE}) or vector(0)",
                 "{{language}} {{version}}",
@@ -147,7 +146,7 @@ _CONNECTIONS = Row(
         ),
         panel(
             "Consumers",
-            "Consumers that are connected, by language and version of their client.",
+            "Connected consumers, by language and version of the client.",
             Query(
                 "sum by (language, version) (rocketmq_consumer_connections{HERE}) or vector(0)",
                 "{{language}} {{version}}",
@@ -156,7 +155,7 @@ _CONNECTIONS = Row(
         ),
         panel(
             "Broken connections",
-            "Connections a second whose client broke the protocol, or failed its TLS handshake.",
+            "Connections per second that ended because the client broke the protocol or failed the TLS handshake.",
             Query(
                 "sum by (reason) (rate(rocketmq_grpc_connections_failed_total{HERE, "
                 'node_type="proxy"}[RATE])) or vector(0)',
@@ -166,7 +165,7 @@ _CONNECTIONS = Row(
         ),
         panel(
             "Share of the busiest proxy",
-            "Part of all calls that the busiest proxy has: 1 divided by the number of proxies is even.",
+            "Share of all calls that the busiest proxy handles. Even load is 1 divided by the number of proxies.",
             ratio(
                 'max(sum by (node_id) (rate(rocketmq_rpc_latency_count{HERE, node_type="proxy"}[RATE])))',
                 'sum(rate(rocketmq_rpc_latency_count{HERE, node_type="proxy"}[RATE]))',
@@ -177,11 +176,11 @@ _CONNECTIONS = Row(
 )
 
 _PROCESS = Row(
-    "The process",
+    "Process",
     (
         panel(
             "CPU",
-            "Cores that a proxy uses. It is one process of one thread: 1 is all it can.",
+            "Cores that a proxy uses. A proxy has one thread, so 1 is its maximum.",
             Query(
                 'sum by (node_id) (rate(process_cpu_seconds_total{HERE, node_type="proxy"}[RATE]))',
                 "{{node_id}}",
@@ -202,6 +201,6 @@ _PROCESS = Row(
 PAGE: Final = Page(
     name="proxy",
     title="Tidemill / Proxy",
-    description="What clients ask, what they are answered, and how the proxies share it.",
+    description="Calls of clients, replies, and the load of each proxy.",
     rows=(_CALLS, _BROKERS, _CONNECTIONS, _PROCESS),
 )

@@ -1,4 +1,4 @@
-"""Replication and controller: who is master, who keeps up, and what a failover takes."""
+"""Replication and controller: masters, lag of replicas, and duration of failovers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _MASTERS = Row(
     (
         panel(
             "Role",
-            "1: this replica is the master of its broker group. There is one of each group, but for a moment in "
-            "which an old one has not heard yet that it is replaced: it can acknowledge nothing.",
+            "1: this replica is the master of its broker group. Each group has one master. After a failover the old master may also show 1 for a moment; it cannot acknowledge messages.",
             Query(
                 "max by (broker_group, node_id) (rocketmq_ha_role{HERE})",
                 "{{broker_group}} {{node_id}}",
@@ -22,12 +21,12 @@ _MASTERS = Row(
         ),
         panel(
             "Epoch",
-            "One more with each change of a master.",
+            "Increases by one with each new master.",
             Query("max by (broker_set) (rocketmq_controller_group_epoch{HERE})", "{{broker_set}}"),
         ),
         panel(
             "Failovers",
-            "Changes of masters, by reason: transfer is one that was planned.",
+            "Changes of the master, by reason. transfer: a planned change.",
             Query(
                 "sum by (broker_group, reason) "
                 "(increase(rocketmq_ha_failover_seconds_count{HERE}[RATE]))",
@@ -36,22 +35,21 @@ _MASTERS = Row(
             look=Look.STACKED,
         ),
         panel(
-            "Sends away",
-            "Seconds from the loss of a master to the first commit of the next one.",
+            "Time without a master",
+            "Seconds from the loss of a master to the first commit of the next master.",
             *quantiles("rocketmq_ha_failover_seconds", by="reason", legend="{{reason}}"),
             unit="s",
         ),
         panel(
-            "Sends away, spread",
-            "The same, of all reasons.",
+            "Time without a master, distribution",
+            "Distribution over all reasons.",
             heatmap("rocketmq_ha_failover_seconds"),
             unit="s",
             look=Look.HEATMAP,
         ),
         panel(
-            "Needs somebody",
-            "1 while a broker group has no master that works, or the controller cannot write what it should: "
-            "`tidemill cluster status` says why.",
+            "Needs an operator",
+            "1 if the broker group has no working master, or the controller cannot write the group record. `tidemill cluster status` prints the reason.",
             Query("max by (broker_set) (rocketmq_controller_group_alarm{HERE})", "{{broker_set}}"),
             look=Look.STATES,
             alerts=("ReplicasNeedSomebody",),
@@ -64,20 +62,20 @@ _REPLICAS = Row(
     (
         panel(
             "In sync",
-            "Replicas that have all that is acknowledged, and those that should.",
+            "Replicas that have all acknowledged messages, and the expected number of replicas.",
             Query(
                 "min by (broker_set) (rocketmq_controller_in_sync_replicas{HERE})",
                 "{{broker_set}} in sync",
             ),
             Query(
                 "max by (broker_set) (rocketmq_controller_registered_replicas{HERE})",
-                "{{broker_set}} should be",
+                "{{broker_set}} expected",
             ),
             alerts=("InSyncSetShrunk",),
         ),
         panel(
-            "Heard of",
-            "Replicas that are registered, that the controllers hear, and that turn.",
+            "Active",
+            "Registered replicas that send heartbeats and have a running event loop.",
             Query(
                 "max by (broker_set) (rocketmq_controller_active_broker_number{HERE})",
                 "{{broker_set}}",
@@ -85,7 +83,7 @@ _REPLICAS = Row(
         ),
         panel(
             "Diverged",
-            "Replicas whose log is not their master's and may not be cut: they follow nobody until somebody looks.",
+            "Replicas with a log that differs from the log of the master and may not be cut. They follow no master until an operator decides.",
             Query(
                 "max by (broker_set) (rocketmq_controller_diverged_replicas{HERE})",
                 "{{broker_set}}",
@@ -93,9 +91,8 @@ _REPLICAS = Row(
             alerts=("ReplicaDiverged",),
         ),
         panel(
-            "Not heard",
-            "Pairs of replicas that the controllers hear, of which one does not hear the other: "
-            "a part of the network does not pass, in one direction at least.",
+            "Partitioned",
+            "Pairs of replicas that both send heartbeats to the controllers, but do not hear each other. The network between them fails in at least one direction.",
             Query(
                 "max by (broker_set) (rocketmq_controller_unheard_replicas{HERE})", "{{broker_set}}"
             ),
@@ -103,25 +100,25 @@ _REPLICAS = Row(
         ),
         panel(
             "Behind, bytes",
-            "Of the master's log, what each replica has not acknowledged; the master says it.",
+            "Bytes of the master's log that each replica has not acknowledged, reported by the master.",
             Query(
                 "max by (node_id, replica) (rocketmq_ha_replica_behind_bytes{HERE})",
-                "{{replica}}, says {{node_id}}",
+                "{{replica}}, reported by {{node_id}}",
             ),
             unit="bytes",
         ),
         panel(
             "Behind, seconds",
-            "Since each replica was last seen to have acknowledged all.",
+            "Seconds since each replica had acknowledged the complete log.",
             Query(
                 "max by (node_id, replica) (rocketmq_ha_replica_behind_seconds{HERE})",
-                "{{replica}}, says {{node_id}}",
+                "{{replica}}, reported by {{node_id}}",
             ),
             unit="s",
         ),
         panel(
             "Not confirmed",
-            "Bytes at the end of each replica's log that it does not know to be confirmed. At a master sends wait for them.",
+            "Bytes at the end of the log that the replica does not know to be confirmed. Sends wait for these bytes at the master.",
             Query(
                 "max by (broker_group, node_id) "
                 "(rocketmq_ha_max_offset{HERE} - rocketmq_ha_confirm_offset{HERE})",
@@ -131,7 +128,7 @@ _REPLICAS = Row(
         ),
         panel(
             "Confirmed",
-            "Bytes of the log that are confirmed a second, as each replica knows it.",
+            "Confirmed bytes of the log per second, reported by each replica.",
             Query(
                 "max by (broker_group, node_id) (deriv(rocketmq_ha_confirm_offset{HERE}[RATE]))",
                 "{{broker_group}} {{node_id}}",
@@ -140,7 +137,7 @@ _REPLICAS = Row(
         ),
         panel(
             "Sent to replicas",
-            "Bytes of the log a second.",
+            "Bytes of the log sent per second.",
             Query(
                 "sum by (node_id) (rate(rocketmq_ha_sent_bytes_total{HERE}[RATE]))", "{{node_id}}"
             ),
@@ -155,14 +152,14 @@ _CONTROLLERS = Row(
     (
         panel(
             "Role",
-            "3: this controller leads. 2: it is a deputy.",
+            "3: this controller is the leader. 2: it is a deputy.",
             Query("max by (node_id) (rocketmq_controller_role{HERE})", "{{node_id}}"),
             look=Look.STATES,
             alerts=("ControllerNoLeader",),
         ),
         panel(
             "Elections",
-            "Decisions a second about masters, by what came of them.",
+            "Elections per second, by result.",
             Query(
                 "sum by (broker_set, election_result) "
                 "(rate(rocketmq_controller_election_total{HERE}[RATE]))",
@@ -171,7 +168,7 @@ _CONTROLLERS = Row(
         ),
         panel(
             "Requests",
-            "Requests a second of replicas, proxies and operators.",
+            "Requests per second from replicas, proxies and operators.",
             Query(
                 "sum by (request_type) (rate(rocketmq_controller_request_total{HERE}[RATE]))",
                 "{{request_type}}",
@@ -180,8 +177,8 @@ _CONTROLLERS = Row(
             look=Look.STACKED,
         ),
         panel(
-            "Requests that failed",
-            "Refused, or not done in time. A proposal that comes late is refused, and made again.",
+            "Failed requests",
+            "Requests that were rejected or timed out. A late proposal is rejected and repeated.",
             Query(
                 "sum by (request_type, request_handle_status) "
                 '(rate(rocketmq_controller_request_total{HERE, request_handle_status!="success"}[RATE]))',
@@ -191,7 +188,7 @@ _CONTROLLERS = Row(
         ),
         panel(
             "Request P99",
-            "Microseconds from a request to its answer.",
+            "Microseconds from a request to its reply.",
             *quantiles(
                 "rocketmq_controller_request_latency",
                 by="request_type",
@@ -202,7 +199,7 @@ _CONTROLLERS = Row(
         ),
         panel(
             "Store",
-            "Calls a second of the store of group records, by what came of them.",
+            "Calls per second to the store of group records, by result.",
             Query(
                 "sum by (operation, operation_status) "
                 "(rate(rocketmq_controller_log_op_total{HERE}[RATE]))",
@@ -212,7 +209,7 @@ _CONTROLLERS = Row(
         ),
         panel(
             "Store P99",
-            "Microseconds of a call of the store.",
+            "Microseconds per call to the store.",
             *quantiles(
                 "rocketmq_controller_log_op_latency",
                 by="operation",
@@ -227,6 +224,6 @@ _CONTROLLERS = Row(
 PAGE: Final = Page(
     name="replication-and-controller",
     title="Tidemill / Replication and controller",
-    description="Who is master of each broker group, which replicas keep up, and what a failover takes.",
+    description="Masters of the broker groups, lag of replicas, and duration of failovers.",
     rows=(_MASTERS, _REPLICAS, _CONTROLLERS),
 )
