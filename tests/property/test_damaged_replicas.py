@@ -49,7 +49,7 @@ def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
     victim = random.choice(group.nodes)
     # After a power cut nobody can tell damage from a torn tail in what was written within the last
     # moment, of which the replica has noted nothing.
-    end = victim.log.known_end._mark.durable if is_power_cut else victim.log.durable_offset
+    end = victim.log.files.known_end._mark.durable if is_power_cut else victim.log.durable_offset
     if not end:
         return
     for node in group.nodes:
@@ -96,7 +96,11 @@ def restart(group: Group, nodes: list[Node]) -> None:
             node.is_up = False
             continue
         asked = Registration(
-            node.me, before, STORE, f"h{node.number}:1", is_clean=not node.log.known_end.is_doubtful
+            node.me,
+            before,
+            STORE,
+            f"h{node.number}:1",
+            is_clean=not node.log.files.known_end.is_doubtful,
         )
         after = register(record, asked)
         assert isinstance(after, GroupRecord)

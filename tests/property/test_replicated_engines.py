@@ -15,7 +15,7 @@ from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_world import ENTROPY, SMALL, Popped, World
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.pop.consumption import AckResult
-from tidemill.broker.engine.replica.group_log import Identity, open_group_log
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
 from tidemill.broker.engine.replication.actions import (
     DivergenceAlarm,
     MastershipRelease,
@@ -42,8 +42,8 @@ class Replica:
     def __init__(self, replica_id: int, number: int, world: Group) -> None:
         self.member = ReplicaRun(ReplicaId(replica_id), f"{replica_id}.{number}")
         self.disk = FaultyDisk(Random(number))
-        identity = Identity(store_uuid=number.to_bytes(16, "big"), secret=ENTROPY)
-        self.log, _ = open_group_log(self.disk, SMALL, now_ms=world.now_ms, fresh=identity)
+        identity = FreshIdentity(store_uuid=number.to_bytes(16, "big"), secret=ENTROPY)
+        self.log, _ = open_replica_engine(self.disk, SMALL, now_ms=world.now_ms, fresh=identity)
         self.log.on_confirmed = self._apply
         self.engine = self.log.engine
         self._world = world

@@ -2,8 +2,9 @@
 
     python -m tests.simulation.replica_engines --seeds 20 --first 0
 
-Volumes are `FaultyDisk`s, logs `GroupLog`s, and clients talk to the engine of whoever leads, as the
-round loop would. An answer leaves when all that was written for it is confirmed, and is noted then.
+Volumes are `FaultyDisk`s. Each replica is a `ReplicaEngine`. Clients call the engine of the master,
+as the round loop does. An answer leaves when the group has confirmed what it depends on. The model
+notes it then.
 What was noted must hold for ever (failover.md Part VI):
 
     C1  what was sent is delivered until it is acked, and nothing else is
@@ -39,7 +40,8 @@ from tests.support.worlds.timer_world import TIMERS
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.broker.engine.pop.consumption import AckResult, Delivery
-from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
+from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
 from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome as Found
 from tidemill.broker.engine.store.damaged_ranges import MendRequest
@@ -72,16 +74,16 @@ class EngineVolume:
     def __init__(self, world: World, replica: ReplicaProcess) -> None:
         self.is_stuck = False
         self.disk = FaultyDisk(Random(world.random.random()))
-        self.log: GroupLog
+        self.log: ReplicaEngine
         self._world = world
         self._replica = replica
-        self._identity = Identity(world.random.randbytes(16), ENTROPY)
+        self._identity = FreshIdentity(world.random.randbytes(16), ENTROPY)
         self._asked: MendRequest | None = None  # another replica, for what is damaged here
 
     @property
     def store_uuid(self) -> str:
         """Which store this is."""
-        return self.log.store_uuid.hex()
+        return self.log.files.store_uuid.hex()
 
     @property
     def is_full(self) -> bool:
@@ -93,9 +95,9 @@ class EngineVolume:
         used_bytes = self.disk.capacity_bytes - self.disk.free_bytes()
         self.disk.capacity_bytes = used_bytes + NO_ROOM_BYTES if is_full else UNBOUNDED
 
-    def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> GroupLog:
+    def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> ReplicaEngine:
         """Begin a life on the disk as it is."""
-        self.log, _ = open_group_log(
+        self.log, _ = open_replica_engine(
             self.disk,
             CONFIG,
             now_ms=self.now_ms,
@@ -126,9 +128,9 @@ class EngineVolume:
     def begin_sync(self) -> Callable[[], None]:
         """Begin to make durable what is written."""
         log = self.log
-        log.note_durable()
+        log.files.request_mark(log.durable_offset)
         end, files = log.engine.log.begin_sync()
-        files = [*files, *log.files_beside()]
+        files = [*files, *log.begin_sync()]
 
         def finish() -> None:
             for file in files:
@@ -164,7 +166,7 @@ class EngineVolume:
                 other.name, self._replica.name, lambda: self._hear(log, question, found)
             )
 
-    def _hear(self, log: GroupLog, question: MendRequest, found: bytes | None) -> None:
+    def _hear(self, log: ReplicaEngine, question: MendRequest, found: bytes | None) -> None:
         if question is not self._asked or log is not self.log or not self._replica.is_alive:
             return
         answer = Found.SILENT if found is None else Found.NOTHING
@@ -182,14 +184,14 @@ class EngineVolume:
 
     def claims_clean(self, _mode: AckMode) -> bool:
         """Say whether this log has all that was acked."""
-        return self.log.is_clean
+        return not self.log.files.known_end.is_doubtful
 
     def is_registered(self) -> None:
         """Do nothing: what is claimed stays until it is a member."""
 
     def is_member(self) -> None:
         """Hear that the master has seen this run catch up."""
-        self.log.known_end.clear_doubt()
+        self.log.files.known_end.clear_doubt()
 
     def log_bytes(self) -> bytes:
         """Return the whole log, whatever of it is known here to be confirmed."""
@@ -202,7 +204,9 @@ class EngineVolume:
         """Return the log, checked record by record, as far as it is confirmed."""
         found = bytearray()
         while begin + len(found) < end:
-            piece = self.log.confirmed_frame_at(begin + len(found), 1 << 20)
+            piece = self.log.frames.read_confirmed(
+                begin + len(found), 1 << 20, confirm_offset=self.log.confirm_offset
+            )
             if not piece:
                 break
             found += piece

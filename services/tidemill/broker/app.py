@@ -78,7 +78,7 @@ async def serve(
     One of several replicas hears of `controllers` which of them is the master. When it is that no
     more its store is opened again, by the same process.
     """
-    from tidemill.broker.engine.replica.group_log import MustBeEmptied
+    from tidemill.broker.engine.replica.replica_engine import MustBeEmptied
     from tidemill.broker.life import Process
     from tidemill.broker.server.replicas.replica_shell import SteppedDown
     from tidemill.broker.store import give_up_store

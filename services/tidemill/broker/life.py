@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.replica.group_log import GroupLog
+    from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
     from tidemill.broker.server.replicas.ports import ControllerPort
     from tidemill.broker.settings import BrokerSettings
     from tidemill.broker.sync_process import SyncProcess
@@ -95,21 +95,21 @@ class Process:
         """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied."""
         with contextlib.ExitStack() as opened:
             with self._told_to_be_starting():
-                group_log = await self._open_replica(me, opened)
-            durability = Durability(group_log.engine, self._log_syncs)
+                replica_engine = await self._open_replica(me, opened)
+            durability = Durability(replica_engine.engine, self._log_syncs)
             replicas = ReplicaShell(
                 me,
                 self._group,
-                group_log,
+                replica_engine,
                 durability,
                 ReplicationConfig(),
                 connect=self._connect,
                 controllers=controllers,
                 clock=self._clock,
             )
-            await self._serve(group_log.engine, durability, group_log, replicas)
+            await self._serve(replica_engine.engine, durability, replica_engine, replicas)
 
-    async def _open_replica(self, me: ReplicaRun, opened: contextlib.ExitStack) -> GroupLog:
+    async def _open_replica(self, me: ReplicaRun, opened: contextlib.ExitStack) -> ReplicaEngine:
         """Open the store; what of its log is damaged is asked for first. Raises StartError."""
         mending = StartMending(
             self._settings, me.replica_id, connect=self._connect, stop=self._stop
@@ -139,7 +139,7 @@ class Process:
         self,
         engine: Engine,
         durability: Durability,
-        group_log: GroupLog | None = None,
+        replica_engine: ReplicaEngine | None = None,
         replicas: ReplicaShell | None = None,
     ) -> None:
         settings, clock = self._settings, self._clock
@@ -156,15 +156,15 @@ class Process:
             polls=LongPolling(parked_max=settings.parked_max),
             pending_bytes_max=settings.pending_bytes_max,
             clock_hold_ms=settings.timer_clock_hold_ms,
-            group_log=group_log,
+            replica_engine=replica_engine,
         )
         members = Members(rounds, self._connect, life=secrets.token_hex(LIFE_BYTES))
         BrokerMetrics(registry, traffic, lag, rounds)
         StoreMetrics(registry, sizes, rounds)
         TimerMetrics(registry, rounds)
-        if group_log is not None and replicas is not None:
-            ReplicaMetrics(registry, settings.name, group_log, replicas)
-        mender = self._mender(group_log, replicas, rounds)
+        if replica_engine is not None and replicas is not None:
+            ReplicaMetrics(registry, settings.name, replica_engine, replicas)
+        mender = self._mender(replica_engine, replicas, rounds)
         registry.register(self._certificates.collect)
         registry.register(members.collect)
         async with (
@@ -194,13 +194,13 @@ class Process:
             await server.drain(settings.drain_timeout_ms)
 
     def _mender(
-        self, group_log: GroupLog | None, replicas: ReplicaShell | None, rounds: Rounds
+        self, replica_engine: ReplicaEngine | None, replicas: ReplicaShell | None, rounds: Rounds
     ) -> Mender | None:
-        if group_log is None or replicas is None:
+        if replica_engine is None or replicas is None:
             return None
         return Mender(
             self._group,
-            group_log,
+            replica_engine,
             replicas,
             connect=self._connect,
             syncs=self._background_syncs,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.replica.group_log import GroupLog
+    from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
     from tidemill.broker.server.replicas.replica_shell import ReplicaShell
     from tidemill.common.metrics import Registry
 
@@ -21,15 +21,19 @@ class ReplicaMetrics:
     """Turns what is known of the group into metrics. A group has a few replicas."""
 
     def __init__(
-        self, registry: Registry, broker_group: str, group_log: GroupLog, replicas: ReplicaShell
+        self,
+        registry: Registry,
+        broker_group: str,
+        replica_engine: ReplicaEngine,
+        replicas: ReplicaShell,
     ) -> None:
         self._labels = (broker_group,)
-        self._group_log = group_log
+        self._replica_engine = replica_engine
         self._replicas = replicas
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:
-        log, replicas = self._group_log, self._replicas
+        log, replicas = self._replica_engine, self._replicas
         view = replicas.view
         for name, help_, value in (
             ("role", "1 master, 0 replica.", int(replicas.is_master)),

@@ -18,8 +18,9 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.store_identity import UUID_SIZE
 from tidemill.broker.engine.recovery import RecoveryReport
-from tidemill.broker.engine.replica.group_log import GroupLog, Identity, doubt, open_group_log
-from tidemill.broker.engine.replication.store_log import FOLDER, find_epoch_seen
+from tidemill.broker.engine.replica.opening import FreshIdentity, mark_doubtful, open_replica_engine
+from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
+from tidemill.broker.engine.replica.replica_files import FOLDER, find_epoch_seen
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -74,24 +75,24 @@ def _refuse_replica(disk: PosixDisk, settings: BrokerSettings) -> None:
 @contextlib.contextmanager
 def open_replica(
     settings: BrokerSettings, *, now_ms: int, cuts_damage: bool = False
-) -> Iterator[GroupLog]:
+) -> Iterator[ReplicaEngine]:
     """Do the same for a replica, which decides nothing until it is elected.
 
     With `cuts_damage` it goes without what nobody has, and says so.
     """
     if wants_to_be_emptied(settings.data_dir):
         emptied(settings.data_dir)
-    opened: list[GroupLog] = []
+    opened: list[ReplicaEngine] = []
 
     def open_following(
         disk: PosixDisk, config: EngineConfig, now_ms: int
     ) -> tuple[Engine, RecoveryReport]:
-        fresh = Identity(os.urandom(UUID_SIZE), os.urandom(ENTROPY_BYTES))
-        group_log, report = open_group_log(
+        fresh = FreshIdentity(os.urandom(UUID_SIZE), os.urandom(ENTROPY_BYTES))
+        replica_engine, report = open_replica_engine(
             disk, config, now_ms=now_ms, fresh=fresh, boot_id=boot_id(), cuts_damage=cuts_damage
         )
-        opened.append(group_log)
-        return group_log.engine, report
+        opened.append(replica_engine)
+        return replica_engine.engine, report
 
     with _opened(settings, open_following, now_ms=now_ms):
         yield opened[0]
@@ -99,7 +100,7 @@ def open_replica(
 
 def give_up_store(data_dir: Path) -> None:
     """Take away what a replica has, to begin anew; from before that on it is unclean."""
-    doubt(PosixDisk(data_dir))
+    mark_doubtful(PosixDisk(data_dir))
     emptied(data_dir)
 
 

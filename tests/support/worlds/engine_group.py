@@ -12,7 +12,8 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.metadata.catalog import TopicType
-from tidemill.broker.engine.replica.group_log import Identity, MustBeEmptied, open_group_log
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
+from tidemill.broker.engine.replica.replica_engine import MustBeEmptied
 from tidemill.broker.engine.replication.actions import (
     DivergenceAlarm,
     Promotion,
@@ -49,8 +50,8 @@ class Node:
         self.runs += 1
         self.is_up = True
         self.me = ReplicaRun(ReplicaId(self.number), f"{self.number}-{self.runs}")
-        identity = Identity(bytes([self.number]) * 16, ENTROPY)
-        self.log, self.report = open_group_log(
+        identity = FreshIdentity(bytes([self.number]) * 16, ENTROPY)
+        self.log, self.report = open_replica_engine(
             self.disk,
             self.config,
             now_ms=1_000_000,
@@ -74,7 +75,7 @@ class Node:
     def sync(self) -> None:
         """Sync what is written, and say so."""
         offset, files = self.engine.log.begin_sync()
-        for file in [*files, *self.log.files_beside()]:
+        for file in [*files, *self.log.begin_sync()]:
             file.sync()
         self.engine.log.note_synced(offset)
 
@@ -131,7 +132,7 @@ class Group:
             if node.is_up and node.number not in self.cut_off:
                 node.replication.learn(self.view, self.now_ms)
                 if node.me in self.view.sss:
-                    node.log.known_end.clear_doubt()
+                    node.log.files.known_end.clear_doubt()
                 self._carry(node)
 
     def send(self, *texts: str, size: int = 0) -> None:
@@ -159,7 +160,7 @@ class Group:
                     continue
                 node.log.now_ms = self.now_ms
                 if self.now_ms % MARK_MS == 0:
-                    node.log.note_durable()
+                    node.log.files.request_mark(node.log.durable_offset)
                 node.sync()
                 node.replication.handle_progress(self.now_ms)
                 self._carry(node)

@@ -26,8 +26,8 @@ _STANDALONE = (
 _PARTITIONS = "tests/e2e/test_partitions.py::"
 _KILLED = "tests/e2e/test_killed_replicas.py::"
 _REPLICAS = "tests/e2e/test_replicas.py::"
-_ON_DISK = "tests/unit/engine/test_group_log_on_disk.py::"
-_LOG = "tests/unit/engine/test_group_log.py::"
+_ON_DISK = "tests/unit/engine/test_replica_files.py::"
+_LOG = "tests/unit/engine/test_replica_engine.py::"
 _CLAIMS = "tests/unit/engine/test_claims.py::"
 _ELECTION = "tests/unit/controller/test_election.py::"
 _MACHINES = "tests/unit/engine/replication/test_machines.py::"
@@ -137,7 +137,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             (
                 "tests/unit/broker/test_sync_pace.py::"
-                "test_a_disk_is_slow_when_no_sync_was_quick_for_five_seconds"
+                "test_a_disk_without_a_fast_sync_for_five_seconds_is_slow"
             ),
             _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not",
             _SLOW,

@@ -27,8 +27,10 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.delivery_table import FLAGS_STORED, UNPROVEN, DeliveryTable
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
-from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
-from tidemill.broker.engine.replication.known_end import KnownEnd
+from tidemill.broker.engine.replica.known_end import KnownEnd
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
+from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
+from tidemill.broker.engine.replica.replica_files import ReplicaFiles
 from tidemill.broker.engine.replication.messages import Data
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.message_index import PAIR_SIZE
@@ -50,8 +52,8 @@ class Follower:
     def __init__(self, config: EngineConfig) -> None:
         self.disk = FaultyDisk(Random(0))
         # Its secret is of no use: the first engine has founded the store.
-        fresh = Identity(store_uuid=bytes(16), secret=b"")
-        self._log, _ = open_group_log(self.disk, config, now_ms=0, fresh=fresh)
+        fresh = FreshIdentity(store_uuid=bytes(16), secret=b"")
+        self._log, _ = open_replica_engine(self.disk, config, now_ms=0, fresh=fresh)
         self.engine = self._log.engine
         self._comparisons = 0
 
@@ -59,8 +61,9 @@ class Follower:
     def _seen_to(self) -> int:
         return self.engine.log.log_end
 
-    def _log_of(self, master: Engine, now_ms: int) -> GroupLog:
-        return GroupLog(master, bytes(16), b"", now_ms, KnownEnd(self.disk, NO_BOOT_ID))
+    def _log_of(self, master: Engine, now_ms: int) -> ReplicaEngine:
+        files = ReplicaFiles(master.disk, bytes(16), KnownEnd(self.disk, NO_BOOT_ID))
+        return ReplicaEngine(master, files, b"", now_ms)
 
     def feed(self, master: Engine, now_ms: int) -> None:
         """Take over what has been committed since the last time."""

@@ -7,21 +7,22 @@ import pytest
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import ENTROPY, SMALL
 from tidemill.broker.engine.layout.numbers import LogOffset, QueueId
-from tidemill.broker.engine.replica.group_log import GroupLog, Identity, open_group_log
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
+from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
 from tidemill.broker.engine.store.mending import proven_prefix
 from tidemill.broker.engine.store.segment import LogDamaged
 
 BOOT, OTHER_BOOT = b"\xab" * 16, b"\xcd" * 16
 
 
-def opened(node: Node, *, boot_id: bytes = BOOT, cuts_damage: bool = False) -> GroupLog:
+def opened(node: Node, *, boot_id: bytes = BOOT, cuts_damage: bool = False) -> ReplicaEngine:
     """Open the store of a node that was killed, as a start does."""
     node.disk = node.disk.after_kill()
-    log, _ = open_group_log(
+    log, _ = open_replica_engine(
         node.disk,
         SMALL,
         now_ms=1_000_000,
-        fresh=Identity(bytes(16), ENTROPY),
+        fresh=FreshIdentity(bytes(16), ENTROPY),
         boot_id=boot_id,
         cuts_damage=cuts_damage,
     )
@@ -34,7 +35,7 @@ def group_of() -> tuple[Group, Node]:
     group.elect(0)
     group.set_members(0, 1, 2)
     node = group.nodes[1]
-    before, known_end = node.log.log_end, node.log.known_end
+    before, known_end = node.log.log_end, node.log.files.known_end
     group.send("a", "b", "c", size=400)
     group.settle()
     known_end._boot_id = BOOT
@@ -64,12 +65,14 @@ def test_and_after_a_power_cut_it_may_be_a_torn_tail() -> None:
     _, node = group_of()
     at = damage(node, 1)
     log = opened(node, boot_id=OTHER_BOOT)
-    assert (log.log_end, log.known_end.is_doubtful) == (at, False), "what was acked was synced"
+    assert (log.log_end, log.files.known_end.is_doubtful) == (at, False), (
+        "what was acked was synced"
+    )
 
 
 def test_but_not_where_the_process_was_stopped_in_order() -> None:
     _, node = group_of()
-    node.log.close()
+    node.log.files.close(node.log.durable_offset)
     at = damage(node, 2)
     with pytest.raises(LogDamaged) as raised:
         opened(node, boot_id=OTHER_BOOT)
@@ -80,21 +83,21 @@ def test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful() ->
     _, node = group_of()
     at = damage(node, 2)
     log = opened(node)
-    assert (log.log_end, log.known_end.is_doubtful) == (at, True)
+    assert (log.log_end, log.files.known_end.is_doubtful) == (at, True)
 
 
 def test_who_was_cut_at_damage_is_doubtful_until_it_is_a_member_again() -> None:
     _, node = group_of()
     at = damage(node, 1)
     log = opened(node, cuts_damage=True)
-    assert (log.log_end, log.known_end.is_doubtful) == (at, True)
+    assert (log.log_end, log.files.known_end.is_doubtful) == (at, True)
     log = opened(node)
-    assert log.known_end.is_doubtful, "nobody has been told"
-    log.close()
+    assert log.files.known_end.is_doubtful, "nobody has been told"
+    log.files.close(log.durable_offset)
     log = opened(node)
-    assert log.known_end.is_doubtful, "an orderly end is no excuse"
-    log.known_end.clear_doubt()
-    assert not opened(node).known_end.is_doubtful
+    assert log.files.known_end.is_doubtful, "an orderly end is no excuse"
+    log.files.known_end.clear_doubt()
+    assert not opened(node).files.known_end.is_doubtful
 
 
 def test_what_stands_behind_it_proves_what_stood_there() -> None:

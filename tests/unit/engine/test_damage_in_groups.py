@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.worlds.engine_group import Group, Node
-from tidemill.broker.engine.replica import group_log
+from tidemill.broker.engine.replica import log_frames
 from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 from tidemill.broker.engine.store import commit_log
 from tidemill.broker.engine.store.segment import CorruptStore, segment_name
@@ -55,7 +55,7 @@ def test_where_the_master_has_nothing_intact_to_compare_it_refuses(
     group.restart(2)
     group.settle(1_000)
     assert (replica.runs, replica.log.log_end) == (2, end), "it was not emptied"
-    assert "is damaged at byte" in master.log.damage
+    assert "is damaged at byte" in master.log.frames.damage
 
 
 def test_a_replica_that_is_damaged_itself_is_copied_again() -> None:
@@ -87,7 +87,7 @@ def test_a_record_that_is_larger_than_a_digest_is_compared_as_a_whole() -> None:
 def test_a_record_that_is_damaged_is_sent_to_nobody_and_those_before_it_are(
     monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    monkeypatch.setattr(group_log, "LATELY_BYTES", 0)
+    monkeypatch.setattr(log_frames, "RECENT_BYTES", 0)
     _, master, _, end = with_a_replica_away()
     first = master.log.frame_at(end, 1)
     assert first is not None
@@ -97,7 +97,7 @@ def test_a_record_that_is_damaged_is_sent_to_nobody_and_those_before_it_are(
     assert frame is not None
     assert frame.end == first.end
     assert master.log.frame_at(first.end, 1 << 20) is None
-    assert "is damaged at byte" in master.log.damage
+    assert "is damaged at byte" in master.log.frames.damage
 
 
 def test_a_copy_of_what_is_damaged_is_not_confirmed() -> None:

@@ -8,7 +8,7 @@ from random import Random
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
-from tidemill.broker.engine.replica.group_log import FRAMES_LEFT_BYTES
+from tidemill.broker.engine.replica.replica_engine import FRAMES_LEFT_BYTES
 from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 from tidemill.broker.engine.store.cutting import erase
 

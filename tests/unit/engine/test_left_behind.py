@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL
-from tidemill.broker.engine.replica import group_log
+from tidemill.broker.engine.replica import log_frames
 from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 
 SEGMENT_BYTES = 128 << 10
@@ -31,7 +31,7 @@ def state_of(node: Node) -> ReplicaPhase | None:
 def test_who_is_overtaken_by_retention_while_it_is_sent_the_log_begins_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_log, "LATELY_BYTES", SEGMENT_BYTES)
+    monkeypatch.setattr(log_frames, "RECENT_BYTES", SEGMENT_BYTES)
     group = Group(config=CONFIG)
     group.elect(0, 0, 1)
     master, learner = group.nodes[0], group.nodes[2]
@@ -39,13 +39,13 @@ def test_who_is_overtaken_by_retention_while_it_is_sent_the_log_begins_again(
     group.set_members(0, 1)
     group.send(*(f"m{n}" for n in range(400)), size=3_000)
     group.settle()
-    master.log.old_bytes_left = 200_000
+    master.log.frames.old_bytes_left = 200_000
     group.restart(2)
     group.settle()
     assert 0 < learner.log.log_end < master.log.log_end // 2
     retire(master, up_to=master.log.log_end - 500_000)
     assert learner.log.log_end < master.log.log_min
-    master.log.old_bytes_left = None
+    master.log.frames.old_bytes_left = None
     group.settle(1_000)
     assert (learner.log.log_min, learner.log.log_end) == (master.log.log_min, master.log.log_end)
 

@@ -14,7 +14,7 @@ from tests.support.worlds.engine_world import ENTROPY, SMALL
 from tidemill.broker.engine.layout import truncate_intent
 from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.recovery import open_engine
-from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
+from tidemill.broker.engine.replica.replica_files import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import segment_name
 from tidemill.broker.offline.check import Report, check
 from tidemill.broker.offline.copy import copy

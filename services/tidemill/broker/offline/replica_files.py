@@ -14,15 +14,14 @@ from tidemill.broker.engine.layout import (
     store_identity,
     truncate_intent,
 )
-from tidemill.broker.engine.replica.group_log import IDENTITY
-from tidemill.broker.engine.replication import known_end
-from tidemill.broker.engine.replication.store_log import COPIES, FOLDER, INTENT
+from tidemill.broker.engine.replica import known_end
+from tidemill.broker.engine.replica.replica_files import FOLDER, IDENTITY, INTENT, STATES
 from tidemill.broker.offline.findings import Damage, Finding
 from tidemill.broker.offline.source import Source
 
 
 @final
-class ReplicaFiles(NamedTuple):
+class ReplicaSummary(NamedTuple):
     """What they say of the log."""
 
     is_replica: bool
@@ -31,9 +30,9 @@ class ReplicaFiles(NamedTuple):
     confirmed: int  # up to here the log is the same in the whole group, as far as it is known here
 
 
-def read_replica_files(source: Source) -> ReplicaFiles:
+def read_replica_files(source: Source) -> ReplicaSummary:
     """Read them; what is damaged says nothing."""
-    states = [replica_state.find(source.read(name)) for name in COPIES]
+    states = [replica_state.find(source.read(name)) for name in STATES]
     marks = [durable_mark.find(source.read(name)) for name in known_end.COPIES]
     newest = max(
         (mark for mark in marks if mark is not None),
@@ -44,7 +43,7 @@ def read_replica_files(source: Source) -> ReplicaFiles:
     intent = truncate_intent.find(source.read(INTENT))
     cut = None if intent is None else intent.offset
     durable = max(confirmed, newest.durable)
-    return ReplicaFiles(
+    return ReplicaSummary(
         is_replica=bool(source.names(FOLDER)),
         cut=cut,
         durable=durable if cut is None else min(durable, cut),
@@ -57,7 +56,7 @@ def find_damage(source: Source) -> Iterator[Finding]:
     identity = source.read(IDENTITY)
     if identity is not None and store_identity.find(identity) is None:
         yield _finding(IDENTITY, identity, stops_start=True)
-    states = {name: source.read(name) for name in COPIES}
+    states = {name: source.read(name) for name in STATES}
     has_state = any(replica_state.find(data) is not None for data in states.values())
     for name, data in states.items():
         if data is not None and replica_state.find(data) is None:

@@ -1,1 +1,1 @@
-"""The engine's log as a replica of a broker group."""
+"""The engine and the files of one replica of a broker group."""

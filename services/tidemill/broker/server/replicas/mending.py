@@ -28,7 +28,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.replica.group_log import GroupLog
+    from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
     from tidemill.broker.server.replicas.ports import LocalReplica
     from tidemill.broker.server.round.durability import Syncs
     from tidemill.common.clock import Clock
@@ -56,7 +56,7 @@ class RangeMissing(Exception):
     """A replica does not have the requested bytes intact and confirmed."""
 
 
-async def serve_range(group: str, group_log: GroupLog, call: RpcCall) -> None:
+async def serve_range(group: str, replica_engine: ReplicaEngine, call: RpcCall) -> None:
     """Send whole records to another replica, and an empty range as the end."""
     async for encoded in call:
         try:
@@ -66,7 +66,7 @@ async def serve_range(group: str, group_log: GroupLog, call: RpcCall) -> None:
         if request.group != group:
             raise wrong_group(group, request.group)
         at = request.begin
-        for data in served_pieces(group_log, request.begin, request.end):
+        for data in served_pieces(replica_engine, request.begin, request.end):
             call.write(pb.Range(offset=at, data=data, crc=crc32(data)).SerializeToString())
             at += len(data)
             await call.drained()
@@ -74,14 +74,18 @@ async def serve_range(group: str, group_log: GroupLog, call: RpcCall) -> None:
         return
 
 
-def served_pieces(group_log: GroupLog, begin: int, end: int) -> Iterator[bytes]:
+def served_pieces(replica_engine: ReplicaEngine, begin: int, end: int) -> Iterator[bytes]:
     """Yield the whole records of one answer, from `begin` on.
 
     The answer reaches the end of a page, because an unreadable page is mended as a whole.
     """
     at, stop = begin, min(max(end, begin + 1), begin + FETCH_BYTES_MAX)
     while at < stop:
-        data = bytes(group_log.confirmed_frame_at(at, stop - at))
+        data = bytes(
+            replica_engine.frames.read_confirmed(
+                at, stop - at, confirm_offset=replica_engine.confirm_offset
+            )
+        )
         if not data:
             return
         yield data
@@ -89,9 +93,9 @@ def served_pieces(group_log: GroupLog, begin: int, end: int) -> Iterator[bytes]:
         stop = -(-max(stop, at) // PAGE_BYTES) * PAGE_BYTES
 
 
-def served(group_log: GroupLog, begin: int, end: int) -> bytes:
+def served(replica_engine: ReplicaEngine, begin: int, end: int) -> bytes:
     """Return the bytes of one answer."""
-    return b"".join(served_pieces(group_log, begin, end))
+    return b"".join(served_pieces(replica_engine, begin, end))
 
 
 async def fetch_range(connect: Connector, address: str, group: str, begin: int, end: int) -> bytes:
@@ -148,7 +152,7 @@ class Mender:
     def __init__(
         self,
         group: str,
-        group_log: GroupLog,
+        replica_engine: ReplicaEngine,
         replica: LocalReplica,
         *,
         connect: Connector,
@@ -158,8 +162,8 @@ class Mender:
     ) -> None:
         """Call `wake` when the round loop can use the outcome."""
         self._group = group
-        self._log = group_log.engine.log
-        self._disk = group_log.engine.disk
+        self._log = replica_engine.engine.log
+        self._disk = replica_engine.engine.disk
         self._replica = replica
         self._connect = connect
         self._syncs = syncs

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 import structlog
 
 from tidemill.broker.controller_link.port import ReplicaIntroduction, ReplicaStatus
+from tidemill.broker.engine.replica.replica_files import save_addresses
 from tidemill.broker.engine.replication.actions import (
     DivergenceAlarm,
     MastershipRelease,
@@ -32,7 +33,6 @@ from tidemill.broker.engine.replication.actions import (
 from tidemill.broker.engine.replication.epoch_journal import cut_at, last_epoch
 from tidemill.broker.engine.replication.messages import Ack, Data, Hello, Welcome
 from tidemill.broker.engine.replication.replication import Replication
-from tidemill.broker.engine.replication.store_log import save_addresses
 from tidemill.broker.server.replicas.frames import LogFloor, encode_to_master, encode_to_replica
 from tidemill.broker.server.replicas.mending import serve_range
 from tidemill.broker.server.replicas.probes import Probes, serve_probes
@@ -41,7 +41,7 @@ from tidemill.broker.server.replicas.round_hold import RoundHold
 from tidemill.broker.server.replicas.streams import ReplicaStreams
 
 if TYPE_CHECKING:
-    from tidemill.broker.engine.replica.group_log import GroupLog
+    from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
     from tidemill.broker.engine.replication.actions import Action
     from tidemill.broker.engine.replication.config import ReplicationConfig
     from tidemill.broker.engine.replication.messages import ToReplica
@@ -77,7 +77,7 @@ class ReplicaShell:
         self,
         me: ReplicaRun,
         group: str,
-        group_log: GroupLog,
+        replica_engine: ReplicaEngine,
         durability: Durability,
         config: ReplicationConfig,
         *,
@@ -86,14 +86,18 @@ class ReplicaShell:
         clock: Clock,
     ) -> None:
         self._group = group
-        self._group_log = group_log
+        self._replica_engine = replica_engine
         self._durability = durability
         self._controllers = controllers
         self._clock = clock
         self._machine = Replication(
-            me, group=group, store_uuid=group_log.store_uuid.hex(), log=group_log, config=config
+            me,
+            group=group,
+            store_uuid=replica_engine.files.store_uuid.hex(),
+            log=replica_engine,
+            config=config,
         )
-        self._hold = RoundHold(group_log.engine.commands)
+        self._hold = RoundHold(replica_engine.engine.commands)
         self._lags = ReplicaLags()
         self.address = ""  # of this replica for the others; known once it is served
         self._blocked_since_ms = clock.monotonic_ms()
@@ -107,9 +111,9 @@ class ReplicaShell:
         self._wake: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durability.on_moved = self.handle_progress
-        durability.beside = group_log.files_beside
+        durability.beside = replica_engine.begin_sync
         durability.is_held = self.is_held
-        group_log.on_confirmed = self._confirmed
+        replica_engine.on_confirmed = self._confirmed
 
     @property
     def me(self) -> ReplicaRun:
@@ -156,32 +160,40 @@ class ReplicaShell:
 
     def introduction(self) -> ReplicaIntroduction:
         """Return the identity of this replica, for controllers."""
-        log = self._group_log
+        log = self._replica_engine
         return ReplicaIntroduction(
-            self.me, log.store_uuid.hex(), self.address, is_clean=log.is_clean
+            self.me,
+            log.files.store_uuid.hex(),
+            self.address,
+            is_clean=not log.files.known_end.is_doubtful,
         )
 
     def status(self) -> ReplicaStatus:
         """Return the state of this replica, for controllers."""
-        view, group_log, now_ms = self._machine.view, self._group_log, self._clock.monotonic_ms()
+        view, replica_engine, now_ms = (
+            self._machine.view,
+            self._replica_engine,
+            self._clock.monotonic_ms(),
+        )
         is_blocked = self.is_master and view is not None and len(view.sss) < view.min_in_sync
         if not is_blocked:
             self._blocked_since_ms = now_ms
         return ReplicaStatus(
             is_master=self.is_master,
-            epoch_seen=group_log.epoch_seen,
+            epoch_seen=replica_engine.epoch_seen,
             version_seen=0 if view is None else view.version,
             log_epoch=max(
-                last_epoch(cut_at(group_log.journal, group_log.log_end)), group_log.epoch_alone
+                last_epoch(cut_at(replica_engine.journal, replica_engine.log_end)),
+                replica_engine.epoch_alone,
             ),
-            log_end=group_log.log_end,
-            durable_end=group_log.durable_offset,
-            confirm=group_log.confirm_offset,
+            log_end=replica_engine.log_end,
+            durable_end=replica_engine.durable_offset,
+            confirm=replica_engine.confirm_offset,
             blocked_ms=now_ms - self._blocked_since_ms,
             peer_silence_ms=self.peer_silence_ms(),
             is_slow=self._durability.is_slow,
             writable_epoch=self._writable_epoch(),
-            cut=group_log.cut,
+            cut=replica_engine.cut,
             diverged=self._machine.diverged_replicas,
         )
 
@@ -191,7 +203,7 @@ class ReplicaShell:
 
     def lags(self) -> dict[ReplicaId, ReplicaLag]:
         """Return the lag of each replica; empty if this replica is not the master."""
-        log_end, now_ms = self._group_log.durable_offset, self._clock.monotonic_ms()
+        log_end, now_ms = self._replica_engine.durable_offset, self._clock.monotonic_ms()
         return self._lags.measure(self._machine.master, log_end, now_ms)
 
     async def run(self, wake: Callable[[], None]) -> None:
@@ -213,9 +225,11 @@ class ReplicaShell:
                 if ticks % FLOOR_TICKS == 0:
                     self._send_floor()
                     self.lags()  # Measured regularly, because a lag has a duration.
-                    if self._group_log.note_durable():
+                    if self._replica_engine.files.request_mark(self._replica_engine.durable_offset):
                         self._durability.sync_again()
-                if ticks % SAVE_TICKS == 0 and self._group_log.note_confirm():
+                if ticks % SAVE_TICKS == 0 and self._replica_engine.files.request_confirm(
+                    self._replica_engine.confirm_offset
+                ):
                     self._durability.sync_again()
                 await self._pass_tick()
             self._failure.result()
@@ -227,34 +241,34 @@ class ReplicaShell:
 
         If the sync state set is too small, these replicas get the records as fast as possible.
         """
-        loop, group_log = asyncio.get_running_loop(), self._group_log
+        loop, replica_engine = asyncio.get_running_loop(), self._replica_engine
         end_s = loop.time() + TICK_S
         while (left_s := end_s - loop.time()) > 0 and not self._failure.done():
-            master, group_log.is_old_held = self._machine.master, False
+            master, replica_engine.frames.is_waiting = self._machine.master, False
             if master is not None:
-                group_log.old_bytes_left = OLD_BYTES_A_STEP
+                replica_engine.frames.old_bytes_left = OLD_BYTES_A_STEP
                 self._do(self._machine.handle_progress)
-            if group_log.is_old_held and master is not None:
+            if replica_engine.frames.is_waiting and master is not None:
                 left_s = 0 if master.sync_state.is_short else min(left_s, OLD_STEP_S)
             await asyncio.wait({self._failure}, timeout=left_s)
 
     def _log_damage(self) -> None:
-        if self._group_log.damage != self._logged_damage:
-            self._logged_damage = self._group_log.damage
+        if self._replica_engine.frames.damage != self._logged_damage:
+            self._logged_damage = self._replica_engine.frames.damage
             log.error("damaged records cannot be sent to a replica", reason=self._logged_damage)
 
     def _send_floor(self) -> None:
         """Send the begin of the log, before which replicas drop segments."""
         if not self.is_master:
             return
-        log_min, confirm = self._group_log.log_min, self._group_log.confirm_offset
+        log_min, confirm = self._replica_engine.log_min, self._replica_engine.confirm_offset
         self._streams.write_to_all(encode_to_replica(LogFloor(log_min, confirm)))
 
     def _disconnect(self) -> None:
         self._durability.on_moved = lambda: None
         self._durability.beside = tuple
         self._durability.is_held = lambda: False
-        self._group_log.on_confirmed = lambda: None
+        self._replica_engine.on_confirmed = lambda: None
         if not self._failure.done():
             self._failure.cancel()
         self._streams.close_all()
@@ -268,16 +282,18 @@ class ReplicaShell:
         """
         master = self._machine.master
         is_new = master is not None and view.epoch != master.epoch
-        if is_new and not self._group_log.is_between_rounds:
+        if is_new and not self._replica_engine.is_between_rounds:
             self._deferred = view
             return
         self._do(functools.partial(self._machine.learn, view))
         if self.me in view.sss:
             # The master has seen this run catch up, or this run was elected.
-            self._do(lambda _now_ms: self._group_log.known_end.clear_doubt())
+            self._do(lambda _now_ms: self._replica_engine.files.known_end.clear_doubt())
         if view.addresses != self._saved_addresses:
             self._saved_addresses = view.addresses
-            self._do(lambda _now_ms: save_addresses(self._group_log.engine.disk, view.addresses))
+            self._do(
+                lambda _now_ms: save_addresses(self._replica_engine.engine.disk, view.addresses)
+            )
 
     def refused(self, version: int) -> None:
         """Note that the controllers rejected a proposal against `version`."""
@@ -292,7 +308,7 @@ class ReplicaShell:
     def handle_progress(self) -> None:
         """Replicate more of the log: it is written or durable."""
         self._do(self._machine.handle_progress)
-        if self._deferred is not None and self._group_log.is_between_rounds:
+        if self._deferred is not None and self._replica_engine.is_between_rounds:
             view, self._deferred = self._deferred, None
             self.learn(view)
 
@@ -301,7 +317,7 @@ class ReplicaShell:
         if self._failure.done():
             return
         try:
-            self._group_log.now_ms = self._clock.wall_ms()
+            self._replica_engine.now_ms = self._clock.wall_ms()
             event(self._clock.monotonic_ms())
             self._carry_out()
         except Exception as error:  # noqa: BLE001  # `run` raises it, in its own task.
@@ -350,7 +366,7 @@ class ReplicaShell:
                 assert_never(action)
 
     def _confirmed(self) -> None:
-        if self._group_log.is_master:
+        if self._replica_engine.is_master:
             self._durability.release()
         else:
             self._wake()
@@ -367,7 +383,7 @@ class ReplicaShell:
 
     async def fetch_range(self, call: RpcCall) -> None:
         """Serve a replica with a damaged log; the master does so, too."""
-        await serve_range(self._group, self._group_log, call)
+        await serve_range(self._group, self._replica_engine, call)
 
     def handle_hello(self, number: int, message: Hello) -> None:
         """See StreamReceiver."""
@@ -384,12 +400,12 @@ class ReplicaShell:
     def handle_message(self, number: int, message: ToReplica | LogFloor) -> None:
         """See StreamReceiver."""
         if isinstance(message, LogFloor):
-            self._group_log.follow_floor(message.log_min, message.confirm)
+            self._replica_engine.follow_floor(message.log_min, message.confirm)
             return
         if isinstance(message, Data):
             self.received_bytes += len(message.data)
         if isinstance(message, Welcome):
-            self._group_log.catch_up_at_latest(message.extent.log_end)
+            self._replica_engine.catch_up_at_latest(message.extent.log_end)
         self._do(functools.partial(self._machine.handle_message, number, message))
 
     def handle_closed(self, number: int | None) -> None:

@@ -14,8 +14,8 @@ import structlog
 
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import UnknownRecord
-from tidemill.broker.engine.replica.group_log import open_damaged_log
-from tidemill.broker.engine.replication.store_log import find_addresses
+from tidemill.broker.engine.replica.opening import open_damaged_log
+from tidemill.broker.engine.replica.replica_files import find_addresses
 from tidemill.broker.engine.store.mending import ForeignBytes, mend, proven_prefix
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.posix_disk import PosixDisk

@@ -42,7 +42,7 @@ from tidemill.common.slices import run_in_turns
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
-    from tidemill.broker.engine.replica.group_log import GroupLog
+    from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
     from tidemill.broker.server.round.durability import Durability, Syncs
     from tidemill.broker.server.round.long_polling import LongPolling
     from tidemill.broker.server.round.turn import Work
@@ -82,10 +82,10 @@ class Rounds:
         polls: LongPolling,
         pending_bytes_max: int,
         clock_hold_ms: int = HOLD_MS,
-        group_log: GroupLog | None = None,
+        replica_engine: ReplicaEngine | None = None,
     ) -> None:
-        """With a `group_log` the broker is one of several replicas, and follows until elected."""
-        self._group_log = group_log
+        """With a `replica_engine` the broker is a replica, and follows until it is elected."""
+        self._replica_engine = replica_engine
         self._promoted = asyncio.Event()
         self._engine = engine
         self._durability = durability
@@ -127,7 +127,7 @@ class Rounds:
     @property
     def is_master(self) -> bool:
         """Whether commands are accepted; always true without replicas."""
-        return self._group_log is None or self._group_log.is_master
+        return self._replica_engine is None or self._replica_engine.is_master
 
     async def wait_until_master(self) -> None:
         """Wait until commands are accepted."""
@@ -245,8 +245,8 @@ class Rounds:
         """Do rounds until stopped; raise if the disk fails, after which nothing may go on."""
         durability, wake = self._durability, self._wake.set
         async with durability.running(wake), self._background.syncing(wake):
-            if self._group_log is not None:
-                await self._follow(self._group_log)
+            if self._replica_engine is not None:
+                await self._follow(self._replica_engine)
             while self.is_master:
                 is_last = self._is_stopped
                 await self._wait_until(lambda: durability.has_room or self._is_stopped)
@@ -267,13 +267,13 @@ class Rounds:
     async def _release_all(self) -> bool:
         """Wait until all effects are released; return False if the replicas do not confirm."""
         try:
-            async with asyncio.timeout(None if self._group_log is None else LAST_CONFIRM_S):
+            async with asyncio.timeout(None if self._replica_engine is None else LAST_CONFIRM_S):
                 await self._wait_until(lambda: self._durability.is_empty)
         except TimeoutError:
             return False
         return True
 
-    async def _follow(self, group_log: GroupLog) -> None:
+    async def _follow(self, replica_engine: ReplicaEngine) -> None:
         """Apply the confirmed log until this replica is the master or stops."""
         while self._is_following():
             self._is_round_due = False
@@ -281,18 +281,18 @@ class Rounds:
             if turn.monotonic_ms >= self._refresh_at_ms:
                 self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
                 self._disk_trend.update(self._engine, turn.monotonic_ms)
-            await run_in_turns(group_log.apply_slices())
+            await run_in_turns(replica_engine.apply_slices())
             if not self._is_following():
                 break
             has_more = self._background.is_due(turn) and self._background.step(turn)
-            if has_more or self._is_round_due or group_log.is_behind:
+            if has_more or self._is_round_due or replica_engine.is_behind:
                 await asyncio.sleep(0)
                 continue
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FOLLOW_MS / 1000):
                     await self._wake.wait()
-        if group_log.is_master:
+        if replica_engine.is_master:
             self._written_offset = self._engine.log.log_end
             self._promoted.set()
 

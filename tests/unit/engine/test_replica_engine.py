@@ -14,8 +14,8 @@ from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.layout import truncate_intent
 from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.recovery import open_engine
-from tidemill.broker.engine.replica.group_log import Identity, open_group_log
-from tidemill.broker.engine.replication.store_log import FOLDER, INTENT
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
+from tidemill.broker.engine.replica.replica_files import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import CorruptStore, segment_name
 from tidemill.broker.engine.time_search import TimeSearch
 
@@ -142,7 +142,7 @@ def test_what_is_old_is_sent_little_by_little() -> None:
     group.settle()
     log = group.nodes[0].log
     assert log.frame_at(0, 1 << 20) is not None
-    log.old_bytes_left = 1
+    log.frames.old_bytes_left = 1
     assert log.frame_at(0, 1 << 20) is not None
     assert log.frame_at(0, 1 << 20) is None
     newest = log.engine.log.segments[-1].start
@@ -273,8 +273,8 @@ def test_a_store_that_was_one_brokers_says_nothing_of_a_group_and_founds_above_i
     for _ in range(3):
         engine, _ = open_engine(disk, config, now_ms=0, entropy=bytes(32))
         engine.close()
-    fresh = Identity(bytes(16), bytes(32))
-    log, _ = open_group_log(disk, config, now_ms=0, fresh=fresh)
+    fresh = FreshIdentity(bytes(16), bytes(32))
+    log, _ = open_replica_engine(disk, config, now_ms=0, fresh=fresh)
     assert (log.epoch_seen, log.epoch_alone) == (0, 3)
     log.save_epoch_seen(4)
     assert (log.epoch_seen, log.epoch_alone) == (4, 0)
@@ -297,7 +297,7 @@ def test_what_is_damaged_at_the_master_is_not_sent() -> None:
     while (frame := master.log.frame_at(offset, 1)) is not None:
         offset, sent = frame.end, sent + 1
     assert sent < 10
-    assert "is damaged at byte" in master.log.damage
+    assert "is damaged at byte" in master.log.frames.damage
 
 
 def test_damage_to_what_is_confirmed_is_no_torn_tail() -> None:
@@ -305,8 +305,8 @@ def test_damage_to_what_is_confirmed_is_no_torn_tail() -> None:
     group.send(*(f"m{n}" for n in range(30)), size=90_000)
     group.settle()
     replica = group.nodes[1]
-    assert replica.log.note_confirm()
-    for file in replica.log.files_beside():
+    assert replica.log.files.request_confirm(replica.log.confirm_offset)
+    for file in replica.log.begin_sync():
         file.sync()
     group.kill(1)
     damage(replica)

@@ -12,51 +12,53 @@ import pytest
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.layout import durable_mark, replica_state, truncate_intent
-from tidemill.broker.engine.layout.durable_mark import DurableMark
+from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID, DurableMark
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.layout.replica_state import ReplicaState
 from tidemill.broker.engine.layout.truncate_intent import LogCut
-from tidemill.broker.engine.replica.group_log import (
+from tidemill.broker.engine.replica.known_end import KnownEnd
+from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
+from tidemill.broker.engine.replica.replica_engine import MustBeEmptied, ReplicaEngine
+from tidemill.broker.engine.replica.replica_files import (
     IDENTITY,
-    GroupLog,
-    Identity,
-    MustBeEmptied,
-    open_group_log,
+    INTENT,
+    STATES,
+    ReplicaFiles,
+    find_cut,
 )
 from tidemill.broker.engine.replication.epoch_journal import EpochEntry
 from tidemill.broker.engine.replication.messages import Data
-from tidemill.broker.engine.replication.store_log import COPIES, INTENT, StoreLog, find_cut
 from tidemill.broker.engine.store.segment import CorruptStore, Hole
 
 SEGMENT = 4096
 CONFIG = replace(SMALL, segment_bytes=SEGMENT)
-FRESH = Identity(bytes(range(16)), bytes(range(32)))
+FRESH = FreshIdentity(bytes(range(16)), bytes(range(32)))
 
 
-def open_log(disk: FaultyDisk) -> GroupLog:
+def open_log(disk: FaultyDisk) -> ReplicaEngine:
     """Open a replica's store; nothing is confirmed in it, so that no record is applied."""
-    return open_group_log(disk, CONFIG, now_ms=0, fresh=FRESH)[0]
+    return open_replica_engine(disk, CONFIG, now_ms=0, fresh=FRESH)[0]
 
 
-def logs(count: int = 2) -> list[GroupLog]:
+def logs(count: int = 2) -> list[ReplicaEngine]:
     return [open_log(FaultyDisk(Random(number))) for number in range(count)]
 
 
-def disk_of(log: GroupLog) -> FaultyDisk:
+def disk_of(log: ReplicaEngine) -> FaultyDisk:
     disk = log.engine.disk
     assert isinstance(disk, FaultyDisk)
     return disk
 
 
-def sync(log: GroupLog) -> None:
+def sync(log: ReplicaEngine) -> None:
     log_offset, files = log.engine.log.begin_sync()
     for file in files:
         file.sync()
     log.engine.log.note_synced(log_offset)
 
 
-def append(log: GroupLog, count: int, random: Random) -> list[bytes]:
+def append(log: ReplicaEngine, count: int, random: Random) -> list[bytes]:
     """Let a master append and sync records of which no engine has to know more."""
     bodies = [random.randbytes(random.randint(1, 900)) for _ in range(count)]
     for body in bodies:
@@ -66,18 +68,18 @@ def append(log: GroupLog, count: int, random: Random) -> list[bytes]:
     return bodies
 
 
-def bodies_in(log: GroupLog) -> list[bytes]:
+def bodies_in(log: ReplicaEngine) -> list[bytes]:
     found = list(log.engine.log.walk_between(0, log.log_end))
     assert not any(isinstance(one, Hole) for one in found)
     return [bytes(one.body) for one in found if not isinstance(one, Hole)]
 
 
-def follow(source: GroupLog, target: GroupLog, size_max: int) -> None:
+def follow(source: ReplicaEngine, target: ReplicaEngine, size_max: int) -> None:
     while (frame := source.frame_at(target.log_end, size_max)) is not None:
         target.append(frame)
 
 
-def frames_of(log: GroupLog, size_max: int) -> Iterator[Data]:
+def frames_of(log: ReplicaEngine, size_max: int) -> Iterator[Data]:
     at = 0
     while (frame := log.frame_at(at, size_max)) is not None:
         yield frame
@@ -120,7 +122,7 @@ def test_a_frame_ends_with_a_record_and_its_pad() -> None:
 
 def wherever_the_power_goes(
     prepare: Callable[[FaultyDisk], Callable[[], object]], *, at_least: int, seed: int = 0
-) -> Iterator[tuple[GroupLog, bool]]:
+) -> Iterator[tuple[ReplicaEngine, bool]]:
     """Do what was prepared, with a power cut at each of its operations in turn.
 
     Yields the store that starts then, and whether all was done before.
@@ -139,7 +141,7 @@ def wherever_the_power_goes(
     assert operations > at_least
 
 
-def _opened_with_power_cuts(disk: FaultyDisk) -> GroupLog:
+def _opened_with_power_cuts(disk: FaultyDisk) -> ReplicaEngine:
     """Open a store after a power cut, which comes back at each operation of the start in turn."""
     for operations in range(200):
         disk.cut_at = len(disk.operations) + operations
@@ -179,7 +181,7 @@ def test_a_cut_is_whole_or_has_not_begun() -> None:
     assert outcomes == {"kept", "cut"}
 
 
-def _check_that_nothing_comes_back(log: GroupLog, kept: list[bytes], *, size: int) -> None:
+def _check_that_nothing_comes_back(log: ReplicaEngine, kept: list[bytes], *, size: int) -> None:
     """Write behind the cut what is as long as what stood there: the rest must not follow it."""
     log.engine.log.append(RecordKind.STATE, b"n" * size, 0)
     log.engine.log.write()
@@ -293,7 +295,7 @@ def test_the_state_is_the_last_or_the_one_before(seed: int) -> None:
     for again, is_done in wherever_the_power_goes(prepare, at_least=2, seed=seed):
         assert again.journal in ((after,) if is_done else (before, after))
         assert again.epoch_seen == 90
-        assert again.store_uuid == FRESH.store_uuid
+        assert again.files.store_uuid == FRESH.store_uuid
         again.save_epoch_seen(91)
         assert open_log(disk_of(again).after_power_cut()).epoch_seen == 91
 
@@ -311,16 +313,16 @@ def test_a_state_that_is_saved_while_another_one_is_synced_leaves_one_of_them(
     def prepare(disk: FaultyDisk) -> Callable[[], object]:
         log = open_log(disk)
         log.save_journal(journals[0])
-        stored = StoreLog(disk, log.engine.log, begin=lambda _: 0, confirmed=lambda _: None)
+        files = ReplicaFiles(disk, bytes(16), KnownEnd(disk, NO_BOOT_ID))
 
         def save() -> None:
-            file = stored.write_confirm()
-            stored.save_journal(journals[1])
+            file = files.write_confirm(0)
+            files.save_journal(journals[1], confirm_offset=0)
             if syncs_first:
                 file.sync()
-                stored.note_synced()
-            stored.save_journal(journals[2])
-            stored.note_synced()
+                files.end_sync()
+            files.save_journal(journals[2], confirm_offset=0)
+            files.end_sync()
 
         return save
 
@@ -336,7 +338,7 @@ def test_a_store_that_has_forgotten_what_it_acked_does_not_open() -> None:
     (log,) = logs(1)
     for epoch in (4, 5):
         log.save_epoch_seen(epoch)
-    for name in COPIES:
+    for name in STATES:
         disk_of(log).damage(name, 30)
     with pytest.raises(CorruptStore, match="which epochs"):
         open_log(disk_of(log))
@@ -345,7 +347,7 @@ def test_a_store_that_has_forgotten_what_it_acked_does_not_open() -> None:
 def test_a_store_whose_state_is_gone_does_not_open() -> None:
     (log,) = logs(1)
     append(log, 1, Random(0))
-    for name in COPIES:
+    for name in STATES:
         if disk_of(log).read(name) is not None:
             disk_of(log).delete(name)
     with pytest.raises(CorruptStore, match="which epochs"):
@@ -370,12 +372,9 @@ def test_what_is_confirmed_is_never_said_to_be_more_than_is_durable() -> None:
     random, (source, target) = Random(0), logs()
     append(source, 3, random)
     follow(source, target, 2_000)
-    stored = StoreLog(
-        disk_of(target), target.engine.log, begin=lambda _: 0, confirmed=lambda _: None
-    )
     for is_durable in (False, True):
-        stored.confirm(target.log_end)
-        stored.save_confirm()
+        target.confirm(target.log_end)
+        target.save_epoch_seen(1 + is_durable)
         again = open_log(disk_of(target).after_kill())
         assert again.confirm_offset == (target.log_end if is_durable else 0)
         sync(target)
@@ -418,7 +417,7 @@ def test_both_formats_are_what_they_were() -> None:
     data = bytes.fromhex(GOLDEN_INTENT)
     assert truncate_intent.find(data[:-1]) is None
     assert truncate_intent.find(data[:-1] + b"\xff") is None
-    assert len(COPIES) == 2
+    assert len(STATES) == 2
     mark = DurableMark(3, 1_000, 7, bytes(range(16)), is_doubtful=True)
     data = durable_mark.encode(mark)
     assert data.hex() == GOLDEN_MARK
@@ -433,8 +432,8 @@ def test_what_was_noted_as_durable_is_damaged_and_not_torn() -> None:
     append(source, 4, random)
     follow(source, target, 1)
     sync(target)
-    assert target.note_durable()
-    for file in target.files_beside():
+    assert target.files.request_mark(target.durable_offset)
+    for file in target.begin_sync():
         file.sync()
     disk = disk_of(target).after_power_cut()
     disk.damage(target.engine.log.segments[0].name, target.log_end - 1)
@@ -448,16 +447,16 @@ def test_who_has_cut_what_no_power_cut_tore_says_so_until_it_is_trusted() -> Non
     boot_id = bytes([1] * 16)
     disk = disk_of(target)
     for is_doubtful in (False, True, True):
-        target = open_group_log(disk, CONFIG, now_ms=0, fresh=FRESH, boot_id=boot_id)[0]
-        assert target.known_end.is_doubtful is is_doubtful
+        target = open_replica_engine(disk, CONFIG, now_ms=0, fresh=FRESH, boot_id=boot_id)[0]
+        assert target.files.known_end.is_doubtful is is_doubtful
         if not is_doubtful:
             follow(source, target, 1)
         disk = disk_of(target).after_kill()
         if not is_doubtful:
             disk.damage(target.engine.log.segments[0].name, target.log_end - 1)
-    target.known_end.clear_doubt()
+    target.files.known_end.clear_doubt()
     disk = disk_of(target).after_power_cut()
-    assert not open_log(disk).known_end.is_doubtful
+    assert not open_log(disk).files.known_end.is_doubtful
 
 
 def test_a_log_that_is_gone_is_a_doubt() -> None:
@@ -466,11 +465,11 @@ def test_a_log_that_is_gone_is_a_doubt() -> None:
     append(source, 1, random)
     follow(source, target, 1_000)
     sync(target)
-    target.close()
+    target.files.close(target.durable_offset)
     disk = disk_of(target).after_power_cut()
     for name in disk.names("log"):
         disk.remove(name)
-    assert open_log(disk).known_end.is_doubtful
+    assert open_log(disk).files.known_end.is_doubtful
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -483,13 +482,13 @@ def test_a_mark_is_lowered_before_anything_is_cut(seed: int) -> None:
         target = open_log(disk)
         follow(source, target, 1)
         sync(target)
-        target.close()
-        target.note_durable()
+        target.files.close(target.durable_offset)
+        target.files.request_mark(target.durable_offset)
         return lambda: target.truncate(cut)
 
     for again, is_done in wherever_the_power_goes(prepare, at_least=4, seed=seed):
         assert again.log_end in ((cut,) if is_done else (cut, source.log_end))
-        assert not again.known_end.is_doubtful
+        assert not again.files.known_end.is_doubtful
 
 
 GOLDEN_MARK = (

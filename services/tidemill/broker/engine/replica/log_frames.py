@@ -1,0 +1,93 @@
+"""Frames of the log for other replicas: whole records, checked, with a limit on old bytes."""
+
+from __future__ import annotations
+
+from typing import Final, final
+from zlib import crc32
+
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.replication.messages import Data, Digest
+from tidemill.broker.engine.replication.replicated_log import DIGEST_BYTES
+from tidemill.broker.engine.store.checked_run import find_last_run
+from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.segment import LogDamaged
+
+# Bytes of the log behind this distance from its end are old. Less may be in flight to a replica.
+RECENT_BYTES: Final = 16 << 20
+
+
+@final
+class LogFrames:
+    """The frames that a replica sends of its log. A damaged record is reported and requested."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        # Old bytes that may be sent until the owner grants more; None: any number.
+        self.old_bytes_left: int | None = None
+        self.is_waiting = False  # a frame of old bytes waits for a grant
+        self.damage = ""  # the damage that the last frame or digest has met; "": none
+
+    def read(self, offset: int, size_max: int) -> Data | None:
+        """Return whole records of one segment; None if they are not written or may not be sent yet.
+
+        None also for damaged records: `damage` describes them, and the replica that needs them
+        waits for another master.
+        """
+        is_old = offset < self._log.log_end - RECENT_BYTES
+        if is_old and self.old_bytes_left is not None:
+            if self.old_bytes_left <= 0:
+                self.is_waiting = True
+                return None
+            size_max = min(size_max, self.old_bytes_left)
+        try:
+            frame = self._read(offset, size_max)
+        except LogDamaged as error:
+            self._note_damage(error)
+            return None
+        self.damage = ""
+        if is_old and frame is not None and self.old_bytes_left is not None:
+            self.old_bytes_left -= len(frame.data)
+        return frame
+
+    def _read(self, offset: int, size_max: int) -> Data | None:
+        found = self._log.frame_at(LogOffset(offset), size_max)
+        if found is None:
+            return None
+        data, segment = found
+        return Data(
+            epoch=0,
+            offset=offset,
+            data=data,
+            crc=crc32(data),
+            confirm=0,
+            segment_start=segment.start,
+            segment_bytes=segment.size,
+        )
+
+    def read_confirmed(self, offset: int, size_max: int, *, confirm_offset: int) -> memoryview:
+        """Return whole confirmed records, for a replica that mends its log (ADR 0047).
+
+        Each record is checked now. Empty if there are none.
+        """
+        log = self._log
+        if not log.segments or not log.min_offset <= offset < confirm_offset:
+            return memoryview(b"")
+        try:
+            found = log.frame_at(LogOffset(offset), size_max, anew=True)
+        except LogDamaged as error:
+            log.damage.request(error.log_offset, error.end)
+            return memoryview(b"")
+        return memoryview(b"") if found is None else found[0][: confirm_offset - offset]
+
+    def digest(self, low: int, end: int) -> Digest | None:
+        """Return the checksum of the last records before `end`; None if they are damaged."""
+        try:
+            run = find_last_run(self._log, low, end, DIGEST_BYTES)
+        except LogDamaged as error:
+            self._note_damage(error)
+            return None
+        return Digest(run.begin, end, run.crc)
+
+    def _note_damage(self, error: LogDamaged) -> None:
+        self._log.damage.request(error.log_offset, error.end)
+        self.damage = str(error)

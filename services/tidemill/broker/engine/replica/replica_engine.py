@@ -1,0 +1,338 @@
+"""The engine of a replica, as replication sees it: its log, and how records are applied.
+
+    append(frame)    from the master: written at once, synced beside the rounds
+    confirm(offset)  the group has the log up to there: a replica applies it, slice by slice; a
+                     master releases the effects that wait for it
+    begin_epoch      this replica becomes the master: it applies the whole log, and decides
+
+A replica applies confirmed records only. A tail that its master does not have was therefore never
+in memory, in a derived file or in a snapshot, and cutting the log is enough to remove it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Final, final
+
+from tidemill.broker.engine.engine import Engine
+from tidemill.broker.engine.layout.numbers import LogOffset
+from tidemill.broker.engine.layout.truncate_intent import LogCut
+from tidemill.broker.engine.pop.catch_up import CatchUp
+from tidemill.broker.engine.replica.log_frames import LogFrames
+from tidemill.broker.engine.replica.replica_files import ReplicaFiles, end_cut, find_cut
+from tidemill.broker.engine.replication.epoch_journal import Journal
+from tidemill.broker.engine.replication.messages import Data, Digest
+from tidemill.broker.engine.store.disk import File
+from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
+
+# The report of a cut counts at most so many records. A master writes fewer while nothing is
+# confirmed.
+COUNTED_RECORDS_MAX: Final = 100_000
+# A replica accepts frames down to this part of the reserve: less than its master may need for acks
+# and deliveries when it rejects sends, and more than derived files leave free.
+FRAMES_RESERVE_PART: Final = 16
+# And in any case down to so many bytes: a checkpoint, a snapshot, and the segment that they free.
+FRAMES_LEFT_BYTES: Final = 8 << 20
+RECORDS_A_SLICE: Final = 200  # applied; 7 us each
+
+
+class MustBeEmptied(Exception):
+    """The log differs from the master's, or ends before it begins: the replica copies it again."""
+
+    def __init__(self, log_min: int) -> None:
+        super().__init__(f"the log is copied again from {log_min} on")
+        self.log_min = log_min
+
+
+@final
+class ReplicaEngine:
+    """The log and the engine of one replica; a `ReplicatedLog`."""
+
+    def __init__(self, engine: Engine, files: ReplicaFiles, secret: bytes, now_ms: int) -> None:
+        self.engine = engine
+        self.files = files
+        self.frames = LogFrames(engine.log)
+        self.now_ms = now_ms  # wall time, set by the owner
+        self.is_master = False
+        # Called when the confirm offset has moved: effects may leave, or records may be applied.
+        self.on_confirmed: Callable[[], None] = lambda: None
+        self._log = engine.log
+        self._secret = secret
+        self.confirm_offset = min(files.confirm_offset, engine.log.log_end)
+        if not engine.log.segments:
+            # The log is new, so the saved offset belongs to an earlier log.
+            files.save_confirm(self._durable_confirm)
+        files.requested_confirm = self.confirm_offset
+        # What was applied was confirmed, whatever was saved since.
+        self.confirm_offset = max(self.confirm_offset, int(engine.log.folded_offset))
+        # The last cut, also of an earlier life: the controllers may not have heard of it.
+        self.cut: LogCut | None = find_cut(engine.disk)
+        self._is_full = False  # the last check has found no room for frames
+        # The master's log begin, and the offset before which the restated state stands.
+        self._floor: tuple[int, int] | None = None
+        engine.room.measure()
+        # A replica without a snapshot has caught up when all before this offset is applied; None:
+        # its master has not said so yet.
+        self.catch_up_to: int | None = None
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def log_min(self) -> int:
+        """The begin of the log."""
+        return self._log.min_offset if self._log.segments else self._log.log_end
+
+    @property
+    def log_end(self) -> int:
+        """The end of the log."""
+        return self._log.log_end
+
+    @property
+    def durable_offset(self) -> int:
+        """The end of the log that is durable here."""
+        return self._log.durable_offset
+
+    @property
+    def applied_offset(self) -> int:
+        """The end of the log whose fold is in memory."""
+        return self._log.folded_offset
+
+    @property
+    def _durable_confirm(self) -> int:
+        # Other replicas may have records that are not durable here. Without this bound, losing
+        # them in a power cut would look like damage.
+        return min(self.confirm_offset, self.durable_offset)
+
+    @property
+    def epoch_seen(self) -> int:
+        """The highest epoch of its group that this store has heard of.
+
+        The epochs of a broker without replicas say nothing about a group. Such a broker begins its
+        group with the next epoch.
+        """
+        seen = self.files.epoch_seen
+        return max(seen, self._log.epoch) if seen and self._log.segments else seen
+
+    @property
+    def epoch_alone(self) -> int:
+        """The last epoch of a broker that had no replicas until now; its group begins above it."""
+        return self._log.epoch if self._log.segments and not self.files.epoch_seen else 0
+
+    @property
+    def journal(self) -> Journal:
+        """The journal that was saved last."""
+        return self.files.journal
+
+    def save_epoch_seen(self, epoch: int) -> None:
+        """Make durable that an epoch exists."""
+        self.files.save_epoch_seen(epoch, confirm_offset=self._durable_confirm)
+
+    def save_journal(self, journal: Journal) -> None:
+        """Make a journal durable."""
+        self.files.save_journal(journal, confirm_offset=self._durable_confirm)
+
+    def begin_sync(self) -> list[File]:
+        """Return the files to sync together with the log. The files of the last call are synced."""
+        return self.files.begin_sync(
+            confirm_offset=self._durable_confirm, durable_offset=self.durable_offset
+        )
+
+    # ------------------------------------------------------------ the log of a master
+
+    def begin_epoch(self, epoch: int) -> int:
+        """Apply the whole log, decide from now on, and return where EPOCH_START ends."""
+        engine, log = self.engine, self._log
+        self.files.known_end.note_led_epoch(epoch)
+        if self.is_master:
+            begin = log.log_end
+            engine.begin_epoch(epoch, self.now_ms)
+        else:
+            for _ in self._apply(log.log_end):
+                pass
+            self._end_catch_up()
+            log.applied_offset = None
+            self.is_master = True
+            begin = log.log_end
+            engine.take_over(self._secret, self.now_ms, epoch=epoch)
+        found = log.record_at(LogOffset(self._start_of_record(begin)))
+        return found.log_offset + found.header.size
+
+    def _start_of_record(self, offset: int) -> int:
+        """Return where the record begins that was appended at `offset`, perhaps behind a pad."""
+        segment = self._log.segment_of(LogOffset(offset))
+        pad_at = segment.pad_at
+        return segment.end if pad_at is not None and segment.start + pad_at == offset else offset
+
+    @property
+    def is_between_rounds(self) -> bool:
+        """Whether a master has written everything that it has recorded."""
+        return self._log.log_end == self._log.written_offset
+
+    def frame_at(self, offset: int, size_max: int) -> Data | None:
+        """Return whole records of one segment; see `LogFrames.read`."""
+        return self.frames.read(offset, size_max)
+
+    def digest(self, low: int, end: int) -> Digest | None:
+        """Return the checksum of the last records before `end`; None if they are damaged."""
+        return self.frames.digest(low, end)
+
+    # ------------------------------------------------------------ the log of a replica
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether so many bytes may be appended; after a full disk it takes twice the room.
+
+        A write that fails ends the process, and the next process has no more room. A replica
+        therefore stops before. It still applies records, and drops segments as its master does.
+        """
+        engine = self.engine
+        least = max(engine.config.disk_reserve_bytes // FRAMES_RESERVE_PART, FRAMES_LEFT_BYTES)
+        least = size + (2 * least if self._is_full else least)
+        if engine.room.free_bytes < least:
+            engine.room.measure()
+        self._is_full = engine.room.free_bytes < least
+        return not self._is_full
+
+    def append(self, frame: Data) -> None:
+        """Write a frame of the master."""
+        self._log.append_frame(
+            frame.data, segment_start=frame.segment_start, segment_bytes=frame.segment_bytes
+        )
+
+    def truncate(self, cut_offset: int) -> None:
+        """Cut the log at `cut_offset`, durably and atomically.
+
+        Raises MustBeEmptied if an unclean election removes applied records.
+        """
+        cut = self._describe_cut(cut_offset)
+        if cut_offset < self._log.folded_offset:
+            # For the next life of the store, which reports what its master does not have.
+            self.files.note_cut(cut)
+            raise MustBeEmptied(0)
+        self.cut = cut
+        self.files.known_end.note_cut(cut_offset)
+        if cut_offset < self.confirm_offset:
+            # An unclean election has made these records unconfirmed.
+            self.confirm_offset = cut_offset
+            self.files.save_confirm(self._durable_confirm)
+        self.files.begin_cut(cut)
+        self._log.truncate(LogOffset(cut_offset))
+        end_cut(self.engine.disk)
+
+    def _describe_cut(self, offset: int) -> LogCut:
+        """Describe for operators what a cut removes; damaged records are not counted."""
+        end, records = self._log.log_end, 0
+        with contextlib.suppress(CorruptStore):
+            for _ in itertools.islice(self._log.records_from(offset, end), COUNTED_RECORDS_MAX):
+                records += 1
+        confirmed_bytes = max(min(self.confirm_offset, end) - offset, 0)
+        return LogCut(
+            offset=offset,
+            epoch=self.epoch_seen,
+            size_bytes=end - offset,
+            records=records,
+            confirmed_bytes=confirmed_bytes,
+        )
+
+    def start_at(self, log_min: int) -> None:
+        """Begin an empty log; raise MustBeEmptied if the store has a log."""
+        if self._log.segments:
+            raise MustBeEmptied(log_min)
+        self.files.known_end.note_emptied()
+        self._log.begin_at(LogOffset(log_min))
+        self._log.applied_offset = LogOffset(log_min)
+        self.confirm_offset = log_min
+        self.files.save_confirm(self._durable_confirm)
+        if log_min:
+            self.engine.state.catch_up = CatchUp(self.engine.state)
+
+    def confirm(self, offset: int) -> None:
+        """Note that the group has the log before `offset`."""
+        self.confirm_offset = offset
+        if self.is_master:
+            self._log.note_committed(LogOffset(offset))
+        self.on_confirmed()
+
+    def follow_floor(self, log_min: int, confirm: int) -> None:
+        """Note the begin of the master's log; it has restated dropped state before `confirm`.
+
+        `confirm` may be a little ahead of what is applied here.
+        """
+        if self.is_master:
+            return
+        if self._floor is None:
+            self._floor = log_min, confirm
+        droppable_before, stated_before = self._floor
+        if self._log.folded_offset >= stated_before:
+            self.engine.retention.may_go_before = droppable_before
+            self._floor = None
+
+    # ------------------------------------------------------------ applying
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a replica has confirmed records to apply."""
+        log = self._log
+        if self.is_master or log.folded_offset >= self._durable_confirm:
+            return False
+        return not log.damage.is_requested(log.folded_offset)
+
+    def apply_slices(self) -> Iterator[None]:
+        """Apply what is confirmed and durable; yield between slices. Ends on a master.
+
+        A power cut may take what is not durable, and derived files must not be ahead of the log.
+        """
+        while self.is_behind:
+            try:
+                yield from self._apply(self._durable_confirm)
+            except LogDamaged as error:
+                if not self._log.damage.request(error.log_offset, error.end):
+                    raise
+        if not self.is_master:
+            if self.catch_up_to is not None and self._log.folded_offset >= self.catch_up_to:
+                self._end_catch_up()
+            self._follow_time()
+
+    def _apply(self, end: int) -> Iterator[None]:
+        """Apply all records before `end`. Raises LogDamaged."""
+        engine, log = self.engine, self._log
+        begin = log.folded_offset
+        for count, found in enumerate(log.records_from(begin, end), 1):
+            # Since the last yield this replica may have become the master and applied everything.
+            if log.applied_offset is None:
+                return
+            engine.fold.apply(found)
+            log.epoch = max(log.epoch, found.header.epoch)
+            log.record_count += 1
+            # A master whose clock is behind this time notes so.
+            engine.last_stored_at_ms = found.header.stored_at_ms
+            log.applied_offset = LogOffset(found.log_offset + found.header.size)
+            if self.catch_up_to is not None and log.applied_offset >= self.catch_up_to:
+                self._end_catch_up()
+            if count % RECORDS_A_SLICE == 0:
+                log.note_committed(log.applied_offset)
+                yield
+        if log.applied_offset is not None:
+            log.applied_offset = LogOffset(end)  # Behind a pad, if the last one is a pad.
+            log.note_committed(log.applied_offset)
+            if self.catch_up_to is not None and end >= self.catch_up_to:
+                self._end_catch_up()
+
+    def catch_up_at_latest(self, log_end: int) -> None:
+        """Note the end of the master's log: all live state is stated before it."""
+        if not self.is_master:
+            self.catch_up_to = log_end
+
+    def _end_catch_up(self) -> None:
+        self.catch_up_to = None
+        if self.engine.state.catch_up is not None:
+            self.engine.state.catch_up.finish(now_ms=self.now_ms)
+
+    def _follow_time(self) -> None:
+        engine = self.engine
+        if engine.state.catch_up is None:
+            engine.timers.index.link_gathered()
+            engine.consumption.reviver.remove_due(self.now_ms)
+        engine.take_ready()
+        engine.take_config_changes()
