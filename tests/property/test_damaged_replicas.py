@@ -87,7 +87,7 @@ def restart(group: Group, nodes: list[Node]) -> None:
         history=(Transition(1, None, ReplicaId(0), "founded", 0, 0),),
     )
     timing, sessions, now_ms = ElectionTiming(), ReplicaSessions(ElectionTiming()), 0
-    sessions.look(record, now_ms)
+    sessions.note_record(record, now_ms)
     for node in nodes:
         before = members[node.me.replica_id].incarnation
         try:
@@ -108,8 +108,8 @@ def restart(group: Group, nodes: list[Node]) -> None:
         now_ms += timing.session_timeout_ms + 1
         for one in group.nodes:
             if one.is_up:
-                sessions.heard(one.me, beat_of(one), now_ms)
-        intent = decide(record, sessions.sight(rank=0, now_ms=now_ms), timing)
+                sessions.note_heartbeat(one.me, beat_of(one), now_ms)
+        intent = decide(record, sessions.observe(rank=0, now_ms=now_ms), timing)
         if isinstance(intent, RecordWrite):
             record = intent.record
         group.view = view_of(record)

@@ -222,13 +222,13 @@ class Controller:
     def heard(self, member: ReplicaRun, beat: Heartbeat) -> None:
         """Take a heartbeat."""
         if self.is_alive:
-            self._sessions.heard(member, beat, self._world.now_ms())
+            self._sessions.note_heartbeat(member, beat, self._world.now_ms())
             self._seen[member] = beat.version_seen
 
     def died(self, member: ReplicaRun) -> None:
         """Take a death certificate."""
         if self.is_alive:
-            self._sessions.died(member, self._world.now_ms())
+            self._sessions.note_death(member, self._world.now_ms())
             self._has_work.set()
 
     def ask(self, request: Request) -> None:
@@ -298,12 +298,12 @@ class Controller:
     async def _look(self) -> None:
         stored = await self._read()
         record, now_ms = stored.record, self._world.now_ms()
-        self._sessions.look(record, now_ms)
+        self._sessions.note_record(record, now_ms)
         rank = 0 if self._leadership.is_leading(now_ms) else self._rank + 1
-        sight = self._sessions.sight(rank=rank, now_ms=now_ms)
+        sight = self._sessions.observe(rank=rank, now_ms=now_ms)
         has_failed = find_failure(record, sight, self._timing) is not None
         self._sessions.note_failure(record.master, has_failed=has_failed, now_ms=now_ms)
-        sight = self._sessions.sight(
+        sight = self._sessions.observe(
             rank=rank, now_ms=now_ms, wanted_replicas=self._world.wanted_replicas
         )
         intent = decide(record, sight, self._timing)
@@ -330,7 +330,7 @@ class Controller:
             await self._swap(stored, after)
 
     def _answer(self, record: GroupRecord, request: Change) -> GroupRecord | None:
-        sight = self._sessions.sight(rank=0, now_ms=self._world.now_ms())
+        sight = self._sessions.observe(rank=0, now_ms=self._world.now_ms())
         live = live_of(record, sight, self._timing)
         if isinstance(request, Registration):
             before = presence_of(record, request.member.replica_id, sight, self._timing)
@@ -365,7 +365,7 @@ class Controller:
 
     async def _forget(self, stored: StoredRecord) -> None:
         now_ms = self._world.now_ms()
-        sessions = self._sessions.sight(rank=0, now_ms=now_ms).sessions
+        sessions = self._sessions.observe(rank=0, now_ms=now_ms).sessions
         if may_forget(sessions, self._timing, now_ms=now_ms) is not None:
             self._world.counts["not forgotten"] += 1
         elif await self._world.store.remove(stored.token):
@@ -405,14 +405,14 @@ class Controller:
                 await store._call()
                 seen = store.lease
                 if seen is not None:
-                    leadership.saw(seen, world.now_ms())
+                    leadership.note_lease(seen, world.now_ms())
                 if leadership.may_take(world.now_ms()):
                     sent_at_ms = world.now_ms()
                     written = await store.write_lease(seen, self.name)
                     if isinstance(written, LeaseSeen):
-                        leadership.renewed(written, sent_at_ms)
+                        leadership.note_renewal(written, sent_at_ms)
                     else:
-                        leadership.lost()
+                        leadership.note_loss()
             except StoreUnreachable:
                 world.counts["lease away"] += 1
             now_ms = world.now_ms()

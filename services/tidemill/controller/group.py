@@ -1,22 +1,20 @@
-"""One broker group at one controller: what is heard of it, what is decided, and how it is written.
+"""One broker group at one controller: its heartbeats, its decisions and its writes.
 
-Two ways lead to a write, and both go through compare-and-swap with the record that they saw:
+Two ways lead to a write, both through compare-and-swap with the record that they saw:
 
-    change(ask)      somebody asks: a registration, a proposal, a release, an operator. What is
-                     asked is judged against each record that is read, and never rebased
-    reconcile()      nobody asks: after every event and twice a second, `decide` says what to do
+    change(request)  a registration, a proposal, a release or an operator asks. The request is
+                     judged against each record that is read, and never rebased
+    reconcile()      after every event, and at least twice a second, `decide` names the next step
 
-Sessions receive each new record through `GroupListener`. One task at a time writes here. Other
-controllers write too, which the compare-and-swap detects.
+Sessions receive each new record through `GroupListener`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, assert_never, final
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, assert_never, final
 
 import structlog
 
@@ -35,12 +33,12 @@ from tidemill.controller.election.decide import (
     live_of,
 )
 from tidemill.controller.election.elect import Candidate
-from tidemill.controller.election.failure import Failure, find_failure
+from tidemill.controller.election.failure import find_failure
 from tidemill.controller.election.forgetting import may_forget
-from tidemill.controller.election.history import HANDED_OVER, Outage, kind_of, with_reports
+from tidemill.controller.election.history import with_reports
 from tidemill.controller.election.membership import ChangeRejection
 from tidemill.controller.election.partitions import diverged_of, unheard_of
-from tidemill.controller.election.record import GroupRecord, Transition, view_of
+from tidemill.controller.election.record import GroupRecord, view_of
 from tidemill.controller.election.registration import FencedRun
 from tidemill.controller.election.reports import (
     REPORT_LASTS_MS,
@@ -54,65 +52,49 @@ from tidemill.controller.election.sessions import (
     ReplicaSessions,
     Sight,
 )
-from tidemill.controller.election.swap import (
-    StoredRecord,
-    WriteAttempt,
-    WriteOutcome,
-    attempt_no_change,
-    attempt_write,
-    outcome_of,
-)
-from tidemill.controller.meta_store import MetaStore, StoreUnreachable, WriteFailure
+from tidemill.controller.election.swap import StoredRecord
+from tidemill.controller.meta_store import MetaStore, StoreUnreachable
+from tidemill.controller.outage_log import OutageLog
+from tidemill.controller.record_writer import RecordWriter
 
 if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.controller.metrics import ControllerMetrics
 
-LOOK_PERIOD_S: Final = 0.5  # at least so often the record is compared with what is seen
-# Of one request against records that others write at the same time; each try is a read and a swap.
+LOOK_PERIOD_S: Final = 0.5  # the longest time between two decisions
+# Tries of one request against records that other controllers write meanwhile; each is a read and a
+# swap.
 TRIES_MAX: Final = 4
-RESOLVE_TRIES_MAX: Final = 5  # of finding out what became of a swap whose answer was lost
-WRITE_ID_BYTES: Final = 8
-# A transfer that an operator wants and that does not come about: the target may be gone for long.
-TRANSFER_GIVE_UP_MS: Final = 30_000
-# Until a group that nobody has begun is told of: its first replica may start last, on a machine
-# that starts all of them at once.
+TRANSFER_GIVE_UP_MS: Final = 30_000  # The target of an operator's transfer may stay down for long.
+# Time before the alarm for a group without a founder: the first replica may start last on a machine
+# that starts all of them together.
 FOUNDER_WAIT_MS: Final = 10_000
-# The record is left alone for so long before what people read is added to it.
-QUIET_MS: Final = 1_000
+QUIET_MS: Final = 1_000  # time without a write before values for people are added to the record
 GRANT_MS: Final = 1_500  # of a master's lease (failover.md 14.2)
 
 log = structlog.get_logger()
 
 Denial: TypeAlias = ChangeRejection | FencedRun
-# Judges one record: the next one, the same one (there is nothing to do), or why not.
+# Returns the next record, the same record (nothing to do), or the reason against a change.
 ChangeRequest: TypeAlias = Callable[[GroupRecord, Sight], GroupRecord | Denial]
 
 
 class GroupListener(Protocol):
-    """Who hears of a group: a session of a replica, or a proxy's routes."""
+    """The session of a replica, which receives the records of its group."""
 
-    def news(self, view: ReplicationView) -> None:
-        """Take a record that is new."""
+    def send_view(self, view: ReplicationView) -> None:
+        """Send a new record."""
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
-        """Hear that the master should hand over; said again as long as it is wanted."""
+        """Ask the master to hand over. The group repeats this while the transfer is wanted."""
 
-    def forgotten(self) -> None:
-        """Hear that there is no such group any more: nothing comes of what is said here."""
-
-
-class _Outage(NamedTuple):
-    """An election that this controller has made, and what came of it."""
-
-    election: Transition
-    elected_at_ms: int  # monotonic
-    away: Outage | None = None
+    def end_session(self) -> None:
+        """End the session: the group no longer exists."""
 
 
 @final
 class BrokerGroupControl:
-    """A broker group, as this controller sees it."""
+    """One broker group at this controller."""
 
     def __init__(
         self,
@@ -125,46 +107,46 @@ class BrokerGroupControl:
         metrics: ControllerMetrics,
         cluster: str = "",
     ) -> None:
-        """Watch over `name`; `rank` says whether this controller leads (0), or waits its turn."""
+        """Control `name`; `rank` returns 0 while this controller leads, else its deputy number."""
         self.name = name
         self.stored: StoredRecord | None = None
-        self.alarm = ""  # why it is not available, or needs somebody
-        self.notice = ""  # what it waits for, that nobody needs to mend
-        self.given_up = ""  # the last transfer, where it did not come about
-        self.wanted_min_in_sync: int | None = None  # where somebody says so
-        self.wanted_replicas: int | None = None  # where somebody says so
+        self.alarm = ""  # the reason why the group needs an operator
+        self.notice = ""  # the reason why it waits, without need of an operator
+        self.failed_transfer = ""  # the last transfer, if it was given up
+        self.wanted_min_in_sync: int | None = None  # from the spec, if there is one
+        self.wanted_replicas: int | None = None  # from the spec, if there is one
         self.listeners: set[GroupListener] = set()
-        self.is_forgotten = False  # this is nobody's group any more, whoever holds it still
+        self.is_removed = False  # The store no longer has this group.
         self._full_name = name_in_cluster(cluster, name) if cluster else ""
-        self._store = store
         self._clock = clock
         self._timing = timing
         self._rank = rank
         self._metrics = metrics
         self._sessions = ReplicaSessions(timing)
-        self._writing = asyncio.Lock()
+        self._writer = RecordWriter(name, store, metrics, self.note_record)
+        self._outages = OutageLog(name, clock, metrics)
         self._events = asyncio.Event()
         self._transfer_since_ms: int | None = None
         self._unfounded_since_ms: int | None = None
-        self._reports: dict[str, UnreachableReport] = {}  # by proxy: as many as follow routes here
+        self._reports: dict[str, UnreachableReport] = {}  # by proxy that follows routes here
         self._proxies = 0
-        self._outage: _Outage | None = None  # the last that this controller has ended
 
-    # ------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------ events
 
-    def heard(self, member: ReplicaRun, beat: Heartbeat) -> None:
-        """Take a heartbeat."""
-        self._sessions.heard(member, beat, self._clock.monotonic_ms())
-        self._note_writable(member, beat)
+    def note_heartbeat(self, member: ReplicaRun, beat: Heartbeat) -> None:
+        """Record a heartbeat."""
+        self._sessions.note_heartbeat(member, beat, self._clock.monotonic_ms())
+        if self.stored is not None:
+            self._outages.note_heartbeat(self.stored.record, member, beat)
         self._events.set()
 
-    def died(self, member: ReplicaRun) -> None:
-        """Take a death certificate."""
-        self._sessions.died(member, self._clock.monotonic_ms())
+    def note_death(self, member: ReplicaRun) -> None:
+        """Record a death certificate."""
+        self._sessions.note_death(member, self._clock.monotonic_ms())
         self._events.set()
 
-    def reported(self, report: UnreachableReport, *, proxies: int) -> None:
-        """Take what a proxy, of so many that follow routes here, cannot reach."""
+    def note_report(self, report: UnreachableReport, *, proxies: int) -> None:
+        """Record the report of one proxy; `proxies` follow routes here."""
         self._reports[report.proxy] = report
         self._proxies = proxies
         old_ms = report.heard_at_ms - REPORT_LASTS_MS
@@ -172,64 +154,71 @@ class BrokerGroupControl:
             del self._reports[proxy]
         self._events.set()
 
-    def saw(self, stored: StoredRecord | None) -> None:
-        """Take a record that was read, if it is newer than what is known."""
-        known = self.stored
-        if stored is None or (known is not None and stored.record.version <= known.record.version):
+    def note_record(self, stored: StoredRecord) -> None:
+        """Take a record from the store, and send it to listeners if it is newer."""
+        if self.stored is not None and stored.record.version <= self.stored.record.version:
             return
         self.stored = stored
         view = self._view_of(stored.record)
         for listener in list(self.listeners):
-            listener.news(view)
+            listener.send_view(view)
         self._events.set()
 
+    def note_removal(self) -> None:
+        """End the sessions of a group that the store no longer has: supervisors attach again."""
+        self.is_removed = True
+        for listener in list(self.listeners):
+            listener.end_session()
+
     async def refresh(self) -> None:
-        """Read the record, where that can be done: a watch may be late."""
+        """Read the record, since a watch may be late. Keep the known one if the store fails."""
         with contextlib.suppress(StoreUnreachable):
-            self.saw(await self._store.get(self.name))
+            await self._writer.find()
+
+    # ------------------------------------------------------------ state
 
     def view(self) -> ReplicationView | None:
-        """Return what replicas and proxies are told; None: nothing is known of the group yet."""
+        """Return the view for replicas and proxies; None: the record is not known yet."""
         return None if self.stored is None else self._view_of(self.stored.record)
 
     def _view_of(self, record: GroupRecord) -> ReplicationView:
         return view_of(record)._replace(group=self._full_name)
 
     def grant_ms(self, member: ReplicaRun) -> int:
-        """Return for how long a run may believe that it is master; 0: not at all."""
+        """Return the lease of `member` as the master; 0: it has none."""
         record = None if self.stored is None else self.stored.record
         is_master = record is not None and record.master == member
         return GRANT_MS if is_master and self._rank() == 0 else 0
 
     def sessions(self) -> dict[ReplicaRun, ReplicaSession]:
-        """Return what was heard of each run, for people."""
-        return dict(self._sight().sessions)
+        """Return the session of each run, for people."""
+        return dict(self._observe().sessions)
 
     @property
     def live_count(self) -> int:
-        """How many replicas are registered, heard, and turn."""
+        """Registered replicas that are live."""
         return len(self._live())
 
-    def diverged(self) -> frozenset[ReplicaId]:
-        """Return whose log is not their master's, and may not be cut."""
+    def diverged_replicas(self) -> frozenset[ReplicaId]:
+        """Return replicas whose log differs from their master's and must not be cut."""
         return diverged_of(self._live())
 
-    def unheard(self) -> frozenset[tuple[ReplicaId, ReplicaId]]:
-        """Return who hears nothing of whom, of those that are heard here."""
+    def unheard_pairs(self) -> frozenset[tuple[ReplicaId, ReplicaId]]:
+        """Return pairs of live replicas of which the first does not hear the second."""
         return frozenset() if self.stored is None else unheard_of(self.stored.record, self._live())
+
+    def is_heard(self, member: ReplicaRun | None, sight: Sight) -> bool:
+        """Return whether a run is live."""
+        return sight.find_live(member, self._timing) is not None
 
     def _live(self) -> list[Candidate]:
         if self.stored is None:
             return []
-        return live_of(self.stored.record, self._sight(), self._timing)
+        return live_of(self.stored.record, self._observe(), self._timing)
 
-    def is_heard(self, member: ReplicaRun | None, sight: Sight) -> bool:
-        """Whether a run is there, as far as is heard."""
-        return sight.find_live(member, self._timing) is not None
-
-    def _sight(self) -> Sight:
+    def _observe(self) -> Sight:
         now_ms = self._clock.monotonic_ms()
-        sight = self._sessions.sight(
+        sight = self._sessions.observe(
             rank=self._rank(),
             now_ms=now_ms,
             wanted_min_in_sync=self.wanted_min_in_sync,
@@ -242,91 +231,52 @@ class BrokerGroupControl:
         )
         return sight._replace(reached_instead=reached)
 
-    # ------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------ requests
 
-    async def change(self, ask: ChangeRequest) -> Denial | None:
-        """Do what is asked; return why not, or None. Raises StoreUnreachable."""
-        async with self._writing:
-            for _ in range(TRIES_MAX):
-                stored = await self._read()
-                self._look(stored.record)
-                wanted = ask(stored.record, self._sight())
-                if isinstance(wanted, ChangeRejection | FencedRun):
-                    return wanted
-                if wanted.epoch != stored.record.epoch:
-                    wanted = self._stamped(wanted, stored.record.master)
-                if wanted == stored.record:
-                    return None
-                if await self._swap(stored, wanted):
-                    if wanted.epoch != stored.record.epoch:
-                        self._metrics.decided(self.name, "new_master_elected")
-                    return None
-        raise StoreUnreachable(f"{TRIES_MAX} writes of others came first")
+    async def change(self, request: ChangeRequest) -> Denial | None:
+        """Make a requested change; return the reason against it, or None.
 
-    async def remove(self) -> Denial | None:
-        """Take the record away, when nobody was heard of; return why not. Raises StoreUnreachable.
-
-        A replica that comes afterwards registers anew, with a group that nothing is decided about:
-        it has seen an epoch, which an operator must set the record above.
+        Raises StoreUnreachable.
         """
-        async with self._writing:
-            stored, sessions = await self._read(), self._sight().sessions
+        async with self._writer.lock:
+            for _ in range(TRIES_MAX):
+                stored = await self._writer.read()
+                self._note_state(stored.record)
+                changed = request(stored.record, self._observe())
+                if isinstance(changed, ChangeRejection | FencedRun):
+                    return changed
+                is_election = changed.epoch != stored.record.epoch
+                if is_election:
+                    changed = self._note_election(changed, stored.record.master)
+                if changed == stored.record:
+                    return None
+                if await self._writer.swap(stored, changed):
+                    if is_election:
+                        self._metrics.count_election(self.name, "new_master_elected")
+                    return None
+        raise StoreUnreachable(
+            f"other controllers changed broker group {self.name} at each of {TRIES_MAX} tries;"
+            " retry later"
+        )
+
+    async def remove(self) -> ChangeRejection | None:
+        """Remove the record of a group without live replicas; return the reason against it.
+
+        A replica that starts afterwards registers in a new record. It has seen an epoch, above
+        which an operator must set that record. Raises StoreUnreachable.
+        """
+        async with self._writer.lock:
+            stored, sessions = await self._writer.read(), self._observe().sessions
             now_ms = self._clock.monotonic_ms()
             refusal = may_forget(sessions, self._timing, now_ms=now_ms)
             if refusal is not None:
                 return refusal
-            if await self._store.remove(self.name, stored.token) is not None:
-                return ChangeRejection("its record is being changed: somebody is there")
-            log.warning("a broker group is forgotten", group=self.name, epoch=stored.record.epoch)
+            if not await self._writer.remove(stored):
+                return ChangeRejection("its record has just changed, so a replica is live")
+            log.warning("broker group removed", group=self.name, epoch=stored.record.epoch)
         return None
 
-    def forget(self) -> None:
-        """Hear that the record is gone: who speaks for a replica is to begin anew."""
-        self.is_forgotten = True
-        for listener in list(self.listeners):
-            listener.forgotten()
-
-    async def _read(self) -> StoredRecord:
-        stored = await self._metrics.timed("get", self._store.get(self.name))
-        if stored is None:
-            raise StoreUnreachable(f"the store has no group {self.name}")
-        self.saw(stored)
-        return stored
-
-    async def _swap(self, base: StoredRecord, record: GroupRecord) -> bool:
-        """Write a record; whether it was written. Raises StoreUnreachable where nobody knows."""
-        made = attempt_write(base, record, secrets.token_hex(WRITE_ID_BYTES))
-        result = await self._metrics.timed("swap", self._store.swap(self.name, made))
-        match result:
-            case StoredRecord():
-                self.saw(result)
-                return True
-            case WriteFailure.CONFLICT:
-                return False
-            case WriteFailure.UNKNOWN:
-                return await self._resolve(made)
-            case _:
-                assert_never(result)
-
-    async def _resolve(self, made: WriteAttempt) -> bool:
-        """Find out what became of a write, before anything else is decided (F-29)."""
-        for _ in range(RESOLVE_TRIES_MAX):
-            found = await self._read()
-            match outcome_of(made, found):
-                case WriteOutcome.APPLIED:
-                    return True
-                case WriteOutcome.OVERTAKEN:
-                    return False
-                case WriteOutcome.PENDING:
-                    # What changes nothing, written from the same version, ends it.
-                    end = attempt_no_change(found, secrets.token_hex(WRITE_ID_BYTES))
-                    result = await self._store.swap(self.name, end)
-                    if isinstance(result, StoredRecord):
-                        self.saw(result)
-                        return False
-        raise StoreUnreachable("what became of a write is not known")
-
-    # ------------------------------------------------------------ what is decided
+    # ------------------------------------------------------------ decisions
 
     async def run(self) -> None:
         """Decide after every event, and at least every LOOK_PERIOD_S, until cancelled."""
@@ -339,146 +289,129 @@ class BrokerGroupControl:
             try:
                 again_s = await self.reconcile()
             except StoreUnreachable as error:
-                self._alarm(f"the store cannot be reached: {error}")
+                self._set_alarm(f"the store is unreachable: {error}")
                 again_s = LOOK_PERIOD_S
 
     async def reconcile(self) -> float:
-        """Do what is to be done now; return after how many seconds to look again at the latest.
+        """Take the next step; return the time until the next decision, in seconds.
 
         Raises StoreUnreachable.
         """
         if self.stored is None:
-            self.saw(await self._store.get(self.name))
+            await self._writer.find()
         if self.stored is None:
             return LOOK_PERIOD_S
         intent = self._decide(self.stored.record)
-        # Who has seen more than the record has may have seen more than our copy of it.
+        # Replicas that have seen a newer epoch may have seen a newer record than this copy.
         if isinstance(intent, RecordWrite | MetaRollback):
-            async with self._writing:
-                stored = await self._read()
+            async with self._writer.lock:
+                stored = await self._writer.read()
                 intent = self._decide(stored.record)
                 if isinstance(intent, RecordWrite):
                     await self._write(stored, intent)
                     return 0.0
         if isinstance(intent, NoAction):
-            await self._report()
+            await self._add_reports()
         return self._act(intent)
 
-    def _look(self, record: GroupRecord) -> Failure | None:
-        """Let the sessions see the record, and note whether its master has failed."""
+    def _note_state(self, record: GroupRecord) -> None:
+        """Note in the sessions which record is current and whether its master has failed."""
         now_ms = self._clock.monotonic_ms()
-        self._sessions.look(record, now_ms)
-        failure = find_failure(record, self._sight(), self._timing)
+        self._sessions.note_record(record, now_ms)
+        failure = find_failure(record, self._observe(), self._timing)
         self._sessions.note_failure(record.master, has_failed=failure is not None, now_ms=now_ms)
-        return failure
 
     def _decide(self, record: GroupRecord) -> Intent:
-        self._look(record)
-        sight = self._sight()
+        self._note_state(record)
+        sight = self._observe()
         intent = decide(record, sight, self._timing)
         if isinstance(intent, TransferRequest) and record.transfer is not None:
             since_ms = self._transfer_since_ms or sight.now_ms
             self._transfer_since_ms = since_ms
             if sight.now_ms - since_ms > TRANSFER_GIVE_UP_MS:
-                given_up = record._replace(transfer=None, version=record.version + 1)
-                reason = f"the transfer to replica {record.transfer} did not come about"
-                self.given_up = reason
-                return RecordWrite(given_up, reason)
+                without_transfer = record._replace(transfer=None, version=record.version + 1)
+                self.failed_transfer = (
+                    f"the transfer to replica {record.transfer} did not complete within"
+                    f" {TRANSFER_GIVE_UP_MS // 1_000} s"
+                )
+                return RecordWrite(without_transfer, self.failed_transfer)
         else:
             self._transfer_since_ms = None
         if record.transfer is not None:
-            self.given_up = ""
+            self.failed_transfer = ""
         return intent
 
     async def _write(self, stored: StoredRecord, intent: RecordWrite) -> None:
-        record, master = intent.record, stored.record.master
-        is_election = record.epoch != stored.record.epoch
+        record, before = intent.record, stored.record
+        is_election = record.epoch != before.epoch
         if is_election:
-            record = self._stamped(record, master)
-        is_written = await self._swap(stored, record)
-        if is_written and is_election:
-            self._metrics.decided(self.name, "new_master_elected")
-        elif is_written and stored.record.transfer is not None and record.transfer is None:
-            self._metrics.decided(self.name, "keep_current_master")
-        if is_written:
-            self._alarm("")
-            log.warning(
-                "another master is elected" if is_election else "the record is changed",
-                group=self.name,
-                reason=intent.reason,
-                epoch=record.epoch,
-                master=None if record.master is None else record.master.replica_id,
-                before=None if master is None else master.replica_id,
-                in_sync=sorted(one.replica_id for one in record.sss),
-            )
-
-    def _stamped(self, record: GroupRecord, before: ReplicaRun | None) -> GroupRecord:
-        """Return the record with when its election was, and how long it took to be wanted."""
-        session = None if before is None else self._sight().sessions.get(before)
-        last, now_ms = record.history[-1], self._clock.monotonic_ms()
-        if session is not None and last.reason != HANDED_OVER:
-            last = last._replace(detected_ms=now_ms - session.heard_at_ms)
-        last = last._replace(at_ms=self._clock.wall_ms())
-        self._outage = _Outage(last, now_ms)
-        return record._replace(history=(*record.history[:-1], last))
-
-    def _note_writable(self, member: ReplicaRun, beat: Heartbeat) -> None:
-        """Note that a master that was elected here has its first commit: the outage is over."""
-        outage, record = self._outage, None if self.stored is None else self.stored.record
-        if outage is None or outage.away is not None or record is None:
+            record = self._note_election(record, before.master)
+        if not await self._writer.swap(stored, record):
             return
-        election = outage.election
-        if beat.writable_epoch == election.epoch == record.epoch and record.master == member:
-            away_ms = election.detected_ms + self._clock.monotonic_ms() - outage.elected_at_ms
-            self._outage = outage._replace(away=Outage(election.epoch, away_ms))
-            if election.source is not None:
-                self._metrics.failed_over(self.name, kind_of(election.reason), away_ms)
+        if is_election:
+            self._metrics.count_election(self.name, "new_master_elected")
+        elif before.transfer is not None and record.transfer is None:
+            self._metrics.count_election(self.name, "keep_current_master")
+        self._set_alarm("")
+        log.warning(
+            "master elected" if is_election else "group record changed",
+            group=self.name,
+            reason=intent.reason,
+            epoch=record.epoch,
+            master=None if record.master is None else record.master.replica_id,
+            before=None if before.master is None else before.master.replica_id,
+            in_sync=sorted(one.replica_id for one in record.sss),
+        )
 
-    async def _report(self) -> None:
-        """Add to the history what is known of its elections by now, if anything is."""
+    def _note_election(self, record: GroupRecord, before: ReplicaRun | None) -> GroupRecord:
+        session = None if before is None else self._observe().sessions.get(before)
+        return self._outages.note_election(record, session)
+
+    async def _add_reports(self) -> None:
+        """Add outages and cuts to the history of the record, if some are new."""
         if self.stored is None or self._rank():
             return
-        sight = self._sight()
+        sight = self._observe()
         if sight.now_ms - sight.version_since_ms < QUIET_MS:
-            return  # What replicas propose comes first: each write ends what was made before it.
-        away = None if self._outage is None else self._outage.away
+            return  # Each write invalidates proposals against the old version: replicas go first.
+        outage = self._outages.outage
         cuts = [
             one.beat.cut
             for _, one in sorted(sight.sessions.items())
             if one.beat is not None and one.beat.cut is not None
         ]
 
-        def ask(record: GroupRecord, _sight: Sight) -> GroupRecord:
-            return with_reports(record, away=away, cuts=cuts)
+        def add(record: GroupRecord, _sight: Sight) -> GroupRecord:
+            return with_reports(record, outage=outage, cuts=cuts)
 
-        if ask(self.stored.record, sight) != self.stored.record:
-            await self.change(ask)
+        if add(self.stored.record, sight) != self.stored.record:
+            await self.change(add)
 
     def _act(self, intent: Intent) -> float:
-        """Do what is no write."""
+        """Carry out an intent that is not a write; return the time until the next decision."""
         match intent:
             case NoAction(again_at_ms):
-                self._alarm("")
+                self._set_alarm("")
                 return self._wait_s(again_at_ms)
             case NoEligibleReplica(reason, survivor):
                 alarm = reason + of_last_resort(self.name, survivor)
                 if alarm != self.alarm:
-                    self._metrics.decided(self.name, "no_master_elected")
-                self._alarm(alarm)
+                    self._metrics.count_election(self.name, "no_master_elected")
+                self._set_alarm(alarm)
             case NoFounder(reason):
                 self._wait_for_founder(reason)
             case ShortSyncStateSet(reason, again_at_ms, drained):
-                assert self.stored is not None, "what was decided upon"
-                self._alarm(reason + of_fewer(self.name, self.stored.record, drained))
+                assert self.stored is not None, "the decision was about a record"
+                self._set_alarm(reason + of_fewer(self.name, self.stored.record, drained))
                 return self._wait_s(again_at_ms)
             case MetaRollback(_, reason, survivor):
-                self._alarm(reason + of_last_resort(self.name, survivor))
+                self._set_alarm(reason + of_last_resort(self.name, survivor))
             case TransferRequest(target):
-                assert self.stored is not None, "what was decided upon"
+                assert self.stored is not None, "the decision was about a record"
                 for listener in list(self.listeners):
                     listener.hand_over(epoch=self.stored.record.epoch, target=target)
             case RecordWrite():
-                pass  # The record was another one when it was read again: look once more.
+                pass  # The second read found another record: decide again.
             case _:
                 assert_never(intent)
         return LOOK_PERIOD_S
@@ -490,18 +423,18 @@ class BrokerGroupControl:
         return min(max(wait_s, 0.0), LOOK_PERIOD_S)
 
     def _wait_for_founder(self, reason: str) -> None:
-        """Say that the group has not begun, when it should have: replicas start one by one."""
+        """Raise the alarm if the founder does not start within FOUNDER_WAIT_MS."""
         now_ms = self._clock.monotonic_ms()
         if self._unfounded_since_ms is None:
             self._unfounded_since_ms = now_ms
         if now_ms - self._unfounded_since_ms >= FOUNDER_WAIT_MS:
-            self._alarm(reason)
+            self._set_alarm(reason)
 
-    def _alarm(self, alarm: str) -> None:
+    def _set_alarm(self, alarm: str) -> None:
         if alarm == self.alarm:
             return
         if alarm:
-            log.error("a broker group needs somebody", group=self.name, reason=alarm)
+            log.error("broker group needs an operator", group=self.name, reason=alarm)
         else:
-            log.info("the broker group is well again", group=self.name)
+            log.info("broker group recovered", group=self.name)
         self.alarm = alarm

@@ -56,7 +56,7 @@ class BrokerGroupControls:
                 if change.stored is None:
                     self._forget(change.group)
                 elif (known := self._known(change.group)) is not None:
-                    known.saw(change.stored)
+                    known.note_record(change.stored)
                 async with self.changed:
                     self.changed.notify_all()
 
@@ -87,7 +87,8 @@ class BrokerGroupControls:
         if group is None:
             may = "its replica 0 begins it" if self._founds_with is not None else "none may be made"
             raise BrokerGroupNotFound(f"there is no broker group {name!r}: {may}")
-        group.saw(stored)
+        assert stored is not None, "only a stored group is known"
+        group.note_record(stored)
         return group
 
     def views(self) -> dict[str, ReplicationView]:
@@ -122,7 +123,7 @@ class BrokerGroupControls:
         self._founded_from.pop(name, None)
         group = self.by_name.pop(name, None)
         if group is not None:
-            group.forget()
+            group.note_removal()
         task = self._running.pop(name, None)
         if task is not None:
             task.cancel()

@@ -68,23 +68,23 @@ class LeaseKeeper:
         """Look at the lease, and take or renew it where that may be done."""
         seen = await self._store.read_lease(LEASE)
         if seen is not None:
-            self._leadership.saw(seen, self._clock.monotonic_ms())
+            self._leadership.note_lease(seen, self._clock.monotonic_ms())
             if seen.holder != self._name:
-                self._leadership.lost()
+                self._leadership.note_loss()
         if not self._leadership.may_take(self._clock.monotonic_ms()):
             return
         sent_at_ms = self._clock.monotonic_ms()
         written = await self._store.write_lease(LEASE, seen, self._name)
         if isinstance(written, WriteFailure):
-            self._leadership.lost()
+            self._leadership.note_loss()
         else:
-            self._leadership.renewed(written, sent_at_ms)
+            self._leadership.note_renewal(written, sent_at_ms)
 
     async def release(self) -> None:
         """Leave the lease to whoever comes next, as far as that can be done soon."""
         if not self.is_leading():
             return
-        self._leadership.lost()
+        self._leadership.note_loss()
         with contextlib.suppress(StoreUnreachable, TimeoutError):
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 seen = await self._store.read_lease(LEASE)

@@ -54,7 +54,7 @@ class ControllerMetrics:
         self._elections: Counter[tuple[str, str]] = Counter()  # by group, result
         self._failovers: Histogram[tuple[str, str]] = Histogram(FAILOVER_BOUNDS_S)  # and reason
 
-    async def timed(self, operation: str, call: Awaitable[T]) -> T:
+    async def time_call(self, operation: str, call: Awaitable[T]) -> T:
         """Count a call of the store, and how long it took."""
         began_ns, status = time.monotonic_ns(), "failed"
         try:
@@ -69,17 +69,17 @@ class ControllerMetrics:
             self._operation_us.observe(operation, took_us)
         return result
 
-    def requested(self, kind: str, status: str, took_ns: int | None = None) -> None:
+    def count_request(self, kind: str, status: str, took_ns: int | None = None) -> None:
         """Count a request of a replica, a proxy or an operator, and how long it took, if it did."""
         self._requests[kind, status] += 1
         if took_ns is not None:
             self._request_us.observe(kind, took_ns // 1_000)
 
-    def decided(self, group: str, result: Election) -> None:
+    def count_election(self, group: str, result: Election) -> None:
         """Count an election, or one that did not come about."""
         self._elections[group, result] += 1
 
-    def failed_over(self, group: str, reason: str, away_ms: int) -> None:
+    def observe_failover(self, group: str, reason: str, away_ms: int) -> None:
         """Count an election of a group that has answered sends before, and does again."""
         self._failovers.observe((group, reason), away_ms / 1_000)
 
@@ -135,8 +135,8 @@ class ControllerMetrics:
                 for reason in FAILOVER_REASONS:
                     self._failovers.declare((name, reason))
                 active.add_metric((name,), group.live_count)
-                diverged.add_metric((name,), len(group.diverged()))
-                unheard.add_metric((name,), len(group.unheard()))
+                diverged.add_metric((name,), len(group.diverged_replicas()))
+                unheard.add_metric((name,), len(group.unheard_pairs()))
                 alarmed.add_metric((name,), int(bool(group.alarm)))
                 if group.stored is not None:
                     epochs.add_metric((name,), group.stored.record.epoch)

@@ -34,10 +34,10 @@ class Heard:
         self.views: list[ReplicationView] = []
         self.asked: list[tuple[int, int]] = []
 
-    def news(self, view: ReplicationView) -> None:
+    def send_view(self, view: ReplicationView) -> None:
         self.views.append(view)
 
-    def forgotten(self) -> None:
+    def end_session(self) -> None:
         raise AssertionError("nobody forgets a group here")
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
@@ -75,7 +75,9 @@ class World:
     def hear(self, *replicas: int, log_end: int = 100) -> None:
         for group in self.groups:
             for replica in replicas:
-                group.heard(member_of(replica), beat(is_master=replica == 0, log_end=log_end))
+                group.note_heartbeat(
+                    member_of(replica), beat(is_master=replica == 0, log_end=log_end)
+                )
 
     @property
     def record(self) -> GroupRecord:
@@ -127,7 +129,7 @@ def test_a_master_that_died_is_replaced_in_one_write_that_everybody_hears_of() -
         await world.begin()
         world.group.listeners.add(heard)
         world.clock.advance(400)
-        world.group.died(member_of(0))
+        world.group.note_death(member_of(0))
         world.clock.advance(20)
         await world.group.reconcile()
         assert world.record.master == member_of(1)
@@ -149,7 +151,7 @@ def test_an_election_whose_answer_is_lost_is_found_by_its_id() -> None:
         world = World()
         await world.begin()
         world.store.faults = [Fault.LOST_ANSWER]
-        world.group.died(member_of(0))
+        world.group.note_death(member_of(0))
         await world.group.reconcile()
         await world.group.reconcile()
         assert (world.record.epoch, world.record.version) == (4, 8)
@@ -165,7 +167,7 @@ def test_an_election_that_may_still_arrive_is_ended_before_another_is_made() -> 
         world = World()
         await world.begin()
         world.store.faults = [Fault.LATE]
-        world.group.died(member_of(0))
+        world.group.note_death(member_of(0))
         await world.group.reconcile()
         assert world.record.version == 8  # of what changes nothing
         await world.group.reconcile()
@@ -182,10 +184,10 @@ def test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made() 
         world = World()
         await world.begin()
         world.store.is_unreachable = True
-        world.group.died(member_of(0))
+        world.group.note_death(member_of(0))
         running = asyncio.ensure_future(world.group.run())
         await turns(lambda: bool(world.group.alarm))
-        assert "cannot be reached" in world.group.alarm
+        assert "is unreachable" in world.group.alarm
         world.store.is_unreachable = False
         world.hear(1, 2)  # An event: nothing is waited for.
         await turns(lambda: world.record.epoch == 4 and not world.group.alarm)
@@ -200,7 +202,7 @@ def test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees
         world = World(controllers=2)
         await world.begin()
         for group in world.groups:
-            group.died(member_of(0))
+            group.note_death(member_of(0))
         await world.groups[1].reconcile()
         assert world.record.epoch == 3  # The deputy waits for its turn.
         world.clock.advance(ElectionTiming().deputy_step_ms)
@@ -222,12 +224,12 @@ def test_a_watch_that_stands_still_is_not_taken_for_a_store_from_a_backup() -> N
         await world.begin()
         late = world.groups[1]
         world.clock.advance(200)
-        world.group.died(member_of(0))
+        world.group.note_death(member_of(0))
         await world.group.reconcile()
         assert late.stored is not None
         assert (world.record.epoch, late.stored.record.epoch) == (4, 3)
         for n in (1, 2):
-            late.heard(member_of(n), beat()._replace(epoch_seen=4))
+            late.note_heartbeat(member_of(n), beat()._replace(epoch_seen=4))
         await late.reconcile()
         assert late.alarm == ""
         assert late.stored.record.epoch == 4
@@ -318,7 +320,7 @@ def test_nobody_to_elect_is_an_alarm_that_ends() -> None:
         world = World()
         await world.begin()
         for replica in range(3):
-            world.group.died(member_of(replica))
+            world.group.note_death(member_of(replica))
         await world.group.reconcile()
         assert "replicas 0, 1 and 2 have all that is confirmed" in world.group.alarm
         assert world.record.epoch == 3
@@ -337,7 +339,9 @@ def test_a_group_is_founded_by_its_first_replica() -> None:
                 version=record.version + 1
             )
         )
-        world.group.heard(founder, beat()._replace(epoch_seen=0, version_seen=0, log_epoch=0))
+        world.group.note_heartbeat(
+            founder, beat()._replace(epoch_seen=0, version_seen=0, log_epoch=0)
+        )
         await world.group.reconcile()
         assert (world.record.epoch, world.record.master) == (1, founder)
 
@@ -350,27 +354,27 @@ def test_how_long_sends_were_away_and_what_was_cut_is_added_to_the_history() -> 
         await world.begin()
         world.clock.advance(400)
         world.hear(1, 2)
-        world.group.died(member_of(0))
+        world.group.note_death(member_of(0))
         world.clock.advance(30)
         await world.group.reconcile()
         assert world.record.master == member_of(1)
         world.clock.advance(50)
         cut = CutTail(ReplicaId(2), epoch=4, offset=90, size_bytes=10, records=1)
         leading = beat(is_master=True)._replace(epoch_seen=4, writable_epoch=4)
-        world.group.heard(member_of(1), leading)
-        world.group.heard(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
+        world.group.note_heartbeat(member_of(1), leading)
+        world.group.note_heartbeat(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
         await world.group.reconcile()
         assert world.record.history[-1].away_ms is None, "what is proposed comes first"
         world.clock.advance(QUIET_MS)
-        world.group.heard(member_of(1), leading)
-        world.group.heard(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
+        world.group.note_heartbeat(member_of(1), leading)
+        world.group.note_heartbeat(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
         await world.group.reconcile()
         last = world.record.history[-1]
         assert (last.detected_ms, last.away_ms, last.cuts) == (30, 80, (cut,))
         assert from_text(to_text(world.record)) == world.record
         version = world.record.version
         world.clock.advance(QUIET_MS)
-        world.group.heard(member_of(1), leading)
+        world.group.note_heartbeat(member_of(1), leading)
         await world.group.reconcile()
         assert world.record.version == version, "it is said once"
         exposed = generate_latest_of(world.metrics)
@@ -402,10 +406,10 @@ def test_a_transfer_was_away_since_the_master_took_no_sends() -> None:
         assert await world.group.change(hand_over) is None
         world.clock.advance(40)
         leading = beat(is_master=True)._replace(epoch_seen=4, writable_epoch=4)
-        world.group.heard(member_of(1), leading)
+        world.group.note_heartbeat(member_of(1), leading)
         await world.group.reconcile()
         world.clock.advance(QUIET_MS)
-        world.group.heard(member_of(1), leading)
+        world.group.note_heartbeat(member_of(1), leading)
         await world.group.reconcile()
         last = world.record.history[-1]
         assert (last.reason, last.detected_ms, last.away_ms) == ("handed over", 25, 65)

@@ -70,7 +70,7 @@ class World:
 
     def hear(self, group: BrokerGroupControl, *replicas: int) -> None:
         for replica in replicas:
-            group.heard(member_of(replica), BEAT)
+            group.note_heartbeat(member_of(replica), BEAT)
 
 
 BEAT = Heartbeat(
@@ -124,7 +124,7 @@ def test_a_new_group_gets_its_replicas_and_templates_wait_for_the_controller() -
     asyncio.run(run())
 
 
-def test_a_group_loses_its_highest_replica_when_that_is_retired_and_then_it_is_forgotten() -> None:
+def test_a_group_loses_its_highest_replica_when_that_is_retired_and_then_it_is_removed() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:
             group = await world.found(record_of_three())

@@ -94,22 +94,22 @@ def sessions(
     group: GroupRecord, beats: dict[int, Heartbeat], at_ms: int = NOW_MS
 ) -> ReplicaSessions:
     found = ReplicaSessions(TIMING)
-    found.look(group, at_ms - 60_000)
+    found.note_record(group, at_ms - 60_000)
     for replica_id, beat in beats.items():
         member = group.find_member(ReplicaId(replica_id))
         assert member is not None
-        found.heard(member, beat, at_ms)
+        found.note_heartbeat(member, beat, at_ms)
     return found
 
 
-def decided(
+def decision(
     group: GroupRecord, known: ReplicaSessions, *, rank: int = 0, now_ms: int = NOW_MS + 10
 ) -> Intent:
-    known.look(group, now_ms)
-    sight = known.sight(rank=rank, now_ms=now_ms)
+    known.note_record(group, now_ms)
+    sight = known.observe(rank=rank, now_ms=now_ms)
     has_failed = find_failure(group, sight, TIMING) is not None
     known.note_failure(group.master, has_failed=has_failed, now_ms=now_ms)
-    return decide(group, known.sight(rank=rank, now_ms=now_ms), TIMING)
+    return decide(group, known.observe(rank=rank, now_ms=now_ms), TIMING)
 
 
 def written(intent: Intent) -> GroupRecord:
@@ -122,14 +122,14 @@ def written(intent: Intent) -> GroupRecord:
 
 def test_a_healthy_group_is_left_alone() -> None:
     group = record()
-    assert decided(group, sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})) == NoAction()
+    assert decision(group, sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})) == NoAction()
 
 
 def test_a_dead_master_is_replaced_by_the_longest_log_and_the_living_go_along() -> None:
     group = record()
     known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT._replace(log_end=150)})
-    known.died(run(0), NOW_MS)
-    after = written(decided(group, known))
+    known.note_death(run(0), NOW_MS)
+    after = written(decision(group, known))
     assert (after.epoch, after.version, after.master) == (4, 8, run(2))
     assert after.sss == {run(1), run(2)}
     assert not after.eligible
@@ -145,15 +145,15 @@ def test_whoever_does_not_go_along_stays_eligible_while_the_set_is_too_small() -
 def test_a_silent_master_whose_frames_arrive_is_not_replaced() -> None:
     group = record()
     heard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 100),))
-    assert decided(group, sessions(group, {1: heard, 2: BEAT})) == NoAction()
+    assert decision(group, sessions(group, {1: heard, 2: BEAT})) == NoAction()
     unheard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 700),))
-    assert written(decided(group, sessions(group, {1: unheard, 2: BEAT}))).master == run(1)
+    assert written(decision(group, sessions(group, {1: unheard, 2: BEAT}))).master == run(1)
 
 
 def test_a_stalled_master_is_replaced() -> None:
     group = record()
     stalled = BEAT._replace(page_age_ms=1_600)
-    after = written(decided(group, sessions(group, {0: stalled, 1: BEAT, 2: BEAT})))
+    after = written(decision(group, sessions(group, {0: stalled, 1: BEAT, 2: BEAT})))
     assert after.master == run(1)
     assert run(0) not in after.sss
 
@@ -164,33 +164,33 @@ def test_a_restarted_master_never_goes_on_but_may_be_elected() -> None:
     registered = register(group, asked)
     assert isinstance(registered, GroupRecord)
     assert registered.master == run(0)
-    after = written(decided(registered, sessions(registered, {0: BEAT})))
+    after = written(decision(registered, sessions(registered, {0: BEAT})))
     assert (after.epoch, after.master) == (4, run(0, 1))
 
 
 def test_a_deputy_waits_for_its_turn() -> None:
     group = record()
     known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})
-    known.died(run(0), NOW_MS)
-    first = decided(group, known, rank=1)
+    known.note_death(run(0), NOW_MS)
+    first = decision(group, known, rank=1)
     assert first == NoAction(NOW_MS + 10 + TIMING.deputy_step_ms)
     for replica_id in (1, 2):
-        known.heard(run(replica_id), BEAT, NOW_MS + 1_000)
-    assert isinstance(decided(group, known, rank=1, now_ms=NOW_MS + 1_011), RecordWrite)
+        known.note_heartbeat(run(replica_id), BEAT, NOW_MS + 1_000)
+    assert isinstance(decision(group, known, rank=1, now_ms=NOW_MS + 1_011), RecordWrite)
 
 
 def test_nobody_who_may_lack_something_is_elected() -> None:
     group = record(sss=(0, 1))
     known = sessions(group, {2: BEAT})
-    known.died(run(0), NOW_MS)
-    assert isinstance(decided(group, known), NoEligibleReplica)
+    known.note_death(run(0), NOW_MS)
+    assert isinstance(decision(group, known), NoEligibleReplica)
 
 
 def test_an_eligible_replica_is_elected_when_no_member_lives() -> None:
     group = record(sss=(0,), eligible=(1, 2))
     known = sessions(group, {1: BEAT, 2: BEAT._replace(log_epoch=2, log_end=900)})
-    known.died(run(0), NOW_MS)
-    after = written(decided(group, known))
+    known.note_death(run(0), NOW_MS)
+    after = written(decision(group, known))
     assert after.master == run(1)
     assert after.eligible == {0, 2}
 
@@ -200,28 +200,30 @@ def test_a_blocked_master_gives_way_to_one_that_reaches_another() -> None:
     blocked = BEAT._replace(is_master=True, blocked_ms=1_200)
     reaches = BEAT._replace(peer_silence_ms=((ReplicaId(2), 50),))
     known = sessions(group, {0: blocked, 1: reaches, 2: BEAT})
-    assert written(decided(group, known)).master == run(1)
+    assert written(decision(group, known)).master == run(1)
     alone = sessions(group, {0: blocked, 1: BEAT, 2: BEAT})
-    assert decided(group, alone) == NoAction()
+    assert decision(group, alone) == NoAction()
 
 
 def test_a_master_that_was_just_elected_and_is_blocked_gives_way_too() -> None:
     """It confirms nothing: what guards against masters that come and go is not for that."""
     group = record(sss=(0,), eligible=(1, 2))
     known = ReplicaSessions(TIMING)
-    known.look(group._replace(epoch=group.epoch - 1, version=group.version - 1), NOW_MS - 1_300)
-    known.look(group, NOW_MS - 1_250)
-    known.heard(run(0), BEAT._replace(is_master=True, blocked_ms=1_200), NOW_MS)
-    known.heard(run(1), BEAT._replace(peer_silence_ms=((ReplicaId(2), 50),)), NOW_MS)
-    known.heard(run(2), BEAT, NOW_MS)
-    assert written(decided(group, known)).master == run(1)
+    known.note_record(
+        group._replace(epoch=group.epoch - 1, version=group.version - 1), NOW_MS - 1_300
+    )
+    known.note_record(group, NOW_MS - 1_250)
+    known.note_heartbeat(run(0), BEAT._replace(is_master=True, blocked_ms=1_200), NOW_MS)
+    known.note_heartbeat(run(1), BEAT._replace(peer_silence_ms=((ReplicaId(2), 50),)), NOW_MS)
+    known.note_heartbeat(run(2), BEAT, NOW_MS)
+    assert written(decision(group, known)).master == run(1)
 
 
 def test_a_group_without_anybody_who_ever_held_it_says_so() -> None:
     group = record(sss=(), eligible=())
     known = sessions(group, {1: BEAT, 2: BEAT})
-    known.died(run(0), NOW_MS)
-    intent = decided(group, known)
+    known.note_death(run(0), NOW_MS)
+    intent = decision(group, known)
     assert isinstance(intent, NoEligibleReplica)
     assert intent.reason == "no replica has all that was confirmed"
 
@@ -229,14 +231,14 @@ def test_a_group_without_anybody_who_ever_held_it_says_so() -> None:
 def test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not() -> None:
     group = record()
     slow = BEAT._replace(health=ReplicaHealth.SLOW)
-    assert decided(group, sessions(group, {0: slow, 1: slow, 2: BEAT})) == TransferRequest(
+    assert decision(group, sessions(group, {0: slow, 1: slow, 2: BEAT})) == TransferRequest(
         ReplicaId(2)
     )
 
 
 def test_a_release_elects_its_target_and_waits_for_the_old_master_where_it_must() -> None:
     group = record()
-    sight = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT}).sight(rank=0, now_ms=NOW_MS)
+    sight = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT}).observe(rank=0, now_ms=NOW_MS)
     live = live_of(group, sight, TIMING)
     after = release(group, epoch=3, master=run(0), target=ReplicaId(2), live=live)
     assert after is not None
@@ -253,9 +255,9 @@ def test_a_release_elects_its_target_and_waits_for_the_old_master_where_it_must(
 def test_replica_0_founds_a_group_above_the_epochs_of_its_log() -> None:
     group = record()._replace(epoch=0, version=3, master=None, sss=frozenset())
     others = {1: BEAT._replace(epoch_seen=0), 2: BEAT._replace(epoch_seen=0)}
-    assert isinstance(decided(group, sessions(group, others)), NoFounder)
+    assert isinstance(decision(group, sessions(group, others)), NoFounder)
     founder = BEAT._replace(epoch_seen=0, log_epoch=17)
-    after = written(decided(group, sessions(group, {**others, 0: founder})))
+    after = written(decision(group, sessions(group, {**others, 0: founder})))
     assert (after.epoch, after.master) == (18, run(0))
     assert after.sss == {run(0)}
 
@@ -263,8 +265,8 @@ def test_replica_0_founds_a_group_above_the_epochs_of_its_log() -> None:
 def test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon() -> None:
     group = record()
     known = sessions(group, {1: BEAT._replace(epoch_seen=9), 2: BEAT})
-    known.died(run(0), NOW_MS)
-    rollback = decided(group, known)
+    known.note_death(run(0), NOW_MS)
+    rollback = decision(group, known)
     assert isinstance(rollback, MetaRollback)
     assert (rollback.epoch_seen, rollback.survivor) == (9, 1)
 
@@ -273,14 +275,14 @@ def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
     group = record(sss=(0,), eligible=(1,))
     blocked = BEAT._replace(is_master=True, blocked_ms=TIMING.too_few_ms + 1)
     for rank in (0, 1):  # Operators ask any controller.
-        alarm = decided(group, sessions(group, {0: blocked, 2: BEAT}), rank=rank)
+        alarm = decision(group, sessions(group, {0: blocked, 2: BEAT}), rank=rank)
         assert isinstance(alarm, ShortSyncStateSet)
         assert "1 of the 2 replicas that must have a message are in sync" in alarm.reason
         assert "replica 2 is catching up" in alarm.reason
         assert "replica 1 is not heard of: start it, or an empty one in place" in alarm.reason
     # Who is drained is not waited for: it may be let count again.
     drained = with_drained(group, 2)
-    alarm = decided(drained, sessions(drained, {0: blocked, 2: BEAT}))
+    alarm = decision(drained, sessions(drained, {0: blocked, 2: BEAT}))
     assert isinstance(alarm, ShortSyncStateSet)
     assert "replica 2 is drained, and could count again" in alarm.reason
     assert "catching up" not in alarm.reason
@@ -289,10 +291,10 @@ def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
     assert "drain" not in of_fewer("broker-0", group)
     # Not for the moment that a failover takes.
     short = blocked._replace(blocked_ms=TIMING.too_few_ms)
-    assert isinstance(decided(group, sessions(group, {0: short, 2: BEAT})), NoAction)
+    assert isinstance(decision(group, sessions(group, {0: short, 2: BEAT})), NoAction)
     # Who has never come is missing too.
     alone = group._replace(replicas=group.replicas[:1], eligible=frozenset())
-    alarm = decided(alone, sessions(alone, {0: blocked}))
+    alarm = decision(alone, sessions(alone, {0: blocked}))
     assert isinstance(alarm, ShortSyncStateSet)
     assert "replica 1 is not heard of" in alarm.reason
 
@@ -301,8 +303,8 @@ def test_offsets_beyond_32_bits_are_compared_whole() -> None:
     group = record()
     far = 1 << 40
     known = sessions(group, {1: BEAT._replace(log_end=far), 2: BEAT._replace(log_end=far + 1)})
-    known.died(run(0), NOW_MS)
-    assert written(decided(group, known)).master == run(2)
+    known.note_death(run(0), NOW_MS)
+    assert written(decision(group, known)).master == run(2)
 
 
 def test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there() -> None:
@@ -316,9 +318,9 @@ def test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there() -> N
     assert not group.eligible
     assert group.suspects == {1, 2}
     some = sessions(group, {1: BEAT})
-    assert isinstance(decided(group, some), NoEligibleReplica)
+    assert isinstance(decision(group, some), NoEligibleReplica)
     known = sessions(group, {1: BEAT, 2: BEAT._replace(log_end=101)})
-    after = written(decided(group, known))
+    after = written(decision(group, known))
     assert (after.master, after.unclean_since) == (run(2, 1), 4)
     assert after.sss == {run(2, 1)}
 
@@ -446,13 +448,13 @@ def test_a_record_is_the_same_after_json() -> None:
 def test_a_lease_is_free_when_it_has_not_changed_for_as_long_as_it_lasts() -> None:
     timing = LeaseTiming()
     other = Leadership("controller-1", timing)
-    other.saw(LeaseSeen("controller-0", 5), 1_000)
-    other.saw(LeaseSeen("controller-0", 5), 4_900)
+    other.note_lease(LeaseSeen("controller-0", 5), 1_000)
+    other.note_lease(LeaseSeen("controller-0", 5), 4_900)
     assert not other.may_take(4_999)
     assert other.may_take(5_000)
-    other.saw(LeaseSeen("controller-0", 6), 5_000)
+    other.note_lease(LeaseSeen("controller-0", 6), 5_000)
     assert not other.may_take(8_999)
-    other.saw(LeaseSeen("", 7), 9_000)
+    other.note_lease(LeaseSeen("", 7), 9_000)
     assert other.may_take(9_000)
 
 
@@ -460,8 +462,8 @@ def test_a_leader_stops_before_anybody_may_take_its_lease() -> None:
     timing = LeaseTiming()
     mine, other = Leadership("controller-0", timing), Leadership("controller-1", timing)
     lease = LeaseSeen("controller-0", 5)
-    mine.renewed(lease, 1_000)
-    other.saw(lease, 1_000)
+    mine.note_renewal(lease, 1_000)
+    other.note_lease(lease, 1_000)
     ends_ms = next(at for at in range(1_000, 9_000) if not mine.is_leading(at))
     free_ms = next(at for at in range(1_000, 9_000) if other.may_take(at))
     assert ends_ms < free_ms

@@ -52,15 +52,15 @@ def come(record: GroupRecord, replica: int, run: int, store: str) -> GroupRecord
     return after
 
 
-def decided(record: GroupRecord) -> Intent:
+def decision(record: GroupRecord) -> Intent:
     """Return what is decided while all that are registered are heard."""
     sessions = ReplicaSessions(TIMING)
-    sessions.look(record, 0)
+    sessions.note_record(record, 0)
     for id_, _ in record.replicas:
         member = record.find_member(id_)
         assert member is not None
-        sessions.heard(member, BEAT, 100_000)
-    return decide(record, sessions.sight(rank=0, now_ms=100_000), TIMING)
+        sessions.note_heartbeat(member, BEAT, 100_000)
+    return decide(record, sessions.observe(rank=0, now_ms=100_000), TIMING)
 
 
 def all_in_the_wrong_folder() -> GroupRecord:
@@ -89,17 +89,17 @@ def test_who_is_there_is_known_by_what_was_heard_last() -> None:
     zero = ReplicaId(0)
 
     def presence(now_ms: int) -> RunPresence:
-        return presence_of(record, zero, sessions.sight(rank=0, now_ms=now_ms), TIMING)
+        return presence_of(record, zero, sessions.observe(rank=0, now_ms=now_ms), TIMING)
 
     # A controller that has just begun to listen knows nothing yet.
-    sessions.look(record, 1_000)
+    sessions.note_record(record, 1_000)
     assert presence(1_000) is RunPresence.WAS_HEARD
     assert presence(1_000 + TIMING.other_store_ms + 1) is RunPresence.GONE
-    sessions.heard(member_of(0), BEAT, 10_000)
+    sessions.note_heartbeat(member_of(0), BEAT, 10_000)
     assert presence(10_000) is RunPresence.HEARD
     assert presence(10_001 + TIMING.session_timeout_ms) is RunPresence.WAS_HEARD
-    sessions.heard(member_of(0), BEAT, 20_000)
-    sessions.died(member_of(0), 20_100)
+    sessions.note_heartbeat(member_of(0), BEAT, 20_000)
+    sessions.note_death(member_of(0), 20_100)
     assert presence(20_100) is RunPresence.WAS_HEARD
     assert presence(20_101 + TIMING.other_store_ms) is RunPresence.GONE
 
@@ -118,17 +118,17 @@ def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back
     assert not record.sss
     assert not record.eligible
     assert [one.store_uuid for one in record.kept_stores] == ["store-1", "store-2"]
-    alarm = decided(record)
+    alarm = decision(record)
     assert isinstance(alarm, NoEligibleReplica)
     assert "replicas 1 and 2 came with another store" in alarm.reason
     assert not is_out(record, ReplicaId(1))
     record = come(record, 0, 2, "store-0")
-    assert isinstance(decided(record), NoEligibleReplica)
+    assert isinstance(decision(record), NoEligibleReplica)
     # The run with the empty store is still heard: who has what is needed comes in its place.
     back = register(record, coming(record, 1, 2, "store-1"), RunPresence.HEARD)
     assert isinstance(back, GroupRecord)
     assert back.eligible == {1}
-    intent = decided(back)
+    intent = decision(back)
     assert isinstance(intent, RecordWrite)
     assert intent.record.master == member_of(1, 2)
     assert not intent.record.unclean_since
@@ -159,7 +159,7 @@ def test_suspects_are_not_compared_while_a_store_that_has_more_may_come_back() -
     assert isinstance(unclean, GroupRecord)
     assert unclean.suspects == {1}
     record = come(unclean, 2, 1, "empty-2")
-    assert isinstance(decided(record), NoEligibleReplica)
+    assert isinstance(decision(record), NoEligibleReplica)
 
 
 def test_a_group_of_one_keeps_the_store_that_another_has_come_in_place_of() -> None:

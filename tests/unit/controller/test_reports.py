@@ -67,10 +67,10 @@ def test_what_is_old_short_or_of_another_does_not_count(change: dict[str, object
 
 def test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over() -> None:
     record, known = record_of_three(), ReplicaSessions(ElectionTiming())
-    known.look(record, NOW_MS - 60_000)
+    known.note_record(record, NOW_MS - 60_000)
     for replica in range(3):
-        known.heard(member_of(replica), BEAT, NOW_MS)
-    sight = known.sight(rank=0, now_ms=NOW_MS)
+        known.note_heartbeat(member_of(replica), BEAT, NOW_MS)
+    sight = known.observe(rank=0, now_ms=NOW_MS)
     assert decide(record, sight, ElectionTiming()) == NoAction()
     told = sight._replace(reached_instead=frozenset({ReplicaId(2)}))
     assert decide(record, told, ElectionTiming()) == TransferRequest(ReplicaId(2))

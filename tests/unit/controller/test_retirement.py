@@ -54,16 +54,16 @@ def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) ->
     )
 
 
-def decided(
+def decision(
     record: GroupRecord, *, wanted: int | None = None, dead: ReplicaRun | None = None
 ) -> Intent:
     known = ReplicaSessions(TIMING)
-    known.look(record, NOW_MS - 60_000)
+    known.note_record(record, NOW_MS - 60_000)
     for replica_id, _ in record.replicas:
-        known.heard(member_of(replica_id), BEAT, NOW_MS)
+        known.note_heartbeat(member_of(replica_id), BEAT, NOW_MS)
     if dead is not None:
-        known.died(dead, NOW_MS)
-    return decide(record, known.sight(rank=0, now_ms=NOW_MS + 10, wanted_replicas=wanted), TIMING)
+        known.note_death(dead, NOW_MS)
+    return decide(record, known.observe(rank=0, now_ms=NOW_MS + 10, wanted_replicas=wanted), TIMING)
 
 
 def done(found: GroupRecord | ChangeRejection) -> GroupRecord:
@@ -81,7 +81,7 @@ def run_to_rest(record: GroupRecord, *, wanted: int | None = None) -> tuple[Grou
     gone: list[int] = []
     for _ in range(50):
         assert len(record.sss) >= record.min_in_sync, "no window below the minimum"
-        intent = decided(record, wanted=wanted)
+        intent = decision(record, wanted=wanted)
         if isinstance(intent, RecordWrite):
             assert intent.record.version == record.version + 1
             record = intent.record
@@ -104,7 +104,7 @@ def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> Non
     assert not after.eligible
     assert view_of(after).retired == {2}
     assert is_out(after, ReplicaId(2))
-    assert decided(after) == NoAction()
+    assert decision(after) == NoAction()
     assert done(retire(after, ReplicaId(2), Retirement.SURPLUS)) is after
     assert from_text(to_text(after)) == after
 
@@ -112,7 +112,7 @@ def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> Non
 def test_a_master_that_is_retired_hands_over_and_leaves_then() -> None:
     marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
     assert marked.sss == {member_of(0), member_of(1), member_of(2)}
-    assert decided(marked) == TransferRequest(ReplicaId(1))
+    assert decision(marked) == TransferRequest(ReplicaId(1))
     after, _ = run_to_rest(marked)
     assert after.master == member_of(1)
     assert after.sss == {member_of(1), member_of(2)}
@@ -144,12 +144,12 @@ def test_a_retired_replica_counts_again_when_that_is_taken_back() -> None:
 def test_a_retired_replica_is_elected_only_where_nobody_else_is_left() -> None:
     marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
     handed = with_master(marked, member_of(2), marked.sss, reason="moved")
-    intent = decided(handed, dead=member_of(2))
+    intent = decision(handed, dead=member_of(2))
     assert isinstance(intent, RecordWrite)
     assert intent.record.master == member_of(1)  # and not 0, whose log is as long
     # With nobody else it is better than none: it has all that was acknowledged.
     alone = marked._replace(sss=frozenset({member_of(0), member_of(2)}), master=member_of(2))
-    chosen = decided(alone, dead=member_of(2))
+    chosen = decision(alone, dead=member_of(2))
     assert isinstance(chosen, RecordWrite)
     assert chosen.record.master == member_of(0)
 
@@ -171,13 +171,13 @@ def test_a_master_among_those_that_go_hands_over_to_one_that_stays() -> None:
 
 def test_fewer_waits_until_those_that_stay_have_caught_up() -> None:
     behind = record_of(5, out=(1, 2))
-    first = decided(behind, wanted=3)
+    first = decision(behind, wanted=3)
     assert isinstance(first, RecordWrite)
     assert first.record.sss == {member_of(0), member_of(3)}
     forgotten = done(forget(first.record, ReplicaId(4)))
-    assert decided(forgotten, wanted=3) == NoAction()
+    assert decision(forgotten, wanted=3) == NoAction()
     caught_up = forgotten._replace(sss=forgotten.sss | {member_of(1)})
-    assert isinstance(decided(caught_up, wanted=3), RecordWrite)
+    assert isinstance(decision(caught_up, wanted=3), RecordWrite)
 
 
 def test_more_again_brings_back_what_was_to_go_but_not_what_an_operator_has_drained() -> None:
@@ -198,4 +198,4 @@ def test_what_is_needed_is_not_forgotten() -> None:
 
 
 def test_a_group_that_is_to_have_more_retires_nobody() -> None:
-    assert decided(record_of(1, min_in_sync=1), wanted=3) == NoAction()
+    assert decision(record_of(1, min_in_sync=1), wanted=3) == NoAction()

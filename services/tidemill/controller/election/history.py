@@ -47,17 +47,17 @@ def kind_of(reason: str) -> str:
 
 
 def with_reports(
-    record: GroupRecord, *, away: Outage | None, cuts: Iterable[CutTail]
+    record: GroupRecord, *, outage: Outage | None, cuts: Iterable[CutTail]
 ) -> GroupRecord:
     """Return the record with what was heard of its elections; the same where that is no news."""
-    history = tuple(_reported(one, away, cuts) for one in record.history)
+    history = tuple(_reported(one, outage, cuts) for one in record.history)
     if history == record.history:
         return record
     return record._replace(history=history, version=record.version + 1)
 
 
-def _reported(one: Transition, away: Outage | None, cuts: Iterable[CutTail]) -> Transition:
-    if away is not None and away.epoch == one.epoch and one.away_ms is None:
-        one = one._replace(away_ms=away.away_ms)
+def _reported(one: Transition, outage: Outage | None, cuts: Iterable[CutTail]) -> Transition:
+    if outage is not None and outage.epoch == one.epoch and one.away_ms is None:
+        one = one._replace(away_ms=outage.away_ms)
     new = tuple(cut for cut in cuts if cut.epoch == one.epoch and cut not in one.cuts)
     return one._replace(cuts=(*one.cuts, *new)[:CUTS_MAX]) if new else one

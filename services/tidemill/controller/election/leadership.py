@@ -37,17 +37,17 @@ class Leadership:
         self._changed_at_ms = 0
         self._renewed_at_ms: int | None = None
 
-    def saw(self, lease: LeaseSeen, now_ms: int) -> None:
+    def note_lease(self, lease: LeaseSeen, now_ms: int) -> None:
         """Take a read of the lease: its time runs from when a change of it was first seen."""
         if lease != self._seen:
             self._seen, self._changed_at_ms = lease, now_ms
 
-    def renewed(self, lease: LeaseSeen, sent_at_ms: int) -> None:
+    def note_renewal(self, lease: LeaseSeen, sent_at_ms: int) -> None:
         """Take a write of our own that was confirmed: it counts from when it was sent."""
         self._seen, self._changed_at_ms = lease, sent_at_ms
         self._renewed_at_ms = sent_at_ms
 
-    def lost(self) -> None:
+    def note_loss(self) -> None:
         """Hear that the lease is another one's."""
         self._renewed_at_ms = None
 

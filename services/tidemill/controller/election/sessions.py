@@ -113,17 +113,17 @@ class ReplicaSessions:
         self._failed: ReplicaRun | None = None
         self._failed_since_ms: int | None = None
 
-    def heard(self, member: ReplicaRun, beat: Heartbeat, now_ms: int) -> None:
+    def note_heartbeat(self, member: ReplicaRun, beat: Heartbeat, now_ms: int) -> None:
         """Take a heartbeat."""
         known = self._sessions.get(member)
         is_dead = known is not None and known.is_dead
         self._sessions[member] = ReplicaSession(now_ms, beat, is_dead)
 
-    def died(self, member: ReplicaRun, now_ms: int) -> None:
+    def note_death(self, member: ReplicaRun, now_ms: int) -> None:
         """Take a death certificate: the process of this run has ended."""
         self._sessions[member] = ReplicaSession(now_ms, None, is_dead=True)
 
-    def look(self, record: GroupRecord, now_ms: int) -> None:
+    def note_record(self, record: GroupRecord, now_ms: int) -> None:
         """Note since when the record is as it is, and give who was never heard of a first chance.
 
         A controller that has just begun to watch must not take everybody for dead.
@@ -148,7 +148,7 @@ class ReplicaSessions:
         elif self._failed_since_ms is None or self._failed != master:
             self._failed, self._failed_since_ms = master, now_ms
 
-    def sight(
+    def observe(
         self,
         *,
         rank: int,

@@ -184,7 +184,7 @@ class ControllerService:
         asked = _parse(wire.ReportUnreachableRequest, request)
         group = await self._group(asked.group)
         is_known = asked.proxy in self._proxies
-        self._metrics.requested("report_unreachable", "success" if is_known else "failed")
+        self._metrics.count_request("report_unreachable", "success" if is_known else "failed")
         if not is_known:
             raise RpcError(RpcCode.FAILED_PRECONDITION, f"{asked.proxy} follows no routes here")
         report = UnreachableReport(
@@ -194,12 +194,12 @@ class ControllerService:
             unreachable_ms=asked.unreachable_ms,
             reachable=frozenset(asked.reachable),
         )
-        group.reported(report, proxies=len(self._proxies))
+        group.note_report(report, proxies=len(self._proxies))
         return wire.Done().SerializeToString()
 
     async def _get_groups(self, request: bytes) -> bytes:
         asked = _parse(wire.GetGroupsRequest, request)
-        self._metrics.requested("get_replica_info", "success")
+        self._metrics.count_request("get_replica_info", "success")
         names = [asked.group] if asked.group else sorted(self._groups.by_name)
         found = [await self._group(name) for name in names]
         now_ms = self._clock.monotonic_ms()
@@ -262,7 +262,7 @@ class ControllerService:
         except StoreUnreachable as error:
             raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
         took_ns = time.monotonic_ns() - began_ns
-        self._metrics.requested("forget_group", "failed" if refusal else "success", took_ns)
+        self._metrics.count_request("forget_group", "failed" if refusal else "success", took_ns)
         if refusal is not None:
             raise RpcError(RpcCode.FAILED_PRECONDITION, refusal.why)
         return wire.Done().SerializeToString()
@@ -299,7 +299,7 @@ class ControllerService:
         except StoreUnreachable as error:
             raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
         took_ns = time.monotonic_ns() - began_ns
-        self._metrics.requested(kind, "failed" if refusal else "success", took_ns)
+        self._metrics.count_request(kind, "failed" if refusal else "success", took_ns)
         if refusal is not None:
             raise RpcError(RpcCode.FAILED_PRECONDITION, refusal.why)
         return to_group(group, now_ms=self._clock.monotonic_ms()).SerializeToString()

@@ -91,7 +91,7 @@ class SessionCall:
 
     # ------------------------------------------------------------ what the group tells
 
-    def news(self, view: ReplicationView) -> None:
+    def send_view(self, view: ReplicationView) -> None:
         """Send a view that is new."""
         self._told_at_ms = self._clock.monotonic_ms()
         self._send(wire.SessionDown(view=to_view(view)))
@@ -102,7 +102,7 @@ class SessionCall:
         if view is not None and view.master == self._registered:
             self._send(wire.SessionDown(hand_over=wire.HandOver(epoch=epoch, target=target)))
 
-    def forgotten(self) -> None:
+    def end_session(self) -> None:
         """End the session: its supervisor comes back, and registers with what there is then."""
         self._call.expire()
 
@@ -138,8 +138,8 @@ class SessionCall:
                 replica=up.death.member.replica_id,
                 how=up.death.how,
             )
-            self._metrics.requested("broker_death", "success")
-            self._group.died(from_member(up.death.member))
+            self._metrics.count_request("broker_death", "success")
+            self._group.note_death(from_member(up.death.member))
         elif kind in ("register", "proposal", "release"):
             try:
                 self._requests.put_nowait(up)
@@ -161,7 +161,7 @@ class SessionCall:
             raise RpcError(RpcCode.UNAVAILABLE, f"the store: {error}") from None
         # A run that has registered over another controller is to be named, or the next is fenced.
         await group.refresh()
-        if group.is_forgotten:
+        if group.is_removed:
             raise RpcError(RpcCode.UNAVAILABLE, f"the broker group {group.name} was forgotten")
         self._group = group
         assert group.stored is not None, "a group that was found has a record"
@@ -176,14 +176,14 @@ class SessionCall:
         group.listeners.add(self)
         view = group.view()
         if view is not None:
-            self.news(view)
+            self.send_view(view)
 
     def _hear(self, up: wire.SessionUp) -> None:
         group, beat = self._group, up.heartbeat
         assert group is not None, "it has attached"
         assert group.stored is not None, "a group that was found has a record"
         member = from_member(beat.member)
-        group.heard(member, from_heartbeat(beat))
+        group.note_heartbeat(member, from_heartbeat(beat))
         record = group.stored.record
         registered = record.find_member(member.replica_id)
         if registered == member:
@@ -201,7 +201,7 @@ class SessionCall:
         is_due = self._clock.monotonic_ms() - self._told_at_ms >= NEWS_AGAIN_MS
         view = group.view()
         if is_due and view is not None and beat.version_seen < view.version:
-            self.news(view)
+            self.send_view(view)
 
     # ------------------------------------------------------------ what it asks
 
@@ -219,7 +219,7 @@ class SessionCall:
             except StoreUnreachable as error:
                 status = "timeout"
                 self._answer(up, wire.Answer(unavailable=str(error)))
-            self._metrics.requested(kind, status, time.monotonic_ns() - began_ns)
+            self._metrics.count_request(kind, status, time.monotonic_ns() - began_ns)
 
     def _asked(self, up: wire.SessionUp) -> tuple[str, ChangeRequest]:
         """Return a request as what judges a record, and its name among the metrics."""
@@ -273,7 +273,7 @@ class SessionCall:
             self._registered = from_member(up.register.member)
         view = None if self._group is None else self._group.view()
         if view is not None:
-            self.news(view)  # Before the answer: who reads it knows what has come of it.
+            self.send_view(view)  # Before the answer: who reads it knows what has come of it.
         self._answer(up, wire.Answer(done=wire.Done()))
 
     def _answer(self, up: wire.SessionUp, answer: wire.Answer) -> None:

@@ -81,14 +81,14 @@ def from_register(found: wire.Register) -> Registration:
 
 def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.Group:
     """Return what an operator is told of a group."""
-    notice = group.notice or group.given_up
+    notice = group.notice or group.failed_transfer
     answer = wire.Group(name=group.name, alarm=group.alarm, notice=notice)
     if group.stored is None:
         return answer
     if group.stored.record.transfer is not None:
         answer.transfer = group.stored.record.transfer
     record, sessions = group.stored.record, group.sessions()
-    diverged, unheard = group.diverged(), group.unheard()
+    diverged, unheard = group.diverged_replicas(), group.unheard_pairs()
     view = group.view()
     if view is not None:
         answer.view.CopyFrom(to_view(view))
