@@ -242,3 +242,19 @@ def test_old_messages_are_asked_for_before_they_are_popped(monkeypatch: pytest.M
     world.disk.advised.clear()
     world.pop(8)
     assert asked() >= set(range(20, 28))
+
+
+def test_a_pop_that_finds_no_message_records_nothing() -> None:
+    """No CK is needed: nothing is hidden. A filter moves the position in memory only."""
+    world = World()
+    world.send("m0", tag="red")
+    assert world.bodies() == ["m0"], "the consumer group knows the topic now"
+    log_end = world.engine.log.log_end
+    assert world.pop(1) == []
+    assert world.engine.log.log_end == log_end, "an empty queue"
+    world.send("m1", tag="blue")
+    log_end = world.engine.log.log_end
+    assert world.pop(1, tags=("red",)) == []
+    assert world.engine.log.log_end == log_end, "no message matches the filter"
+    world.restart()
+    assert world.bodies(tags=("blue",)) == ["m1"]
