@@ -18,8 +18,9 @@ from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.link.link_service import BrokerLinkService
+from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.members.home_service import BrokerHomeService
-from tidemill.broker.server.members.members import FOLLOW, Members
+from tidemill.broker.server.members.member_connection import FOLLOW
 from tidemill.broker.server.round.durability import Durability
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.round.rounds import Rounds
@@ -123,7 +124,7 @@ class Broker(Process):
         self._network = network
         self._random = random
         self.rounds: Rounds
-        self.members: Members
+        self.members: ClusterMembers
         self._links: BrokerLinkService
         self._homes: BrokerHomeService
         self._is_alive = False
@@ -146,7 +147,7 @@ class Broker(Process):
         self._links = BrokerLinkService(rounds, Traffic(), auto_create=True)
         self._homes = BrokerHomeService(rounds)
         self.begin(self._run(rounds))
-        self.members = Members(rounds, self._connect, life=f"{self.address} {self.lives}")
+        self.members = ClusterMembers(rounds, self._connect, life=f"{self.address} {self.lives}")
         self.begin(self._keep_told(self.members))
         self._network.servers[self.address] = self
         self._is_alive = True
@@ -167,7 +168,7 @@ class Broker(Process):
             self.failure = error
             raise
 
-    async def _keep_told(self, members: Members) -> None:
+    async def _keep_told(self, members: ClusterMembers) -> None:
         async with members.running():
             await asyncio.Event().wait()
 

@@ -20,7 +20,7 @@ from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
 from tidemill.broker.opening import told_to_be_starting
 from tidemill.broker.replica_metrics import ReplicaMetrics
 from tidemill.broker.server.grpc_server import broker_server
-from tidemill.broker.server.members.members import Members
+from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.replicas.mending import Mender
 from tidemill.broker.server.replicas.replica_shell import ReplicaShell
 from tidemill.broker.server.replicas.start_mending import StartMending
@@ -158,7 +158,7 @@ class Process:
             clock_hold_ms=settings.timer_clock_hold_ms,
             replica_engine=replica_engine,
         )
-        members = Members(rounds, self._connect, life=secrets.token_hex(LIFE_BYTES))
+        members = ClusterMembers(rounds, self._connect, life=secrets.token_hex(LIFE_BYTES))
         BrokerMetrics(registry, traffic, lag, rounds)
         StoreMetrics(registry, sizes, rounds)
         TimerMetrics(registry, rounds)

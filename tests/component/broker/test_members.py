@@ -1,4 +1,4 @@
-"""A home and a follower in one process: what is told, when, and what is not listened to."""
+"""A home and a follower in one process: the updates of the follower, and rejected frames."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.worlds.engine_world import GROUP, TOPIC
 from tests.support.worlds.proxy_world import eventually
 from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.metadata.membership import BrokerGroup
-from tidemill.broker.server.members import members as members_module
+from tidemill.broker.server.members import member_connection
+from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.members.home_service import BrokerHomeService
-from tidemill.broker.server.members.members import Members
 from tidemill.common.errors import BrokerUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcCode, RpcError
@@ -60,22 +60,22 @@ class Stream:
 
 
 class Channel:
-    """What the home connects to, as long as `is_there`."""
+    """The connection to the follower, which fails unless `is_up`."""
 
     heard_at_s = 0.0
 
     def __init__(self, follower: RoundWorld) -> None:
         self.service = BrokerHomeService(follower.rounds)
         self.streams: list[Stream] = []
-        self.is_there = True
+        self.is_up = True
         self.failure: Exception | None = None
 
     @contextlib.asynccontextmanager
     async def connect(self, _address: str, *_: object, **__: object) -> AsyncIterator[Channel]:
         if self.failure is not None:
             raise self.failure
-        if not self.is_there:
-            raise RpcError(RpcCode.UNAVAILABLE, "nobody is there")
+        if not self.is_up:
+            raise RpcError(RpcCode.UNAVAILABLE, "the follower is down")
         yield self
 
     def open(self, _path: str, on_message: Callable[[bytes], None]) -> Stream:
@@ -99,11 +99,11 @@ class Cluster:
         self.home.world.commit()
         self.home.world.engine.take_config_changes()
         self.channel = Channel(self.follower)
-        self.members = Members(self.home.rounds, self.channel.connect, life="first")
+        self.members = ClusterMembers(self.home.rounds, self.channel.connect, life="first")
 
     @property
     def is_connected(self) -> bool:
-        return self.members.followers["broker-1"].is_connected
+        return self.members.connections["broker-1"].is_connected
 
     def knows(self, topic: str) -> bool:
         return self.follower.world.engine.catalog.find_topic(topic) is not None
@@ -138,7 +138,7 @@ def run(
     asyncio.run(main())
 
 
-def test_a_member_is_told_everything_and_then_what_changes() -> None:
+def test_a_member_gets_the_whole_configuration_and_then_each_change() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
         assert cluster.knows(TOPIC)
@@ -153,8 +153,10 @@ def test_a_member_is_told_everything_and_then_what_changes() -> None:
     run(scenario)
 
 
-def test_the_home_asks_where_groups_at_the_latest_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "BEGUN_LOOK_S", 0.01)
+def test_the_home_learns_since_when_a_group_reads_from_the_latest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(member_connection, "BEGUN_PERIOD_S", 0.01)
 
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
@@ -179,7 +181,7 @@ def test_the_home_asks_where_groups_at_the_latest_begin(monkeypatch: pytest.Monk
     run(scenario)
 
 
-def test_what_the_home_may_still_lose_nobody_is_told_of() -> None:
+def test_a_change_is_sent_only_when_it_is_committed() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
         cluster.home.syncs.gate.clear()
@@ -194,16 +196,16 @@ def test_what_the_home_may_still_lose_nobody_is_told_of() -> None:
     run(scenario)
 
 
-def test_who_was_away_is_told_everything_again() -> None:
+def test_a_reconnected_member_gets_the_whole_configuration_again() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
-        cluster.channel.is_there = False
+        cluster.channel.is_up = False
         cluster.channel.lose()
         await eventually(lambda: not cluster.is_connected)
         assert not cluster.home.world.engine.broker_groups.connected
         assert cluster.metric() == 0
         await cluster.put("more")
-        cluster.channel.is_there = True
+        cluster.channel.is_up = True
         await eventually(lambda: cluster.is_connected)
         assert cluster.knows("more")
         assert cluster.metric() == 1
@@ -211,7 +213,9 @@ def test_who_was_away_is_told_everything_again() -> None:
     run(scenario)
 
 
-def test_who_is_far_behind_is_told_everything_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_far_behind_gets_the_whole_configuration_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
         cluster.follower.syncs.gate.clear()
@@ -224,11 +228,11 @@ def test_who_is_far_behind_is_told_everything_again(monkeypatch: pytest.MonkeyPa
         assert max(len(frame.configs) for frame in written) <= 2
         assert sum(config.is_complete for frame in written for config in frame.configs) == 2
 
-    monkeypatch.setattr(members_module, "UPDATES_MAX", 2)
+    monkeypatch.setattr(member_connection, "UPDATES_MAX", 2)
     run(scenario)
 
 
-def test_an_older_word_that_was_still_on_its_way_is_refused() -> None:
+def test_a_late_frame_is_rejected() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
         await cluster.put("more")
@@ -247,43 +251,43 @@ def test_an_older_word_that_was_still_on_its_way_is_refused() -> None:
     run(scenario)
 
 
-def test_who_is_another_than_the_list_says_is_told_nothing() -> None:
+def test_a_broker_at_a_wrong_address_gets_no_configuration() -> None:
     async def scenario(cluster: Cluster) -> None:
         moved = BrokerGroup(name="broker-9", address="h1:1")
         cluster.home.world.engine.catalog.membership.groups["broker-9"] = moved
-        await cluster.put("a change of nobody")
+        await cluster.put("a change")
         await cluster.home.rounds.call(
             lambda engine, turn: engine.broker_groups.drain("broker-9", turn.now_ms)
         )
-        await eventually(lambda: "broker-9" in cluster.members.followers)
-        follower = cluster.members.followers["broker-9"]
-        await eventually(lambda: "this is broker-1, and not broker-9" in follower.reason)
+        await eventually(lambda: "broker-9" in cluster.members.connections)
+        follower = cluster.members.connections["broker-9"]
+        await eventually(lambda: "this is broker-1, not broker-9" in follower.reason)
 
     run(scenario)
 
 
-def test_a_member_that_is_not_connected_cannot_be_asked() -> None:
+def test_a_frame_to_a_disconnected_member_fails() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
-        follower = cluster.members.followers["broker-1"]
+        follower = cluster.members.connections["broker-1"]
         with pytest.raises(Conflict, match="is not draining"):
-            await follower.ask(pb.FollowFrame(leave=True))
-        cluster.channel.is_there = False
+            await follower.exchange(pb.FollowFrame(leave=True))
+        cluster.channel.is_up = False
         cluster.channel.lose()
         await eventually(lambda: not cluster.is_connected)
         with pytest.raises(BrokerUnreachable, match="is not connected"):
-            await follower.ask(pb.FollowFrame(count_left=True))
+            await follower.exchange(pb.FollowFrame(count_left=True))
 
     run(scenario)
 
 
-def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
+def test_a_late_reply_is_not_taken_for_the_next_one() -> None:
     async def scenario(cluster: Cluster) -> None:
         await eventually(lambda: cluster.is_connected)
-        follower = cluster.members.followers["broker-1"]
+        follower = cluster.members.connections["broker-1"]
         stream = cluster.channel.streams[0]
         cluster.follower.syncs.gate.clear()
-        # No answer leaves the follower before this is durable.
+        # The follower sends no reply before this record is durable.
         recording = asyncio.create_task(
             cluster.follower.rounds.call(
                 lambda engine, turn: engine.administration.record(
@@ -292,9 +296,9 @@ def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
             )
         )
         await idle()
-        counting = asyncio.create_task(follower.ask(pb.FollowFrame(count_left=True)))
+        counting = asyncio.create_task(follower.exchange(pb.FollowFrame(count_left=True)))
         await eventually(lambda: stream.written[-1].count_left)
-        late = pb.FollowReply(sequence=1, error="Conflict", message="to another question")
+        late = pb.FollowReply(sequence=1, error="Conflict", message="of an earlier frame")
         await stream.send(late.SerializeToString())
         cluster.follower.syncs.gate.set()
         assert (await counting).HasField("left")
@@ -303,16 +307,14 @@ def test_an_answer_to_who_has_given_up_is_not_the_next_ones() -> None:
     run(scenario)
 
 
-def test_a_member_whose_connection_fails_as_nobody_foresaw_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_member_is_tried_again_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: Cluster) -> None:
-        await eventually(lambda: "foresaw" in cluster.members.followers["broker-1"].reason)
+        await eventually(lambda: "unexpected" in cluster.members.connections["broker-1"].reason)
         cluster.channel.failure = None
         await eventually(lambda: cluster.is_connected)
 
-    monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
-    run(scenario, failure=ZeroDivisionError("what nobody foresaw"))
+    monkeypatch.setattr(member_connection, "REFUSED_S", 0.0)
+    run(scenario, failure=ZeroDivisionError("an unexpected error"))
 
 
 async def drain(cluster: Cluster) -> None:
@@ -330,12 +332,12 @@ async def add(cluster: Cluster) -> None:
     )
 
 
-def test_who_has_left_and_is_taken_back_is_told_everything() -> None:
+def test_a_member_that_left_and_is_added_again_gets_the_whole_configuration() -> None:
     async def scenario(cluster: Cluster) -> None:
         await drain(cluster)
-        await cluster.members.followers["broker-1"].leave()
+        await cluster.members.connections["broker-1"].request_leave()
         assert not cluster.knows(TOPIC)
-        # The home has not recorded the removal: whoever asked for it went away.
+        # The home has not recorded the removal, because its caller was cancelled.
         await add(cluster)
         await eventually(lambda: cluster.knows(TOPIC))
         assert len(cluster.channel.streams) == 1
@@ -343,28 +345,28 @@ def test_who_has_left_and_is_taken_back_is_told_everything() -> None:
     run(scenario)
 
 
-def test_who_has_left_unnoticed_is_told_everything_on_another_stream(
+def test_an_unnoticed_leave_leads_to_a_new_stream_after_the_member_is_added(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
         await drain(cluster)
-        await cluster.members.followers["broker-1"].ask(pb.FollowFrame(leave=True))
+        await cluster.members.connections["broker-1"].exchange(pb.FollowFrame(leave=True))
         await add(cluster)
         await eventually(lambda: cluster.knows(TOPIC))
         assert len(cluster.channel.streams) == 2
 
-    monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
+    monkeypatch.setattr(member_connection, "REFUSED_S", 0.0)
     run(scenario)
 
 
-def test_a_removal_that_the_home_missed_is_ended_when_the_member_says_so() -> None:
+def test_the_home_finishes_a_removal_that_the_member_has_recorded() -> None:
     async def scenario(cluster: Cluster) -> None:
         await drain(cluster)
-        # The home dies here, or whoever asked goes: it does not record what the member has done.
-        await cluster.members.followers["broker-1"].ask(pb.FollowFrame(leave=True))
+        # The home stops here, so it does not record that the member has left.
+        await cluster.members.connections["broker-1"].exchange(pb.FollowFrame(leave=True))
         cluster.channel.lose()
         groups = cluster.home.world.engine.catalog.membership.groups
         await eventually(lambda: "broker-1" not in groups)
-        await eventually(lambda: not cluster.members.followers)
+        await eventually(lambda: not cluster.members.connections)
 
     run(scenario)

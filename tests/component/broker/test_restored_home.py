@@ -1,4 +1,4 @@
-"""A home that comes back with an older store: whom its follower listens to, and what ids mean."""
+"""A home that returns with an older store: the process that is followed, and reused ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.worlds.proxy_world import eventually
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.offline.copy import copy
-from tidemill.broker.server.members import members as members_module
-from tidemill.broker.server.members.members import Members
+from tidemill.broker.server.members import member_connection
+from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.round.turn import Turn
 
 
-class Restored:
-    """The home of a cluster as it was before a topic was made: a store of the same cluster."""
+class RestoredHome:
+    """The home of a cluster with a store from before a topic was created."""
 
     def __init__(self, cluster: Cluster, *, life: str = "second") -> None:
         self.home = RoundWorld(broker_name="broker-0")
@@ -31,11 +31,11 @@ class Restored:
         self.home.world.engine.broker_groups.found(ADDRESSES, self.home.world.now_ms)
         self.home.world.commit()
         self.home.world.engine.take_config_changes()
-        self.members = Members(self.home.rounds, cluster.channel.connect, life=life)
+        self.members = ClusterMembers(self.home.rounds, cluster.channel.connect, life=life)
 
     @property
     def reason(self) -> str:
-        return self.members.followers["broker-1"].reason
+        return self.members.connections["broker-1"].reason
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -60,12 +60,12 @@ def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def restores(members: Members) -> float:
+def restores(members: ClusterMembers) -> float:
     [family] = [one for one in members.collect() if one.name.endswith("restores")]
     return family.samples[0].value
 
 
-def test_an_id_that_was_given_out_again_is_another_topic() -> None:
+def test_a_reused_id_is_a_different_topic() -> None:
     async def scenario(cluster: Cluster) -> None:
         catalog = cluster.follower.world.engine.catalog
         async with cluster.members.running():
@@ -73,19 +73,19 @@ def test_an_id_that_was_given_out_again_is_another_topic() -> None:
             before = await put(cluster.home, "invoices")
             await eventually(lambda: cluster.knows("invoices"))
             invoices_id = catalog.topic_ids["invoices"]
-        restored = Restored(cluster)
+        restored = RestoredHome(cluster)
         async with restored.running():
             assert await put(restored.home, "payments") == before
             await eventually(lambda: cluster.knows("payments"))
             assert not cluster.knows("invoices")
             assert catalog.topic_ids["payments"] != invoices_id
-            followers = Members(cluster.follower.rounds, cluster.channel.connect, life="")
+            followers = ClusterMembers(cluster.follower.rounds, cluster.channel.connect, life="")
             assert restores(followers) == 1
 
     run(scenario)
 
 
-def test_a_topic_of_the_same_name_and_id_is_another_one_where_it_was_made_again() -> None:
+def test_a_topic_with_equal_name_and_id_is_different_if_it_was_created_again() -> None:
     async def scenario(cluster: Cluster) -> None:
         catalog = cluster.follower.world.engine.catalog
         async with cluster.members.running():
@@ -93,7 +93,7 @@ def test_a_topic_of_the_same_name_and_id_is_another_one_where_it_was_made_again(
             await put(cluster.home, "invoices")
             await eventually(lambda: cluster.knows("invoices"))
             before = catalog.topic_ids["invoices"]
-        restored = Restored(cluster)
+        restored = RestoredHome(cluster)
         async with restored.home.running():
             restored.home.clock.advance(60_000)
             await put(restored.home, "invoices")
@@ -103,20 +103,20 @@ def test_a_topic_of_the_same_name_and_id_is_another_one_where_it_was_made_again(
     run(scenario)
 
 
-def test_a_copy_that_lives_beside_the_home_is_not_listened_to() -> None:
+def test_a_copy_beside_the_home_is_not_followed() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.members.running():
             await eventually(lambda: cluster.is_connected)
-            copy = Restored(cluster)
+            copy = RestoredHome(cluster)
             async with copy.running():
-                await eventually(lambda: "another broker-0 is connected" in copy.reason)
+                await eventually(lambda: "another process of broker-0 is connected" in copy.reason)
                 await put(cluster.home, "invoices")
                 await eventually(lambda: cluster.knows("invoices"))
 
     run(scenario)
 
 
-def test_a_copy_that_was_started_once_more_is_not_listened_to_either() -> None:
+def test_a_copy_with_a_higher_epoch_is_not_followed() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.members.running():
             await eventually(lambda: cluster.is_connected)
@@ -126,16 +126,18 @@ def test_a_copy_that_was_started_once_more_is_not_listened_to_either() -> None:
             await eventually(lambda: cluster.knows("invoices"))
             trial = RoundWorld(broker_name="broker-0", disk=backup)
             assert trial.world.engine.log.epoch > cluster.home.world.engine.log.epoch
-            members = Members(trial.rounds, cluster.channel.connect, life="copy")
+            members = ClusterMembers(trial.rounds, cluster.channel.connect, life="copy")
             async with trial.running(), members.running():
-                follower = members.followers["broker-1"]
-                await eventually(lambda: "another broker-0 is connected" in follower.reason)
+                follower = members.connections["broker-1"]
+                await eventually(
+                    lambda: "another process of broker-0 is connected" in follower.reason
+                )
                 assert cluster.knows("invoices")
 
     run(scenario)
 
 
-def test_a_restored_home_of_a_higher_epoch_is_told_of_and_counted() -> None:
+def test_a_restored_home_with_a_higher_epoch_is_logged_and_counted() -> None:
     async def scenario(cluster: Cluster) -> None:
         backup = FaultyDisk(Random(5))
         async with cluster.members.running():
@@ -144,19 +146,19 @@ def test_a_restored_home_of_a_higher_epoch_is_told_of_and_counted() -> None:
             await put(cluster.home, "invoices")
             await eventually(lambda: cluster.knows("invoices"))
         restored = RoundWorld(broker_name="broker-0", disk=backup)
-        members = Members(restored.rounds, cluster.channel.connect, life="restored")
+        members = ClusterMembers(restored.rounds, cluster.channel.connect, life="restored")
         with capture_logs() as logs:
             async with restored.running(), members.running():
                 await eventually(lambda: not cluster.knows("invoices"))
-        followers = Members(cluster.follower.rounds, cluster.channel.connect, life="")
+        followers = ClusterMembers(cluster.follower.rounds, cluster.channel.connect, life="")
         assert restores(followers) == 1
-        [line] = [one for one in logs if one["event"].startswith("the home was restored")]
+        [line] = [one for one in logs if one["event"].startswith("home was restored")]
         assert (line["log_level"], line["topics"]) == ("error", ["invoices"])
 
     run(scenario)
 
 
-def test_a_restart_that_follows_a_deletion_is_no_restored_home() -> None:
+def test_a_restart_after_a_deletion_is_not_a_restored_home() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.members.running():
             await eventually(lambda: cluster.is_connected)
@@ -167,20 +169,20 @@ def test_a_restart_that_follows_a_deletion_is_no_restored_home() -> None:
             lambda engine, turn: engine.administration.delete_topic("invoices", turn.now_ms)
         )
         again = RoundWorld(broker_name="broker-0", disk=cluster.home.world.disk.after_kill())
-        members = Members(again.rounds, cluster.channel.connect, life="again")
+        members = ClusterMembers(again.rounds, cluster.channel.connect, life="again")
         async with again.running(), members.running():
             await eventually(lambda: not cluster.knows("invoices"))
-        followers = Members(cluster.follower.rounds, cluster.channel.connect, life="")
+        followers = ClusterMembers(cluster.follower.rounds, cluster.channel.connect, life="")
         assert restores(followers) == 0
 
     run(scenario)
 
 
-def test_who_was_replaced_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_home_stays_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.members.running():
             await eventually(lambda: cluster.is_connected)
-        async with Restored(cluster).running():
+        async with RestoredHome(cluster).running():
             catalog = cluster.follower.world.engine.catalog
 
             def is_followed() -> bool:
@@ -188,16 +190,16 @@ def test_who_was_replaced_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
                 return home is not None and home.life == "second"
 
             await eventually(is_followed)
-            back = Members(cluster.home.rounds, cluster.channel.connect, life="first")
+            back = ClusterMembers(cluster.home.rounds, cluster.channel.connect, life="first")
             async with back.running():
-                follower = back.followers["broker-1"]
-                await eventually(lambda: "has taken the place" in follower.reason)
+                follower = back.connections["broker-1"]
+                await eventually(lambda: "has replaced this one" in follower.reason)
 
-    monkeypatch.setattr(members_module, "REFUSED_S", 0.0)
+    monkeypatch.setattr(member_connection, "REFUSED_S", 0.0)
     run(scenario)
 
 
-def test_a_follower_that_was_restarted_knows_whom_it_listened_to() -> None:
+def test_a_restarted_follower_remembers_the_home_that_it_followed() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with cluster.members.running():
             await eventually(lambda: cluster.is_connected)

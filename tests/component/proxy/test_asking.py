@@ -15,7 +15,7 @@ from tests.support.worlds.engine_world import blob
 from tests.support.worlds.proxy_world import eventually
 from tidemill.broker.server.admin import relay as broker_relay
 from tidemill.broker.server.admin.relay import Relay
-from tidemill.broker.server.admin.service import ERROR_KEY
+from tidemill.broker.server.round.rpc import ERROR_KEY
 from tidemill.proxy.clients.clients import EXPIRY_MS, Client, Clients
 from tidemill.proxy.clients.questions import CLIENTS_MAX, Questions
 from tidemill.proxy.clients.relay import Relays
@@ -281,7 +281,7 @@ def test_a_message_to_verify_goes_to_no_one_who_would_not_be_given_it() -> None:
         names = "producer", "other", "unknown"
         streams = {name: ClientStream(world, name, answered) for name in names}
 
-        async def refusal(name: str, *, is_forced: bool = False) -> tuple[str, str]:
+        async def rpc_error(name: str, *, is_forced: bool = False) -> tuple[str, str]:
             found = pb.FoundMessage(blob=stored())
             verify = pb.VerifiedMessage(topic="orders", message=found, is_forced=is_forced)
             with world.clients.streams.open(name, streams[name]):
@@ -289,17 +289,17 @@ def test_a_message_to_verify_goes_to_no_one_who_would_not_be_given_it() -> None:
             return answer.error, answer.message
 
         for is_forced in False, True:
-            error, message = await refusal("producer", is_forced=is_forced)
+            error, message = await rpc_error("producer", is_forced=is_forced)
             assert (error, "no push consumer" in message) == ("ClientCannot", True)
-            error, message = await refusal("other", is_forced=is_forced)
+            error, message = await rpc_error("other", is_forced=is_forced)
             assert (error, "subscribes to a, b, and not to orders" in message) == (
                 "BadRequest",
                 True,
             )
-        error, message = await refusal("unknown")
+        error, message = await rpc_error("unknown")
         assert (error, "force" in message) == ("BadRequest", True)
         assert not any(stream.commands for stream in streams.values())
-        assert await refusal("unknown", is_forced=True) == ("", "")
+        assert await rpc_error("unknown", is_forced=True) == ("", "")
         assert streams["unknown"].commands
 
     run(scenario)

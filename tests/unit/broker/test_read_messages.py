@@ -12,7 +12,7 @@ from tests.support.worlds.engine_world import blob
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.admin.messages import READ_BYTES_MAX, READ_MAX, MessageAdmin
-from tidemill.broker.server.admin.service import ERROR_KEY
+from tidemill.broker.server.round.rpc import ERROR_KEY
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
 

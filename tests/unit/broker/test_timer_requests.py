@@ -12,8 +12,8 @@ from tests.support.worlds.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.timer.search import PAGE_SIZE_MAX
 from tidemill.broker.metrics import Traffic
 from tidemill.broker.server.admin.messages import MessageAdmin
-from tidemill.broker.server.admin.service import ERROR_KEY
 from tidemill.broker.server.admin.timers import TimerAdmin
+from tidemill.broker.server.round.rpc import ERROR_KEY
 from tidemill.broker.server.wire.config_frames import complete_config
 from tidemill.message.encoding import encode_stored
 from tidemill.message.queue_choice import queue_of_message_group
@@ -72,7 +72,7 @@ def cancel_frame(world: RoundWorld, *timer_ids: int, topic_id: int = 0) -> pb.Re
     return pb.RequestFrame(timer_cancels=cancels)
 
 
-async def refusal(call: Awaitable[object]) -> str:
+async def rpc_error(call: Awaitable[object]) -> str:
     """Return the name of the error that `call` is refused with."""
     with pytest.raises(RpcError) as refused:
         await call
@@ -231,7 +231,7 @@ def test_a_message_that_cannot_be_stored_is_refused(
 ) -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         admin = MessageAdmin(world.rounds, Traffic())
-        assert await refusal(admin.StoreMessage(request_)) == error
+        assert await rpc_error(admin.StoreMessage(request_)) == error
 
     in_world(scenario)
 
@@ -273,7 +273,7 @@ def test_pages_of_timers_go_on_where_the_last_one_ended() -> None:
 )
 def test_a_list_that_makes_no_sense_is_refused(request_: pb.ListTimersRequest, error: str) -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
-        assert await refusal(TimerAdmin(world.rounds).ListTimers(request_)) == error
+        assert await rpc_error(TimerAdmin(world.rounds).ListTimers(request_)) == error
 
     in_world(scenario)
 
@@ -288,7 +288,7 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
         move = pb.RescheduleTimerRequest(
             timer_id=sent.queue_offset, due_at_ms=due_at_ms + 1, expected_due_at_ms=due_at_ms + 1
         )
-        assert await refusal(timers.RescheduleTimer(move)) == "Conflict"
+        assert await rpc_error(timers.RescheduleTimer(move)) == "Conflict"
         look = pb.CancelTimerRequest(timer_id=sent.queue_offset, dry_run=True)
         assert (await timers.CancelTimer(look)).state == pb.TIMER_STATE_PENDING
         move.expected_due_at_ms = due_at_ms
@@ -302,7 +302,7 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
         get = pb.GetTimerRequest(timer_id=timer.timer_id)
         assert (await timers.GetTimer(get)).state == pb.TIMER_STATE_DELIVERED
         cancel = pb.CancelTimerRequest(timer_id=timer.timer_id)
-        assert await refusal(timers.CancelTimer(cancel)) == "MessageNotFound"
-        assert await refusal(timers.CancelTimer(look)) == "MessageNotFound"
+        assert await rpc_error(timers.CancelTimer(cancel)) == "MessageNotFound"
+        assert await rpc_error(timers.CancelTimer(look)) == "MessageNotFound"
 
     in_world(scenario)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tidemill.broker.metrics import Traffic
-    from tidemill.broker.server.members.members import Members
+    from tidemill.broker.server.members.cluster_members import ClusterMembers
     from tidemill.broker.server.replicas.replica_shell import ReplicaShell
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.settings import BrokerSettings
@@ -104,7 +104,7 @@ def replica_methods(replicas: ReplicaShell) -> dict[str, RpcMethod]:
 async def broker_server(
     rounds: Rounds,
     traffic: Traffic,
-    members: Members,
+    members: ClusterMembers,
     settings: BrokerSettings,
     tls: ssl.SSLContext | None = None,
     replicas: ReplicaShell | None = None,

@@ -1,4 +1,4 @@
-"""BrokerAdmin's calls about the members of the cluster, served at its home."""
+"""BrokerAdmin's calls about the broker groups of the cluster, served at its home."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.server.admin.service import in_round, refusal
+from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import Conflict, ServiceError
 from tidemill.message.broker_names import check_name
@@ -15,27 +15,28 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.membership import BrokerGroup
-    from tidemill.broker.server.members.members import Follower, Members
+    from tidemill.broker.server.members.cluster_members import ClusterMembers
+    from tidemill.broker.server.members.member_connection import MemberConnection
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
-COUNT_TIMEOUT_S: Final = 2.0  # of a member that is asked what is left; the list comes without it
-LEAVE_TIMEOUT_S: Final = 10.0  # whoever asks for a removal asks again
+COUNT_TIMEOUT_S: Final = 2.0  # for the backlog of a member; after it the list omits the backlog
+LEAVE_TIMEOUT_S: Final = 10.0  # for a member to leave; after it the caller has to try again
 
 
 class BrokerGroupAdmin:
-    """The gRPC face of the list of broker groups."""
+    """Lists, adds, drains and removes broker groups."""
 
-    def __init__(self, rounds: Rounds, members: Members, *, replica_name: str) -> None:
+    def __init__(self, rounds: Rounds, members: ClusterMembers, *, replica_name: str) -> None:
         self._rounds = rounds
         self._members = members
         self._replica_name = replica_name
 
     async def GetBrokerStatus(
         self,
-        request: pb.GetBrokerStatusRequest,  # noqa: ARG002  # The contract has it, and it is empty.
+        request: pb.GetBrokerStatusRequest,  # noqa: ARG002  # part of the contract, without fields
     ) -> pb.BrokerStatus:
-        """Return what this broker says of itself, home or not."""
+        """Return the name and epoch of this broker, home or not."""
 
         def read(engine: Engine, _turn: Turn) -> pb.BrokerStatus:
             name = engine.catalog.broker_name
@@ -46,7 +47,7 @@ class BrokerGroupAdmin:
         return await in_round(self._rounds, read)
 
     async def ListBrokerGroups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
-        """Return all members, and what is left at those that drain where that is asked for."""
+        """Return all broker groups, on request with the backlogs of draining ones."""
 
         def read(engine: Engine, _turn: Turn) -> tuple[str, list[BrokerGroup]]:
             if engine.catalog.membership.home is not None:
@@ -61,40 +62,41 @@ class BrokerGroupAdmin:
             )
         groups = [self._describe(group, own_name) for group in members]
         if request.with_left:
-            await asyncio.gather(*map(self._count_left, groups))
+            await asyncio.gather(*map(self._add_backlog, groups))
         return pb.BrokerGroupList(groups=groups)
 
     def _describe(self, group: BrokerGroup, own_name: str) -> pb.BrokerGroup:
         is_home = group.name == own_name
-        follower = self._members.followers.get(group.name)
+        connection = self._members.connections.get(group.name)
         return pb.BrokerGroup(
             member=config_frames.member(group),
             is_home=is_home,
-            is_connected=is_home or (follower is not None and follower.is_connected),
-            reason=follower.reason if follower is not None else "",
+            is_connected=is_home or (connection is not None and connection.is_connected),
+            reason=connection.reason if connection is not None else "",
         )
 
-    async def _count_left(self, group: pb.BrokerGroup) -> None:
-        follower = self._members.followers.get(group.member.name)
-        if group.member.state != pb.MEMBER_STATE_DRAINING or follower is None:
+    async def _add_backlog(self, group: pb.BrokerGroup) -> None:
+        """Add the backlog of a draining broker group, and the last one that it reported."""
+        connection = self._members.connections.get(group.member.name)
+        if group.member.state != pb.MEMBER_STATE_DRAINING or connection is None:
             return
-        group.last_left.CopyFrom(follower.last_left)
-        group.last_left_at_ms = follower.last_left_at_ms
-        if not follower.is_connected:
+        group.last_left.CopyFrom(connection.last_backlog)
+        group.last_left_at_ms = connection.last_backlog_at_ms
+        if not connection.is_connected:
             return
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
-                left = await follower.count_left()
+                backlog = await connection.count_backlog()
         except (ServiceError, TimeoutError) as error:
-            group.reason = f"what is left there is not known: {error or 'it does not answer'}"
+            group.reason = f"backlog unknown: {error or 'timeout'}"
         else:
-            group.left.CopyFrom(left)
+            group.left.CopyFrom(backlog)
 
     async def AddBrokerGroup(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
-        """Add a member, or take one back that drains."""
+        """Add a broker group, or end the draining of one."""
 
         def add(engine: Engine, turn: Turn) -> tuple[str, BrokerGroup]:
-            # One that is a member may have a name of before there was a rule.
+            # The name of a member may be older than the rule for names.
             if request.name not in engine.catalog.membership.groups:
                 check_name(request.name)
             group = engine.broker_groups.add(request.name, request.address, turn.now_ms)
@@ -105,7 +107,7 @@ class BrokerGroupAdmin:
         return self._describe(group, own_name)
 
     async def DrainBrokerGroup(self, request: pb.DrainBrokerGroupRequest) -> pb.BrokerGroup:
-        """Let a member have no more messages."""
+        """Send no more messages to a broker group."""
 
         def drain(engine: Engine, turn: Turn) -> tuple[str, BrokerGroup]:
             group = engine.broker_groups.drain(request.name, turn.now_ms)
@@ -116,9 +118,10 @@ class BrokerGroupAdmin:
         return self._describe(group, own_name)
 
     async def RemoveBrokerGroup(self, request: pb.RemoveBrokerGroupRequest) -> pb.BrokerGroup:
-        """Remove a member that drains and is empty, or whose messages are given up.
+        """Remove a draining broker group if it is empty, or by force with its backlog.
 
-        One that is forced out keeps its store as it is: added again, it brings what it has.
+        A broker group that is removed by force keeps its store. If it is added again, it serves the
+        messages in that store.
         """
 
         def find(engine: Engine, _turn: Turn) -> tuple[str, BrokerGroup]:
@@ -127,48 +130,52 @@ class BrokerGroupAdmin:
 
         own_name, group = await in_round(self._rounds, find)
         described = self._describe(group, own_name)
-        follower = self._members.followers.get(group.name)
+        connection = self._members.connections.get(group.name)
         if request.force:
-            await self._count_left(described)
+            await self._add_backlog(described)
         try:
             if request.force and not described.HasField("left"):
-                # It cannot be asked anything, so it is not waited for.
-                reason = described.reason or "it is not connected"
-                config_log.broker_group_given_up(described, reason, by=request.requested_by)
+                # The broker group is unreachable, so there is nothing to wait for.
+                reason = described.reason or "not connected"
+                config_log.broker_group_abandoned(described, reason, by=request.requested_by)
             else:
-                await self._leave_or_give_up(request, described, follower)
+                await self._leave_or_give_up(request, described, connection)
 
-            # It takes nothing any more. If this is not recorded, it says so when it is told next.
+            # The broker group accepts nothing from here on. If this record fails, it reports that
+            # it has left on its next connection.
             def remove(engine: Engine, turn: Turn) -> Generator[None, None, None]:
                 if request.name not in engine.catalog.membership.groups:
-                    return  # It has said so meanwhile.
+                    return  # Such a report has finished the removal.
                 engine.broker_groups.find_removable(request.name)
                 yield from engine.broker_groups.remove(request.name, turn.now_ms)
                 config_log.broker_group_removed(request.name, by=request.requested_by)
 
             await self._rounds.call_slices(remove)
         except ServiceError as error:
-            raise refusal(error) from error
+            raise rpc_error(error) from error
         return described
 
     async def _leave_or_give_up(
-        self, request: pb.RemoveBrokerGroupRequest, group: pb.BrokerGroup, follower: Follower | None
+        self,
+        request: pb.RemoveBrokerGroupRequest,
+        group: pb.BrokerGroup,
+        connection: MemberConnection | None,
     ) -> None:
         try:
-            await self._leave(group.member.name, follower)
+            await self._request_leave(group.member.name, connection)
         except ServiceError as error:
             if not request.force:
                 raise
-            config_log.broker_group_given_up(group, error.message, by=request.requested_by)
+            config_log.broker_group_abandoned(group, error.message, by=request.requested_by)
 
-    async def _leave(self, name: str, follower: Follower | None) -> None:
-        if follower is None:
+    async def _request_leave(self, name: str, connection: MemberConnection | None) -> None:
+        if connection is None:
             raise Conflict(
-                f"{name} is not connected: nobody knows what is left there. Start it again, or give"
-                f" up what it has: `tidemill broker-group remove {name} --force`"
+                f"{name} is not connected, so its backlog is unknown. Start it again, or remove it"
+                f" with its backlog: `tidemill broker-group remove {name} --force`"
             )
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                await follower.leave()
+                await connection.request_leave()
         except TimeoutError:
-            raise Conflict(f"{name} does not answer; try again") from None
+            raise Conflict(f"{name} timed out; try again later") from None

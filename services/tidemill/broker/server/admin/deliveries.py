@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.in_flight import Place, Wanted
-from tidemill.broker.server.admin.service import find_group, find_topic, in_round
+from tidemill.broker.server.admin.service import find_group, find_topic
+from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, Overloaded
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server.admin.service import find_topic, in_round
+from tidemill.broker.server.admin.service import find_topic
+from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BadRequest, Forbidden, IllegalOffset, MessageCorrupted
 from tidemill.message import stored_message

@@ -12,7 +12,7 @@ from typing import Final, Protocol, final
 
 from google.protobuf.message import DecodeError
 
-from tidemill.broker.server.admin.service import refusal
+from tidemill.broker.server.round.rpc import rpc_error
 from tidemill.common.errors import Overloaded, ProxyNotFound, ProxyUnreachable, ServiceError
 from tidemill.common.questions import ANSWER_TIMEOUT_MS_MAX, QUESTIONS_MAX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -141,7 +141,7 @@ class Relay:
             timeout_ms = max(1, min(request.timeout_ms, ANSWER_TIMEOUT_MS_MAX))
             return await attached.ask(request.question, timeout_ms)
         except ServiceError as error:
-            raise refusal(error) from error
+            raise rpc_error(error) from error
 
 
 class ProxyStream(Outlet, Protocol):

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.wire import config_frames, config_log
-from tidemill.common.errors import (
-    BadRequest,
-    Conflict,
-    GroupNotFound,
-    RequestError,
-    ServiceError,
-    TopicNotFound,
-)
+from tidemill.common.errors import BadRequest, Conflict, GroupNotFound, TopicNotFound
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_group, check_own_topic
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
-from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConsumerGroup, Topic
@@ -32,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ERROR_KEY = "tidemill-error"  # trailing metadata that names an error by its class
 FOUND_MAX = 256  # messages of one search, whatever is asked for
 
 
@@ -287,20 +279,6 @@ class BrokerAdminService:
 
     async def _call(self, function: Callable[[Engine, Turn], T]) -> T:
         return await in_round(self._rounds, function)
-
-
-async def in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
-    """Run `function` in a round; its refusal ends the call."""
-    try:
-        return await rounds.call(function)
-    except ServiceError as error:
-        raise refusal(error) from error
-
-
-def refusal(error: ServiceError) -> RpcError:
-    """Return `error` as it ends a call, named so that the caller can raise it again."""
-    code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
-    return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))
 
 
 def find_topic(engine: Engine, name: str) -> Topic:

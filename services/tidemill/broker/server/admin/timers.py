@@ -9,7 +9,8 @@ import structlog
 
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
-from tidemill.broker.server.admin.service import find_topic, in_round
+from tidemill.broker.server.admin.service import find_topic
+from tidemill.broker.server.round.rpc import in_round
 from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -1,4 +1,4 @@
-"""BrokerHome: what the home of this broker says, done in rounds; one reply for each frame."""
+"""BrokerHome: the frames of the home, applied in rounds; each frame gets one reply."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from tidemill.transport.aio.call import RpcCall
 
 
-# Processes of the home that another has taken the place of: each start adds one, and what is on its
-# way from one is gone long before there are so many.
-GONE_LIVES_MAX: Final = 16
-NAMED_MAX: Final = 8  # of what is left, in a refusal; `broker-group status` has the rest
+# Replaced processes of the home that are remembered. Each start of the home adds one, and frames of
+# an old process are no longer in flight after this many starts.
+REPLACED_LIVES_MAX: Final = 16
+NAMED_MAX: Final = 8  # backlog items in an error; `broker-group status` lists all
 
 
-class _HasLeft(Conflict):
-    """This broker has left the cluster whose home speaks."""
+class _FormerMember(Conflict):
+    """This broker has left the cluster of the calling home."""
 
 
-class _Newer(Conflict):
-    """Another process of the home was heard, whose log was ahead."""
+class _OutdatedHome(Conflict):
+    """This broker has followed another process of the home, with a newer log."""
 
     def __init__(self, message: str, home: Home) -> None:
         super().__init__(message)
@@ -42,16 +42,16 @@ class _Newer(Conflict):
 
 @final
 class BrokerHomeService:
-    """The gRPC face of following."""
+    """The gRPC service through which the home sends its configuration."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        self._sequence = 0  # of the last frame of the life that is listened to
-        self._streams: Counter[str] = Counter()  # that are open, by the life that speaks
-        self._gone: deque[str] = deque(maxlen=GONE_LIVES_MAX)
+        self._sequence = 0  # of the last frame of the life that this broker follows
+        self._streams: Counter[str] = Counter()  # open streams by the life of their home process
+        self._replaced: deque[str] = deque(maxlen=REPLACED_LIVES_MAX)
 
     async def follow(self, call: RpcCall) -> None:
-        """Do as the home says until it leaves."""
+        """Apply the frames of one stream until it ends."""
         life = ""
         try:
             async for request in call:
@@ -77,60 +77,62 @@ class BrokerHomeService:
                 is_restored = config_log.home_restored(before, frame, engine, is_older=is_older)
             done = yield from follow(frame, engine, turn)
             if before is not None and is_new:
-                self._gone.append(before.life)
+                self._replaced.append(before.life)
             engine.following.restored_count += is_restored
             self._sequence = frame.sequence
             return done
 
         try:
             return await self._rounds.call_slices(do)
-        except _Newer as error:
-            return _refusal(error, heard=error.heard)
-        except _HasLeft as error:
-            return _refusal(error, has_left=True)
+        except _OutdatedHome as error:
+            return _rejection(error, heard=error.heard)
+        except _FormerMember as error:
+            return _rejection(error, has_left=True)
         except ServiceError as error:
-            return _refusal(error)
+            return _rejection(error)
 
     def _check_order(self, frame: pb.FollowFrame, home: Home | None) -> bool:
-        """Raise Conflict unless a frame is the home's newest word; True: its store is an older one.
+        """Raise Conflict unless a frame is the newest of the home; return True if it is restored.
 
-        Streams overlap where one of them was lost at one end only, so what comes may be late. Two
-        that live side by side do not take turns: while the one before has a stream no other is
-        listened to, whatever its epoch, since a copy's start adds one to it as a restart does; and
-        who was replaced stays so. A home that was restored from a backup has an older log than was
-        heard of: it proves that it is alive by naming what it was refused for.
+        Streams overlap if only one end has lost a stream, so a frame may come late. Two processes
+        of the home do not alternate: while the current one has a stream, no other is accepted. The
+        epoch does not decide, because the start of a copy adds one to it as a restart does. A
+        replaced process stays replaced. A home that was restored from a backup has an older log
+        than this broker has followed. It proves that it is the newest process by naming the life
+        that it was rejected for.
         """
         if home is None or not home.life:
             return False
         if frame.life == home.life:
             if frame.sequence <= self._sequence:
-                raise Conflict("the home has said something newer meanwhile")
+                raise Conflict("the frame is older than the last frame of the home")
             return False
-        if frame.life in self._gone:
-            raise Conflict(f"another process of {home.name} has taken the place of this one")
+        if frame.life in self._replaced:
+            raise Conflict(f"a newer process of {home.name} has replaced this one; stop this one")
         if self._streams[home.life]:
             raise Conflict(
-                f"another {home.name} is connected, in epoch {home.epoch} of its log; this is"
-                f" {frame.epoch}, a copy of its store that may not live beside it"
+                f"another process of {home.name} is connected (log epoch {home.epoch}, here"
+                f" {frame.epoch}); stop the copy of its store"
             )
         if frame.epoch > home.epoch:
             return False
         if (frame.instead_of.epoch, frame.instead_of.life) != (home.epoch, home.life):
-            raise _Newer(
-                f"{home.name} was heard in epoch {home.epoch} of its log; this is {frame.epoch}",
+            raise _OutdatedHome(
+                f"the log of {home.name} is in epoch {frame.epoch}, but this broker has followed"
+                f" epoch {home.epoch}",
                 home,
             )
         return True
 
 
-class _Refusal(TypedDict, total=False):
-    """What a refusal says beside why."""
+class _RejectionFields(TypedDict, total=False):
+    """The fields of a rejection, besides its error."""
 
     heard: pb.Heard
     has_left: bool
 
 
-def _refusal(error: ServiceError, **fields: Unpack[_Refusal]) -> pb.FollowReply:
+def _rejection(error: ServiceError, **fields: Unpack[_RejectionFields]) -> pb.FollowReply:
     name = type(error).__name__ if type(error).__name__ in BY_NAME else Conflict.__name__
     return pb.FollowReply(error=name, message=error.message, **fields)
 
@@ -138,16 +140,18 @@ def _refusal(error: ServiceError, **fields: Unpack[_Refusal]) -> pb.FollowReply:
 def follow(
     frame: pb.FollowFrame, engine: Engine, turn: Turn
 ) -> Generator[None, None, pb.FollowReply]:
-    """Do what one frame says. Raises Forbidden, Conflict, BadRequest."""
+    """Apply one frame. Raises Forbidden, Conflict, BadRequest."""
     following, catalog = engine.following, engine.catalog
     own_name = catalog.broker_name
     if frame.member.name != own_name:
-        raise Conflict(f"this is {own_name}, and not {frame.member.name}: see its address")
+        raise Conflict(
+            f"this is {own_name}, not {frame.member.name}; correct the address of the broker group"
+        )
     if not frame.membership.cluster_id:
-        raise BadRequest("the frame names no home")
+        raise BadRequest("the frame does not name a cluster")
     reply = pb.FollowReply()
     if catalog.membership.home is None and frame.leave:
-        return reply  # It has left already, and the home has not heard.
+        return reply  # This broker has left before, and the reply was lost.
     is_draining = frame.member.state == pb.MEMBER_STATE_DRAINING
     home = Home(
         cluster_id=frame.membership.cluster_id,
@@ -159,18 +163,18 @@ def follow(
     )
     has_left = catalog.membership.left_cluster_id == home.cluster_id
     if catalog.membership.home is None and is_draining and has_left:
-        raise _HasLeft(f"{own_name} has left the cluster")
+        raise _FormerMember(f"{own_name} has left the cluster")
     before = catalog.membership.home
     is_complete = any(config.is_complete for config in frame.configs)
     following.meet(home, may_join=not is_draining, is_told_all=is_complete, now_ms=turn.now_ms)
-    config_log.home_met(before, home)
+    config_log.home_changed(before, home)
     for config in frame.configs:
         gone_topics, gone_groups = config.deleted_topic_ids[:], config.deleted_group_ids[:]
         if config.is_complete:
             gone_topics, gone_groups = following.gone(
                 {topic.id for topic in config.topics}, {group.id for group in config.groups}
             )
-        # Read as they are needed: there may be very many, and each slice is to be short.
+        # Generators: there may be very many topics and groups, and each slice must be short.
         yield from following.follow(
             (config_frames.read_topic(topic) for topic in config.topics if not topic.is_system),
             (config_frames.read_group(group) for group in config.groups),
@@ -188,7 +192,7 @@ def follow(
             if left:
                 raise Conflict(_not_empty(own_name, left))
             yield from following.leave(frame.membership.cluster_id, turn.now_ms)
-            config_log.home_met(home, None)
+            config_log.home_changed(home, None)
             return reply
     reply.begun.extend(config_frames.begun_frame(group) for group in following.take_begun())
     return reply
@@ -214,7 +218,7 @@ def _named(item: LeftItem) -> str:
             " which has not pulled them yet"
         )
     if not item.group:
-        return f"{count} that nobody has read"
+        return f"{count} that no group has read"
     return f"{count} for {item.group}" + (", which has not read it there yet" * item.is_unread)
 
 
@@ -222,4 +226,4 @@ def _parse(request: bytes) -> pb.FollowFrame:
     try:
         return pb.FollowFrame.FromString(request)
     except DecodeError:
-        raise RpcError(RpcCode.INVALID_ARGUMENT, "this is no FollowFrame") from None
+        raise RpcError(RpcCode.INVALID_ARGUMENT, "the message is not a FollowFrame") from None

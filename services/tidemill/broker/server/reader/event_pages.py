@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
-from tidemill.broker.server.admin.service import refusal
 from tidemill.broker.server.reader.log_id import log_id_of
+from tidemill.broker.server.round.rpc import rpc_error
 from tidemill.common.errors import BadRequest, LogChanged, NotMaster, ServiceError
 from tidemill.message import limits
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -39,7 +39,7 @@ class EventPages:
         try:
             return await self._read(request)
         except ServiceError as error:
-            raise refusal(error) from error
+            raise rpc_error(error) from error
 
     async def _read(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
         engine = self._rounds.engine

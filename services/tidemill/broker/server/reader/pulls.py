@@ -16,9 +16,9 @@ from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, Tim
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.queries.pull import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
-from tidemill.broker.server.admin.service import in_round, refusal
 from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.broker.server.round.long_polling import NotificationPoll
+from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
@@ -62,12 +62,12 @@ class PullReader:
     async def Pull(self, request: pb.PullRequest) -> pb.PullReply:
         """Return messages of one queue in their order."""
         if not self._rounds.is_master:
-            raise refusal(NotMaster("this replica of the broker group is not its master"))
+            raise rpc_error(NotMaster("this replica of the broker group is not its master"))
         began_s, reply = time.monotonic(), pb.PullReply()
         try:
             await run_slices(self._pull(request, reply), one_by_one=self._one_by_one)
         except ServiceError as error:
-            raise refusal(error) from error
+            raise rpc_error(error) from error
         labels = ("grpc", "pull", "20000", "false", "success")
         self._traffic.latencies.observe(labels, (time.monotonic() - began_s) * 1000)
         return reply
@@ -105,7 +105,7 @@ class PullReader:
             await in_round(self._rounds, lambda _engine, turn: wait.begin(turn, wait_ms))
             return pb.AwaitMessageReply(is_there=await wait.outcome)
         except ServiceError as error:
-            raise refusal(error) from error
+            raise rpc_error(error) from error
         finally:
             if not wait.outcome.done():
                 self._rounds.put(_WaitEnd(wait))

@@ -16,10 +16,10 @@ from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.all_in_flight import PlaceInQueues
 from tidemill.broker.engine.tally import Allowance
 from tidemill.broker.engine.timer.pending import PendingQuery
-from tidemill.broker.server.admin.service import in_round, refusal
 from tidemill.broker.server.reader.event_pages import EventPages
 from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.broker.server.reader.progress_pages import ProgressPage
+from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.common.errors import BadRequest, GroupNotFound, ServiceError, TopicNotFound
 from tidemill.message import limits
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX, HIDDEN_TOPIC_PREFIX
@@ -167,7 +167,7 @@ class BrokerReader:
             return None
         ids, missing = await self._look_up(names, find_id)
         if missing and not request.skips_missing:
-            raise refusal(refuse(missing[0]))
+            raise rpc_error(refuse(missing[0]))
         reply.missing.extend(missing)
         return ids
 
@@ -339,7 +339,7 @@ def _check(check: Callable[[T], None], value: T) -> None:
     try:
         check(value)
     except BadRequest as error:
-        raise refusal(error) from error
+        raise rpc_error(error) from error
 
 
 def _numbers(cursor: str, *, count: int) -> list[int]:
@@ -349,5 +349,5 @@ def _numbers(cursor: str, *, count: int) -> list[int]:
         each.isascii() and each.isdigit() and len(each) <= CURSOR_DIGITS_MAX for each in parts
     )
     if len(parts) != count or not is_ours:
-        raise refusal(BadRequest("the cursor is not one of an answer"))
+        raise rpc_error(BadRequest("the cursor is not one of an answer"))
     return [int(each) for each in parts]

@@ -1,7 +1,7 @@
-"""What the log says of topics and groups: who comes, changes and goes, and offsets that are reset.
+"""Log lines about changes of topics, groups, offsets and the cluster.
 
-Called in the round that makes the change, so a line may precede the durability of what it tells; a
-sync that fails ends the process.
+The round that makes a change logs it, so a line may precede the durability of its change. A failed
+sync ends the process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-NAMED_MAX = 64  # items of a list in one line; how many there are is said beside it
+NAMED_MAX = 64  # items of a list in one line; another field has the number of all
 
 
 def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool, by: str = "") -> None:
-    """Tell of a topic that was created, or changed from `before`."""
+    """Log that a topic was created, or changed from `before`."""
     if before == topic:
         return
-    fields = {"topic": topic.name, "type": topic.type.name, "queues": topic.queues, **_asked_by(by)}
+    fields = {
+        "topic": topic.name,
+        "type": topic.type.name,
+        "queues": topic.queues,
+        **_requested_by(by),
+    }
     if before is None:
         log.info("topic created", **fields, auto_create=auto_create)
     else:
@@ -38,14 +43,14 @@ def topic_put(before: Topic | None, topic: Topic, *, auto_create: bool, by: str 
 def group_put(
     before: ConsumerGroup | None, group: ConsumerGroup, *, auto_create: bool, by: str = ""
 ) -> None:
-    """Tell of a group that was created, or changed from `before`."""
+    """Log that a consumer group was created, or changed from `before`."""
     if before == group:
         return
     fields = {
         "group": group.name,
         "is_ordered": group.is_ordered,
         "max_attempts": group.max_attempts,
-        **_asked_by(by),
+        **_requested_by(by),
     }
     if before is None:
         log.info("group created", **fields, auto_create=auto_create)
@@ -54,7 +59,7 @@ def group_put(
 
 
 def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
-    """Tell of a topic that is gone, and of what went with it."""
+    """Log that a topic was deleted, with its messages and timers."""
     log.info(
         "topic deleted",
         topic=topic.name,
@@ -64,12 +69,12 @@ def topic_deleted(topic: Topic, use: TopicUse, *, by: str) -> None:
         timers=use.timer_count,
         groups=use.groups[:NAMED_MAX],
         group_count=len(use.groups),
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
 def group_deleted(group: ConsumerGroup, topics: list[str], lag: int, *, by: str) -> None:
-    """Tell of a group that is gone, and of how far it was."""
+    """Log that a consumer group was deleted, with its topics and lag."""
     log.info(
         "group deleted",
         group=group.name,
@@ -78,14 +83,14 @@ def group_deleted(group: ConsumerGroup, topics: list[str], lag: int, *, by: str)
         topics=topics[:NAMED_MAX],
         topic_count=len(topics),
         lag=lag,
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
 def offsets_reset(
     group: str, topic: str, *, from_offsets: list[int], to_offsets: list[int], by: str
 ) -> None:
-    """Tell of a group that goes on elsewhere: by queue from where, and to where."""
+    """Log that the offsets of a consumer group were reset; the lists have one offset per queue."""
     log.info(
         "offsets reset",
         group=group,
@@ -93,24 +98,24 @@ def offsets_reset(
         from_offsets=from_offsets[:NAMED_MAX],
         to_offsets=to_offsets[:NAMED_MAX],
         queues=len(to_offsets),
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
 def pull_offsets_forgotten(group: str, topic: str, offsets: list[int], *, by: str) -> None:
-    """Tell of a group of which nobody knows any more how far it has pulled a topic."""
+    """Log that the pull offsets of a consumer group were deleted."""
     log.info(
         "pull offsets forgotten",
         group=group,
         topic=topic,
         offsets=offsets[:NAMED_MAX],
         queues=len(offsets),
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
 def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by: str) -> None:
-    """Tell of an ordered queue that an operator has taken from the consumer that held it."""
+    """Log that an operator has released the lock of an ordered queue."""
     log.info(
         "queue lock released",
         group=group,
@@ -120,28 +125,28 @@ def lock_released(group: str, topic: str, queue_id: int, lock: QueueLock, *, by:
         messages=lock.message_count,
         first_offset=lock.queue_offset,
         was_until_ms=lock.until_ms,
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
-def deliveries_released(wanted: pb.DeliveryFilter, count: int, *, by: str) -> None:
-    """Tell of messages that an operator has taken from the consumers that held them."""
+def deliveries_released(selection: pb.DeliveryFilter, count: int, *, by: str) -> None:
+    """Log that an operator has released deliveries in flight."""
     log.info(
         "deliveries released",
-        group=wanted.group,
-        topic=wanted.topic or None,
-        queue_id=wanted.queue_id if wanted.HasField("queue_id") else None,
-        holder=wanted.client_id or None,
-        message_id=wanted.message_id or None,
+        group=selection.group,
+        topic=selection.topic or None,
+        queue_id=selection.queue_id if selection.HasField("queue_id") else None,
+        holder=selection.client_id or None,
+        message_id=selection.message_id or None,
         messages=count,
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
 def cluster_founded(membership: Membership) -> None:
-    """Tell of a broker that has become the home of others."""
+    """Log that this broker has become the home of a cluster."""
     home = membership.home
-    assert home is not None, "a cluster is founded with its home"
+    assert home is not None, "a founded cluster has a home"
     log.info(
         "cluster founded",
         cluster_id=home.cluster_id,
@@ -150,8 +155,8 @@ def cluster_founded(membership: Membership) -> None:
     )
 
 
-def home_met(before: Home | None, home: Home | None) -> None:
-    """Tell of a broker whose home is another from here on."""
+def home_changed(before: Home | None, home: Home | None) -> None:
+    """Log that this broker follows a different home from now on, or none."""
     if before == home:
         return
     if home is None:
@@ -167,34 +172,35 @@ def home_met(before: Home | None, home: Home | None) -> None:
 
 
 def home_restored(before: Home, frame: pb.FollowFrame, engine: Engine, *, is_older: bool) -> bool:
-    """Tell of a home that comes back and knows less, and of what that takes away here.
+    """Log that the home returned without some topics and groups, which are deleted here now.
 
-    Return whether its store is an older one: its log is, or it tells of no number as high as one
-    that goes, or it has given that number out again. What it only deleted while it was not heard
-    has a lower number, and goes with a line too.
+    Return True if its store is an older one. Then its log is older, or the home has used the id of
+    a missing topic or group again, or all its ids are lower than such an id. If the home only
+    deleted topics or groups while it was unreachable, their ids are lower than others.
     """
     catalog = engine.catalog
-    told_topics = _told([one for each in frame.configs for one in each.topics])
-    told_groups = _told([one for each in frame.configs for one in each.groups])
+    home_topics = _incarnations([one for each in frame.configs for one in each.topics])
+    home_groups = _incarnations([one for each in frame.configs for one in each.groups])
     topics = [
         topic
         for topic in catalog.topics.values()
-        if topic.home_id and told_topics.get(topic.home_id) != _incarnation(topic)
+        if topic.home_id and home_topics.get(topic.home_id) != _incarnation(topic)
     ]
     groups = [
         group
         for group in catalog.groups.values()
-        if group.home_id and told_groups.get(group.home_id) != _incarnation(group)
+        if group.home_id and home_groups.get(group.home_id) != _incarnation(group)
     ]
-    told = told_topics.keys() | told_groups.keys()
-    gone = {topic.home_id for topic in topics} | {group.home_id for group in groups}
-    is_restored = is_older or any(id_ in told or id_ > max(told, default=0) for id_ in gone)
-    if gone or is_older:
+    home_ids = home_topics.keys() | home_groups.keys()
+    deleted_ids = {topic.home_id for topic in topics} | {group.home_id for group in groups}
+    newest_id = max(home_ids, default=0)
+    is_restored = is_older or any(id_ in home_ids or id_ > newest_id for id_ in deleted_ids)
+    if deleted_ids or is_older:
         write = log.error if is_restored else log.warning
         write(
-            "the home was restored from a backup: what it does not know any more is deleted here"
+            "home was restored from a backup, newer topics and groups are deleted"
             if is_restored
-            else "the home has deleted, while it was not heard, what is deleted here now",
+            else "home deleted topics or groups while it was unreachable",
             home=before.name,
             heard_epoch=before.epoch,
             epoch=frame.epoch,
@@ -207,8 +213,10 @@ def home_restored(before: Home, frame: pb.FollowFrame, engine: Engine, *, is_old
     return is_restored
 
 
-def _told(told: Sequence[pb.TopicConfig] | Sequence[pb.GroupConfig]) -> dict[int, tuple[str, int]]:
-    return {one.id: (one.name, one.created_at_ms) for one in told}
+def _incarnations(
+    configs: Sequence[pb.TopicConfig] | Sequence[pb.GroupConfig],
+) -> dict[int, tuple[str, int]]:
+    return {one.id: (one.name, one.created_at_ms) for one in configs}
 
 
 def _incarnation(one: Topic | ConsumerGroup) -> tuple[str, int]:
@@ -216,22 +224,22 @@ def _incarnation(one: Topic | ConsumerGroup) -> tuple[str, int]:
 
 
 def broker_group_put(group: BrokerGroup, *, by: str) -> None:
-    """Tell of a member that was added, or that is to drain."""
+    """Log that a broker group was added or begins to drain."""
     log.info(
         "broker group changed",
         broker_group=group.name,
         address=group.address,
         state=group.state,
-        **_asked_by(by),
+        **_requested_by(by),
     )
 
 
-def broker_group_given_up(group: pb.BrokerGroup, reason: str, *, by: str) -> None:
-    """Tell of a member that is removed with what is left there."""
+def broker_group_abandoned(group: pb.BrokerGroup, reason: str, *, by: str) -> None:
+    """Log that a broker group is removed with its backlog."""
     is_known = group.HasField("left")
     left = group.left if is_known else group.last_left
     log.warning(
-        "broker group given up",
+        "broker group removed with its backlog",
         broker_group=group.member.name,
         reason=reason,
         is_known=is_known,
@@ -239,16 +247,16 @@ def broker_group_given_up(group: pb.BrokerGroup, reason: str, *, by: str) -> Non
         messages=left.ready_count,
         in_flight=left.in_flight_count,
         delayed=left.delayed_count,
-        items=[f"{each.topic} for {each.group or 'nobody'}" for each in left.items[:NAMED_MAX]],
-        **_asked_by(by),
+        items=[f"{each.topic} for {each.group or 'no group'}" for each in left.items[:NAMED_MAX]],
+        **_requested_by(by),
     )
 
 
 def broker_group_removed(name: str, *, by: str) -> None:
-    """Tell of a member that is gone."""
-    log.info("broker group removed", broker_group=name, **_asked_by(by))
+    """Log that a broker group was removed."""
+    log.info("broker group removed", broker_group=name, **_requested_by(by))
 
 
-def _asked_by(by: str) -> dict[str, str]:
-    """Return who asked as fields of a line: none where nobody says it."""
+def _requested_by(by: str) -> dict[str, str]:
+    """Return the requester as a field; no field if it is unknown."""
     return {"by": by} if by else {}

@@ -1,0 +1,294 @@
+"""The connection of the home to one member of its cluster.
+
+A new connection sends the member the whole configuration, and then each change. A change is sent
+when its round is committed: no member may have what the home may still lose. One frame is in flight
+to a member at a time, and later changes go into the next frame. A member that falls far behind gets
+the whole configuration again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import structlog
+
+from tidemill.broker.server.wire import config_frames
+from tidemill.common.errors import BY_NAME, BrokerUnreachable, ServiceError, from_wire
+from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
+from tidemill.transport.grpc.status import RpcCode, RpcError
+from tidemill.transport.http2.limits import Limits
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.engine.metadata.membership import BrokerGroup
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
+    from tidemill.transport.aio.connect import Connector, OpenStream
+
+log = structlog.get_logger()
+
+FOLLOW: Final = "/tidemill.broker.v1.BrokerHome/Follow"
+# Rounds whose changes wait for a member. Beyond it the member gets the whole configuration, which
+# the limits of topics and groups bound.
+UPDATES_MAX: Final = 256
+# A restarted member is back within half a second, and should not be stale for a second.
+RECONNECT_MAX_S: Final = 0.25
+REFUSED_S: Final = 2.0  # pause after a rejection, which an operator has to resolve
+# Period of frames that ask since when groups read from the latest message. A member that joins
+# within this time does not know it, and such a group may miss messages there.
+BEGUN_PERIOD_S: Final = 1.0
+CONNECT_TIMEOUT_S: Final = 2.0
+REPLY_BYTES_MAX: Final = 64 << 10  # a reply has a few numbers or an error
+LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=5.0)
+
+
+class HomeLife(NamedTuple):
+    """The identity of the home's process in its frames to members."""
+
+    life: str
+    sequences: Iterator[int]
+
+
+@final
+class MemberConnection:
+    """The connection to one member, and the updates that wait for it."""
+
+    def __init__(
+        self,
+        group: BrokerGroup,
+        rounds: Rounds,
+        connect: Connector,
+        home_life: HomeLife,
+        on_left: Callable[[str], None],
+    ) -> None:
+        self.group = group
+        self.reason = "not connected yet"  # of a missing connection; empty if connected
+        self.last_backlog = pb.Left()
+        self.last_backlog_at_ms = 0  # 0: unknown
+        self._home_life = home_life
+        self._on_left = on_left
+        # The newer life of this home that the member knows, if its log was ahead of ours.
+        self._instead_of: pb.Heard | None = None
+        self._rounds = rounds
+        self._connect = connect
+        self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
+        self._is_behind = False
+        self._changed = asyncio.Event()
+        self._exchanging = asyncio.Lock()
+        self._stream: OpenStream | None = None
+        self._reply: asyncio.Future[pb.FollowReply] | None = None
+        self._sequence = 0  # of the frame that waits for its reply
+        self._membership = pb.Membership()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the member has the whole configuration on the current connection."""
+        return not self.reason
+
+    def queue_update(self, round_number: int, update: pb.ConfigUpdate) -> None:
+        """Queue the changes of a round."""
+        if update.HasField("membership"):
+            self._membership.CopyFrom(update.membership)
+        if len(self._updates) == UPDATES_MAX:
+            self._updates.clear()
+            self._is_behind = True
+        self._updates.append((round_number, update))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keep the member up to date until cancelled."""
+        while True:
+            try:
+                wait_s = await self._serve_connection()
+            except Exception as error:
+                # An unexpected error with one member must not end the home.
+                log.exception("update of a member failed", broker_group=self.group.name)
+                self.reason = f"update failed: {error!r}"
+                wait_s = REFUSED_S
+            finally:
+                self._rounds.engine.broker_groups.connected.discard(self.group.name)
+            await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
+
+    async def exchange(self, frame: pb.FollowFrame) -> pb.FollowReply:
+        """Send one frame and return the reply. Raises the error of the member."""
+        async with self._exchanging:
+            if self._stream is None:
+                raise BrokerUnreachable(f"{self.group.name} is not connected: {self.reason}")
+            frame.membership.CopyFrom(self._membership)
+            frame.member.CopyFrom(config_frames.member(self.group))
+            frame.epoch = self._rounds.engine.log.epoch
+            frame.life = self._home_life.life
+            if self._instead_of is not None:
+                frame.instead_of.CopyFrom(self._instead_of)
+            frame.sequence = self._sequence = next(self._home_life.sequences)
+            self._reply = asyncio.get_running_loop().create_future()
+            self._stream.write(frame.SerializeToString())
+            try:
+                reply = await self._reply
+            finally:
+                self._reply = None
+        if reply.has_left:
+            self._on_left(self.group.name)
+        if reply.HasField("heard"):
+            self._note_older(reply.heard)
+        if reply.error:
+            known = reply.error if reply.error in BY_NAME else "BrokerUnreachable"
+            raise from_wire(known, reply.message)
+        self._instead_of = None
+        if reply.begun:
+            await self._note_begun(reply)
+        return reply
+
+    async def _note_begun(self, reply: pb.FollowReply) -> None:
+        """Record since when groups read topics there; that reports it to all members, too."""
+        begun = [(each.group_id, config_frames.read_begun(each.begun)) for each in reply.begun]
+
+        def note(engine: Engine, turn: Turn) -> Generator[None, None, None]:
+            yield from engine.following.note_begun(begun, turn.now_ms)
+
+        await self._rounds.call_slices(note)
+
+    def _note_older(self, heard: pb.Heard) -> None:
+        """Note that our log is older than the log that the member has followed."""
+        log.error(
+            "this home was restored from a backup, the member forgets its newer configuration",
+            broker_group=self.group.name,
+            heard_epoch=heard.epoch,
+            epoch=self._rounds.engine.log.epoch,
+        )
+        self._instead_of = heard
+
+    async def count_backlog(self) -> pb.Left:
+        """Return the backlog of the member. Raises the error of the member."""
+        reply = await self.exchange(pb.FollowFrame(count_left=True, readers=await self._readers()))
+        self.last_backlog = reply.left
+        self.last_backlog_at_ms = self._rounds.now_ms
+        return reply.left
+
+    async def request_leave(self) -> None:
+        """Let the member leave the cluster. Raises the error of the member."""
+        frame = pb.FollowFrame(leave=True, readers=await self._readers())
+        try:
+            await self.exchange(frame)
+        finally:
+            # The member may have left even if its reply is lost. If it is added again, it needs
+            # the whole configuration.
+            self._is_behind = True
+
+    async def _readers(self) -> list[pb.Reader]:
+        """Return which groups read which topics here: the member may not know them all."""
+
+        def read(engine: Engine, _turn: Turn) -> Generator[None, None, list[pb.Reader]]:
+            readers = []
+            for reader in config_frames.readers_frame(engine):
+                readers.append(reader)
+                yield
+            return readers
+
+        return await self._rounds.call_slices(read)
+
+    # ------------------------------------------------------------ the connection
+
+    async def _serve_connection(self) -> float:
+        """Serve one connection; return the pause before the next one."""
+        was_connected = False
+        try:
+            async with self._connect(
+                self.group.address,
+                LIMITS,
+                message_bytes_max=REPLY_BYTES_MAX,
+                timeout_s=CONNECT_TIMEOUT_S,
+            ) as channel:
+                stream = channel.open(FOLLOW, self._receive)
+                self._stream = stream
+                updating = asyncio.create_task(
+                    self._send_updates(), name=f"update {self.group.name}"
+                )
+                ending = asyncio.create_task(stream.ended(), name=f"end of {self.group.name}")
+                try:
+                    await asyncio.wait((updating, ending), return_when=asyncio.FIRST_COMPLETED)
+                    was_connected = self.is_connected
+                    if updating.done():
+                        updating.result()
+                    else:
+                        ending.result()
+                        raise RpcError(
+                            RpcCode.UNAVAILABLE, "the member ended the stream; see its log"
+                        )
+                finally:
+                    await self._close(stream, updating, ending)
+        except RpcError as error:
+            self._log_failure(str(error), was_connected=was_connected)
+        except ServiceError as error:
+            self._log_failure(error.message, was_connected=was_connected)
+            return REFUSED_S if self._instead_of is None else RECONNECT_MAX_S
+        return RECONNECT_MAX_S
+
+    async def _close(self, stream: OpenStream, *tasks: asyncio.Task[None]) -> None:
+        self._stream = None
+        stream.cancel()
+        for task in tasks:
+            task.cancel()
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(
+                BrokerUnreachable(f"the connection to {self.group.name} was lost")
+            )
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _log_failure(self, reason: str, *, was_connected: bool) -> None:
+        if was_connected or reason != self.reason:
+            log.warning(
+                "member not connected",
+                broker_group=self.group.name,
+                address=self.group.address,
+                reason=reason,
+            )
+        self.reason = reason
+
+    async def _send_updates(self) -> None:
+        """Send the whole configuration and then each change, until the connection is lost."""
+        is_behind = True
+        while True:
+            if is_behind:
+                await self._send_all()
+            self._changed.clear()
+            if not self._updates and not self._is_behind:
+                # Replies report since when groups read topics there, so an empty frame is due.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_s()):
+                        await self._changed.wait()
+            is_behind, self._is_behind = self._is_behind, False
+            if not is_behind:
+                updates, self._updates = self._updates, []
+                await self.exchange(pb.FollowFrame(configs=[update for _, update in updates]))
+
+    def _period_s(self) -> float | None:
+        groups = self._rounds.engine.catalog.groups.values()
+        return BEGUN_PERIOD_S if any(group.start_from_latest for group in groups) else None
+
+    async def _send_all(self) -> None:
+        def read(engine: Engine, turn: Turn) -> Generator[None, None, tuple[int, pb.ConfigUpdate]]:
+            yield from engine.following.note_earlier(turn.now_ms)
+            return self._rounds.count, config_frames.complete_config(engine, auto_create=False)
+
+        self._is_behind = False
+        round_number, config = await self._rounds.call_slices(read)
+        # The key of receipt handles belongs to this broker group alone.
+        config.ClearField("handle_secret")
+        self._membership.CopyFrom(config.membership)
+        self._updates = [each for each in self._updates if each[0] >= round_number]
+        await self.exchange(pb.FollowFrame(configs=[config]))
+        self._rounds.engine.broker_groups.connected.add(self.group.name)
+        if self.reason:
+            log.info("member connected", broker_group=self.group.name, address=self.group.address)
+        self.reason = ""
+
+    def _receive(self, encoded: bytes) -> None:
+        reply = pb.FollowReply.FromString(encoded)
+        # The reply to an earlier frame may come after its caller was cancelled.
+        if self._reply is not None and not self._reply.done() and reply.sequence == self._sequence:
+            self._reply.set_result(reply)

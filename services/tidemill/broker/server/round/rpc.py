@@ -1,0 +1,32 @@
+"""RPCs whose body is a call in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tidemill.common.errors import RequestError, ServiceError
+from tidemill.transport.grpc.status import RpcCode, RpcError
+
+if TYPE_CHECKING:
+    from tidemill.broker.engine.engine import Engine
+    from tidemill.broker.server.round.rounds import Rounds
+    from tidemill.broker.server.round.turn import Turn
+
+T = TypeVar("T")
+
+ERROR_KEY: Final = "tidemill-error"  # trailing metadata that names an error by its class
+
+
+async def in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
+    """Run `function` in a round; its ServiceError ends the RPC."""
+    try:
+        return await rounds.call(function)
+    except ServiceError as error:
+        raise rpc_error(error) from error
+
+
+def rpc_error(error: ServiceError) -> RpcError:
+    """Return the RPC error from which the caller can raise `error` again."""
+    code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
+    return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))
