@@ -44,7 +44,7 @@ def schedule(world: TimerWorld, count: int) -> None:
 
 def measure(world: TimerWorld, within_ms: list[int]) -> tuple[float, float]:
     """Return the milliseconds of a count, and of its longest step."""
-    counted = world.engine.timers.count_due(within_ms, firing_ms=world.now_ms)
+    counted = world.engine.timers.commands.count_due(within_ms, firing_ms=world.now_ms)
     steps, has_more = [], True
     while has_more:
         began_at_s = time.thread_time()

@@ -106,7 +106,7 @@ def main() -> None:
         shutil.rmtree(first)
         os.sync()  # A replica's log is durable: what it takes over rests on nothing unsynced.
         engine = Engine(PosixDisk(second), CONFIG)
-        engine.timers.opening.open_nothing()
+        engine.timers.recovery.open_empty()
         engine.timers.index.is_following = True
         opening = LogOpening(engine.log, engine.disk, engine.mappings)
         opening.find_segments(durable_offset=0)

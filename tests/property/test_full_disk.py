@@ -116,14 +116,14 @@ def test_nothing_derived_is_written_where_somebody_has_taken_even_the_reserve() 
         assert world.ack(one) == [AckResult.APPLIED]
         world.advance(10 * SECOND_MS)
         world.background()
-    assert world.engine.timers.index.timer_log.has_unwritten
+    assert world.engine.timers.index.links.timer_log.has_unwritten
     due_ms = world.engine.background.next_ms()
     assert due_ms is not None
     assert due_ms > world.now_ms, "it is not looked at again and again"
     world.leave_room(RESERVE_BYTES)
     world.advance(2 * SECOND_MS)
     world.background()
-    assert not world.engine.timers.index.timer_log.has_unwritten
+    assert not world.engine.timers.index.links.timer_log.has_unwritten
 
 
 def test_a_checkpoint_whose_snapshot_does_not_fit_goes_on_without_one() -> None:

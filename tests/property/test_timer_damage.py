@@ -158,13 +158,13 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     for delivered in world.delivered:
         assert delivered.stored_at_ms - delivered.due_at_ms <= 20
     for timer_id in victims:
-        status = world.engine.timers.status(TimerId(timer_id))
+        status = world.engine.timers.commands.status(TimerId(timer_id))
         assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)
     assert world.engine.timers.index.pending_count == 3
     victim = min(victims)
     assert world.cancel(victim).state == TimerState.CANCELLED
-    assert not world.engine.timers.status(TimerId(victim)).is_quarantined
-    assert world.engine.timers.index.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
+    assert not world.engine.timers.commands.status(TimerId(victim)).is_quarantined
+    assert world.engine.timers.index.links.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -180,7 +180,7 @@ def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> 
     world.fold.timers.quarantined = {4}
     world.sleep(30 * SECOND_MS)
     assert set(world.timers.open) == {4}
-    assert world.engine.timers.status(TimerId(4)).is_quarantined
+    assert world.engine.timers.commands.status(TimerId(4)).is_quarantined
 
 
 @pytest.mark.parametrize("seed", range(10))

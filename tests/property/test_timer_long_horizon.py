@@ -54,7 +54,7 @@ def test_every_timer_of_400_days_comes_in_its_time_and_the_disk_stays_small() ->
         pinned = world.engine.timers.index.counts.pinned_bytes
         # What waits, what three days and a stride have written on top of it, and whole segments.
         assert used <= 4 * pinned + 12 * SEGMENT_BYTES, f"{used} bytes for {pinned} at {stride}"
-        timer_log = world.engine.timers.index.timer_log
+        timer_log = world.engine.timers.index.links.timer_log
         largest = max(largest, timer_log.size_bytes)
     world.check()
     assert not world.timers.open

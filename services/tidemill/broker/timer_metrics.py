@@ -22,7 +22,7 @@ from tidemill.common.metrics import Labels, Registry, full_parts, histogram_part
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.timer.timers import Timers
+    from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 
 RECALL_RESULTS = ("recalled", "already_fired", "not_found", "duplicate")
 RESCHEDULE_RESULTS = ("rescheduled", "already_fired", "not_found", "conflict")
@@ -71,7 +71,7 @@ class TimerMetrics:
         One by one: twenty thousand of them are no slice.
         """
         timers = self._rounds.engine.timers
-        delays, pending = timers.delays, timers.index.counts.pending
+        delays, pending = timers.commands.delays, timers.index.counts.pending
         yield NO_TOPIC, UNKNOWN
         waiting = (topic_id for topic_id in list(pending) if topic_id not in delays)
         others = (
@@ -92,7 +92,7 @@ class TimerMetrics:
         )
         yield from self._by_topic(
             CounterMetricFamily("rocketmq_timer_enqueue_total", "Scheduled.", labels=labels),
-            timers.delays.totals(),
+            timers.commands.delays.totals(),
         )
         yield from self._by_topic(
             CounterMetricFamily("rocketmq_timer_dequeue_total", "Delivered.", labels=labels),
@@ -114,7 +114,10 @@ class TimerMetrics:
             gauge.add_metric(STORAGE, value)
             yield gauge
         yield from self._histogram(
-            "rocketmq_delay_message_latency", "Seconds of delay asked for.", timers.delays, 1
+            "rocketmq_delay_message_latency",
+            "Seconds of delay asked for.",
+            timers.commands.delays,
+            1,
         )
         yield from self._histogram(
             "rocketmq_timer_lateness_seconds",
@@ -133,7 +136,7 @@ class TimerMetrics:
         labels = (*STORAGE_LABELS, "topic")
         return histogram_parts(name, help_, labels, found, labels_of, divisor=divisor)
 
-    def _collect_due(self, timers: Timers) -> Iterator[Metric]:
+    def _collect_due(self, timers: DelayedMessages) -> Iterator[Metric]:
         census = timers.census
         snapshot = GaugeMetricFamily(
             "rocketmq_timer_message_snapshot",
@@ -151,7 +154,7 @@ class TimerMetrics:
             peak.add_metric((str(window_s),), count)
         yield from (snapshot, peak)
 
-    def _collect_commands(self, timers: Timers) -> Iterator[Metric]:
+    def _collect_commands(self, timers: DelayedMessages) -> Iterator[Metric]:
         recalls = CounterMetricFamily(
             "rocketmq_timer_recall_total", "Cancellations.", labels=("topic", "result")
         )
@@ -161,8 +164,8 @@ class TimerMetrics:
             labels=("topic", "result"),
         )
         for family, counts, results in (
-            (recalls, timers.recalled, RECALL_RESULTS),
-            (moves, timers.rescheduled, RESCHEDULE_RESULTS),
+            (recalls, timers.commands.recalled, RECALL_RESULTS),
+            (moves, timers.commands.rescheduled, RESCHEDULE_RESULTS),
         ):
             for topic_id, topic in self._seen(dict.fromkeys(one for one, _ in counts)):
                 for result in results:

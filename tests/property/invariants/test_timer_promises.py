@@ -68,7 +68,9 @@ def test_t_11_a_cancel_that_was_answered_holds_through_every_restart() -> None:
     with pytest.raises(MessageNotFound):
         world.cancel(99)
     with pytest.raises(MessageNotFound):
-        world.engine.timers.cancel(TimerId(ids[5]), topic_id=TopicId(777), now_ms=world.now_ms)
+        world.engine.timers.commands.cancel(
+            TimerId(ids[5]), topic_id=TopicId(777), now_ms=world.now_ms
+        )
     assert world.timers.ids(CANCELLED) == {ids[3], far}
 
 
@@ -215,7 +217,7 @@ def test_t_21_the_timer_log_stays_in_proportion_to_what_waits() -> None:
         world.background()
         index = world.engine.timers.index
         bound = 3 * SIZE * index.pending_count + 4 * TIMERS.timer_log_file_bytes
-        assert index.timer_log.size_bytes <= bound
+        assert index.links.timer_log.size_bytes <= bound
         files = world.disk.names("timer/timerlog")
         assert len(files) * TIMERS.timer_log_file_bytes <= bound
         largest = max(largest, len(files))
@@ -277,7 +279,7 @@ def test_t_26_an_evacuated_timer_is_the_same_timer() -> None:
     world = TimerWorld(segment_bytes=32 << 10, retention_ms=DAY_MS, checkpoint_log_bytes=8_000)
     for n in range(300):
         world.schedule(f"m{n}", due_at_ms=world.now_ms + 9 * DAY_MS + n, keys=(f"k{n}",))
-    before = {n: world.engine.timers.status(TimerId(n)) for n in range(300)}
+    before = {n: world.engine.timers.commands.status(TimerId(n)) for n in range(300)}
     for _ in range(12):
         world.advance(8 * HOUR_MS)
         world.background()
@@ -285,7 +287,7 @@ def test_t_26_an_evacuated_timer_is_the_same_timer() -> None:
     copies = [one.copies for one in world.timers.timers.values()]
     assert min(copies) >= 1
     for n, old in before.items():
-        new = world.engine.timers.status(TimerId(n))
+        new = world.engine.timers.commands.status(TimerId(n))
         assert (new.due_at_ms, new.topic, new.queue_id, new.head) == (
             old.due_at_ms,
             old.topic,

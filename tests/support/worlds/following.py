@@ -288,8 +288,10 @@ def _check_links(engine: Engine) -> None:
     """Find every pending timer in the chain of a slot behind the hand."""
     index = engine.timers.index
     linked: set[tuple[int, int]] = set()
-    for slot_s in index.wheel.filled(index.hand_s + 1, index.hand_s + index.wheel.slot_count):
-        linked.update((found.timer_id, found.due_at_ms) for found in index.chain(slot_s))
+    for slot_s in index.links.wheel.filled(
+        index.links.hand_s + 1, index.links.hand_s + index.links.wheel.slot_count
+    ):
+        linked.update((found.timer_id, found.due_at_ms) for found in index.links.chain(slot_s))
     for first_id, rows in index.table.page_batches():
         for at in np.flatnonzero(rows["state"] == TimerState.PENDING).tolist():
             assert (first_id + at, int(rows[at]["due"])) in linked, f"timer {first_id + at}"

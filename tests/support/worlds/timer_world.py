@@ -115,12 +115,12 @@ class TimerWorld(World):
         return ScheduleResult._make(scheduled)
 
     def cancel(self, timer_id: int) -> TimerStatus:
-        self.engine.timers.cancel(TimerId(timer_id), now_ms=self.now_ms)
+        self.engine.timers.commands.cancel(TimerId(timer_id), now_ms=self.now_ms)
         self.commit()
-        return self.engine.timers.status(TimerId(timer_id))
+        return self.engine.timers.commands.status(TimerId(timer_id))
 
     def reschedule(self, timer_id: int, due_at_ms: int, **options: int) -> TimerStatus:
-        self.engine.timers.reschedule(
+        self.engine.timers.commands.reschedule(
             TimerId(timer_id),
             due_at_ms=due_at_ms,
             now_ms=self.now_ms,
@@ -128,19 +128,21 @@ class TimerWorld(World):
             **options,
         )
         self.commit()
-        return self.engine.timers.status(TimerId(timer_id))
+        return self.engine.timers.commands.status(TimerId(timer_id))
 
     def fire(self, timer_id: int) -> TimerStatus:
-        self.engine.timers.fire(TimerId(timer_id), now_ms=self.now_ms, firing_ms=self.now_ms)
+        self.engine.timers.commands.fire(
+            TimerId(timer_id), now_ms=self.now_ms, firing_ms=self.now_ms
+        )
         self.commit()
-        return self.engine.timers.status(TimerId(timer_id))
+        return self.engine.timers.commands.status(TimerId(timer_id))
 
     def state(self, timer_id: int) -> TimerState:
-        return self.engine.timers.status(TimerId(timer_id)).state
+        return self.engine.timers.commands.status(TimerId(timer_id)).state
 
     def search(self, query: TimerQuery) -> list[TimerStatus]:
         """Return one page of pending timers."""
-        search: TimerSearch = self.engine.timers.search(query)
+        search: TimerSearch = self.engine.timers.commands.search(query)
         while search.step():
             pass
         return search.found

@@ -147,7 +147,7 @@ def test_what_is_known_begins_at_zero_and_nothing_is_said_twice() -> None:
     world.schedule("waits", delay_ms=HOUR_MS)
     timers = world.engine.timers
     timers.quarantined[TimerId(7)] = TopicId(12_345)
-    timers.recalled[TopicId(12_345), "recalled"] += 1
+    timers.commands.recalled[TopicId(12_345), "recalled"] += 1
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
     TimerMetrics(registry, Source(world.engine, world.now_ms, FiringClock()))
     said = [

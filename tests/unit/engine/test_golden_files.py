@@ -152,13 +152,13 @@ def timer_history() -> dict[str, bytes]:
     world.sleep(4_000)
     engine.timers.evacuation._is_due = lambda _now_ms: False
     for files in engine.timers.flusher.flush(
-        world.now_ms, engine.timers.opening.store_uuid, iter_nothing
+        world.now_ms, engine.timers.recovery.store_uuid, iter_nothing
     ):
         sync(list(files))
     schedule(world, "after", 40_000)
     world.cancel(9)
     for files in engine.timers.flusher.flush(
-        world.now_ms, engine.timers.opening.store_uuid, iter_nothing
+        world.now_ms, engine.timers.recovery.store_uuid, iter_nothing
     ):
         sync(list(files))
     world.judge()
@@ -273,7 +273,7 @@ def schedule(
     """Schedule a message of a type that `Engine.send` would store at once, as the files have it."""
     data = blob(text, keys=keys)
     topic_id, now_ms, engine = world.topic(topic), world.now_ms, world.engine
-    engine.timers.schedule(
+    engine.timers.commands.schedule(
         engine.catalog.topics[topic_id],
         QueueId(queue_id),
         data,

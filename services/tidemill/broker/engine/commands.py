@@ -24,8 +24,8 @@ from tidemill.broker.engine.pop.settlement import RELEASES_RESERVE_PART
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.room import DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.patch import with_due_time
-from tidemill.broker.engine.timer.timers import Timers
 from tidemill.common.errors import (
     BadRequest,
     Forbidden,
@@ -59,7 +59,7 @@ class Commands:
         state: PopState,
         fold: Fold,
         consumption: Consumption,
-        timers: Timers,
+        timers: DelayedMessages,
         room: DiskRoom,
         *,
         segment_bytes: int,
@@ -119,9 +119,9 @@ class Commands:
             )
         if blob[_TYPE_AT] == _DELAY:
             timers = self._timers
-            due_at_ms = timers.due_of(blob, delay_ms, firing_ms)
+            due_at_ms = timers.commands.due_of(blob, delay_ms, firing_ms)
             if due_at_ms > firing_ms:
-                return timers.schedule(
+                return timers.commands.schedule(
                     self._catalog.topics[topic_id],
                     queue_id,
                     blob,

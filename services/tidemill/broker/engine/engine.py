@@ -44,9 +44,9 @@ from tidemill.broker.engine.store.disk import Disk
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.tally import Tally
+from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex, open_index
-from tidemill.broker.engine.timer.timers import Timers
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.background import Background
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints, SnapshotSize
@@ -154,7 +154,7 @@ class Engine:
             self.checkpoints,
             ArchiveGate(self.catalog, self.room, config),
         )
-        self.timers = Timers(
+        self.timers = DelayedMessages(
             self.disk,
             config.timer,
             self.store,
@@ -309,7 +309,7 @@ class Engine:
         broker without replicas begins the next epoch by itself. A replica gets its `epoch`.
         """
         self.room.measure()
-        self.timers.opening.end_replay(now_ms)
+        self.timers.recovery.finish_replay(now_ms)
         self.log.epoch = self.log.epoch + 1 if epoch is None else epoch
         fall = self.log.log_end
         self.fold.append(EpochStart(), now_ms)

@@ -86,7 +86,7 @@ def open_engine(
     opening.find_segments(durable_offset=checkpoint.durable_offset if checkpoint else 0)
     is_new = _is_new(engine, checkpoint)
     if is_new:
-        engine.timers.opening.open_nothing()
+        engine.timers.recovery.open_empty()
     report = {} if is_new else _Recovery(engine, opening, checkpoint).run(now_ms)
     engine.take_over(entropy[:SECRET_SIZE], now_ms)
     # What was found is durable: from now on damage to it is never taken for a torn tail.
@@ -121,7 +121,7 @@ def open_replica(
     is_new = _is_new(engine, checkpoint)
     report: dict[str, Any] = {}
     if is_new:
-        engine.timers.opening.open_nothing()
+        engine.timers.recovery.open_empty()
         engine.log.applied_offset = LogOffset(0)
     else:
         recovery = _Recovery(engine, opening, checkpoint, is_replica=True)
@@ -169,7 +169,7 @@ def _report(
         cut_bytes=found.get("cut", 0),
         snapshot=found.get("snapshot", ""),
         damaged_file=damaged_file or found.get("damaged_file", ""),
-        timers=engine.timers.opening.made_again,
+        timers=engine.timers.recovery.rebuilt_files,
     )
 
 
@@ -225,9 +225,9 @@ class _Recovery:
         snapshot_name, covered, caught_up_at = self._load_snapshot(catch_up)
         # Without their topic there was no timer before the snapshot.
         if not snapshot_name or engine.catalog.find_topic(TIMER_TOPIC) is not None:
-            engine.fold.timers_from = engine.timers.opening.open()
+            engine.fold.timers_from = engine.timers.recovery.open()
         else:
-            engine.timers.opening.open_nothing()
+            engine.timers.recovery.open_empty()
             engine.fold.timers_from = covered
         replay_from = min(self._derived_offset, covered, engine.fold.timers_from)
         replay_from = max(replay_from, log.min_offset)

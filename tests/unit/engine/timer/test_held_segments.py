@@ -105,7 +105,7 @@ def test_retention_goes_on_and_keeps_the_file_of_the_damaged_timer_alone(at: int
         world.restart(power_cut=is_power_cut)
         world.background()
         assert held(world) == [f"{OLDEST}.held"]
-        status = world.engine.timers.status(TimerId(BROKEN))
+        status = world.engine.timers.commands.status(TimerId(BROKEN))
         assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)
         world.check()
     world.advance(10 * DAY_MS)
@@ -122,7 +122,7 @@ def test_the_log_alone_knows_the_timer() -> None:
     world.disk = without_timer_files(world.disk.after_kill())
     world.open()
     world.check()
-    assert world.engine.timers.status(TimerId(BROKEN)).state == TimerState.PENDING
+    assert world.engine.timers.commands.status(TimerId(BROKEN)).state == TimerState.PENDING
     world.advance(10 * DAY_MS)
     assert outcomes(world) == DAMAGED
 
@@ -146,7 +146,7 @@ def test_a_timer_of_which_something_is_left_can_be_cancelled_and_its_file_goes()
     world = damaged_world()
     retire(world)
     assert world.cancel(BROKEN).state == TimerState.CANCELLED
-    assert not world.engine.timers.status(TimerId(BROKEN)).is_quarantined
+    assert not world.engine.timers.commands.status(TimerId(BROKEN)).is_quarantined
     world.now_ms += LOOK_PERIOD_MS
     world.background()
     assert held(world) == []
@@ -158,7 +158,7 @@ def test_a_file_waits_until_what_settled_its_timer_is_durable() -> None:
     world = damaged_world()
     retire(world)
     world.now_ms += LOOK_PERIOD_MS
-    world.engine.timers.cancel(TimerId(BROKEN), now_ms=world.now_ms)
+    world.engine.timers.commands.cancel(TimerId(BROKEN), now_ms=world.now_ms)
     steps = world.engine.timers.held_segments.find_work(
         world.now_ms, world.engine.background._quiet
     )
@@ -213,7 +213,7 @@ def test_a_damaged_timer_whose_time_has_come_waits_for_a_repair_until_retention(
     world = damaged_world(delay_ms=HOUR_MS)
     world.sleep(2 * HOUR_MS)
     assert outcomes(world) == WHOLE
-    assert world.engine.timers.status(TimerId(BROKEN)).is_quarantined
+    assert world.engine.timers.commands.status(TimerId(BROKEN)).is_quarantined
     retire(world)
     world.sleep(2 * SECOND_MS)
     assert outcomes(world) == DAMAGED
@@ -431,7 +431,7 @@ def test_a_crash_at_any_operation_of_setting_aside_loses_nothing(*, is_power_cut
         retire(world)
         assert held(world) == [f"{OLDEST}.held"], f"operation {at}"
         assert world.engine.log.min_offset > 0
-        assert world.engine.timers.status(TimerId(BROKEN)).state == TimerState.PENDING
+        assert world.engine.timers.commands.status(TimerId(BROKEN)).state == TimerState.PENDING
         at += 5
     assert at > 50
 
@@ -459,7 +459,7 @@ def test_who_follows_knows_it_too() -> None:
     assert held(world) == [f"{OLDEST}.held"]
     world.send("a round", topic="other")
     world.fail_over()
-    assert world.engine.timers.status(TimerId(BROKEN)).state == TimerState.PENDING
+    assert world.engine.timers.commands.status(TimerId(BROKEN)).state == TimerState.PENDING
 
 
 def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:

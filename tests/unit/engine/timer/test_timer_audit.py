@@ -42,7 +42,7 @@ def waiting_world() -> tuple[TimerWorld, int]:
 
 def relast(world: TimerWorld, slot_s: int, position: int) -> None:
     """Let the chain of a second begin elsewhere."""
-    wheel = world.engine.timers.index.wheel
+    wheel = world.engine.timers.index.links.wheel
     at = slot_s % wheel.slot_count * timer_slot.SIZE
     slot = timer_slot.read(wheel._slots, at)
     timer_slot.pack_into(
@@ -55,11 +55,11 @@ def test_timers_that_a_chain_has_lost_are_linked_again(kept: int) -> None:
     world, slot_s = waiting_world()
     index = world.engine.timers.index
     index.link_gathered()
-    records = list(index.chain(slot_s))
+    records = list(index.links.chain(slot_s))
     assert len(records) == IN_ONE_SECOND
     oldest_kept = records[IN_ONE_SECOND - kept :]
     relast(world, slot_s, records[IN_ONE_SECOND - kept - 1].previous if kept else -1)
-    assert len(list(index.chain(slot_s))) == len(oldest_kept)
+    assert len(list(index.links.chain(slot_s))) == len(oldest_kept)
     assert run_audit(world) == IN_ONE_SECOND - kept
     assert run_audit(world) == 0
     world.sleep(2 * HOUR_MS)
@@ -87,7 +87,9 @@ def test_timers_that_wait_beyond_the_wheel_are_linked_where_they_are_parked() ->
     world.reschedule(1, world.now_ms + 90 * DAY_MS)
     assert run_audit(world) == 0
     index = world.engine.timers.index
-    for slot_s in index.wheel.filled(index.hand_s + 1, index.hand_s + index.wheel.slot_count):
+    for slot_s in index.links.wheel.filled(
+        index.links.hand_s + 1, index.links.hand_s + index.links.wheel.slot_count
+    ):
         relast(world, slot_s, -1)
     assert run_audit(world) == 2
     assert run_audit(world) == 0
@@ -123,10 +125,10 @@ def test_a_record_of_a_chain_that_is_not_intact_lets_all_links_be_made_again() -
     world, slot_s = waiting_world()
     index = world.engine.timers.index
     index.link_gathered()
-    relast(world, slot_s, index.timer_log.end + 64)
+    relast(world, slot_s, index.links.timer_log.end + 64)
     for _ in audit_of(world).run(world.now_ms):
         pass
-    assert index.is_damaged
+    assert index.links.is_damaged
     world.background()
     assert run_audit(world) == 0
     world.sleep(2 * HOUR_MS)

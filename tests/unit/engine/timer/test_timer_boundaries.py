@@ -87,7 +87,7 @@ def test_times_that_are_none_are_refused(value: int) -> None:
 def test_timers_at_the_end_of_the_ring_come_in_time(off_s: int, restart: bool) -> None:
     world = TimerWorld()
     world.schedule("first", delay_ms=10 * DAY_MS)
-    ring_end_s = world.engine.timers.index.ring_end_s
+    ring_end_s = world.engine.timers.index.links.ring_end_s
     for second in (ring_end_s + off_s, ring_end_s + off_s + TIMERS.wheel_slots):
         world.schedule(str(second), due_at_ms=second * 1000 + 999)
     if restart:
@@ -120,7 +120,7 @@ def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
     keys = tuple(f"key-{n}-{'x' * 200}" for n in range(250))
     done = world.schedule("", keys=keys, size=4 << 20, delay_ms=2_000)
     world.schedule("", delay_ms=2_000)
-    assert world.engine.timers.status(TimerId(done.queue_offset)).size > 4 << 20
+    assert world.engine.timers.commands.status(TimerId(done.queue_offset)).size > 4 << 20
     assert len(world.search(TimerQuery(page_size=9, key=keys[-1]))) == 1
     world.sleep(3_000)
     # The fold compares the bytes.
@@ -165,7 +165,7 @@ def test_a_full_second_is_refused_spread_or_taken_by_the_formula(policy: Overloa
     random = Random(5)
     taken, expected, dues = 0, 0.0, set()
     for n in range(3_000):
-        count = world.engine.timers.index.wheel.count(due_at_ms // 1000)
+        count = world.engine.timers.index.links.wheel.count(due_at_ms // 1000)
         expected += 1 - min(max((count - limit) / limit, 0), 1)
         try:
             text = f"m{n}-{random.getrandbits(53)}"

@@ -14,7 +14,7 @@ from tidemill.common.errors import BadRequest
 
 def count(world: TimerWorld, *within_ms: int) -> dict[str, list[int]]:
     """Count what is due within each of the durations, by the name of its topic."""
-    counted = world.engine.timers.count_due(within_ms, firing_ms=world.now_ms)
+    counted = world.engine.timers.commands.count_due(within_ms, firing_ms=world.now_ms)
     while counted.step():
         pass
     topics = world.engine.catalog.topics
@@ -60,7 +60,7 @@ def test_the_count_is_what_each_timer_says() -> None:
     world.commit()
     world.advance(10 * SECOND_MS)
     within = (0, 5 * SECOND_MS, 33 * SECOND_MS)
-    statuses = [world.engine.timers.status(n) for n in range(2_000)]  # type: ignore[arg-type]  # Ids in a row.
+    statuses = [world.engine.timers.commands.status(n) for n in range(2_000)]  # type: ignore[arg-type]  # Ids in a row.
     expected: dict[str, list[int]] = {}
     for status in statuses:
         if status.state == TimerState.PENDING:

@@ -61,10 +61,10 @@ def test_a_wheel_is_made_again_beside_a_timer_log_of_several_files() -> None:
     world.sleep(SECOND_MS)
     assert len(world.disk.names("timer/timerlog")) == 3
     world.disk.remove("timer/wheel")
-    end = world.engine.timers.index.timer_log.end
+    end = world.engine.timers.index.links.timer_log.end
     for _ in range(3):
         world.restart()
-        begin = world.engine.timers.index.timer_log.begin
+        begin = world.engine.timers.index.links.timer_log.begin
         assert end <= begin < end + TIMERS.timer_log_file_bytes, "behind all that is known of"
     world.advance(700 * SECOND_MS)
     assert len(world.texts()) == 500
@@ -111,7 +111,7 @@ def test_ids_of_timers_whose_segments_are_gone_are_known_after_a_start_without_f
     world.disk = without_timer_files(world.disk.after_kill())
     world.open()
     assert world.engine.timers.index.next_id == 4
-    with pytest.raises(MessageNotFound, match="long ago"):
+    with pytest.raises(MessageNotFound, match="final state has expired"):
         world.cancel(3)
 
 
@@ -154,4 +154,4 @@ def audit(world: TimerWorld) -> None:
     for files in world.engine.timers.janitor.audit.run(world.now_ms):
         for file in files:
             file.sync()
-    assert not world.engine.timers.index.is_damaged
+    assert not world.engine.timers.index.links.is_damaged

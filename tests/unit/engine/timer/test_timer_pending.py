@@ -18,7 +18,7 @@ SIZE = 100_000
 
 
 def page_of(world: TimerWorld, query: PendingQuery) -> tuple[list[PendingTimer], int | None]:
-    walk, meter = world.engine.timers.pending(query), Meter(world.engine)
+    walk, meter = world.engine.timers.commands.pending(query), Meter(world.engine)
     while walk.step():
         spent = meter.take()
         assert spent.items <= BODIES_A_STEP
@@ -74,7 +74,7 @@ def test_a_timer_whose_entry_is_damaged_is_counted_by_its_page() -> None:
         world.sleep(12_000)
         world.background()
     world.disk.damage("timer/state/00000000000000000000", 3 * timer_entry.SIZE)
-    walk = world.engine.timers.pending(PendingQuery())
+    walk = world.engine.timers.commands.pending(PendingQuery())
     while walk.step():
         pass
     assert [one.timer_id for one in walk.found[:5]] == [0, 1, 2, 4, 5]
@@ -83,7 +83,7 @@ def test_a_timer_whose_entry_is_damaged_is_counted_by_its_page() -> None:
 
 def test_the_wheel_slot_of_a_timer_is_that_of_the_second_that_it_is_due_in() -> None:
     world = TimerWorld()
-    slots = world.engine.timers.index.wheel.slot_count
+    slots = world.engine.timers.index.links.wheel.slot_count
     near = world.now_ms + HOUR_MS
     world.schedule("near", due_at_ms=near)
     world.schedule("far", due_at_ms=world.now_ms + 2 * slots * 1_000)
@@ -124,6 +124,6 @@ def test_topics_are_told_apart_however_many_are_named_in_whatever_order() -> Non
 def test_for_no_topic_the_table_is_not_read() -> None:
     world = TimerWorld()
     world.schedule("m", delay_ms=HOUR_MS)
-    walk = world.engine.timers.pending(PendingQuery(topic_ids=[]))
+    walk = world.engine.timers.commands.pending(PendingQuery(topic_ids=[]))
     assert not walk.step()
     assert (walk.found, walk.next_id) == ([], None)

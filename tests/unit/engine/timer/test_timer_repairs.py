@@ -106,7 +106,7 @@ def test_a_quarantined_timer_is_so_again_after_a_restart() -> None:
     world.disk.damage("log/00000000000000000000.log", body_at)
     world.sleep(SECOND_MS)
     for _ in range(2):
-        status = world.engine.timers.status(TimerId(timer_id))
+        status = world.engine.timers.commands.status(TimerId(timer_id))
         assert (status.state, status.is_quarantined) == (TimerState.PENDING, True)
         world.sleep(30 * SECOND_MS)
         world.background()
@@ -124,7 +124,7 @@ def test_the_audit_does_not_take_a_quarantined_timer_for_a_lost_one() -> None:
     world.engine.timers.near.outstanding.clear()
     drift = world.engine.timers.janitor.audit.drift
     world.now_ms += 3 * DAY_MS
-    world.engine.timers.index.hand_s = world.now_ms // 1000 - 1
+    world.engine.timers.index.links.hand_s = world.now_ms // 1000 - 1
     world.engine.room.measure()
     for _ in world.engine.timers.janitor.audit.run(world.now_ms):
         pass
@@ -135,7 +135,7 @@ def test_a_timer_that_the_wheel_has_lost_is_found_by_the_audit() -> None:
     world = settled_world(HOUR_MS)
     timers = world.engine.timers
     world.timers.quarantined.add(0)  # For the judge: the hand will pass it.
-    timers.index.wheel.clear()
+    timers.index.links.wheel.clear()
     world.sleep(2 * HOUR_MS)
     assert not world.texts()
     for _ in timers.janitor.audit.run(world.now_ms):

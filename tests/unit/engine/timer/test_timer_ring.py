@@ -22,7 +22,7 @@ def test_a_paused_process_parks_again_what_is_still_far_and_the_hand_goes_on() -
     world.sleep(2 * SECOND_MS)
     timers = world.engine.timers
     assert timers.near.outstanding_count == 0, "nothing is loaded days ahead"
-    assert timers.index.hand_s > world.now_ms // 1000 - SLOTS
+    assert timers.index.links.hand_s > world.now_ms // 1000 - SLOTS
     world.sleep(HOUR_MS)
     assert world.texts() == ["near"]
     assert world.delivered[0].stored_at_ms == world.delivered[0].due_at_ms
@@ -69,7 +69,7 @@ def test_links_that_wait_to_be_made_again_for_revolutions_are_made_at_the_presen
     world.schedule("far", delay_ms=30 * HOUR_MS)
     world.sleep(SECOND_MS)
     index = world.engine.timers.index
-    index.is_damaged = True
+    index.links.is_damaged = True
     end_ms = world.now_ms + 2 * SLOTS * SECOND_MS
     while world.now_ms < end_ms:
         world.now_ms += stride_ms
@@ -78,11 +78,11 @@ def test_links_that_wait_to_be_made_again_for_revolutions_are_made_at_the_presen
     world.schedule("next", delay_ms=HOUR_MS // 2)
     take_census(world)
     world.background()
-    assert not world.engine.timers.index.is_damaged
+    assert not world.engine.timers.index.links.is_damaged
     world.sleep(2 * SECOND_MS)
     assert sorted(world.texts()) == ["m0", "m1", "m2", "m3", "m4"]
     assert world.engine.timers.near.outstanding_count == 0, "nothing is loaded hours ahead"
-    assert index.hand_s >= world.now_ms // 1000 - 1
+    assert index.links.hand_s >= world.now_ms // 1000 - 1
     world.sleep(2 * HOUR_MS)
     world.advance(28 * HOUR_MS)
     assert world.texts()[-3:] == ["next", "near", "far"]
@@ -104,16 +104,16 @@ def test_a_follower_goes_on_where_the_links_are_damaged_that_the_hand_passes() -
         world.schedule(f"m{n}", delay_ms=(n + 1) * 20 * SECOND_MS)
     index = world.engine.timers.index
     index.link_gathered()
-    slot_s = index.wheel.filled(index.hand_s + 1, index.ring_end_s)[1]
-    index.wheel.link(slot_s, index.timer_log.end + 64, change=1)
+    slot_s = index.links.wheel.filled(index.links.hand_s + 1, index.links.ring_end_s)[1]
+    index.links.wheel.link(slot_s, index.links.timer_log.end + 64, change=1)
     index.is_following = True
     frontier_s = world.now_ms // 1000 + 50
     index.apply_frontier(Frontier(frontier_s * 1000), world.now_ms)
-    assert index.is_damaged
-    assert index.hand_s == frontier_s
+    assert index.links.is_damaged
+    assert index.links.hand_s == frontier_s
     index.is_following = False
     world.background()
-    assert not world.engine.timers.index.is_damaged
+    assert not world.engine.timers.index.links.is_damaged
     world.sleep(70 * SECOND_MS)
     assert sorted(world.texts()) == ["m0", "m1", "m2"]
     world.check()

@@ -97,7 +97,7 @@ class Admission:
             return due_at_ms
         index.link_gathered()
         second = due_at_ms // 1000
-        count = index.wheel.count(second) if second < index.ring_end_s else 0
+        count = index.links.wheel.count(second) if second < index.links.ring_end_s else 0
         if count <= soft_limit:
             return due_at_ms
         chance = chance * _HASH_FACTOR & 0xFFFFFFFF

@@ -61,7 +61,7 @@ class TimerAudit:
         index = self._index
         index.link_gathered()
         self._passed, self._recount = 0, TimerCounts(self._log, index.table)
-        index.follower = self
+        index.links.observer = self
         try:
             for _, pages in groupby(index.table.page_numbers(), _pass_of):
                 numbers = list(pages)
@@ -77,23 +77,23 @@ class TimerAudit:
                     self._count(number)
                     yield []
         except TimerLogDamaged:
-            index.is_damaged = True  # All links are made again from the table.
+            index.links.is_damaged = True  # All links are made again from the table.
             return
         finally:
-            index.follower = None
+            index.links.observer = None
             self._links = _Links(0)
         self._compare_counts()
 
     def _see_links(self) -> Iterator[list[File]]:
         """Walk the chains of all slots after the hand, and note which timers they link."""
         index = self._index
-        begin_s = index.hand_s + 1
-        end_s = begin_s + index.wheel.slot_count - 1
+        begin_s = index.links.hand_s + 1
+        end_s = begin_s + index.links.wheel.slot_count - 1
         for first_s in range(begin_s, end_s, SECONDS_A_SLICE):
-            filled = index.wheel.filled(first_s, min(first_s + SECONDS_A_SLICE, end_s))
+            filled = index.links.wheel.filled(first_s, min(first_s + SECONDS_A_SLICE, end_s))
             self._tally.add(1)
             yield []
-            for n, record in enumerate(chain.from_iterable(map(index.chain, filled))):
+            for n, record in enumerate(chain.from_iterable(map(index.links.chain, filled))):
                 self._links.note(record.timer_id, record.due_at_ms)
                 if n % RECORDS_A_SLICE == RECORDS_A_SLICE - 1:
                     self._tally.add(RECORDS_A_SLICE)
@@ -107,7 +107,7 @@ class TimerAudit:
         for timer_id in (np.flatnonzero(is_lost) + first_id).tolist():
             entry = index.find_pending(TimerId(timer_id))
             if entry is not None and timer_id not in self._quarantined():
-                index.relink(TimerId(timer_id), entry, timer_record.SCHEDULE, now_ms)
+                index.links.relink(TimerId(timer_id), entry, timer_record.SCHEDULE, now_ms)
                 self.drift[entry.topic_id] += 1
 
     def _is_ahead(self, number: int) -> bool:
@@ -133,12 +133,12 @@ class TimerAudit:
 
     # ------------------------------------------------------------ what changes meanwhile
 
-    def counted(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
+    def note_count(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
         """Follow what changes among the ids that the audit has counted already."""
         if timer_id < self._passed:
             self._recount.add(timer_id, entry, change)
 
-    def linked(self, timer_id: TimerId, due_at_ms: int) -> None:
+    def note_link(self, timer_id: TimerId, due_at_ms: int) -> None:
         """Follow what is linked, maybe in a slot whose chain was walked already."""
         self._links.note(timer_id, due_at_ms)
 

@@ -52,12 +52,12 @@ class Census:
             yield []
         self.due_within = counts[:-1].tolist()
         now_s = now_ms // 1000
-        self.peaks = [index.wheel.peak(now_s, now_s + window) for window in PEAK_WINDOWS_S]
+        self.peaks = [index.links.wheel.peak(now_s, now_s + window) for window in PEAK_WINDOWS_S]
         yield []
         slots_used = 0
-        for first_s in range(index.hand_s + 1, index.ring_end_s, SLOTS_A_SLICE):
-            end_s = min(first_s + SLOTS_A_SLICE, index.ring_end_s)
+        for first_s in range(index.links.hand_s + 1, index.links.ring_end_s, SLOTS_A_SLICE):
+            end_s = min(first_s + SLOTS_A_SLICE, index.links.ring_end_s)
             self._tally.add(end_s - first_s)
-            slots_used += index.wheel.filled_count(first_s, end_s)
+            slots_used += index.links.wheel.filled_count(first_s, end_s)
             yield []
         self.slots_used = slots_used

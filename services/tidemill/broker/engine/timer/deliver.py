@@ -170,7 +170,7 @@ class Deliverer:
         for timer_id in awaited:
             entry = self._index.find_pending(timer_id)
             if entry is not None:
-                self._index.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
+                self._index.links.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
 
     def step(self, now_ms: int, *, firing_ms: int) -> bool:
         """Deliver one slice; True when there is more to deliver at once."""

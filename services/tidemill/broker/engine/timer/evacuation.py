@@ -208,7 +208,7 @@ class Evacuation:
         except MessageBodyTooLarge:
             return  # Not even its properties fit: its segment stays.
         # One that is overdue was tried before, and is in no slot any more.
-        self._index.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
+        self._index.links.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
         self._tokens -= len(blob)
 
     def _is_remains(self, log_offset: LogOffset) -> bool:

@@ -103,7 +103,7 @@ class Flusher:
     def is_log_due(self, now_ms: int) -> bool:
         """Whether the timer log has records to be written now."""
         is_time = now_ms - self._log_flushed_at_ms >= LOG_PERIOD_MS
-        return is_time and self._index.timer_log.has_unwritten
+        return is_time and self._index.links.timer_log.has_unwritten
 
     def is_due(self, now_ms: int) -> bool:
         """Whether all files are to be written now."""
@@ -117,7 +117,7 @@ class Flusher:
 
     def next_ms(self) -> int | None:
         """Return when a flush is due, None while there is nothing to write."""
-        if self._index.timer_log.has_unwritten:
+        if self._index.links.timer_log.has_unwritten:
             return self._log_flushed_at_ms + LOG_PERIOD_MS
         if self._index.event_count != self._flushed_events:
             return self._flushed_at_ms + self._config.flush_period_ms
@@ -128,7 +128,7 @@ class Flusher:
     def flush_log(self, now_ms: int) -> Iterator[list[File]]:
         """Write the timer log's new records."""
         self._log_flushed_at_ms = now_ms
-        yield from self._index.timer_log.write()
+        yield from self._index.links.timer_log.write()
 
     def flush(
         self,
@@ -146,8 +146,8 @@ class Flusher:
         self._counter += 1
         checkpoint = TimerCheckpoint(
             generation=self.generation + 1,
-            hand_ms=index.hand_s * 1000,
-            timer_log_position=index.timer_log.end,
+            hand_ms=index.links.hand_s * 1000,
+            timer_log_position=index.links.timer_log.end,
             queue_offset=QueueOffset(index.next_id),
             master_queue_offset=QueueOffset(index.next_id),
             replay_from=self._log.committed_offset,
@@ -158,14 +158,14 @@ class Flusher:
             oldest_pinned_offset=min((s for s, n in index.counts.pins.items() if n), default=-1),
             flags=flags,
             store_uuid=store_uuid,
-            slots_used=index.wheel.used_count,
+            slots_used=index.links.wheel.used_count,
             live_files=_live_files(index),
         )
         self.is_active = True
-        index.wheel.freeze()
+        index.links.wheel.freeze()
         index.table.freeze()
-        yield from index.timer_log.write()
-        yield from index.wheel.write_frozen()
+        yield from index.links.timer_log.write()
+        yield from index.links.wheel.write_frozen()
         yield from index.table.write_frozen()
         yield from self._write(checkpoint)
         self.generation = checkpoint.generation

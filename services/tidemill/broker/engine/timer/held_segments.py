@@ -180,7 +180,7 @@ class HeldSegments:
             entry = self._index.find_pending(timer_id)
             if entry is not None:
                 # One that is overdue waited for this, and is in no slot any more.
-                self._index.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
+                self._index.links.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
 
 
 def _scheduled_by(found: Record | Hole) -> TimerId | None:

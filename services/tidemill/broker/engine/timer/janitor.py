@@ -63,13 +63,13 @@ class Janitor:
 
     def _find(self, now_ms: int) -> Iterator[list[File]] | None:
         self._index.link_gathered()
-        timer_log = self._index.timer_log
+        timer_log = self._index.links.timer_log
         numbers = timer_log.numbers
         if len(numbers) > 1:
             oldest = numbers[0]
             if oldest not in self._measured:
                 return self._measure(oldest)
-            if self._index.latest_s[oldest] <= self._flusher.durable_hand_s:
+            if self._index.links.latest_s[oldest] <= self._flusher.durable_hand_s:
                 return self._drop_log_file(oldest)
             if oldest in self._compacted:
                 if self._compacted[oldest] < self._flusher.generation:
@@ -96,23 +96,23 @@ class Janitor:
         for part in self._parts(number):
             latest = max(latest, int((part["enqueued"] // 1000 + part["delay"]).max()))
             yield []
-        if self._index.is_damaged:
+        if self._index.links.is_damaged:
             return
-        self._index.latest_s[number] = max(latest, self._index.latest_s.get(number, 0))
+        self._index.links.latest_s[number] = max(latest, self._index.links.latest_s.get(number, 0))
         self._measured.add(number)
 
     def _parts(self, number: int) -> Iterator[np.ndarray]:
         """Yield the records of a file; where they cannot be read all are made again."""
         try:
-            yield from self._index.timer_log.batches(number, count=ROWS_A_SLICE)
+            yield from self._index.links.timer_log.batches(number, count=ROWS_A_SLICE)
         except TimerLogDamaged:
-            self._index.is_damaged = True  # All links are made again from the table.
+            self._index.links.is_damaged = True  # All links are made again from the table.
 
     def _drop_log_file(self, number: int) -> Iterator[list[File]]:
-        self._index.latest_s.pop(number, None)
+        self._index.links.latest_s.pop(number, None)
         self._compacted.pop(number, None)
         self._measured.discard(number)
-        yield from self._index.timer_log.drop_oldest()
+        yield from self._index.links.timer_log.drop_oldest()
 
     def _compact(self, number: int, now_ms: int) -> Iterator[list[File]]:
         """Link the survivors of a file again at the end of the log."""
@@ -120,12 +120,12 @@ class Janitor:
         linked = 0
         for part in self._parts(number):
             slots = part["enqueued"] // 1000 + part["delay"]
-            alive = ((part["magic"] & timer_record.LINKS) != 0) & (slots > index.hand_s)
+            alive = ((part["magic"] & timer_record.LINKS) != 0) & (slots > index.links.hand_s)
             for at in np.flatnonzero(alive).tolist():
                 timer_id, due_at_ms = int(part["timer_id"][at]), int(part["due"][at])
                 entry = index.find_pending(TimerId(timer_id))
                 if entry is not None and entry.due_at_ms == due_at_ms:
-                    index.relink(
+                    index.links.relink(
                         TimerId(timer_id),
                         entry,
                         int(part["magic"][at]) & timer_record.LINKS,
@@ -136,7 +136,7 @@ class Janitor:
                     if linked % LINKS_A_SLICE == 0:
                         yield []
             yield []
-        if index.is_damaged:
+        if index.links.is_damaged:
             return
         # It may go once a checkpoint of a later moment is durable: that one has the new links.
         self._compacted[number] = self._flusher.generation

@@ -73,7 +73,7 @@ class SlotLoader:
 
     def begin(self, now_ms: int) -> None:
         """Start behind the hand."""
-        hand_s = self._index.hand_s
+        hand_s = self._index.links.hand_s
         self._loaded_at_ms = now_ms
         self._backlog_next_s = hand_s + 1
         self._on_time_first_s = self._on_time_next_s = max(now_ms // 1000, hand_s + 1)
@@ -86,7 +86,7 @@ class SlotLoader:
         self._runs.clear()
         self._walked_items = 0
         self._walk = None
-        if self._on_time_first_s == hand_s + 1 and self._index.wheel.count(hand_s + 1):
+        if self._on_time_first_s == hand_s + 1 and self._index.links.wheel.count(hand_s + 1):
             # The hand is ahead of the clock: what came late for it waits in the slot behind it.
             self._late_s = hand_s + 1
             self._on_time.append(hand_s + 1)
@@ -94,7 +94,7 @@ class SlotLoader:
 
     # ------------------------------------------------------------ arrivals
 
-    def arrived(
+    def add_linked(
         self, due_at_ms: int, timer_id: TimerId, topic_id: TopicId, size: int, slot_s: int
     ) -> None:
         """Load a timer that was linked just now if it is due within the horizon."""
@@ -108,16 +108,16 @@ class SlotLoader:
         elif self._is_loaded(slot_s):
             self._again.add(slot_s)
 
-    def arrived_rows(self, first_id: int, rows: np.ndarray) -> None:
+    def add_linked_rows(self, first_id: int, rows: np.ndarray) -> None:
         """Load what is due within the horizon among timers that were linked just now."""
         dues = rows["due"].astype(np.int64)
-        slots, _ = self._index.slots_of(dues)
+        slots, _ = self._index.links.slots_of(dues)
         is_near = (dues < self._loaded_at_ms + self._horizon_ms) | (slots > dues // 1000)
         is_near |= (slots < self._on_time_next_s) & (slots >= self._on_time_first_s)
         is_near |= slots < self._backlog_next_s
         for at in np.flatnonzero(is_near).tolist():
             row = rows[at]
-            self.arrived(
+            self.add_linked(
                 int(dues[at]),
                 TimerId(first_id + at),
                 TopicId(int(row["topic_id"])),
@@ -143,7 +143,7 @@ class SlotLoader:
                 return False
             self._continue()
         except TimerLogDamaged:
-            self._index.is_damaged = True
+            self._index.links.is_damaged = True
             return False
         return True
 
@@ -181,10 +181,10 @@ class SlotLoader:
             # What is due within the horizon, and the whole second in which that ends.
             end_s = (now_ms + self._horizon_ms) // 1000 + 1
             # Invariant: what is parked again goes to a slot that was not looked at.
-            end_s = min(end_s, self._index.parking_s, first_s + SLOTS_A_SCAN)
+            end_s = min(end_s, self._index.links.parking_s, first_s + SLOTS_A_SCAN)
             if end_s <= first_s:
                 return False
-            self._on_time.extend(self._index.wheel.filled(first_s, end_s))
+            self._on_time.extend(self._index.links.wheel.filled(first_s, end_s))
             self._on_time_next_s = end_s
         if not self._on_time:
             return self._on_time_next_s <= now_ms // 1000
@@ -197,14 +197,14 @@ class SlotLoader:
             end_s = min(self._on_time_first_s, first_s + SLOTS_A_SCAN)
             if end_s <= first_s:
                 return False
-            self._backlog.extend(self._index.wheel.filled(first_s, end_s))
+            self._backlog.extend(self._index.links.wheel.filled(first_s, end_s))
             self._backlog_next_s = end_s
         if self._backlog:
             self._begin_walk(self._backlog.popleft())
         return True
 
     def _begin_walk(self, slot_s: int) -> None:
-        newest = self._index.wheel.last(slot_s)
+        newest = self._index.links.wheel.last(slot_s)
         stop = self._walked.get(slot_s, NO_POSITION)
         self._walked[slot_s] = newest
         self._walk = _Walk(slot_s, newest, stop)
@@ -215,7 +215,7 @@ class SlotLoader:
             return
         slot_s, position, stop = walk
         index, items, bodies = self._index, array("q"), array("q")
-        read, begin = index.timer_log.read, index.timer_log.begin
+        read, begin = index.links.timer_log.read, index.links.timer_log.begin
         stop = max(stop, begin - 1)
         for _ in range(RECORDS_A_SLICE):
             if position <= stop:
@@ -261,7 +261,7 @@ class SlotLoader:
         entry = self._index.find_pending(record.timer_id)
         if entry is not None and entry.due_at_ms == record.due_at_ms:
             kind = record.magic & ~timer_record.PARKED & 0xFFFFFF
-            self._index.relink(record.timer_id, entry, kind, self._loaded_at_ms)
+            self._index.links.relink(record.timer_id, entry, kind, self._loaded_at_ms)
 
     # ------------------------------------------------------------ the hand
 
@@ -279,8 +279,8 @@ class SlotLoader:
             min(self._again, default=loaded_to_s),
             loaded_to_s if self._walk is None else self._walk.slot_s,
         )
-        if open_s - 1 > self._index.hand_s:
-            self._index.hand_s = open_s - 1
+        if open_s - 1 > self._index.links.hand_s:
+            self._index.links.hand_s = open_s - 1
             for slot_s in [s for s in self._walked if s < open_s]:
                 del self._walked[slot_s]
 

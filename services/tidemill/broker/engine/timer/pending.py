@@ -146,7 +146,7 @@ class PendingWalk:
                 entry.log_offset,
                 message_id,
                 blob,
-                self._index.wheel_slot_of(entry.due_at_ms),
+                self._index.links.wheel_slot_of(entry.due_at_ms),
             )
         )
 

@@ -48,7 +48,7 @@ class TimerRecovery:
         self._log = log
         self._catalog = catalog
         self.rebuilt_hand_s = 0  # timers due before it may wait in the slot after it
-        self.made_again = ""  # which files the start has made again: "", "wheel", or "all"
+        self.rebuilt_files = ""  # which files the start has made again: "", "wheel", or "all"
         self.is_rebuilding = False
         self._needs_relink = False
         self._needs_complete = False  # the table, after a replay from the log's beginning
@@ -73,11 +73,11 @@ class TimerRecovery:
         )
         if checkpoint is None or not is_usable or not self._load_table(checkpoint):
             self._reset()
-            self._index.is_linking = False
+            self._index.links.is_linking = False
             return self._log.min_offset
         index = self._index
         index.next_id = max(index.next_id, checkpoint.queue_offset)
-        index.hand_s = checkpoint.hand_ms // 1000
+        index.links.hand_s = checkpoint.hand_ms // 1000
         # No FRONTIER record before the checkpoint went further.
         index.frontier_ms = checkpoint.hand_ms
         self._flusher.use(checkpoint)
@@ -85,7 +85,7 @@ class TimerRecovery:
             self._load_wheel(checkpoint.timer_log_position, checkpoint.slots_used)
         except (TimerLogDamaged, WheelDamaged):
             self._needs_relink = True
-        index.is_linking = not self._needs_relink
+        index.links.is_linking = not self._needs_relink
         return checkpoint.replay_from
 
     def _load_table(self, checkpoint: TimerCheckpoint) -> bool:
@@ -112,18 +112,18 @@ class TimerRecovery:
 
     def _load_wheel(self, position: int, slots_used: int) -> None:
         index = self._index
-        newer = [(record.slot_s, record.magic) for record in index.timer_log.load(position)]
-        index.wheel.load(
-            position_min=index.timer_log.begin,
-            position_max=index.timer_log.end,
-            hand_s=index.hand_s,
+        newer = [(record.slot_s, record.magic) for record in index.links.timer_log.load(position)]
+        index.links.wheel.load(
+            position_min=index.links.timer_log.begin,
+            position_max=index.links.timer_log.end,
+            hand_s=index.links.hand_s,
             used_count=slots_used,
         )
         for number, (slot_s, magic) in enumerate(newer):
-            if slot_s > index.hand_s:
+            if slot_s > index.links.hand_s:
                 is_gone = magic & (timer_record.CANCEL | timer_record.RESCHEDULED_OUT)
                 at = position + number * timer_record.SIZE
-                index.wheel.revise(slot_s, at, change=-1 if is_gone else 1)
+                index.links.wheel.revise(slot_s, at, change=-1 if is_gone else 1)
 
     def _reset(self) -> None:
         """Begin with no files: everything is folded in again from the log's first record."""
@@ -135,13 +135,13 @@ class TimerRecovery:
         self._flusher.replay_from = self._log.min_offset
         self._needs_relink = True
 
-    def open_nothing(self) -> None:
+    def open_empty(self) -> None:
         """Begin without timers: files, if any, know less than the log."""
         if self._flusher.has_files:
             self._reset()
-            self._index.is_linking = False
+            self._index.links.is_linking = False
 
-    def end_replay(self, now_ms: int) -> None:
+    def finish_replay(self, now_ms: int) -> None:
         """Link what must be linked again, and start behind the hand."""
         index = self._index
         index.link_gathered()
@@ -150,45 +150,48 @@ class TimerRecovery:
             # The schedules of the last ones may be gone with their segments; their ids were given.
             ids_end = self._catalog.queue(topic_id, SCHEDULE_QUEUE).max_offset
             index.next_id = max(index.next_id, ids_end)
-        index.is_linking, index.is_following = True, False
+        index.links.is_linking, index.is_following = True, False
         if self._needs_complete:
             index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
-        outage_s = now_ms // 1000 - index.hand_s
+        outage_s = now_ms // 1000 - index.links.hand_s
         if index.next_id and self._needs_complete:
-            self.made_again = "all"
+            self.rebuilt_files = "all"
         elif index.next_id and self._needs_relink:
-            self.made_again = "wheel"
-        if index.next_id and (self._needs_relink or outage_s > index.wheel.slot_count // 2):
+            self.rebuilt_files = "wheel"
+        if index.next_id and (self._needs_relink or outage_s > index.links.wheel.slot_count // 2):
             hand_s = self._first_hand_s(now_ms)
             for _ in self._rebuild(index.table.file_batches(), now_ms, now_ms, hand_s):
                 pass
         elif self._has_overdue:
             self._link_overdue(now_ms)
         self._needs_relink = False
-        index.arrived, index.arrived_rows = self._loader.arrived, self._loader.arrived_rows
+        index.links.on_link = self._loader.add_linked
+        index.links.on_link_rows = self._loader.add_linked_rows
         self._flusher.begin(now_ms)
-        self.begin(now_ms)
+        self.start_loading(now_ms)
 
     def _link_overdue(self, now_ms: int) -> None:
         """Link again what was due before the hand and still waits: quarantined, or late then."""
         index = self._index
         for first_id, rows in index.table.file_batches():
-            is_late = (rows["state"] == TimerState.PENDING) & (rows["due"] <= index.hand_s * 1000)
+            is_late = (rows["state"] == TimerState.PENDING) & (
+                rows["due"] <= index.links.hand_s * 1000
+            )
             for at in np.flatnonzero(is_late).tolist():
                 entry = index.find_pending(TimerId(first_id + at))
                 if entry is not None:
-                    index.relink(TimerId(first_id + at), entry, timer_record.SCHEDULE, now_ms)
+                    index.links.relink(TimerId(first_id + at), entry, timer_record.SCHEDULE, now_ms)
 
-    def begin(self, firing_ms: int) -> None:
+    def start_loading(self, firing_ms: int) -> None:
         """Start loading behind the hand; where nothing waits the hand is at the present."""
         if not self._index.pending_count:
-            self._index.hand_s = max(self._index.hand_s, firing_ms // 1000 - 1)
+            self._index.links.hand_s = max(self._index.links.hand_s, firing_ms // 1000 - 1)
         self._loader.begin(firing_ms)
 
     def rebuild(self, now_ms: int, *, firing_ms: int) -> Iterator[list[File]]:
         """Make wheel and timer log again from the table, in slices of a page."""
         # The hand stands still while they are damaged, for however long that is.
-        hand_s = max(self._index.hand_s, self._hand_min_s(firing_ms))
+        hand_s = max(self._index.links.hand_s, self._hand_min_s(firing_ms))
         return self._rebuild(self._index.table.page_batches(), now_ms, firing_ms, hand_s)
 
     def _rebuild(
@@ -196,16 +199,16 @@ class TimerRecovery:
     ) -> Iterator[list[File]]:
         index = self._index
         self.is_rebuilding = True
-        index.wheel.clear()
-        index.timer_log.clear()
-        index.latest_s.clear()
-        index.hand_s = self.rebuilt_hand_s = hand_s
+        index.links.wheel.clear()
+        index.links.timer_log.clear()
+        index.links.latest_s.clear()
+        index.links.hand_s = self.rebuilt_hand_s = hand_s
         for first_id, rows in batches:
-            index.link_rows(first_id, rows, now_ms)
+            index.links.link_rows(first_id, rows, now_ms)
             yield []
         index.event_count += 1
-        self.begin(firing_ms)
-        self.is_rebuilding = index.is_damaged = False
+        self.start_loading(firing_ms)
+        self.is_rebuilding = index.links.is_damaged = False
 
     def _first_hand_s(self, now_ms: int) -> int:
         """Return a hand before all that waits, and at most half a revolution behind the clock."""
@@ -216,11 +219,11 @@ class TimerRecovery:
             waiting = rows["due"][rows["state"] == TimerState.PENDING]
             if len(waiting):
                 first_s = min(first_s, int(waiting.min()) // 1000)
-        return max(first_s - 1, self._hand_min_s(now_ms), index.hand_s)
+        return max(first_s - 1, self._hand_min_s(now_ms), index.links.hand_s)
 
     def _hand_min_s(self, firing_ms: int) -> int:
         """Return where the hand is at least before slots are loaded: half a revolution behind.
 
         Invariant: the parking slot is ahead of the clock then, and the backlog within the ring.
         """
-        return firing_ms // 1000 - self._index.wheel.slot_count // 2
+        return firing_ms // 1000 - self._index.links.wheel.slot_count // 2

@@ -19,6 +19,7 @@ from tidemill.broker.engine.layout.timer_entry import DTYPE, SIZE, TimerEntry, T
 from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.timer.pages import DirtyPages
 from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.transitions import ON_FORGET
 
 FOLDER = "timer/state"
 PAGE_ENTRIES = 512  # 16 KiB: a cold cancel reads one page
@@ -232,7 +233,7 @@ class TimerTable:
         gaps = np.flatnonzero(rows["state"][:count] == TimerState.UNUSED)
         if len(gaps):
             self._changes.touch(number)
-            rows["state"][gaps] = TimerState.FORGOTTEN
+            rows["state"][gaps] = ON_FORGET[TimerState.UNUSED]
 
     @staticmethod
     def has_gaps(rows: np.ndarray, count: int) -> bool:

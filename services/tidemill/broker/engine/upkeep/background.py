@@ -11,7 +11,7 @@ from typing import final
 from tidemill.broker.engine.room import DERIVED_RESERVE_PART, DiskRoom
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import File
-from tidemill.broker.engine.timer.timers import Timers
+from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.upkeep.checkpoint import Checkpoints
 from tidemill.broker.engine.upkeep.merge import Merges
 from tidemill.broker.engine.upkeep.parts import QuietMoment, Steps
@@ -30,7 +30,7 @@ class Background:
         self,
         log: CommitLog,
         checkpoints: Checkpoints,
-        timers: Timers,
+        timers: DelayedMessages,
         retention: Retention,
         rebuilds: Rebuilds,
         merges: Merges,

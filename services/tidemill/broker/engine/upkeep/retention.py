@@ -31,10 +31,10 @@ from tidemill.broker.engine.pop.stated_rows import (
     slot_ranges,
 )
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
-from tidemill.broker.engine.timer.timers import Timers
 from tidemill.broker.engine.upkeep.archive_gate import ArchiveGate
 from tidemill.broker.engine.upkeep.checkpoint import PROGRESS_A_SECTION, Checkpoints
 from tidemill.broker.engine.upkeep.parts import Steps, UpkeepParts
@@ -114,14 +114,14 @@ class Retention:
         size = self._log.log_end - self._log.min_offset - self._timer_index.pinned_bytes
         return 0 < self._retention_bytes < size
 
-    def is_due(self, now_ms: int, timers: Timers) -> bool:
+    def is_due(self, now_ms: int, timers: DelayedMessages) -> bool:
         """Whether the oldest segment has served its time and all it states is in a checkpoint."""
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self._store.derived_offset:
             return False
         return self._is_over(now_ms, timers)
 
-    def wants_checkpoint(self, now_ms: int, timers: Timers) -> bool:
+    def wants_checkpoint(self, now_ms: int, timers: DelayedMessages) -> bool:
         """Whether the oldest segment has served its time, and only a checkpoint is missing.
 
         On a full disk nothing is logged that would make one due.
@@ -131,7 +131,7 @@ class Retention:
             return False
         return log.segments[0].end <= log.committed_offset and self._is_over(now_ms, timers)
 
-    def _is_over(self, now_ms: int, timers: Timers) -> bool:
+    def _is_over(self, now_ms: int, timers: DelayedMessages) -> bool:
         oldest = self._log.segments[0]
         is_over = self._has_served(now_ms)
         if is_over:
@@ -210,7 +210,7 @@ class Retention:
         # What follows it was stored at that time, so everything in it is at least as old.
         return min(self._log.first_stored_at_ms(1) + self._lag_ms, self._sure_at_ms)
 
-    def is_due_at_replica(self, timers: Timers) -> bool:
+    def is_due_at_replica(self, timers: DelayedMessages) -> bool:
         """Whether the master has given up what is the oldest segment here, and no file needs it."""
         segments = self._log.segments
         if len(segments) < 2 or segments[0].end > self.may_go_before:

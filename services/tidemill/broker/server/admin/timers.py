@@ -35,7 +35,8 @@ class TimerAdmin:
         The search takes a round a slice, so that nobody waits for it.
         """
         search = await in_round(
-            self._rounds, lambda engine, _turn: engine.timers.search(_query(engine, request))
+            self._rounds,
+            lambda engine, _turn: engine.timers.commands.search(_query(engine, request)),
         )
         while await in_round(self._rounds, lambda _engine, _turn: search.step()):
             pass
@@ -51,7 +52,7 @@ class TimerAdmin:
         """Count by topic what is due soon; as a search, it takes a round a slice."""
 
         def begin(engine: Engine, turn: Turn) -> DueCount:
-            return engine.timers.count_due(request.within_ms, firing_ms=turn.firing_ms)
+            return engine.timers.commands.count_due(request.within_ms, firing_ms=turn.firing_ms)
 
         count = await in_round(self._rounds, begin)
         while await in_round(self._rounds, lambda _engine, _turn: count.step()):
@@ -73,7 +74,8 @@ class TimerAdmin:
         """Return one timer, also one that was delivered, cancelled or dropped."""
         return _timer(
             await in_round(
-                self._rounds, lambda engine, _turn: engine.timers.status(TimerId(request.timer_id))
+                self._rounds,
+                lambda engine, _turn: engine.timers.commands.status(TimerId(request.timer_id)),
             )
         )
 
@@ -82,10 +84,10 @@ class TimerAdmin:
 
         def cancel(engine: Engine, turn: Turn) -> TimerStatus:
             if request.dry_run:
-                engine.timers.check_cancel(TimerId(request.timer_id))
+                engine.timers.commands.check_cancel(TimerId(request.timer_id))
             else:
-                engine.timers.cancel(TimerId(request.timer_id), now_ms=turn.now_ms)
-            return engine.timers.status(TimerId(request.timer_id))
+                engine.timers.commands.cancel(TimerId(request.timer_id), now_ms=turn.now_ms)
+            return engine.timers.commands.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, cancel)
         if not request.dry_run:
@@ -105,18 +107,18 @@ class TimerAdmin:
         def reschedule(engine: Engine, turn: Turn) -> tuple[int | None, TimerStatus]:
             old_due_at_ms = None
             with contextlib.suppress(MessageNotFound):  # Told, and counted, by what follows.
-                old_due_at_ms = engine.timers.status(TimerId(request.timer_id)).due_at_ms
+                old_due_at_ms = engine.timers.commands.status(TimerId(request.timer_id)).due_at_ms
             due_at_ms = request.due_at_ms
             if request.HasField("delay_ms"):
                 due_at_ms = turn.firing_ms + request.delay_ms
-            engine.timers.reschedule(
+            engine.timers.commands.reschedule(
                 TimerId(request.timer_id),
                 due_at_ms=due_at_ms,
                 expected_due_at_ms=expected,
                 now_ms=turn.now_ms,
                 firing_ms=turn.firing_ms,
             )
-            return old_due_at_ms, engine.timers.status(TimerId(request.timer_id))
+            return old_due_at_ms, engine.timers.commands.status(TimerId(request.timer_id))
 
         old_due_at_ms, status = await in_round(self._rounds, reschedule)
         log.info(
@@ -133,10 +135,10 @@ class TimerAdmin:
         """Deliver the message of a pending timer now."""
 
         def fire(engine: Engine, turn: Turn) -> TimerStatus:
-            engine.timers.fire(
+            engine.timers.commands.fire(
                 TimerId(request.timer_id), now_ms=turn.now_ms, firing_ms=turn.firing_ms
             )
-            return engine.timers.status(TimerId(request.timer_id))
+            return engine.timers.commands.status(TimerId(request.timer_id))
 
         status = await in_round(self._rounds, fire)
         log.info(

@@ -390,7 +390,7 @@ def _found(request: pb.FoundRequest, turn: Turn) -> None:
 
 
 def _cancel_timer(request: pb.RecallRequest, turn: Turn) -> None:
-    turn.engine.timers.cancel(
+    turn.engine.timers.commands.cancel(
         TimerId(request.timer_id), topic_id=TopicId(request.topic_id), now_ms=turn.now_ms
     )
 

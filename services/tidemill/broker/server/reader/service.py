@@ -105,7 +105,7 @@ class BrokerReader:
         topic_ids = await self._named(request, reply, request.topics, _id_of_topic, _no_topic)
 
         def begin(engine: Engine, _turn: Turn) -> PendingWalk:
-            return engine.timers.pending(
+            return engine.timers.commands.pending(
                 PendingQuery(
                     from_id=from_id,
                     topic_ids=topic_ids,
