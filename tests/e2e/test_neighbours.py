@@ -78,7 +78,7 @@ def secured(
 
 def test_the_home_reaches_its_members_by_tls(secured: Secured) -> None:
     eventually(lambda: secured.lines("member connected"))
-    assert not secured.lines("certificate may be refused by others")
+    assert not secured.lines("certificate may be rejected by others")
 
 
 def test_certificates_are_renewed_without_losing_a_call(secured: Secured, tmp_path: Path) -> None:

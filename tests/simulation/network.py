@@ -103,7 +103,7 @@ class NetworkLink:
             self._outcome.set_exception(error)
         self.close()
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         await asyncio.shield(self._outcome)
 
     # ------------------------------------------------------------ both
@@ -207,5 +207,5 @@ class ServerEnd:
     async def send(self, message: bytes) -> None:
         self._link.answer(message)
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         await asyncio.sleep(0)

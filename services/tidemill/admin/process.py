@@ -34,12 +34,12 @@ from tidemill.common.log import configure_logging
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.parent import die_with_parent
 from tidemill.common.readiness import ProcessReadiness
-from tidemill.transport.aio.notices import MisuseLog
+from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.aio.tls import (
     Certificates,
     ReloadableCredentials,
     TlsFiles,
-    newest_of,
+    newest_context,
     server_context,
 )
 
@@ -114,7 +114,7 @@ async def serve(settings: AdminSettings) -> None:
                     with_door(create_app(brokers, demands, controllers), settings, token, counted),
                     listener,
                     settings.drain_timeout_ms,
-                    tls=newest_of(served) if served else None,
+                    tls=newest_context(served) if served else None,
                 )
             )
             gc.collect()
@@ -188,7 +188,7 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=functools.partial(Connection, notices=MisuseLog()),  # type: ignore[arg-type]  # It is called, and nothing else.
+            http=functools.partial(Connection, misuse=MisuseLog()),  # type: ignore[arg-type]  # It is called, and nothing else.
             ws="none",
             # Whoever asks is who has connected, and not what a header says.
             proxy_headers=False,

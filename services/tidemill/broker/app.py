@@ -182,9 +182,9 @@ def cluster_tls(
 def connect_of(tls: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
     """Return how to get at a member."""
     from tidemill.transport.aio.channel import connected
-    from tidemill.transport.aio.tls import newest_of
+    from tidemill.transport.aio.tls import newest_context
 
-    return connected if tls is None else functools.partial(connected, tls=newest_of(tls))
+    return connected if tls is None else functools.partial(connected, tls=newest_context(tls))
 
 
 @contextlib.asynccontextmanager

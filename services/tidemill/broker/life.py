@@ -37,7 +37,7 @@ from tidemill.common.lifecycle import announce_ready, tune_garbage_collector
 from tidemill.common.metrics import MetricsServer, Registry
 from tidemill.common.readiness import ProcessReadiness
 from tidemill.common.replica_group import name_in_cluster
-from tidemill.transport.aio.tls import newest_of
+from tidemill.transport.aio.tls import newest_context
 
 if TYPE_CHECKING:
     import ssl
@@ -177,7 +177,7 @@ class Process:
                 traffic,
                 members,
                 settings,
-                newest_of(self._cluster) if self._cluster else None,
+                newest_context(self._cluster) if self._cluster else None,
                 replicas,
             ) as server,
             following(replicas, rounds, settings.replica_address or server.address),

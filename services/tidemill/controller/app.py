@@ -36,7 +36,7 @@ from tidemill.transport.aio.tls import (
     Certificates,
     ReloadableCredentials,
     cluster_files,
-    newest_of,
+    newest_context,
     server_context,
 )
 
@@ -95,7 +95,9 @@ async def serve(settings: ControllerSettings) -> None:
             registry.register(certificates.collect)
             async with (
                 watching(groups, leading, store),
-                controller_server(service, settings, newest_of(tls) if tls else None) as server,
+                controller_server(
+                    service, settings, newest_context(tls) if tls else None
+                ) as server,
             ):
                 registry.register(functools.partial(transport_metrics.collect, server))
                 tune_garbage_collector()

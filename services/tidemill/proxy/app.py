@@ -53,7 +53,7 @@ from tidemill.transport.aio.tls import (
     TlsFiles,
     client_context,
     cluster_files,
-    newest_of,
+    newest_context,
     server_context,
 )
 
@@ -128,7 +128,7 @@ async def serve(settings: ProxySettings) -> None:
         ):
             if await first_of(cluster.configured(), stop):
                 async with (
-                    server.serving(settings, newest_of(front) if front else None),
+                    server.serving(settings, newest_context(front) if front else None),
                     watched(readiness, server),
                 ):
                     if settings.keeper_fd is not None:
@@ -198,7 +198,7 @@ def link_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] |
 
 def connect_of(link: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
     """Return how to get at a broker."""
-    return connected if link is None else functools.partial(connected, tls=newest_of(link))
+    return connected if link is None else functools.partial(connected, tls=newest_context(link))
 
 
 def cluster_of(

@@ -46,7 +46,7 @@ class Stream:
         if not self._outcome.done():
             self._outcome.set_exception(error)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         await asyncio.shield(self._outcome)
 
     async def send(self, message: bytes) -> None:

@@ -202,7 +202,7 @@ def test_a_group_that_nobody_made_is_not_found_where_none_may_be_made() -> None:
             talk = Talk(one, "Session")
             talk.say(attach=wire.Attach(group=NAME, member=member(0)))
             with pytest.raises(RpcError) as refused:
-                await talk.stream.ended()
+                await talk.stream.wait_ended()
             assert refused.value.code is RpcCode.NOT_FOUND
 
     play(scenario, min_in_sync=None)
@@ -336,7 +336,7 @@ def test_a_name_that_is_misspelt_makes_a_group_only_by_its_first_replica() -> No
             stray = Talk(one, "Session")
             stray.say(attach=wire.Attach(group=NAME, member=member(1)))
             with pytest.raises(RpcError, match="its replica 0 begins it"):
-                await stray.stream.ended()
+                await stray.stream.wait_ended()
             assert not world.store.contents.records
             await view_of_epoch(await join(other, 0), 1)
             # One that has seen an epoch belongs to a group whose record is lost, and says so.
@@ -360,7 +360,7 @@ def test_a_stranger_that_says_it_is_many_founders_leaves_room_for_others(
                 # All at once: the first is not stored yet when the last one comes.
                 talk.say(attach=wire.Attach(group=f"made-up-{number}", member=member(0)))
             done: set[asyncio.Task[None]] = set()
-            open_ = {asyncio.ensure_future(talk.stream.ended()) for talk in streams}
+            open_ = {asyncio.ensure_future(talk.stream.wait_ended()) for talk in streams}
             while len(done) < 7:
                 more, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 done |= more
@@ -384,7 +384,7 @@ def test_no_more_groups_are_stored_than_are_watched_over(monkeypatch: pytest.Mon
             stray = Talk(other, "Session")
             stray.say(attach=wire.Attach(group="another", member=member(0)))
             with pytest.raises(RpcError, match="there are 1 broker groups already"):
-                await stray.stream.ended()
+                await stray.stream.wait_ended()
             assert set(world.store.contents.records) == {NAME}
 
     play(scenario)
@@ -396,7 +396,7 @@ def test_a_session_that_never_attaches_is_ended(monkeypatch: pytest.MonkeyPatch)
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             with pytest.raises(RpcError) as ended:
-                await Talk(one, "Session").stream.ended()
+                await Talk(one, "Session").stream.wait_ended()
             assert ended.value.code is RpcCode.DEADLINE_EXCEEDED
 
     play(scenario)
@@ -416,7 +416,7 @@ def test_streams_of_replicas_and_of_proxies_have_one_limit(
             beyond = Talk(other, path)
             beyond.stream.write(wire.WatchRoutesRequest(proxy="q").SerializeToString())
             with pytest.raises(RpcError) as refused:
-                await beyond.stream.ended()
+                await beyond.stream.wait_ended()
             assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
 
     play(scenario)
@@ -431,7 +431,7 @@ def test_one_address_has_a_part_of_the_streams(monkeypatch: pytest.MonkeyPatch) 
             beyond = Talk(one, "Session")
             beyond.say(attach=wire.Attach(group=NAME, member=member(1)))
             with pytest.raises(RpcError, match=r"1 streams of 127\.0\.0\.1 are open already"):
-                await beyond.stream.ended()
+                await beyond.stream.wait_ended()
 
     play(scenario)
 
@@ -487,7 +487,7 @@ def test_a_replica_of_a_group_that_was_forgotten_registers_again() -> None:
             await controllers.forget(NAME)
             # Its stream, which was silent and is open, ends: what is said on it reaches nobody.
             with pytest.raises(RpcError):
-                await talk.stream.ended()
+                await talk.stream.wait_ended()
             back, me = Talk(again, "Session"), member(0)
             back.say(attach=wire.Attach(group=NAME, member=me, epoch_seen=1))
             assert (await back.next("welcome")).welcome.registered_incarnation == ""
@@ -537,7 +537,7 @@ def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None
     async def call(channel: Channel, name: str, request: Message, kind: type[M]) -> M:
         talk = Talk(channel, name)
         talk.stream.write(request.SerializeToString())
-        await talk.stream.ended()
+        await talk.stream.wait_ended()
         return kind.FromString(talk.heard.get_nowait())
 
     async def scenario(world: World) -> None:
@@ -578,14 +578,14 @@ def test_only_proxies_that_follow_routes_are_heard_of_masters_that_they_cannot_r
             stranger = Talk(other, "ReportUnreachable")
             stranger.stream.write(report.SerializeToString())
             with pytest.raises(RpcError, match="follows no routes here"):
-                await stranger.stream.ended()
+                await stranger.stream.wait_ended()
             routes = Talk(other, "WatchRoutes")
             asked = wire.WatchRoutesRequest(proxy="proxy-0")
             routes.stream.write(asked.SerializeToString())
             await routes.heard.get()
             known = Talk(other, "ReportUnreachable")
             known.stream.write(report.SerializeToString())
-            await known.stream.ended()
+            await known.stream.wait_ended()
             wire.Done.FromString(known.heard.get_nowait())
 
     play(scenario)

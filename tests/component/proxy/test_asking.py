@@ -49,7 +49,7 @@ class Stream:
     def fail(self, error: RpcError) -> None:
         raise error
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         await asyncio.shield(self._serving)
 
 

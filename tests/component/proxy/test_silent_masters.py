@@ -44,7 +44,7 @@ class Stream:
         if not self.outcome.done():
             self.outcome.set_exception(error)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         await self.outcome
 
 

@@ -98,7 +98,7 @@ def test_a_balancer_that_sends_no_header_is_refused(sent: bytes) -> None:
                 client.socket.shutdown(1)
             client.to_the_end()
             assert not peer.of(frames.SETTINGS, client.frames)
-        eventually(lambda: running.server.notices.failures["proxy_protocol"] == 1)
+        eventually(lambda: running.server.misuse.failures["proxy_protocol"] == 1)
         eventually(lambda: running.server.listener._open_count == 0)
 
 
@@ -107,7 +107,7 @@ def test_a_header_from_elsewhere_is_none() -> None:
         with RawClient(running.port, greeting=b"") as client:
             client.send_if_open(header(203, 0, 113, 7) + GREETING)
             client.to_the_end()
-        eventually(lambda: running.server.notices.failures["protocol_error"] == 1)
+        eventually(lambda: running.server.misuse.failures["protocol_error"] == 1)
         with RawClient(running.port) as honest:
             assert honest.call(1) == grpc_message(b"hello")
 
@@ -116,6 +116,6 @@ def test_a_client_whose_handshake_fails_is_counted_no_more(certificates: Certifi
     with rpc_server(proxy_protocol_from=HERE, tls="required", **certificates.served) as running:
         with RawClient(running.port, greeting=header(203, 0, 113, 7) + b"no TLS") as client:
             client.to_the_end()
-        eventually(lambda: running.server.notices.failures["tls_handshake"] == 1)
+        eventually(lambda: running.server.misuse.failures["tls_handshake"] == 1)
         eventually(lambda: not running.server.listener._open)
         assert running.server.listener._open_count == 0

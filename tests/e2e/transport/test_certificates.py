@@ -24,7 +24,7 @@ from tidemill.transport.aio.tls import (
     ReloadableCredentials,
     TlsFiles,
     client_context,
-    newest_of,
+    newest_context,
     server_context,
 )
 
@@ -54,7 +54,7 @@ def test_a_renewed_certificate_serves_new_connections(
     trust = ssl.create_default_context(cafile=certificates.authority)
     tls = reloading(files)
     with (
-        rpc_server(tls="required", tls_context=newest_of(tls)) as running,
+        rpc_server(tls="required", tls_context=newest_context(tls)) as running,
         RawClient(running.port, tls=trust) as before,
     ):
         assert before.call(1) == grpc_message(b"hello")
@@ -80,7 +80,7 @@ def test_a_broken_certificate_keeps_the_old_one_and_says_so(
     expires_at_s = tls.expires_at_s
     nowhere = tmp_path / "nowhere"
     nowhere.symlink_to("k" * 300)
-    with rpc_server(tls="required", tls_context=newest_of(tls)) as running:
+    with rpc_server(tls="required", tls_context=newest_context(tls)) as running:
         for breaking in (
             lambda: Path(files.certificate).write_text("no certificate"),
             lambda: Path(files.key).unlink(),
@@ -120,10 +120,10 @@ def test_whatever_a_look_comes_to_the_next_one_follows(files: TlsFiles) -> None:
     Path(files.key).write_bytes(Path(files.key).read_bytes() + b"\n")
     all_of_them = All([tls])
     with capture_logs() as logs:
-        all_of_them.look()
-        all_of_them.look()
+        all_of_them.check()
+        all_of_them.check()
     assert [line["event"] for line in logs if line["log_level"] == "error"] == [
-        "certificates could not be looked at"
+        "certificate check failed"
     ]
     assert len(made) == 2, "the second look had nothing to do"
 
@@ -135,7 +135,7 @@ def test_a_certificate_that_expires_is_told_of_every_day(tmp_path: Path, files: 
     now_s = 0.0
     watched = All([tls], now_s=lambda: now_s)
 
-    def levels(at_s: float, act: Callable[[], None] = watched.look) -> list[tuple[str, object]]:
+    def levels(at_s: float, act: Callable[[], None] = watched.check) -> list[tuple[str, object]]:
         nonlocal now_s
         now_s = at_s
         with capture_logs() as logs:
@@ -143,7 +143,7 @@ def test_a_certificate_that_expires_is_told_of_every_day(tmp_path: Path, files: 
         return [
             (line["log_level"], line.get("days_left"))
             for line in logs
-            if line["event"].startswith("a certificate")
+            if line["event"].startswith("certificate e")
         ]
 
     soon_s = tls.expires_at_s - 14 * DAY_S
@@ -185,7 +185,7 @@ def test_authorities_that_were_taken_away_are_trusted_no_more(
     tls = reloading(asked)
     trust = ssl.create_default_context(cafile=certificates.authority)
     trust.load_cert_chain(*certificates.client)
-    with rpc_server(tls="required", tls_context=newest_of(tls)) as running:
+    with rpc_server(tls="required", tls_context=newest_context(tls)) as running:
         with RawClient(running.port, tls=trust) as client:
             assert client.call(1) == grpc_message(b"hello")
         make_certificate(tmp_path, "other", days=2, is_authority=True)
@@ -193,7 +193,7 @@ def test_authorities_that_were_taken_away_are_trusted_no_more(
         tls.reload()
         with RawClient(running.port, greeting=b"", tls=trust) as refused:
             refused.to_the_end()
-        eventually(lambda: running.server.notices.failures["tls_handshake"] == 1)
+        eventually(lambda: running.server.misuse.failures["tls_handshake"] == 1)
 
 
 def test_an_expired_certificate_is_asked_for_its_date(tmp_path: Path, files: TlsFiles) -> None:

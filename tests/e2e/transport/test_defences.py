@@ -281,7 +281,7 @@ def test_connections_that_are_reset_at_once_leave_nothing_in_the_count() -> None
         server = running.server
 
         def accepted() -> int:
-            return server.accepted_count + server.notices.hits[Limit.CONNECTIONS_PER_ADDRESS]
+            return server.accepted_count + server.misuse.hits[Limit.CONNECTIONS_PER_ADDRESS]
 
         eventually(lambda: accepted() == 50)
         eventually(lambda: not server.listener._open)

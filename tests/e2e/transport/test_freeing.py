@@ -187,7 +187,7 @@ def test_room_goes_to_who_waits_for_it_when_a_call_ends_or_a_connection_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # It would write what is left, and be late with it.
-    monkeypatch.setattr(server, "SWEEP_PERIOD_S", 3_600.0)
+    monkeypatch.setattr(server, "CHECK_PERIOD_S", 3_600.0)
     begun = peer.headers(1, request_to("Echo")) + peer.data(
         1, peer.grpc_message(b"begun", length=4 << 20)
     )

@@ -17,7 +17,7 @@ from tests.support.clients.rpc_server import rpc_server
 from tests.support.eventually import eventually
 from tidemill.common.lifecycle import StartError, raise_file_limit
 from tidemill.transport.aio.listener import FILES_RESERVED, ListenSettings, tls_context
-from tidemill.transport.aio.notices import MisuseLog
+from tidemill.transport.aio.misuse_log import MisuseLog
 
 
 class Files(Served):
@@ -117,7 +117,7 @@ def test_a_tls_client_at_a_plain_port_is_told_of(certificates: Certificates) -> 
             client.sendall(b"\x16\x03\x01\x02\x00\x01")
             while client.recv(1_000):
                 pass
-        eventually(lambda: running.server.notices.failures["protocol_error"] == 1)
+        eventually(lambda: running.server.misuse.failures["protocol_error"] == 1)
     [told] = [line for line in logs if line["event"] == "clients were refused"]
     assert told["reason"] == "the client uses TLS, which is off at this port"
     assert told["last_peer"] == "127.0.0.1"
@@ -130,14 +130,14 @@ def test_a_client_without_its_certificate_is_told_of(certificates: Certificates)
             client.sendall(b"GET / HTTP/1.1\r\n\r\n")
             while client.recv(1_000):
                 pass
-        eventually(lambda: running.server.notices.failures["tls_handshake"] == 1)
+        eventually(lambda: running.server.misuse.failures["tls_handshake"] == 1)
     assert "clients were refused" in {line["event"] for line in logs}
 
 
 def test_misuse_is_told_once_and_counted_always() -> None:
-    notices = MisuseLog()
+    misuse = MisuseLog()
     with capture_logs() as logs:
         for number in range(100):
-            notices.fail("protocol_error", peer=f"10.0.0.{number}", reason="why")
+            misuse.report_failure("protocol_error", peer=f"10.0.0.{number}", reason="why")
     assert [(line["count"], line["last_peer"]) for line in logs] == [(1, "10.0.0.0")]
-    assert notices.failures == {"protocol_error": 100}
+    assert misuse.failures == {"protocol_error": 100}

@@ -10,7 +10,7 @@ import pytest
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.rpc_server import SERVICE, RawClient, Running, request_to, rpc_server
 from tests.support.eventually import eventually
-from tidemill.transport.aio import read_answers, server
+from tidemill.transport.aio import read_confirmations, server
 from tidemill.transport.aio.call import RpcCall, server_streaming
 from tidemill.transport.http2 import frames
 
@@ -83,7 +83,7 @@ def test_of_an_answer_whose_ping_is_not_answered_nothing_is_told(how: str) -> No
 
 
 def test_a_server_that_stops_waits_for_the_last_ping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ANSWER_READ_S", 20.0)  # A busy machine takes long.
+    monkeypatch.setattr(server, "CONFIRM_TIMEOUT_S", 20.0)  # A busy machine takes long.
     with serving() as (running, read), RawClient(running.port) as client:
         client.send(peer.request(1, b"one", request_to("Read")))
         ping = client.until(is_ping)
@@ -113,20 +113,20 @@ def test_of_every_answer_it_is_told_however_many_are_read_while_a_ping_is_out() 
         client.send(peer.ping(ping.payload, is_ack=True))
         client.pong()
         assert read == [b"%d" % n for n in range(count)]
-        assert running.server.notices.unheard_answers == 0
+        assert running.server.misuse.unconfirmed_count == 0
 
 
 def test_what_nobody_hears_of_is_counted_and_the_older_ones_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(read_answers, "UNREAD_ANSWERS_MAX", 4)
+    monkeypatch.setattr(read_confirmations, "UNCONFIRMED_MAX", 4)
     with serving() as (running, read), RawClient(running.port) as client:
         client.send(peer.request(1, b"0", request_to("Read")))
         ping = client.until(is_ping)
         for n in range(1, 6):
             client.send(peer.request(2 * n + 1, b"%d" % n, request_to("Read")))
             client.until_last(2 * n + 1)
-        assert running.server.notices.unheard_answers == 2
+        assert running.server.misuse.unconfirmed_count == 2
         for _ in range(2):
             client.frames.clear()
             client.send(peer.ping(ping.payload, is_ack=True))

@@ -35,7 +35,7 @@ from tidemill.transport.aio import health as health_service
 from tidemill.transport.aio import reflection
 from tidemill.transport.aio.call import RpcCall, server_streaming, unary
 from tidemill.transport.aio.health import HealthService
-from tidemill.transport.aio.server import LEAVING_PER_STEP, leaving_steps
+from tidemill.transport.aio.server import DRAINED_PER_STEP, drain_steps
 from tidemill.transport.aio.writer import BUFFER_BYTES
 from tidemill.transport.http2 import frames
 from tidemill.transport.http2.frames import ErrorCode, Setting
@@ -324,26 +324,26 @@ def test_many_connections_are_told_to_leave_one_after_the_other() -> None:
     async def drain(running: Running) -> int:
         draining = asyncio.ensure_future(running.server.drain(WAIT_S))
         await asyncio.sleep(0)  # The first step is taken, and none that waits for its time.
-        told_count = sum(one.is_told_to_leave for one in running.server.connections)
+        told_count = sum(one.is_drain_announced for one in running.server.connections)
         await draining
         return told_count
 
     with rpc_server() as running, contextlib.ExitStack() as opened:
         clients = [
-            opened.enter_context(RawClient(running.port)) for _ in range(LEAVING_PER_STEP * 3)
+            opened.enter_context(RawClient(running.port)) for _ in range(DRAINED_PER_STEP * 3)
         ]
         for client in clients:
             assert client.call(1)
         told = asyncio.run_coroutine_threadsafe(drain(running), running.loop).result(WAIT_S)
-        assert told == LEAVING_PER_STEP
+        assert told == DRAINED_PER_STEP
         for client in clients:
             client.until(lambda one: one.kind == frames.GOAWAY)
 
 
 def test_telling_many_connections_to_leave_has_its_part_of_a_drain() -> None:
-    assert [leaving_steps(count, 1.0) for count in (0, 1, LEAVING_PER_STEP + 1)] == [1, 1, 2]
-    assert leaving_steps(100_000, 1.0) == 100
-    assert leaving_steps(100_000, 0.0) == 1
+    assert [drain_steps(count, 1.0) for count in (0, 1, DRAINED_PER_STEP + 1)] == [1, 1, 2]
+    assert drain_steps(100_000, 1.0) == 100
+    assert drain_steps(100_000, 0.0) == 1
 
 
 def test_a_drain_waits_until_a_client_that_has_connected_can_be_told() -> None:

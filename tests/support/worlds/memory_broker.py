@@ -104,7 +104,7 @@ class Stream:
         if not self._broker.is_mute:
             self.replies.put_nowait(message)
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         pass
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

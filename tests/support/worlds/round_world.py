@@ -65,7 +65,7 @@ class Proxy:
     def write(self, message: bytes) -> None:
         self.replies.put_nowait(pb.ReplyFrame.FromString(message))
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         await self.is_read.wait()
 
     async def send(self, frame: pb.RequestFrame) -> None:

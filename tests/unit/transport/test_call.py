@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from tidemill.transport.aio.call import SEND_BYTES_MAX, RpcCall, bidirectional
-from tidemill.transport.aio.server import ServerProtocol
+from tidemill.transport.aio.server_protocol import ServerProtocol
 from tidemill.transport.grpc.server_call import ServerCall
 
 
@@ -20,7 +20,7 @@ def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
     async def serve(_call: RpcCall) -> None: ...
 
     async def scenario() -> None:
-        protocol = cast("ServerProtocol", SimpleNamespace(consumed=consume))
+        protocol = cast("ServerProtocol", SimpleNamespace(consume=consume))
         call = RpcCall(protocol, cast("ServerCall", None), bidirectional(serve))
         call.put_request(b"first", 10, 400)
         call.put_request(b"second", 11, 0)
@@ -73,7 +73,7 @@ def test_a_stream_gets_one_request_in_a_turn_of_the_loop() -> None:
             assert request == b"%d" % served.count(name)
 
     async def scenario() -> None:
-        protocol = cast("ServerProtocol", SimpleNamespace(consumed=lambda *_told: None))
+        protocol = cast("ServerProtocol", SimpleNamespace(consume=lambda *_told: None))
         async with asyncio.TaskGroup() as tasks:
             for name in ("first", "second"):
                 call = RpcCall(protocol, cast("ServerCall", None), bidirectional(serve))

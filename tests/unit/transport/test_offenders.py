@@ -9,7 +9,7 @@ from tidemill.transport.http2.limits import Limits
 def test_a_new_connection_of_an_address_that_flooded_may_do_less_for_a_while() -> None:
     limits = Limits()
     offenders = Offenders(limits)
-    offenders.note("10.0.0.1", 0.0)
+    offenders.add("10.0.0.1", 0.0)
     lowered = offenders.limits_of("10.0.0.1", REMEMBERED_S - 1)
     assert lowered.resets_burst < limits.resets_burst
     assert lowered.control_per_s == limits.control_per_s
@@ -20,7 +20,7 @@ def test_a_new_connection_of_an_address_that_flooded_may_do_less_for_a_while() -
 def test_so_many_addresses_are_remembered_and_the_oldest_are_forgotten() -> None:
     offenders = Offenders(Limits())
     for n in range(ADDRESSES_MAX + 1):
-        offenders.note(f"host{n}", 0.0)
+        offenders.add(f"host{n}", 0.0)
     assert len(offenders._until_s) == ADDRESSES_MAX
     assert offenders.limits_of("host0", 0.0) is offenders._limits
     assert offenders.limits_of(f"host{ADDRESSES_MAX}", 0.0) is not offenders._limits

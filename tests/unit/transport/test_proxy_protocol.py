@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill.transport.aio.proxy_protocol import (
+    BODY_BYTES_MAX,
     HEAD,
-    REST_BYTES_MAX,
     SIGNATURE,
     BadProxyHeader,
     parse_head,
@@ -43,7 +43,7 @@ def test_the_head_of_version_2_is_read() -> None:
         b"PRI * HTTP/2.0\r\n",
         SIGNATURE + bytes.fromhex("11 11 000c"),
         SIGNATURE + bytes.fromhex("22 11 000c"),
-        HEAD.pack(SIGNATURE, 0x21, 0x11, REST_BYTES_MAX + 1),
+        HEAD.pack(SIGNATURE, 0x21, 0x11, BODY_BYTES_MAX + 1),
     ],
 )
 def test_another_head_is_refused(head: bytes) -> None:

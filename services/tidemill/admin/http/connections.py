@@ -13,7 +13,7 @@ from typing import Any, Final, final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidemill.transport.aio.notices import MisuseLog
+from tidemill.transport.aio.misuse_log import MisuseLog
 
 # People, dashboards and scripts. Beyond it the one that has waited longest without a request is
 # closed, or else the one that has taken longest for a body, or else the newcomer: who holds all
@@ -31,7 +31,7 @@ _INVALID: Final = "Invalid HTTP request received."
 
 
 class Told(logging.Filter):
-    """Leaves out of uvicorn's log what is told by notices."""
+    """Leaves out of uvicorn's log what is told by misuse."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written."""
@@ -49,10 +49,10 @@ class Connection(H11Protocol):
     _answer_watch: asyncio.TimerHandle | None = None
     waits_since_s = 0.0
 
-    def __init__(self, *, notices: MisuseLog, **arguments: Any) -> None:
-        """Be one of the connections that share `notices`; the rest is uvicorn's."""
+    def __init__(self, *, misuse: MisuseLog, **arguments: Any) -> None:
+        """Be one of the connections that share `misuse`; the rest is uvicorn's."""
         super().__init__(**arguments)
-        self._notices = notices
+        self._misuse = misuse
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too.
         """Begin, or make room, or refuse."""
@@ -75,7 +75,7 @@ class Connection(H11Protocol):
             closed = min(waiting, key=lambda each: each.waits_since_s)
         else:
             closed = min(sending, key=lambda each: each.begun_at_s, default=self)
-        self._notices.note(
+        self._misuse.report(
             "connections", peer=closed.address, reason=f"{len(others)} connections beside it"
         )
         closed.transport.abort()
@@ -88,7 +88,7 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, or, where an answer has begun, end the connection."""
-        self._notices.note("http_request", peer=self.address, reason=msg)
+        self._misuse.report("http_request", peer=self.address, reason=msg)
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:

@@ -14,7 +14,12 @@ from tidemill.admin.scaling.service import SERVICE, ExternalScaler
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.listener import ListenSettings
 from tidemill.transport.aio.server import RpcServer
-from tidemill.transport.aio.tls import ReloadableCredentials, TlsFiles, newest_of, server_context
+from tidemill.transport.aio.tls import (
+    ReloadableCredentials,
+    TlsFiles,
+    newest_context,
+    server_context,
+)
 from tidemill.transport.http2.limits import Limits
 
 if TYPE_CHECKING:
@@ -60,7 +65,7 @@ async def scaler_server(
         host=settings.scaler_host,
         port=settings.scaler_port,
         tls="required" if tls else "off",
-        tls_context=newest_of(tls) if tls else None,
+        tls_context=newest_context(tls) if tls else None,
         connections_max=CONNECTIONS_MAX,
         connections_per_address_max=CONNECTIONS_MAX,
     )

@@ -23,7 +23,7 @@ from tidemill.admin.scaling.trigger import Trigger, read_trigger
 from tidemill.common.errors import Overloaded, ServiceError, UnavailableError, codes_of
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.transport.aio.call import DisconnectError, RpcCall, RpcMethod, server_streaming, unary
-from tidemill.transport.aio.notices import MisuseLog
+from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
 log = structlog.get_logger()
@@ -57,7 +57,7 @@ class ExternalScaler:
         self._look_period_s = look_period_s
         self._demands = demands
         self._metrics = metrics
-        self._notices = MisuseLog()
+        self._misuse = MisuseLog()
         self._is_ending = asyncio.Event()
 
     def methods(self) -> Mapping[str, RpcMethod]:
@@ -157,7 +157,7 @@ class ExternalScaler:
             refusal = _refusal(error)
             code = refusal.code
             # KEDA says no more of it in a ScaledObject than that something is wrong.
-            self._notices.note(
+            self._misuse.report(
                 code.name.lower(),
                 peer=call.peer(),
                 reason=f"{asker.name}: {refusal.message}",

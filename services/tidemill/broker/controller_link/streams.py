@@ -97,7 +97,7 @@ class ControllerStreams:
                     log.info("a controller is there", controller=address)
                     was_there, wait_s = True, RECONNECT_FIRST_S
                     try:
-                        await stream.ended()
+                        await stream.wait_ended()
                     finally:
                         stream.cancel()
             except RpcError as error:

@@ -104,7 +104,7 @@ class Relays:
             stream = answering.stream = channel.open(ATTACH, answering.on_message)
             stream.write(pb.ProxyAnswer(proxy=self._name).SerializeToString())
             try:
-                await stream.ended()
+                await stream.wait_ended()
             finally:
                 stream.cancel()
 

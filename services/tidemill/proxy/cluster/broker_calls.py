@@ -20,8 +20,8 @@ from tidemill.common.errors import (
     ServiceError,
     from_wire,
 )
-from tidemill.transport.aio.asking import ask
 from tidemill.transport.aio.channel import connected
+from tidemill.transport.aio.unary_call import call_unary
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -91,7 +91,7 @@ class BrokerCalls:
             async with asyncio.timeout(timeout_ms / 1000):
                 # Who waits may be cancelled; the connection is everybody's.
                 channel = await asyncio.shield(connection.channel)
-                return await ask(channel, path, request)
+                return await call_unary(channel, path, request)
         except TimeoutError:
             raise BrokerTimeout("the broker did not answer in time") from None
         except RpcError as error:

@@ -98,7 +98,7 @@ class MasterRoutes:
                     self._channels[address] = channel
                     try:
                         stream.write(request)
-                        await stream.ended()
+                        await stream.wait_ended()
                     finally:
                         del self._channels[address]
                         stream.cancel()
@@ -139,7 +139,7 @@ class MasterRoutes:
         try:
             stream.write_last(report.SerializeToString())
             async with asyncio.timeout(REPORT_TIMEOUT_S):
-                await stream.ended()
+                await stream.wait_ended()
         finally:
             stream.cancel()
 

@@ -14,9 +14,9 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
-from tidemill.transport.aio.asking import ask
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.connect import Connector, OpenChannel, OpenStream
+from tidemill.transport.aio.unary_call import call_unary
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.limits import Limits
 
@@ -201,7 +201,7 @@ class LinkStream:
                 ) as channel,
                 asyncio.timeout(PROBE_TIMEOUT_S),
             ):
-                await ask(channel, PROBE, b"")
+                await call_unary(channel, PROBE, b"")
                 masters.answered(self._address, other)
 
     async def _connect(self) -> str:
@@ -227,7 +227,7 @@ class LinkStream:
             link_pb2.RequestFrame(process_id=self._process_id, stream_number=self._stream_number)
         )
         try:
-            await stream.ended()
+            await stream.wait_ended()
         finally:
             if self._stream is stream:
                 self._stream = self._channel = None

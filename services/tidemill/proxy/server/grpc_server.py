@@ -94,7 +94,7 @@ class GrpcServer:
 
     def tell_health(self, is_serving: bool) -> None:
         """Tell who asks by gRPC whether this proxy is ready."""
-        self._health.tell(is_serving=is_serving)
+        self._health.report(is_serving=is_serving)
 
     def descriptors(self) -> Sequence[int]:
         """Return the sockets that it listens on, for another process to keep them open."""
@@ -104,7 +104,7 @@ class GrpcServer:
     def leave(self) -> None:
         """Accept no more connections: who comes finds another process of the port, or nobody."""
         assert self._server is not None, "only a running server can be left"
-        self._server.listener.leave()
+        self._server.listener.stop_accepting()
 
     async def drain(self, timeout_ms: int) -> None:
         """Refuse new calls, let those under way end, and end the telemetry streams with OK."""

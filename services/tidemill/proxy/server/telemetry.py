@@ -30,7 +30,7 @@ from tidemill.proxy.clients.telemetry_streams import ClientAnswer
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.transport.aio.call import DisconnectError, RequestTooLarge
-from tidemill.transport.aio.notices import MisuseLog
+from tidemill.transport.aio.misuse_log import MisuseLog
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.allowances import TokenBucket
 
@@ -79,7 +79,7 @@ class Telemetry:
         self._clock = clock
         self._long_polling_max_ms = long_polling_max_ms
         self._measured = measured
-        self._notices = MisuseLog()
+        self._misuse = MisuseLog()
         self.news = SettingsNews(clients.streams, cluster.known_group, self._settings_again)
         cluster.watch(self.news.changed)
 
@@ -221,7 +221,7 @@ class Telemetry:
             return await self._cluster.use_group(name, call)
         except ServiceError as error:
             # Names are for strangers to choose, and lines of the log are not.
-            self._notices.note(
+            self._misuse.report(
                 "unknown_group",
                 peer=call.peer(),
                 reason=error.message,

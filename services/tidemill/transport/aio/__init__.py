@@ -1,14 +1,14 @@
-"""gRPC in the processes of Tidemill: the asyncio shell of our transport.
+"""gRPC in the processes of Tidemill: the asyncio shell of the transport.
 
-Read in this order: `listener` (who is let in), `server` (a connection, its calls), `call` (what a
-handler sees), `writer`; `channel` is the client's side; `health`, `reflection` and
-`services` are what servers of ours have beside their own methods.
+Read in this order: `listener` (accepting connections), `server` and `server_protocol` (a connection
+and its calls), `call` (a call for its handler), `writer`. `channel` is the client's side. `health`,
+`reflection` and `services` are methods that our servers share.
 
-Four objects have a part in one call, each one layer's view of it:
+Each layer has its own object for one call:
 
-    http2.Stream       windows, and what waits for them         forgotten when both sides have ended
-    grpc.ServerCall    messages, deadline, status               `is_ended`: it has been answered, or
-                                                                nobody is there to be answered
-    aio.RpcCall        the task that serves it, its waiting     what handlers get
-    proxy.Call         client id, time left, what metrics say   what the proxy's methods get
+    http2.Stream       windows and queued data                  removed when both sides have ended
+    grpc.ServerCall    messages, deadline, status               `is_ended`: it was answered, or the
+                                                                client no longer waits
+    aio.RpcCall        the task of the handler, waiting tasks   for handlers
+    proxy.Call         client id, remaining time, metrics       for the proxy's methods
 """

@@ -1,4 +1,4 @@
-"""What those who serve calls see of one: the shell's side of the seam."""
+"""A call as its handler sees it: metadata, requests, responses and memory."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from tidemill.transport.grpc.messages import PREFIX_SIZE
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.header_block import Fields
 
 if TYPE_CHECKING:
-    from tidemill.transport.aio.server import ServerProtocol
     from tidemill.transport.grpc.server_call import RequestPolicy, ServerCall
 
-# One batch: a call has no more than this, or one message, unsent.
-SEND_BYTES_MAX: Final = 256 << 10
+SEND_BYTES_MAX: Final = 256 << 10  # of one batch: the most that a call has unsent, or one message
 
 
 class RpcKind(Enum):
-    """How many messages go which way."""
+    """The numbers of requests and responses of a method."""
 
     UNARY = "unary"
     SERVER_STREAMING = "server streaming"
@@ -30,11 +28,11 @@ class RpcKind(Enum):
 
 
 class DisconnectError(Exception):
-    """Raised by a send whose message cannot be handed over any more."""
+    """A message cannot be sent, because the client has disconnected."""
 
 
 class RequestTooLarge(RpcError):
-    """Raised by the iteration over requests for one that was thrown away; others may follow it."""
+    """A request of a stream was discarded as too large; the iteration may continue."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(
@@ -49,7 +47,7 @@ BidirectionalHandler = Callable[["RpcCall"], Awaitable[None]]
 
 
 class RpcMethod(NamedTuple):
-    """How a method is served. Streams are answered through the call's `send` and `send_all`."""
+    """A method and its handler; a stream is sent with `send` and `send_all` of the call."""
 
     kind: RpcKind
     handle: UnaryHandler | StreamingHandler | BidirectionalHandler
@@ -67,97 +65,142 @@ def server_streaming(handle: StreamingHandler, policy: RequestPolicy | None = No
 
 
 def bidirectional(handle: BidirectionalHandler, policy: RequestPolicy | None = None) -> RpcMethod:
-    """Return a method with a stream in both directions; the call iterates over the requests."""
+    """Return a method with two streams; the handler iterates over the requests of the call."""
     return RpcMethod(RpcKind.BIDIRECTIONAL, handle, policy)
+
+
+class CallConnection(Protocol):
+    """The connection of a call, as `RpcCall` uses it; `ServerProtocol` is one."""
+
+    loop: asyncio.AbstractEventLoop
+    peer: str  # address of the client
+    waiting_senders: set[RpcCall]  # calls that wait until the connection is not congested
+
+    def __hash__(self) -> int:
+        """Return the hash of the connection's identity."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client does not read the sent data."""
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the connection should get no more data for now."""
+
+    def send(self, call: ServerCall, batch: Sequence[bytes]) -> bool:
+        """Send messages; return whether they are much for one turn of the event loop."""
+
+    def write(self, call: ServerCall, message: bytes) -> None:
+        """Send a message at once."""
+
+    def consume(self, call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
+        """Let the client send more, because a request of a stream was answered."""
+
+    def has_room(self, count: int) -> bool:
+        """Return whether the connection itself may hold `count` more bytes."""
+
+    def hold(self, call: ServerCall, count: int) -> bool:
+        """Take room until the call ends; return False if there is none."""
+
+    async def hold_in_turn(self, call: ServerCall, count: int, timeout_s: float) -> bool:
+        """Take room when the connection has it; return False if there is none in time."""
+
+    def release(self, call: ServerCall, count: int) -> None:
+        """Return room before the call ends."""
+
+    def expire(self, served: RpcCall) -> None:
+        """End a call after its deadline."""
+
+    def drain(self) -> None:
+        """Ask the client to leave, and end its streams of requests."""
 
 
 @final
 class RpcCall:
-    """One call that is being served. A handler is cancelled when the client or the time is gone."""
+    """One call in progress. Its handler is cancelled at its deadline or a disconnect."""
 
     __slots__ = (
         "_are_requests_ended",
+        "_current_request",
         "_protocol",
+        "_reader",
         "_requests",
-        "_taken",
-        "_waiter",
-        "_writers",
+        "_senders",
         "call",
         "method",
+        "on_read",
         "request",
         "sent_count",
         "task",
-        "tell_read",
         "tick",
     )
 
-    def __init__(self, protocol: ServerProtocol, call: ServerCall, method: RpcMethod) -> None:
+    def __init__(self, protocol: CallConnection, call: ServerCall, method: RpcMethod) -> None:
         self._protocol = protocol
         self.call = call
         self.method = method
-        self.request: bytes | None = None  # of a method with one, once it has come
+        self.request: bytes | None = None  # of a method with one request, after its arrival
         self.task: asyncio.Task[None] | None = None
         self.tick = 0  # of its deadline
-        self.sent_count = 0  # messages that have left us
-        # Who is to hear that the client has read the whole answer; few calls have one.
-        self.tell_read: Callable[[], None] | None = None
-        # For streams of requests. Few wait here, MESSAGES_UNREAD_MAX.
+        self.sent_count = 0  # messages that were sent
+        # Called after the client has read the whole response; few calls have one.
+        self.on_read: Callable[[], None] | None = None
+        # Requests of a stream that are not read yet, at most MESSAGES_UNREAD_MAX.
         self._requests: deque[tuple[bytes, int, int, int]] | None = None
-        self._taken: tuple[int, int] | None = None  # by the reader, of a request it has in hand
+        self._current_request: tuple[int, int] | None = None  # sizes of the one being handled
         self._are_requests_ended = False
-        self._waiter: asyncio.Future[None] | None = None  # of the reader
-        self._writers: list[asyncio.Future[None]] = []  # senders that wait for room
+        self._reader: asyncio.Future[None] | None = None  # waits for a request
+        self._senders: list[asyncio.Future[None]] = []  # wait for room
 
     @property
     def metadata(self) -> Fields:
-        """The call's header fields."""
+        """The header fields of the call."""
         return self.call.metadata
 
     @property
     def time_remaining_s(self) -> float | None:
-        """Seconds until the client's deadline; None where it has set none."""
+        """Seconds until the client's deadline; None if there is none."""
         if self.call.timeout_s is None:
             return None
         return self.call.timeout_s - (time.monotonic() - self.call.stream.opened_at_s)
 
     def peer(self) -> str:
-        """Return the client's address."""
+        """Return the address of the client."""
         return self._protocol.peer
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the connection may hold as much more, as far as that is its own doing.
+        """Return whether the limit of the connection allows `size_bytes` more.
 
-        Not while others wait for room.
+        It does not while other calls wait for room.
         """
         return self._protocol.has_room(size_bytes)
 
     def hold(self, size_bytes: int) -> bool:
-        """Take room for a reply until the call ends; False where there is none."""
+        """Take room for a reply until the call ends; return False if there is none."""
         return self._protocol.hold(self.call, size_bytes)
 
     async def hold_in_turn(self, size_bytes: int, *, timeout_s: float) -> bool:
-        """Do as `hold`, and wait for the room where the client has yet to read for it.
+        """Take room as `hold` does; wait in order until the client has read earlier replies.
 
-        One after the other, in the order of asking. False: in that time there was none, or, before
-        it is over, it is the process that has none.
+        Return False if there is no room in time, or at once if the process has none.
         """
         return await self._protocol.hold_in_turn(self.call, size_bytes, timeout_s)
 
     def release(self, size_bytes: int) -> None:
-        """Give back room that was taken and is not needed."""
+        """Return room that is not needed."""
         self._protocol.release(self.call, size_bytes)
 
     def expire(self) -> None:
-        """End the call: its time is up."""
+        """End the call after its deadline."""
         self._protocol.expire(self)
 
     @property
     def connection(self) -> Hashable:
-        """What this call has in common with the others of its connection, and with no other."""
+        """An identity of the connection, equal for its calls only."""
         return self._protocol
 
     def leave(self) -> None:
-        """Let the client know that it has to leave this connection, and end its streams."""
+        """Ask the client to leave this connection, and end its streams of requests."""
         self._protocol.drain()
 
     # ------------------------------------------------------------ responses
@@ -167,9 +210,9 @@ class RpcCall:
         await self.send_all((message,))
 
     async def send_all(self, messages: Sequence[bytes]) -> None:
-        """Send messages together, in one write where they fit; see `send`.
+        """Send messages together, in one write if they fit; see `send`.
 
-        However it ends, `sent_count` has grown by the messages that have left.
+        In every case `sent_count` increases by the messages that were sent.
         """
         at, count = 0, len(messages)
         while at < count:
@@ -183,58 +226,59 @@ class RpcCall:
                 await self._send_batch(batch)
             except BaseException:
                 unsent = self.call.stream.queued_bytes
-                self.sent_count += _whole(batch, self.call.queued_total_bytes - unsent - before)
+                sent_bytes = self.call.queued_total_bytes - unsent - before
+                self.sent_count += _complete_count(batch, sent_bytes)
                 raise
             self.sent_count += len(batch)
 
-    def when_read(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the client's transport has read this call's answer to its end.
+    def when_read(self, notify: Callable[[], None]) -> None:
+        """Call `notify` after the client's transport has read the whole response of this call.
 
-        Never where that is not known: the call or the connection ended before.
+        If the call or the connection ends first, `notify` is not called.
         """
-        self.tell_read = tell
+        self.on_read = notify
 
     def write(self, message: bytes) -> None:
-        """Send one message, a batch in itself, at once and without waiting.
+        """Send one message at once without waiting, as a batch of its own.
 
-        The caller keeps an eye on `unsent_bytes`.
+        The caller checks `unsent_bytes`.
         """
         self._protocol.write(self.call, message)
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits for the client to read."""
+        """The bytes that wait for the client to read."""
         return self.call.stream.queued_bytes
 
-    async def drained(self) -> None:
-        """Wait until nothing is unsent, or the client is gone."""
+    async def wait_drained(self) -> None:
+        """Wait until all messages are sent or the client has disconnected."""
         while not self.call.is_ended and (self.unsent_bytes or self._protocol.is_paused):
-            await self._room()
+            await self._wait_for_room()
 
     async def _send_batch(self, batch: Sequence[bytes]) -> None:
         protocol = self._protocol
-        # Before it takes more: a connection holds what was given to it, read or not.
+        # Wait first, because a connection holds all messages until they are read.
         while protocol.is_congested and not self.call.is_ended:
-            protocol.crowd.add(self)
-            await self._room()
+            protocol.waiting_senders.add(self)
+            await self._wait_for_room()
         if self.call.is_ended:
             raise DisconnectError
         if protocol.send(self.call, batch):
-            # Whoever sends on and on keeps nobody else waiting, however fast its client reads.
+            # A fast client with many messages must not block other calls.
             await asyncio.sleep(0)
         while self.unsent_bytes or protocol.is_paused:
-            await self._room()
+            await self._wait_for_room()
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         """Wait until there may be room."""
         room: asyncio.Future[None] = self._protocol.loop.create_future()
-        self._writers.append(room)
+        self._senders.append(room)
         await room
 
-    def wake_writers(self) -> None:
-        """Go on sending: there may be room."""
-        writers, self._writers = self._writers, []
-        for room in writers:
+    def wake_senders(self) -> None:
+        """Wake the senders, because there may be room."""
+        senders, self._senders = self._senders, []
+        for room in senders:
             if not room.done():
                 room.set_result(None)
 
@@ -246,28 +290,28 @@ class RpcCall:
     async def __anext__(self) -> bytes:
         """Return the next request of a stream, until the client or the server ends it.
 
-        Raises RequestTooLarge for one that was, and goes on with the next one after that.
+        Raises RequestTooLarge for a discarded request; the next call returns the one after it.
 
-        For one task only. Whoever asks for the next one is done with the last one: only then its
-        room is given back, and the client may send more.
+        Only one task may read. The call for the next request ends the last one: its room is
+        returned, and the client may send more.
         """
-        assert self._waiter is None, "one task reads the requests"
-        if self._taken is not None:
-            self._protocol.consumed(self.call, *self._taken)
-            self._taken = None
+        assert self._reader is None, "one task reads the requests"
+        if self._current_request is not None:
+            self._protocol.consume(self.call, *self._current_request)
+            self._current_request = None
             if self._requests:
-                # One in a turn of the loop: whoever sends many keeps nobody else waiting.
+                # One request per turn of the event loop, so that a stream does not block others.
                 await asyncio.sleep(0)
         while not self._requests:
             if self._are_requests_ended:
                 raise StopAsyncIteration
-            self._waiter = self._protocol.loop.create_future()
+            self._reader = self._protocol.loop.create_future()
             try:
-                await self._waiter
+                await self._reader
             finally:
-                self._waiter = None
+                self._reader = None
         request, wire_bytes, held_bytes, skipped_bytes = self._requests.popleft()
-        self._taken = wire_bytes, held_bytes
+        self._current_request = wire_bytes, held_bytes
         if skipped_bytes:
             raise RequestTooLarge(skipped_bytes)
         return request
@@ -275,25 +319,25 @@ class RpcCall:
     def put_request(
         self, message: bytes, wire_bytes: int, held_bytes: int, skipped_bytes: int = 0
     ) -> None:
-        """Take a request that has come, and the room that it has; or that it was thrown away."""
+        """Add a received request with its room, or a discarded one with `skipped_bytes`."""
         if self._requests is None:
             self._requests = deque()
         self._requests.append((message, wire_bytes, held_bytes, skipped_bytes))
         self._wake_reader()
 
     def end_requests(self) -> None:
-        """Let the iteration end after what has come already."""
+        """End the iteration after the received requests."""
         self._are_requests_ended = True
         self._wake_reader()
 
     def _wake_reader(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
 
-def _whole(batch: Sequence[bytes], sent_bytes: int) -> int:
-    """Return how many messages of `batch` the first `sent_bytes` hold as a whole."""
+def _complete_count(batch: Sequence[bytes], sent_bytes: int) -> int:
+    """Return the number of messages of `batch` that are complete within `sent_bytes`."""
     count = 0
     for message in batch:
         sent_bytes -= len(message) + PREFIX_SIZE

@@ -3,10 +3,10 @@
     async with connected(address, Limits(), ...) as channel:
         stream = channel.open(path, on_message)
         stream.write(request)
-        await stream.ended()
+        await stream.wait_ended()
 
-Responses come through a function, in the turn of the loop in which they arrive: a link that carries
-everybody's requests should not pay for a task's turn with each frame.
+A function receives each response in the turn of the event loop in which it arrives. The link
+carries the requests of all clients and should not pay for a task switch per frame.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tidemill.transport.http2.limits import Limit
 if TYPE_CHECKING:
     from tidemill.transport.http2.limits import Limits
 
-CLOSE_TIMEOUT_S: Final = 1.0  # for the server to read our last words
-CHECK_PERIOD_S: Final = 1.0  # between two looks at whether the server still answers
+CLOSE_TIMEOUT_S: Final = 1.0  # for the server to read our last frames
+CHECK_PERIOD_S: Final = 1.0  # between two checks of the server's liveness
 
 
 @final
@@ -51,24 +51,24 @@ class ClientStream:
         self.outcome: asyncio.Future[None] = protocol.loop.create_future()
 
     def write(self, message: bytes) -> None:
-        """Send a request at once and without waiting; the caller bounds what is under way."""
+        """Send a request at once without waiting; the caller limits the requests in flight."""
         self._protocol.write(self.call, message)
 
     def write_last(self, message: bytes) -> None:
-        """Send the last request, or the only one."""
+        """Send the last or only request."""
         self._protocol.write(self.call, message, is_last=True)
 
     def cancel(self) -> None:
-        """End the call; nothing more is heard of it."""
+        """End the call; `on_message` is not called again."""
         self._protocol.cancel(self)
 
     def fail(self, error: RpcError) -> None:
-        """End the call because what came makes no sense."""
+        """End the call because a response is invalid."""
         if not self.outcome.done():
             self.outcome.set_exception(error)
         self.cancel()
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait for the end of the call; raise RpcError unless it is OK."""
         await asyncio.shield(self.outcome)
 
@@ -82,11 +82,11 @@ class Channel:
 
     @property
     def heard_at_s(self) -> float:
-        """When the server gave its last sign of life, in monotonic seconds."""
+        """The time of the last input from the server, in monotonic seconds."""
         return self._protocol.heard_at_s
 
     def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
-        """Begin a bidirectional call; raise RpcError(UNAVAILABLE) when the server takes no more."""
+        """Begin a bidirectional call; raise RpcError(UNAVAILABLE) if the server accepts no more."""
         return self._protocol.open(path, on_message)
 
 
@@ -118,7 +118,7 @@ async def connected(
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await protocol.lost.wait()
         except TimeoutError:
-            pass  # The server does not read our last words.
+            pass  # The server does not read our last frames.
         finally:
             transport.abort()
 
@@ -138,17 +138,17 @@ async def _dial(
                 server_hostname=host.strip("[]") if tls else None,
             )
     except TimeoutError:
-        raise RpcError(RpcCode.UNAVAILABLE, f"{address} does not answer") from None
+        raise RpcError(RpcCode.UNAVAILABLE, f"{address} did not answer in time") from None
     except (OSError, ValueError, OverflowError) as error:
-        # An address that cannot be one is to its caller a server that is not there: a host that
-        # no name can be (UnicodeError is a ValueError), a port that is none or too high.
+        # An invalid address counts as an unreachable server: an invalid host name (UnicodeError is
+        # a ValueError), or a port that is not a number or too high.
         raise RpcError(RpcCode.UNAVAILABLE, f"cannot connect to {address}: {error}") from error
     return transport
 
 
 @final
 class ClientProtocol(asyncio.Protocol):
-    """The connection."""
+    """The transport's callbacks of a client's connection."""
 
     def __init__(self, address: str, limits: Limits, message_bytes_max: int) -> None:
         self._connection = ClientConnection(
@@ -159,34 +159,34 @@ class ClientProtocol(asyncio.Protocol):
         self._writer = Writer(self._connection.http, self.loop)
         self._transport: asyncio.Transport
         self._streams: dict[int, ClientStream] = {}
-        self._checking: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet the server."""
+        """Send the first frames."""
         self._transport = cast("asyncio.Transport", transport)
         self._writer.attach(transport)
         self._check_later()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the server has sent."""
+        """Process received data."""
         self._handle(self._connection.receive(data, time.monotonic()))
 
     def connection_lost(self, error: Exception | None) -> None:
         """End all calls."""
         reason = "the connection was lost" + (f": {error}" if error else "")
         self._handle(self._connection.close(ErrorCode.CANCEL, reason))
-        if self._checking is not None:
-            self._checking.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self.lost.set()
 
     def pause_writing(self) -> None:
-        """Keep what is to be sent; go on reading, or two ends might wait for each other."""
+        """Keep the output and continue to read. Otherwise both ends could wait for each other."""
         self._writer.is_paused = True
 
     def resume_writing(self) -> None:
-        """Go on where the server has read."""
+        """Continue to write."""
         self._writer.is_paused = False
         self._writer.flush()
 
@@ -201,7 +201,7 @@ class ClientProtocol(asyncio.Protocol):
         for event in events:
             if isinstance(event, ResponseMessage):
                 stream = self._streams.get(event.call.stream.id)
-                if stream is not None:  # It may have been cancelled by the message before.
+                if stream is not None:  # The previous message may have cancelled it.
                     stream.on_message(event.message)
                     self._connection.consume(event.call, event.wire_bytes)
             elif isinstance(event, ResponseEnded):
@@ -209,7 +209,7 @@ class ClientProtocol(asyncio.Protocol):
             elif isinstance(event, ConnectionEnded):
                 self._writer.flush_last()
                 if event.limit is Limit.KEEPALIVE:
-                    self._transport.abort()  # Nobody is there to read it.
+                    self._transport.abort()  # The server is not reachable.
                 else:
                     self._transport.close()
 
@@ -224,17 +224,17 @@ class ClientProtocol(asyncio.Protocol):
             outcome.set_exception(RpcError(event.code, event.message, event.trailers))
 
     def _check_later(self) -> None:
-        self._checking = self.loop.call_later(CHECK_PERIOD_S, self._check)
+        self._check_timer = self.loop.call_later(CHECK_PERIOD_S, self._check)
 
     def _check(self) -> None:
-        self._check_later()  # First: whatever comes of this look, there is another one.
+        self._check_later()  # First, so that an error below does not end the checks.
         self._handle(self._connection.check(time.monotonic()))
 
     # ------------------------------------------------------------ for the channel
 
     @property
     def heard_at_s(self) -> float:
-        """When anything came last."""
+        """The time of the last input, in monotonic seconds."""
         return self._connection.http.heard_at_s
 
     def open(self, path: str, on_message: Callable[[bytes], None]) -> ClientStream:
@@ -256,21 +256,21 @@ class ClientProtocol(asyncio.Protocol):
             self._writer.flush_soon()
             if not stream.outcome.done():
                 stream.outcome.set_exception(
-                    RpcError(RpcCode.CANCELLED, "this side has cancelled the call")
+                    RpcError(RpcCode.CANCELLED, "this side cancelled the call")
                 )
-                stream.outcome.exception()  # Nobody may be waiting for it.
+                stream.outcome.exception()  # The exception may have no waiting task.
 
     def abandon(self) -> None:
-        """Let go of a connection that came when nobody waited for it any more.
+        """Drop a connection that was established after its caller stopped waiting.
 
-        Its transport is closed by then, and uvloop's neither says so (`is_closing`) nor tells of it
-        (`connection_lost`): what is written to it raises, and its timer would look on for ever.
+        Its transport is already closed. uvloop's transport reports this neither by `is_closing` nor
+        by `connection_lost`: a write raises, and the check timer would run for ever.
         """
-        if self._checking is not None:
-            self._checking.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self._writer.detach()
         self.lost.set()
 
     def close(self) -> None:
-        """End the connection once its last words are written."""
-        self._handle(self._connection.close(ErrorCode.NO_ERROR, "the client leaves"))
+        """End the connection after its last frames are written."""
+        self._handle(self._connection.close(ErrorCode.NO_ERROR, "the client closes the connection"))

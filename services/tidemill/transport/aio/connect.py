@@ -1,4 +1,4 @@
-"""What a shell needs of a connection that it keeps up: `aio.channel` has one, tests have others."""
+"""Protocols of a client connection; `aio.channel` implements them, and tests do, too."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ if TYPE_CHECKING:
 
 
 class OpenStream(Protocol):
-    """A bidirectional call under way; `ClientStream` is one."""
+    """A bidirectional call in progress, such as `ClientStream`."""
 
     def write(self, message: bytes) -> None:
-        """Send a frame at once and without waiting."""
+        """Send a frame at once without waiting."""
 
     def write_last(self, message: bytes) -> None:
-        """Send the last frame, or the only one."""
+        """Send the last or only frame."""
 
     def cancel(self) -> None:
-        """End the call; nothing more is heard of it."""
+        """End the call; its function is not called again."""
 
     def fail(self, error: RpcError) -> None:
-        """End the call because what came makes no sense."""
+        """End the call because a response is invalid."""
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait for the end of the call; raise RpcError unless it is OK."""
 
 
 class OpenChannel(Protocol):
-    """A connection to a server; `Channel` is one."""
+    """A connection to a server, such as `Channel`."""
 
     @property
     def heard_at_s(self) -> float:
-        """When the server gave its last sign of life, in monotonic seconds."""
+        """The time of the last input from the server, in monotonic seconds."""
 
     def open(self, path: str, on_message: Callable[[bytes], None], /) -> OpenStream:
         """Begin a bidirectional call. Raises RpcError."""
 
 
 class Connector(Protocol):
-    """How to get at a server; `connected` is one way."""
+    """A function that connects to a server, such as `connected`."""
 
     def __call__(
         self, address: str, limits: Limits, /, *, message_bytes_max: int, timeout_s: float

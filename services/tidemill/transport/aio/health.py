@@ -22,29 +22,29 @@ _UNKNOWN_SERVICE: Final = _Response(status=_Response.SERVICE_UNKNOWN).SerializeT
 
 @final
 class HealthService:
-    """Tells of each service whether it is served; the name "" stands for the process."""
+    """The health service; it reports the state of each service, "" stands for the process."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(("", *services))
         self._is_serving = True
         self._is_ending = False
-        self._changed = asyncio.Event()  # set by the next change
+        self._changed = asyncio.Event()  # set at the next change
 
     def methods(self) -> Mapping[str, RpcMethod]:
-        """Return the service's methods by path."""
+        """Return the methods by path."""
         return {
             f"/{SERVICE}/Check": unary(self._check),
             f"/{SERVICE}/Watch": server_streaming(self._watch),
         }
 
-    def tell(self, *, is_serving: bool) -> None:
-        """Tell everybody whether the services are served from now on."""
+    def report(self, *, is_serving: bool) -> None:
+        """Report to all watchers whether the services are served."""
         if is_serving != self._is_serving:
             self._is_serving = is_serving
             self._change()
 
     def drain(self) -> None:
-        """Tell everybody that nothing is served any more, and end the watches."""
+        """Report to all watchers that no service is served, and end their streams."""
         self._is_serving, self._is_ending = False, True
         self._change()
 
@@ -59,14 +59,14 @@ class HealthService:
         return self._answer()
 
     async def _watch(self, call: RpcCall, request: bytes) -> None:
-        """Send the status, and then each change, until the client goes or `drain`."""
+        """Send the status and each change, until the client disconnects or `drain`."""
         is_known = _parse(request) in self._services
-        told = b""
+        sent = b""
         while True:
             changed = self._changed
             answer = self._answer() if is_known else _UNKNOWN_SERVICE
-            if answer != told:
-                told = answer
+            if answer != sent:
+                sent = answer
                 await call.send(answer)
             if self._is_ending:
                 return
@@ -80,4 +80,6 @@ def _parse(request: bytes) -> str:
     try:
         return health_pb2.HealthCheckRequest.FromString(request).service
     except DecodeError:
-        raise RpcError(RpcCode.INVALID_ARGUMENT, "the request is no HealthCheckRequest") from None
+        raise RpcError(
+            RpcCode.INVALID_ARGUMENT, "the request is not a HealthCheckRequest"
+        ) from None

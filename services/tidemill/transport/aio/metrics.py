@@ -1,4 +1,4 @@
-"""What a gRPC server of ours tells at a scrape."""
+"""The metrics of a gRPC server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.transport.aio.server import RpcServer
 
 
-# How connections fail by a client's fault. They begin at 0; others appear when they come.
+# Failures of connections that clients cause. They start at 0; other kinds appear when they happen.
 USUAL_FAILURES = (
     "tls_handshake",
     "proxy_protocol",
@@ -28,40 +28,40 @@ USUAL_FAILURES = (
 
 
 def collect(server: RpcServer) -> Iterator[Metric]:
-    """Yield connections, calls, and how often each limit was overstepped."""
+    """Yield connections, calls, and exceeded limits."""
     connections = GaugeMetricFamily("rocketmq_grpc_connections", "Open connections.")
     connections.add_metric((), len(server.connections))
     yield connections
     accepted = CounterMetricFamily(
         "rocketmq_grpc_connections_accepted_total",
-        "Connections that were let in, after their handshake where there is TLS.",
+        "Accepted connections, after the TLS handshake if there is one.",
     )
     accepted.add_metric((), server.accepted_count)
     yield accepted
-    calls = GaugeMetricFamily("rocketmq_grpc_calls", "Calls under way, streams included.")
+    calls = GaugeMetricFamily("rocketmq_grpc_calls", "Calls in progress, including streams.")
     calls.add_metric((), server.call_count)
     yield calls
     hits = CounterMetricFamily(
         "rocketmq_grpc_limit_hits_total",
-        "Connections and calls that were ended or refused because a client overstepped a limit.",
+        "Connections and calls that ended or were rejected because a client exceeded a limit.",
         labels=("limit",),
     )
     for limit in Limit:
-        hits.add_metric((limit,), server.notices.hits[limit])
+        hits.add_metric((limit,), server.misuse.hits[limit])
     yield hits
     failures = CounterMetricFamily(
         "rocketmq_grpc_connections_failed_total",
-        "Connections whose client broke the protocol, by the error, or failed its TLS handshake.",
+        "Connections whose client broke the protocol or failed its TLS handshake, by error.",
         labels=("reason",),
     )
-    counts = server.notices.failures
+    counts = server.misuse.failures
     for reason in dict.fromkeys((*USUAL_FAILURES, *counts)):
         failures.add_metric((reason,), counts[reason])
     yield failures
-    unheard = CounterMetricFamily(
+    unconfirmed = CounterMetricFamily(
         "rocketmq_grpc_unheard_answers_total",
-        "Answers to push consumers of which is not known that they were read, because of too many"
-        " their clients had yet to say so: what they brought is redelivered after a minute.",
+        "Responses to push consumers without a read confirmation, because too many waited for one."
+        " Their messages are redelivered after a minute.",
     )
-    unheard.add_metric((), server.notices.unheard_answers)
-    yield unheard
+    unconfirmed.add_metric((), server.misuse.unconfirmed_count)
+    yield unconfirmed

@@ -1,4 +1,4 @@
-"""Who flooded lately, by address: new connections from there begin with smaller allowances."""
+"""Addresses of recent floods: new connections from there start with smaller allowances."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from tidemill.transport.http2.limits import Limits
 
 REMEMBERED_S: Final = 60.0
-ADDRESSES_MAX: Final = 1_024  # some 100 bytes each; beyond it the one noted first is forgotten
-# By this much bursts are smaller then. What is earned by reading stays: others behind the same
-# address, who did nothing, are not held up.
+ADDRESSES_MAX: Final = 1_024  # about 100 bytes each; above it the oldest is removed
+# The factor of smaller bursts. Earned tokens stay, so that other clients of the address can work.
 _PART: Final = 8
 FLOODS: Final = frozenset(
     {
@@ -31,7 +30,7 @@ FLOODS: Final = frozenset(
 
 @final
 class Offenders:
-    """Addresses whose connections were ended for a flood."""
+    """The addresses whose connections ended because of a flood."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -43,17 +42,17 @@ class Offenders:
             empty_data_burst=max(limits.empty_data_burst // _PART, 1),
             control_burst=max(limits.control_burst // _PART, 1),
         )
-        self._until_s: dict[str, float] = {}  # monotonic, the one noted first in front
+        self._until_s: dict[str, float] = {}  # monotonic seconds, the oldest first
 
-    def note(self, address: str, now_s: float) -> None:
-        """Remember an address."""
+    def add(self, address: str, now_s: float) -> None:
+        """Add an address."""
         self._until_s.pop(address, None)
         if len(self._until_s) >= ADDRESSES_MAX:
             del self._until_s[next(iter(self._until_s))]
         self._until_s[address] = now_s + REMEMBERED_S
 
     def limits_of(self, address: str, now_s: float) -> Limits:
-        """Return what a new connection from an address may do."""
+        """Return the limits for a new connection from an address."""
         until_s = self._until_s.get(address)
         if until_s is None:
             return self._limits

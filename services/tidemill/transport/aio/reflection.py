@@ -1,4 +1,4 @@
-"""Server reflection, for grpcurl and its kin; the answers are those of grpcio's own package."""
+"""Server reflection for grpcurl and similar tools, with the responses of grpcio's package."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import FileDescriptor
     from grpc_reflection.v1alpha.reflection import aio
 
-_OURS: Final = "tidemill."  # before the names of public packages: see tools/generate_stubs.py
+_OURS: Final = "tidemill."  # prefix of the names of public packages, see tools/generate_stubs.py
 SERVICE: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 
 
 def reflection_methods(services: Sequence[str]) -> Mapping[str, RpcMethod]:
-    """Return the methods, by path, that describe `services` and themselves."""
+    """Return the methods, by path, that describe `services` and reflection itself."""
 
     async def server_reflection_info(call: RpcCall) -> None:
         servicer = _servicer((*services, SERVICE))
-        # Its stub says coroutine; it is a generator.
+        # The stub declares a coroutine; it is a generator.
         answers: Any = servicer.ServerReflectionInfo(_parsed(call), None)
         async for answer in answers:
             await call.send(answer.SerializeToString())
@@ -38,14 +38,14 @@ def reflection_methods(services: Sequence[str]) -> Mapping[str, RpcMethod]:
 
 @functools.cache
 def _servicer(services: Sequence[str]) -> aio.ReflectionServicer:
-    # With the first question only: the package loads all of grpcio, 10 MiB and 30 ms.
+    # Imported at the first request, because the package loads all of grpcio: 10 MiB and 30 ms.
     from grpc_reflection.v1alpha.reflection import aio
 
     return aio.ReflectionServicer(service_names=services, pool=public_pool(services))
 
 
 def public_pool(services: Sequence[str]) -> DescriptorPool:
-    """Return the descriptors of services under the names that their .proto files have."""
+    """Return the descriptors of services with the names in their .proto files."""
     pool = DescriptorPool()
     for service in services:
         _add(_file_of(service), pool, set())
@@ -75,7 +75,7 @@ def _add(file: FileDescriptor, pool: DescriptorPool, seen: set[str]) -> None:
         for method in service.method:
             method.input_type = _public(method.input_type)
             method.output_type = _public(method.output_type)
-    # One that is there already is the same.
+    # If the file is already in the pool, it is the same.
     pool.AddSerializedFile(proto.SerializeToString())
 
 
@@ -88,7 +88,7 @@ def _rename_fields(message: DescriptorProto) -> None:
 
 
 def _public(name: str) -> str:
-    """Return the name of a type, which begins with a dot, as its .proto file has it."""
+    """Return the name of a type, with its leading dot, as in its .proto file."""
     return f".{name[1:].removeprefix(_OURS)}" if _is_ours(name[1:]) else name
 
 
@@ -101,5 +101,5 @@ async def _parsed(call: RpcCall) -> AsyncIterator[reflection_pb2.ServerReflectio
         try:
             yield reflection_pb2.ServerReflectionRequest.FromString(request)
         except DecodeError:
-            reason = "the request is no ServerReflectionRequest"
+            reason = "the request is not a ServerReflectionRequest"
             raise RpcError(RpcCode.INVALID_ARGUMENT, reason) from None

@@ -1,4 +1,4 @@
-"""A service out of its definition and an object with its methods, for services of few calls."""
+"""Unary methods from a service definition and objects with methods, for services with few calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def unary_methods(service: ServiceDescriptor, *implementations: object) -> Mapping[str, RpcMethod]:
-    """Return all methods of a service whose calls are unary, by path.
+    """Return all methods of a service by path; all its calls must be unary.
 
-    Of each name one of the `implementations` has a method, which takes the parsed request and
+    For each name, one of the `implementations` has a method that takes the parsed request and
     returns the response.
     """
     return {
@@ -39,7 +39,7 @@ def _unary(method: MethodDescriptor, answer: Callable[[Any], Awaitable[Message]]
         try:
             parsed = request_class.FromString(request)
         except DecodeError:
-            reason = f"the request is no {method.input_type.name}"
+            reason = f"the request is not a {method.input_type.name}"
             raise RpcError(RpcCode.INVALID_ARGUMENT, reason) from None
         return (await answer(parsed)).SerializeToString()
 

@@ -3,10 +3,10 @@
     tls = ReloadableCredentials("clients", files, functools.partial(server_context, files))
     certificates = Certificates([tls])
     async with certificates.watching(): ...     # and certificates.reload at SIGHUP
-    await loop.create_server(..., ssl=newest_of(tls))
+    await loop.create_server(..., ssl=newest_context(tls))
 
-What cannot be used keeps the old ones in place, and is told by the log and a metric; so is what
-expires soon. Connections that are open keep what they were opened with.
+If new files are invalid, the old certificate stays in use, and a log line and a metric report it.
+They also report a certificate that expires soon. Open connections keep their certificate.
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-CHECK_PERIOD_S: Final = 5.0  # between two looks at the files; a look is three calls of stat
+CHECK_PERIOD_S: Final = 5.0  # between two checks of the files; a check is three calls of stat
 DAY_S: Final = 86_400
-# Time for somebody to ask for a new one; what renews by itself has done so weeks before.
+# Time for a person to get a new one. Automatic renewal happens weeks before.
 EXPIRES_SOON_S: Final = 14 * DAY_S
-TOLD_AGAIN_S: Final = DAY_S  # of a certificate that expires: seen in any day's log
-HANDSHAKE_TURNS_MAX: Final = 8  # of both ends; TLS 1.2 takes three
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the library has no name for: an expired certificate is
-# asked for its date as well.
+REPORT_PERIOD_S: Final = DAY_S  # of an expiring certificate, so that every day's log has it
+HANDSHAKE_TURNS_MAX: Final = 8  # of both ends; TLS 1.2 needs three
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the library does not name. With it, an expired
+# certificate also shows its date.
 _NO_CHECK_TIME: Final = 0x200000
-_PEM: Final = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_PEM_CERTIFICATE: Final = re.compile(
+    "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Files of one end of connections, and the settings that name them."""
+    """The files of one end of a connection, and the settings that name them."""
 
     certificate: str
     key: str
-    authorities: str = ""  # who has signed the certificates of the other end; empty: nobody need
+    authorities: str = ""  # they sign the certificates of the other end; empty: no check
     certificate_setting: str = "tls_certificate_file"
     key_setting: str = "tls_key_file"
     authorities_setting: str = "tls_client_ca_file"
@@ -68,7 +70,7 @@ class TlsFiles:
 
 
 def cluster_files(settings: ClusterTlsSettings) -> TlsFiles | None:
-    """Return the files for connections between the processes, None where there are none."""
+    """Return the files for connections between processes; None if there are none."""
     if not settings.cluster_tls_ca_file:
         return None
     return TlsFiles(
@@ -83,12 +85,12 @@ def cluster_files(settings: ClusterTlsSettings) -> TlsFiles | None:
 
 @final
 class ReloadableCredentials(Generic[T]):
-    """What was made of some files, and is made again of the new ones."""
+    """A value made from files, made again when they change."""
 
     def __init__(
         self, use: str, files: TlsFiles, make: Callable[[], T], *, is_server: bool = True
     ) -> None:
-        """Make it; raise StartError. `use` says what it is for, in logs and metrics."""
+        """Make the value; raise StartError. `use` names its purpose in logs and metrics."""
         self.use = use
         self.file = files.certificate
         self._files = files
@@ -96,29 +98,29 @@ class ReloadableCredentials(Generic[T]):
         self._is_server = is_server
         self._changes = FileChanges(files.all)
         self.newest = make()
-        self.expires_at_s: float | None = None  # Unix time; None: nobody can tell
+        self.expires_at_s: float | None = None  # Unix time; None: unknown
         try:
             self.expires_at_s = _expiry(files, is_server=is_server)
         except StartError as refusal:
-            # There is no older one, and it may do for others that look at less.
-            log.warning("certificate may be refused by others", use=use, reason=str(refusal))
+            # There is no older value, and some clients may accept the certificate.
+            log.warning("certificate may be rejected by others", use=use, reason=str(refusal))
         self.results: Counter[str] = Counter()
-        self.on_reload: set[Callable[[], None]] = set()  # called after each that has worked
+        self.on_reload: set[Callable[[], None]] = set()  # called after each successful reload
 
     def check(self) -> None:
-        """Reload if a file has changed since the last look."""
+        """Reload if a file has changed since the last check."""
         if self._changes.detect():
             self.reload()
 
     def reload(self) -> None:
-        """Make it of the files as they are now, or keep what there is."""
+        """Make the value from the current files; keep the old one if that fails."""
         try:
             newest = self._make()
             expires_at_s = _expiry(self._files, is_server=self._is_server)
         except StartError as refusal:
             self.results["failed"] += 1
             log.error(  # noqa: TRY400  # The reason says it all.
-                "certificates not reloaded, the old ones stay",
+                "certificate reload failed",
                 use=self.use,
                 reason=str(refusal),
                 expires_at_s=self.expires_at_s,
@@ -127,12 +129,12 @@ class ReloadableCredentials(Generic[T]):
         self.newest, self.expires_at_s = newest, expires_at_s
         self.results["done"] += 1
         log.info("certificates reloaded", use=self.use, expires_at_s=expires_at_s)
-        for tell in list(self.on_reload):
-            tell()
+        for notify in list(self.on_reload):
+            notify()
 
 
-class _Told(NamedTuple):
-    """What was last said of a certificate that expires."""
+class _ExpiryReport(NamedTuple):
+    """The last log line about an expiring certificate."""
 
     at_s: float
     reloads: int
@@ -149,22 +151,22 @@ class Certificates:
         *,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Take the certificates, and where Unix time comes from."""
+        """Check `reloading`; `now_s` returns Unix time."""
         self._all = reloading
         self._now_s = now_s
-        self._told: dict[str, _Told] = {}  # by use
+        self._reports: dict[str, _ExpiryReport] = {}  # by use
 
     def reload(self) -> None:
         """Read all files again."""
         for each in self._all:
             each.reload()
-            self._tell(each)
+            self._warn_of_expiry(each)
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Look at the files until the block ends."""
+        """Check the files periodically until the block ends."""
         async with asyncio.TaskGroup() as tasks:
-            self.look()
+            self.check()
             watch = tasks.create_task(self._watch(), name="certificates") if self._all else None
             try:
                 yield
@@ -175,45 +177,40 @@ class Certificates:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(CHECK_PERIOD_S)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
-        """Reload what has changed, and say what expires."""
+    def check(self) -> None:
+        """Reload changed certificates, and log those that expire soon."""
         for each in self._all:
             try:
                 each.check()
-                self._tell(each)
+                self._warn_of_expiry(each)
             except Exception:
-                # What is in use goes on being used, and the process with it.
-                log.exception("certificates could not be looked at", use=each.use)
+                # The process continues with the current certificate.
+                log.exception("certificate check failed", use=each.use)
 
-    def _tell(self, each: ReloadableCredentials[Any]) -> None:
-        """Log that a certificate expires soon or has expired: once a day, and after each reload."""
+    def _warn_of_expiry(self, each: ReloadableCredentials[Any]) -> None:
+        """Log once a day, and after each reload, that a certificate expires soon or has expired."""
         now_s = self._now_s()
         if each.expires_at_s is None or each.expires_at_s - now_s > EXPIRES_SOON_S:
             return
         is_expired = each.expires_at_s <= now_s
-        told = self._told.get(each.use)
-        is_told = (
-            told is not None
-            and told.reloads == each.results.total()
-            and told.is_expired == is_expired
-            and 0 <= now_s - told.at_s < TOLD_AGAIN_S
+        last = self._reports.get(each.use)
+        is_reported = (
+            last is not None
+            and last.reloads == each.results.total()
+            and last.is_expired == is_expired
+            and 0 <= now_s - last.at_s < REPORT_PERIOD_S
         )
-        if is_told:
+        if is_reported:
             return
-        self._told[each.use] = _Told(now_s, each.results.total(), is_expired)
+        self._reports[each.use] = _ExpiryReport(now_s, each.results.total(), is_expired)
         expires_at = datetime.fromtimestamp(each.expires_at_s, UTC).isoformat()
         if is_expired:
-            log.error(
-                "a certificate has expired, and its clients refuse it",
-                use=each.use,
-                file=each.file,
-                expired_at=expires_at,
-            )
+            log.error("certificate expired", use=each.use, file=each.file, expired_at=expires_at)
         else:
             log.warning(
-                "a certificate expires soon",
+                "certificate expires soon",
                 use=each.use,
                 file=each.file,
                 expires_at=expires_at,
@@ -221,15 +218,15 @@ class Certificates:
             )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield how long the certificates are good for, and what became of reloads."""
+        """Yield the expiry of the certificates and the results of reloads."""
         expiry = GaugeMetricFamily(
             "rocketmq_tls_certificate_expires_at_seconds",
-            "When the certificate in use expires, Unix time.",
+            "Unix time at which the current certificate expires.",
             labels=("use",),
         )
         reloads = CounterMetricFamily(
             "rocketmq_tls_reloads_total",
-            "Certificates read again; of those that failed the old one is in use.",
+            "Reloads of certificates; after a failed one, the old certificate stays in use.",
             labels=("use", "result"),
         )
         for each in self._all:
@@ -243,9 +240,9 @@ class Certificates:
 
 @final
 class _NewestContext(ssl.SSLContext):
-    """A context that makes each connection from the newest one.
+    """A context that creates each connection from the newest one.
 
-    Event loops ask a context for nothing but `wrap_bio`.
+    Event loops only call `wrap_bio` of a context.
     """
 
     source: ReloadableCredentials[ssl.SSLContext]
@@ -254,7 +251,7 @@ class _NewestContext(ssl.SSLContext):
         self,
         incoming: ssl.MemoryBIO,
         outgoing: ssl.MemoryBIO,
-        server_side: bool = False,  # As the library has it.
+        server_side: bool = False,  # As in the library.
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
@@ -264,18 +261,18 @@ class _NewestContext(ssl.SSLContext):
         )
 
 
-def newest_of(reloading: ReloadableCredentials[ssl.SSLContext]) -> ssl.SSLContext:
-    """Return a context for whoever keeps one: its connections are made from the newest."""
+def newest_context(reloading: ReloadableCredentials[ssl.SSLContext]) -> ssl.SSLContext:
+    """Return a context for code that keeps one; its connections use the newest certificate."""
     context = _NewestContext(reloading.newest.protocol)
     context.source = reloading
     return context
 
 
 def server_context(files: TlsFiles, *, protocols: Sequence[str] = ("h2",)) -> ssl.SSLContext:
-    """Return what a server serves TLS with; raise StartError."""
+    """Return the TLS context of a server; raise StartError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 asks for it (RFC 9113 section 9.2)
-    context.options |= ssl.OP_NO_RENEGOTIATION  # forbidden there
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # HTTP/2 requires it (RFC 9113 section 9.2)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # HTTP/2 forbids it
     context.set_alpn_protocols(list(protocols))
     _load(context, files)
     if files.authorities:
@@ -284,7 +281,7 @@ def server_context(files: TlsFiles, *, protocols: Sequence[str] = ("h2",)) -> ss
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return what a client of our own servers connects with; raise StartError."""
+    """Return the TLS context of a client of our servers; raise StartError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
@@ -299,15 +296,15 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     for name, file in names:
         try:
             is_file = Path(file).is_file()
-        except OSError as error:  # A folder above it may not be searched, or cannot be read.
-            raise StartError(f"{name} {file} cannot be looked at: {error}") from error
+        except OSError as error:  # A parent folder may be unreadable.
+            raise StartError(f"{name} {file} cannot be checked: {error}") from error
         if not is_file:
             raise StartError(f"{name} must name a file, not {file!r}")
 
     def no_password() -> str:
-        # The library would ask for one at the terminal.
+        # The library would ask for a password at the terminal.
         raise StartError(
-            f"{files.key_setting} {files.key} is encrypted; give one without a passphrase"
+            f"{files.key_setting} {files.key} is encrypted; use a key without a passphrase"
         )
 
     try:
@@ -315,28 +312,28 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     except (OSError, ssl.SSLError) as error:
         raise StartError(
             f"{files.certificate_setting} {files.certificate} and {files.key_setting} {files.key}"
-            f" are no certificate with its key: {error}"
+            f" are not a certificate and its key: {error}"
         ) from error
     if files.authorities:
         try:
             context.load_verify_locations(files.authorities)
         except (OSError, ssl.SSLError) as error:
             raise StartError(
-                f"{files.authorities_setting} {files.authorities} holds no certificates: {error}"
+                f"{files.authorities_setting} {files.authorities} contains no certificates: {error}"
             ) from error
 
 
 def _expiry(files: TlsFiles, *, is_server: bool) -> float | None:
-    """Try the certificate in a handshake, and return when it expires, as the other end learns it.
+    """Try the certificate in a handshake; return when it expires, as the other end sees it.
 
-    The library tells the date of nothing but a peer's certificate that it has verified. Raises
-    StartError when the other end refuses it for anything but its date.
+    The library returns the date only for a verified certificate of a peer. Raises StartError if the
+    other end rejects the certificate for any reason except its date.
     """
     ends = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
     try:
-        certificate = _PEM.search(Path(files.certificate).read_text("latin-1"))
+        certificate = _PEM_CERTIFICATE.search(Path(files.certificate).read_text("latin-1"))
         if certificate is None:
-            return None  # In a form of OpenSSL's own.
+            return None  # In OpenSSL's own format.
         own, other = (ssl.SSLContext(end) for end in (ends if is_server else ends[::-1]))
         own.load_cert_chain(files.certificate, files.key)
         own.check_hostname, other.check_hostname = False, False
@@ -345,18 +342,18 @@ def _expiry(files: TlsFiles, *, is_server: bool) -> float | None:
         other.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
         other.verify_flags |= ssl.VerifyFlags(_NO_CHECK_TIME)
         if not is_server:
-            # A server must show one as well; nobody looks at it.
+            # A server must present a certificate too; it is not verified.
             other.load_cert_chain(files.certificate, files.key)
-        told = _handshake(own, other, is_server=is_server).getpeercert()
+        verified = _handshake(own, other, is_server=is_server).getpeercert()
     except (OSError, ssl.SSLError, ValueError) as error:
         raise StartError(
             f"{files.certificate_setting} {files.certificate} does not work in a handshake: {error}"
         ) from error
-    return ssl.cert_time_to_seconds(str(told["notAfter"])) if told else None
+    return ssl.cert_time_to_seconds(str(verified["notAfter"])) if verified else None
 
 
 def _handshake(own: ssl.SSLContext, other: ssl.SSLContext, *, is_server: bool) -> ssl.SSLObject:
-    """Let the two shake hands in memory; return the other's end."""
+    """Perform a handshake in memory; return the other end."""
     to_own, to_other = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         own.wrap_bio(to_own, to_other, server_side=is_server),
@@ -368,4 +365,4 @@ def _handshake(own: ssl.SSLContext, other: ssl.SSLContext, *, is_server: bool) -
                 end.do_handshake()
                 if end is ends[1]:
                     return end
-    raise ssl.SSLError("the handshake does not end")
+    raise ssl.SSLError("the handshake does not complete")

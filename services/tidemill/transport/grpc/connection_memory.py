@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, final
 
-from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
+from tidemill.transport.grpc.address_share import AddressShare
+from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
 from tidemill.transport.grpc.room_queue import RoomTicket
 from tidemill.transport.grpc.status import RpcCode, RpcError
 from tidemill.transport.http2.flow_control import PROGRESS_BYTES

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import final
 
+from tidemill.transport.grpc.address_share import AddressShare
 from tidemill.transport.grpc.room_queue import RoomQueue
 
 
@@ -34,20 +35,6 @@ class MemoryAccount:
         self.bytes = 0
         self.bytes_max = bytes_max
         self.queue = RoomQueue(bytes_max)
-
-
-@final
-class AddressShare:
-    """The memory of the connections of one address."""
-
-    # The server keeps it as long as a connection does.
-    __slots__ = ("__weakref__", "bytes", "waiting_bytes")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        # The bytes that waiting messages may hold. They have their own limit and are counted once.
-        # Otherwise waiting messages would leave no room for granted ones.
-        self.waiting_bytes = 0
 
 
 @final

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, final
 
 if TYPE_CHECKING:
-    from tidemill.transport.grpc.memory import AddressShare
+    from tidemill.transport.grpc.address_share import AddressShare
 
 # Of an account, for waiting messages: three quarters. A single address may wait with half of that.
 # It then leaves five sixteenths for other uses, as much as the other addresses would find.

@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from tidemill.transport.grpc import messages, status
+from tidemill.transport.grpc.address_share import AddressShare
 from tidemill.transport.grpc.connection_memory import (
     CALL_BYTES,
     INFLATED_COPIES,
@@ -43,7 +44,7 @@ from tidemill.transport.grpc.connection_memory import (
     room_wait_s,
 )
 from tidemill.transport.grpc.foreign_requests import ForeignRequests, is_grpc
-from tidemill.transport.grpc.memory import AddressShare, MemoryAccount
+from tidemill.transport.grpc.memory import MemoryAccount
 from tidemill.transport.grpc.messages import CompleteMessage, MessageAssembler
 from tidemill.transport.grpc.metadata import parse_timeout
 from tidemill.transport.grpc.server_call import (
@@ -274,7 +275,9 @@ class ServerConnection:
             return  # Cancelled before its turn.
         self._call_budget -= 1
         method, path = fields[":method"], fields[":path"]
-        if method != "POST" or not is_grpc(fields.get("content-type", "")):
+        content_type = fields.get("content-type", "")
+        is_grpc_type = content_type == "application/grpc" or is_grpc(content_type)
+        if method != "POST" or not is_grpc_type:
             self._foreign.receive(stream, method, path, is_last=is_last)
             return
         call = self._calls[stream.id] = ServerCall(stream, path, fields)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
+from tidemill.transport.grpc.address_share import AddressShare
+from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
 
 
 def test_a_share_is_bounded_and_gives_back() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import grpc_message, parse
 from tests.unit.transport.grpc.test_room_queue import BEGUN, LARGE_BYTES, MIB, Client, World
-from tidemill.transport.grpc.memory import AddressShare
+from tidemill.transport.grpc.address_share import AddressShare
 from tidemill.transport.grpc.server_call import (
     CallEnded,
     MessageReceived,

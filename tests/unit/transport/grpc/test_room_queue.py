@@ -10,8 +10,9 @@ import pytest
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.http2_peer import fields_of, grpc_message, parse
 from tidemill.transport.grpc import room_queue
+from tidemill.transport.grpc.address_share import AddressShare
 from tidemill.transport.grpc.connection_memory import CALL_BYTES, ROOM_WAIT_S_MAX
-from tidemill.transport.grpc.memory import AddressShare, MemoryAccount, MemoryShare
+from tidemill.transport.grpc.memory import MemoryAccount, MemoryShare
 from tidemill.transport.grpc.server_call import (
     CallEnded,
     CallStarted,

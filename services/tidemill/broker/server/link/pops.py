@@ -63,7 +63,7 @@ class ReplyStream(Protocol):
     def write(self, message: bytes) -> None:
         """Send without waiting."""
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until nothing is unsent, or the proxy has disconnected."""
 
 
@@ -180,7 +180,7 @@ class LinkPops:
         while True:
             await self._is_crowded.wait()
             await self._rounds.settle()  # Until the popped messages are written.
-            await self._stream.drained()
+            await self._stream.wait_drained()
             self._is_crowded.clear()
             self._rounds.put(_RoomOffer(self))
 

@@ -86,13 +86,13 @@ class ProxyLink:
         async for request in requests:
             frame = _parse(request)
             if self._stream.unsent_bytes >= UNSENT_BYTES_MAX:
-                await self._stream.drained()
+                await self._stream.wait_drained()
             await self._rounds.submit(_FrameWork(self, frame, len(request)))
 
     async def flush(self) -> None:
         """Wait until everything submitted so far is answered and written."""
         await self._rounds.settle()
-        await self._stream.drained()
+        await self._stream.wait_drained()
 
     def end(self) -> None:
         """Send nothing more: the stream has ended."""

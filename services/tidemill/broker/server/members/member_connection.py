@@ -208,7 +208,7 @@ class MemberConnection:
                 updating = asyncio.create_task(
                     self._send_updates(), name=f"update {self.group.name}"
                 )
-                ending = asyncio.create_task(stream.ended(), name=f"end of {self.group.name}")
+                ending = asyncio.create_task(stream.wait_ended(), name=f"end of {self.group.name}")
                 try:
                     await asyncio.wait((updating, ending), return_when=asyncio.FIRST_COMPLETED)
                     was_connected = self.is_connected

@@ -69,7 +69,7 @@ async def serve_range(group: str, replica_engine: ReplicaEngine, call: RpcCall) 
         for data in served_pieces(replica_engine, request.begin, request.end):
             call.write(pb.Range(offset=at, data=data, crc=crc32(data)).SerializeToString())
             at += len(data)
-            await call.drained()
+            await call.wait_drained()
         call.write(pb.Range(offset=at).SerializeToString())
         return
 
@@ -129,7 +129,7 @@ async def fetch_range(connect: Connector, address: str, group: str, begin: int, 
         stream = channel.open(FETCH_RANGE, receive)
         request = pb.FetchRangeRequest(group=group, begin=begin, end=end)
         stream.write(request.SerializeToString())
-        ended = asyncio.create_task(stream.ended())
+        ended = asyncio.create_task(stream.wait_ended())
         try:
             await asyncio.wait({done, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():

@@ -97,7 +97,7 @@ class Probes:
         """Probe until the stream ends or the replica falls silent."""
         me = to_member(self._replica.me)
         request = pb.ProbeRequest(group=self._group, member=me).SerializeToString()
-        ended, began_ms = asyncio.create_task(stream.ended()), self._clock.monotonic_ms()
+        ended, began_ms = asyncio.create_task(stream.wait_ended()), self._clock.monotonic_ms()
         try:
             while not ended.done():
                 answered_ms = max(self._answered_at_ms.get(number, 0), began_ms)

@@ -143,7 +143,7 @@ class ReplicaStreams:
                 self._streams[number] = _Dialled(stream)
                 is_dialled = True
                 self._receiver.handle_connected(number)
-                await stream.ended()
+                await stream.wait_ended()
         except RpcError as error:
             log.debug("stream to the master failed", address=address, reason=str(error))
         if is_dialled:

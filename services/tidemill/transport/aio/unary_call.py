@@ -1,4 +1,4 @@
-"""A unary call over a connection that is kept up: one request, one response."""
+"""A unary call over an open connection: one request, one response."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from tidemill.transport.aio.connect import OpenChannel
 
 
-async def ask(channel: OpenChannel, path: str, request: bytes) -> bytes:
-    """Call a unary method, and return its response; who stops waiting cancels the call.
+async def call_unary(channel: OpenChannel, path: str, request: bytes) -> bytes:
+    """Call a unary method and return its response; a cancelled caller cancels the call.
 
     Raises RpcError.
     """
@@ -19,9 +19,9 @@ async def ask(channel: OpenChannel, path: str, request: bytes) -> bytes:
     stream = channel.open(path, responses.append)
     try:
         stream.write_last(request)
-        await stream.ended()
+        await stream.wait_ended()
     finally:
         stream.cancel()
     if not responses:
-        raise RpcError(RpcCode.INTERNAL, "the server has answered nothing")
+        raise RpcError(RpcCode.INTERNAL, "the server sent no response")
     return responses[0]
