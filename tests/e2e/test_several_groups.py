@@ -156,7 +156,7 @@ def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
         assert await refusal(admin.DrainBrokerGroup(home)) == "Conflict"
         assert (await admin.DrainBrokerGroup(drain)).member.state == pb.MEMBER_STATE_DRAINING
         assert await refusal(admin.RemoveBrokerGroup(remove)) == "Conflict"
-        left = {group.member.name: group for group in await groups(admin)}["broker-2"].left
+        left = {group.member.name: group for group in await groups(admin)}["broker-2"].backlog
         assert left.ready_count > 0
         received = await receive_all(client, "orders", "billing", len(sent))
         assert {each.body for each in received} == sent
@@ -185,7 +185,9 @@ def test_a_broker_group_drains_and_leaves(tmp_path: Path) -> None:
 
 
 async def groups(admin: broker_pb2_grpc.BrokerAdminAsyncStub) -> list[pb.BrokerGroup]:
-    return list((await admin.ListBrokerGroups(pb.ListBrokerGroupsRequest(with_left=True))).groups)
+    return list(
+        (await admin.ListBrokerGroups(pb.ListBrokerGroupsRequest(with_backlog=True))).groups
+    )
 
 
 async def refusal(call: Awaitable[object]) -> str:

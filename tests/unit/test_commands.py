@@ -12,7 +12,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 OF_THE_REQUEST_FRAME = {
     "sequence",
     "cancelled_polls",
-    "asked_again",
+    "repeated_ids",
     "process_id",
     "stream_number",
     "alive_clients",

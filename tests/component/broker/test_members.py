@@ -276,7 +276,7 @@ def test_a_frame_to_a_disconnected_member_fails() -> None:
         cluster.channel.lose()
         await eventually(lambda: not cluster.is_connected)
         with pytest.raises(BrokerUnreachable, match="is not connected"):
-            await follower.exchange(pb.FollowFrame(count_left=True))
+            await follower.exchange(pb.FollowFrame(count_backlog=True))
 
     run(scenario)
 
@@ -296,12 +296,12 @@ def test_a_late_reply_is_not_taken_for_the_next_one() -> None:
             )
         )
         await idle()
-        counting = asyncio.create_task(follower.exchange(pb.FollowFrame(count_left=True)))
-        await eventually(lambda: stream.written[-1].count_left)
+        counting = asyncio.create_task(follower.exchange(pb.FollowFrame(count_backlog=True)))
+        await eventually(lambda: stream.written[-1].count_backlog)
         late = pb.FollowReply(sequence=1, error="Conflict", message="of an earlier frame")
         await stream.send(late.SerializeToString())
         cluster.follower.syncs.gate.set()
-        assert (await counting).HasField("left")
+        assert (await counting).HasField("backlog")
         await recording
 
     run(scenario)

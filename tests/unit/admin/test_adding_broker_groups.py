@@ -34,7 +34,7 @@ class Client(CallsByRequest):
         return pb.BrokerGroup(member=pb.Member(name=request.name, address=address))
 
     async def list_broker_groups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
-        assert request.with_left
+        assert request.with_backlog
         return pb.BrokerGroupList()
 
 

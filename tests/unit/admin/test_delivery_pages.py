@@ -17,13 +17,13 @@ OF = {
 }
 
 
-def asked(broker: str, behind: pb.DeliveryPlace | None, count: int) -> pb.GetDeliveriesReply:
+def asked(broker: str, behind: pb.DeliveryPosition | None, count: int) -> pb.GetDeliveriesReply:
     """Answer as a broker does that looks at `count` messages at most."""
     start = (behind.since_ms, behind.slot, behind.index) if behind is not None else (-1, 0, 0)
     left = [place for place in OF[broker] if place > start]
     reply = pb.GetDeliveriesReply()
     for since_ms, slot, index in left[:count]:
-        place = pb.DeliveryPlace(since_ms=since_ms, slot=slot, index=index)
+        place = pb.DeliveryPosition(since_ms=since_ms, slot=slot, index=index)
         reply.deliveries.append(pb.InFlight(topic=broker, place=place))
         if len(left) > count:
             reply.end.CopyFrom(place)

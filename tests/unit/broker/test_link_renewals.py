@@ -25,13 +25,15 @@ def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def pop_for_client(world: RoundWorld, proxy: Proxy, request_id: int = 2) -> pb.HandedOver:
+async def pop_for_client(
+    world: RoundWorld, proxy: Proxy, request_id: int = 2
+) -> pb.ReceivedDeliveries:
     """Send a message, and let a push consumer have it."""
     await proxy.send(world.append_frame("m"))
     await proxy.reply()
     await proxy.send(world.pop_frame(request_id, renews_for=CLIENT))
     (batch,) = (await proxy.reply()).pops[0].batches
-    return pb.HandedOver(slots=[batch.slot], delivery_ids=[batch.delivery_id])
+    return pb.ReceivedDeliveries(slots=[batch.slot], delivery_ids=[batch.delivery_id])
 
 
 async def pass_time(world: RoundWorld, duration_ms: int, proxy: Proxy | None = None) -> None:

@@ -693,7 +693,7 @@ def test_what_comes_late_on_an_older_stream_of_a_proxy_is_not_applied(*, is_late
         async with world.proxy() as new:
             await new.send(introduction(2))
             again = world.append_frame("a", "b")
-            again.asked_again.extend([1, 2])
+            again.repeated_ids.extend([1, 2])
             await new.send(again)
             assert list((await new.reply()).appends.queue_offsets) == [0, 1]
             if is_late:
@@ -799,7 +799,7 @@ def test_a_send_that_is_asked_again_and_cannot_be_looked_for_has_an_unknown_outc
         await proxy.send(frame)
         await proxy.reply()
         again = world.append_frame("same id", tag="another", first_id=100)
-        again.asked_again.append(100)
+        again.repeated_ids.append(100)
         await proxy.send(again)
         (failure,) = (await proxy.reply()).failures
         assert (failure.request_id, failure.error) == (100, "BrokerTimeout")

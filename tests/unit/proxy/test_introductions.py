@@ -32,7 +32,7 @@ class Peer:
         await asyncio.Event().wait()
 
     async def ask(
-        self, _command: object, request: link_pb2.FoundRequest, *, timeout_ms: int
+        self, _command: object, request: link_pb2.FoundClusterRequest, *, timeout_ms: int
     ) -> None:
         assert timeout_ms > 0
         self.asked.put_nowait({member.name: member.address for member in request.members})

@@ -197,7 +197,7 @@ class Brokers:
     ) -> list[Member]:
         """Return the members as the home has them, which is asked at `address`."""
         listed = await home.call(
-            calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_left=False)
+            calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=False)
         )
         found = []
         for group in listed.groups:

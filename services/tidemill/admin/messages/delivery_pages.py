@@ -49,14 +49,14 @@ def place_of(token: str) -> Place:
     return Place(min(since_ms, EXACT_MAX), parts[1], min(slot, U32_MAX), min(index, U32_MAX))
 
 
-def after(place: Place, broker: str) -> pb.DeliveryPlace:
+def after(place: Place, broker: str) -> pb.DeliveryPosition:
     """Return behind which place one broker group is asked for the page behind `place`."""
     if broker == place.broker:
         slot, index = place.slot, place.message_index
-        return pb.DeliveryPlace(since_ms=place.since_ms, slot=slot, index=index)
+        return pb.DeliveryPosition(since_ms=place.since_ms, slot=slot, index=index)
     # Its deliveries of this time come all before the place, or all behind it.
     since_ms = place.since_ms - (broker > place.broker)
-    return pb.DeliveryPlace(since_ms=since_ms, slot=U32_MAX, index=U32_MAX)
+    return pb.DeliveryPosition(since_ms=since_ms, slot=U32_MAX, index=U32_MAX)
 
 
 def merged(answers: Sequence[Answer[pb.GetDeliveriesReply]], page_size: int) -> Page:
@@ -71,5 +71,5 @@ def merged(answers: Sequence[Answer[pb.GetDeliveriesReply]], page_size: int) -> 
     return Page([(place.broker, delivery) for place, delivery in page], token)
 
 
-def _place(place: pb.DeliveryPlace, broker: str) -> Place:
+def _place(place: pb.DeliveryPosition, broker: str) -> Place:
     return Place(place.since_ms, broker, place.slot, place.index)

@@ -198,7 +198,7 @@ async def _all(cluster: Brokers) -> list[BrokerGroup]:
     async def ask_home() -> None:
         with contextlib.suppress(*AWAY):
             answer = await members[0].client.call(
-                calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_left=True)
+                calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=True)
             )
             listed.update((group.member.name, group) for group in answer.groups)
 
@@ -285,14 +285,14 @@ def _replica_name(group: str, number: int) -> str:
 
 def _show_left(shown: BrokerGroup, listed: pb.BrokerGroup) -> None:
     shown.left = shown.last_left = None
-    if listed.HasField("left"):
-        shown.left = _left(listed.left)
-    elif listed.last_left_at_ms:
-        shown.last_left = _left(listed.last_left)
-        shown.last_left.at_ms = listed.last_left_at_ms
+    if listed.HasField("backlog"):
+        shown.left = _left(listed.backlog)
+    elif listed.last_backlog_at_ms:
+        shown.last_left = _left(listed.last_backlog)
+        shown.last_left.at_ms = listed.last_backlog_at_ms
 
 
-def _left(left: pb.Left) -> Left:
+def _left(left: pb.Backlog) -> Left:
     return Left(
         messages=left.ready_count,
         in_flight=left.in_flight_count,

@@ -218,13 +218,13 @@ class Members:
         """Ask for it; False where something else is asked at this moment."""
         if self._tasks is None or (self._asking is not None and not self._asking.done()):
             return False
-        request = link_pb2.FoundRequest(
+        request = link_pb2.FoundClusterRequest(
             members=[link_pb2.Member(name=name, address=address) for name, address in members]
         )
         self._asking = self._tasks.create_task(self._found(home, request), name="founding")
         return True
 
-    async def _found(self, home: BrokerGroup, request: link_pb2.FoundRequest) -> None:
+    async def _found(self, home: BrokerGroup, request: link_pb2.FoundClusterRequest) -> None:
         try:
             await home.link.ask(FOUND, request, timeout_ms=FOUND_TIMEOUT_MS)
         except ServiceError as error:

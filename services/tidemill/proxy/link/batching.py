@@ -287,7 +287,7 @@ class Batching:
             command.pack(frame, rows)
             if self._again:
                 again = self._again.intersection([row[0] for row in rows])
-                frame.asked_again.extend(again)
+                frame.repeated_ids.extend(again)
                 self._again -= again
             left.append(rows)
         # First in the next frame are commands that had no room in this one, then those with more.

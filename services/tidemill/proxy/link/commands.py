@@ -248,7 +248,7 @@ CANCEL_TIMER: Final = _asked(
     may_repeat=True,
 )
 FOUND: Final = _asked(
-    "found", "founds", "founded", pb.FoundRequest, _ids, when_lost=_HARMLESS, may_repeat=True
+    "found", "founds", "founded", pb.FoundClusterRequest, _ids, when_lost=_HARMLESS, may_repeat=True
 )
 
 NOTIFICATION: Final = _asked(

@@ -61,7 +61,7 @@ class BrokerGroupAdmin:
                 groups=[pb.BrokerGroup(member=alone, is_home=True, is_connected=True)]
             )
         groups = [self._describe(group, own_name) for group in members]
-        if request.with_left:
+        if request.with_backlog:
             await asyncio.gather(*map(self._add_backlog, groups))
         return pb.BrokerGroupList(groups=groups)
 
@@ -80,8 +80,8 @@ class BrokerGroupAdmin:
         connection = self._members.connections.get(group.member.name)
         if group.member.state != pb.MEMBER_STATE_DRAINING or connection is None:
             return
-        group.last_left.CopyFrom(connection.last_backlog)
-        group.last_left_at_ms = connection.last_backlog_at_ms
+        group.last_backlog.CopyFrom(connection.last_backlog)
+        group.last_backlog_at_ms = connection.last_backlog_at_ms
         if not connection.is_connected:
             return
         try:
@@ -90,7 +90,7 @@ class BrokerGroupAdmin:
         except (ServiceError, TimeoutError) as error:
             group.reason = f"backlog unknown: {error or 'timeout'}"
         else:
-            group.left.CopyFrom(backlog)
+            group.backlog.CopyFrom(backlog)
 
     async def AddBrokerGroup(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
         """Add a broker group, or end the draining of one."""
@@ -134,7 +134,7 @@ class BrokerGroupAdmin:
         if request.force:
             await self._add_backlog(described)
         try:
-            if request.force and not described.HasField("left"):
+            if request.force and not described.HasField("backlog"):
                 # The broker group is unreachable, so there is nothing to wait for.
                 reason = described.reason or "not connected"
                 config_log.broker_group_abandoned(described, reason, by=request.requested_by)

@@ -52,11 +52,13 @@ class DeliveryAdmin:
             reply.end.CopyFrom(_place(look.end))
         return reply
 
-    async def GetHeld(self, request: pb.GetHeldRequest) -> pb.Held:
+    async def GetHeld(self, request: pb.GetHeldRequest) -> pb.GetHeldReply:
         """Return what a client has in flight."""
 
-        def count(engine: Engine, _turn: Turn) -> pb.Held:
-            return pb.Held(in_flight_count=engine.inspection.in_flight_of(request.client_id))
+        def count(engine: Engine, _turn: Turn) -> pb.GetHeldReply:
+            return pb.GetHeldReply(
+                in_flight_count=engine.inspection.in_flight_of(request.client_id)
+            )
 
         return await in_round(self._rounds, count)
 
@@ -153,8 +155,10 @@ def _after(request: pb.GetDeliveriesRequest | pb.ReleaseDeliveriesRequest) -> Pl
     return Place(request.after.since_ms, request.after.slot, request.after.index)
 
 
-def _place(place: Place) -> pb.DeliveryPlace:
-    return pb.DeliveryPlace(since_ms=place.popped_at_ms, slot=place.slot, index=place.message_index)
+def _place(place: Place) -> pb.DeliveryPosition:
+    return pb.DeliveryPosition(
+        since_ms=place.popped_at_ms, slot=place.slot, index=place.message_index
+    )
 
 
 def _told(engine: Engine, found: InFlight) -> pb.InFlight:

@@ -381,7 +381,7 @@ def _ensure(request: pb.EnsureRequest, turn: Turn) -> None:
         config_log.group_put(None, joined, auto_create=True)
 
 
-def _found(request: pb.FoundRequest, turn: Turn) -> None:
+def _found(request: pb.FoundClusterRequest, turn: Turn) -> None:
     addresses = {member.name: member.address for member in request.members}
     before = turn.engine.catalog.membership.home
     turn.engine.broker_groups.found(addresses, turn.now_ms)

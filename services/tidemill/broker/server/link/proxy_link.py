@@ -144,7 +144,7 @@ class ProxyLink:
         requested = {field.name: requests for field, requests in frame.ListFields()}
         if self._is_debug:
             log_frame(frame, requested)
-        repeated_ids = frozenset(frame.asked_again)
+        repeated_ids = frozenset(frame.repeated_ids)
         context = FrameContext(turn, replies, self.pops, self._traffic, arrived_s, repeated_ids)
         for command in COMMANDS:
             requests = requested.get(command.request_field)

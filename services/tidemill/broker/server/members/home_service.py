@@ -37,7 +37,7 @@ class _OutdatedHome(Conflict):
 
     def __init__(self, message: str, home: Home) -> None:
         super().__init__(message)
-        self.heard = pb.Heard(epoch=home.epoch, life=home.life)
+        self.heard = pb.HomeProcess(epoch=home.epoch, life=home.life)
 
 
 @final
@@ -128,7 +128,7 @@ class BrokerHomeService:
 class _RejectionFields(TypedDict, total=False):
     """The fields of a rejection, besides its error."""
 
-    heard: pb.Heard
+    heard: pb.HomeProcess
     has_left: bool
 
 
@@ -184,10 +184,10 @@ def follow(
         )
     if is_complete:
         yield from following.note_earlier(turn.now_ms)
-    if frame.count_left or frame.leave:
+    if frame.count_backlog or frame.leave:
         left = Left()
         yield from following.count_left(left, config_frames.read_readers(frame.readers))
-        reply.left.CopyFrom(config_frames.left_frame(left))
+        reply.backlog.CopyFrom(config_frames.left_frame(left))
         if frame.leave:
             if left:
                 raise Conflict(_not_empty(own_name, left))

@@ -67,12 +67,12 @@ class MemberConnection:
     ) -> None:
         self.group = group
         self.reason = "not connected yet"  # of a missing connection; empty if connected
-        self.last_backlog = pb.Left()
+        self.last_backlog = pb.Backlog()
         self.last_backlog_at_ms = 0  # 0: unknown
         self._home_life = home_life
         self._on_left = on_left
         # The newer life of this home that the member knows, if its log was ahead of ours.
-        self._instead_of: pb.Heard | None = None
+        self._instead_of: pb.HomeProcess | None = None
         self._rounds = rounds
         self._connect = connect
         self._updates: list[tuple[int, pb.ConfigUpdate]] = []  # each with its round
@@ -152,7 +152,7 @@ class MemberConnection:
 
         await self._rounds.call_slices(note)
 
-    def _note_older(self, heard: pb.Heard) -> None:
+    def _note_older(self, heard: pb.HomeProcess) -> None:
         """Note that our log is older than the log that the member has followed."""
         log.error(
             "this home was restored from a backup, the member forgets its newer configuration",
@@ -162,12 +162,14 @@ class MemberConnection:
         )
         self._instead_of = heard
 
-    async def count_backlog(self) -> pb.Left:
+    async def count_backlog(self) -> pb.Backlog:
         """Return the backlog of the member. Raises the error of the member."""
-        reply = await self.exchange(pb.FollowFrame(count_left=True, readers=await self._readers()))
-        self.last_backlog = reply.left
+        reply = await self.exchange(
+            pb.FollowFrame(count_backlog=True, readers=await self._readers())
+        )
+        self.last_backlog = reply.backlog
         self.last_backlog_at_ms = self._rounds.now_ms
-        return reply.left
+        return reply.backlog
 
     async def request_leave(self) -> None:
         """Let the member leave the cluster. Raises the error of the member."""
@@ -179,10 +181,10 @@ class MemberConnection:
             # the whole configuration.
             self._is_behind = True
 
-    async def _readers(self) -> list[pb.Reader]:
+    async def _readers(self) -> list[pb.GroupTopics]:
         """Return which groups read which topics here: the member may not know them all."""
 
-        def read(engine: Engine, _turn: Turn) -> Generator[None, None, list[pb.Reader]]:
+        def read(engine: Engine, _turn: Turn) -> Generator[None, None, list[pb.GroupTopics]]:
             readers = []
             for reader in config_frames.readers_frame(engine):
                 readers.append(reader)

@@ -164,27 +164,27 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
     )
 
 
-def left_frame(left: Left) -> pb.Left:
+def left_frame(left: Left) -> pb.Backlog:
     """Render what is left at a broker."""
-    return pb.Left(
+    return pb.Backlog(
         ready_count=left.ready_count,
         in_flight_count=left.in_flight_count,
         delayed_count=left.delayed_count,
-        items=[pb.LeftItem(**item._asdict()) for item in left.items],
+        items=[pb.BacklogItem(**item._asdict()) for item in left.items],
         unnamed_count=left.unnamed_count,
     )
 
 
-def readers_frame(engine: Engine) -> Iterator[pb.Reader]:
+def readers_frame(engine: Engine) -> Iterator[pb.GroupTopics]:
     """Render who has begun to read what, as a follower is to be told, group by group."""
     topics = engine.catalog.topics
     for group in list(engine.catalog.groups.values()):
         found = sorted(engine.inspection.topics_read(group))
         user_ids = [id_ for id_ in found if not topics[id_].is_system]
-        yield pb.Reader(group_id=group.id, topic_ids=user_ids)
+        yield pb.GroupTopics(group_id=group.id, topic_ids=user_ids)
 
 
-def read_readers(readers: Iterable[pb.Reader]) -> Readers:
+def read_readers(readers: Iterable[pb.GroupTopics]) -> Readers:
     """Read what `readers_frame` has rendered."""
     return {reader.group_id: set(reader.topic_ids) for reader in readers if reader.topic_ids}
 

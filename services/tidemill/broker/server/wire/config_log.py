@@ -236,14 +236,14 @@ def broker_group_put(group: BrokerGroup, *, by: str) -> None:
 
 def broker_group_abandoned(group: pb.BrokerGroup, reason: str, *, by: str) -> None:
     """Log that a broker group is removed with its backlog."""
-    is_known = group.HasField("left")
-    left = group.left if is_known else group.last_left
+    is_known = group.HasField("backlog")
+    left = group.backlog if is_known else group.last_backlog
     log.warning(
         "broker group removed with its backlog",
         broker_group=group.member.name,
         reason=reason,
         is_known=is_known,
-        known_at_ms=0 if is_known else group.last_left_at_ms,
+        known_at_ms=0 if is_known else group.last_backlog_at_ms,
         messages=left.ready_count,
         in_flight=left.in_flight_count,
         delayed=left.delayed_count,
