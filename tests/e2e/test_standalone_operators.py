@@ -180,7 +180,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
             assert "1 of its replicas must have a message" in said
             post(running, "topics/orders/messages", body="on one disk")
             eventually(lambda: "alarm" not in group_of(running), within_ms=WITHIN_MS)
-            assert "is there: stop it first" in cluster(running, "forget", "broker-0", "--yes")
+            assert "is live; stop it first" in cluster(running, "forget", "broker-0", "--yes")
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
@@ -218,7 +218,7 @@ def test_replicas_started_once_upon_other_folders_are_what_they_were(tmp_path: P
         )
         try:
             eventually(
-                lambda: "came with another store" in (tmp_path / "empty.log").read_text(),
+                lambda: "started with another store" in (tmp_path / "empty.log").read_text(),
                 within_ms=WITHIN_MS,
             )
         finally:
@@ -277,7 +277,7 @@ def test_a_group_of_replicas_goes_back_to_a_backup(tmp_path: Path) -> None:
         )
         try:
             eventually(
-                lambda: "came with another store" in log_file.read_text(), within_ms=WITHIN_MS
+                lambda: "started with another store" in log_file.read_text(), within_ms=WITHIN_MS
             )
             serves = eventually(
                 lambda: [

@@ -35,7 +35,7 @@ from tidemill.controller.election.membership import (
 )
 from tidemill.controller.election.record import GroupRecord, Retirement, view_of
 from tidemill.controller.election.registration import FencedRun, Registration, presence_of, register
-from tidemill.controller.election.replacement import replaced
+from tidemill.controller.election.replacement import replace_master
 from tidemill.controller.election.retirement import forget, retire, stay
 from tidemill.controller.election.sessions import ElectionTiming, Heartbeat, ReplicaSessions
 from tidemill.controller.election.swap import (
@@ -376,7 +376,7 @@ class Controller:
     ) -> GroupRecord | ChangeRejection:
         """Return what comes of what an operator orders."""
         if isinstance(order, Replace):
-            return replaced(record, order.replica_id, live, reason="simulated")
+            return replace_master(record, order.replica_id, live, reason="simulated")
         is_led = record.master in {one.member for one in live}
         return with_min_in_sync(record, order.wanted, is_led=is_led)
 

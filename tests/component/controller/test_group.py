@@ -322,7 +322,7 @@ def test_nobody_to_elect_is_an_alarm_that_ends() -> None:
         for replica in range(3):
             world.group.note_death(member_of(replica))
         await world.group.reconcile()
-        assert "replicas 0, 1 and 2 have all that is confirmed" in world.group.alarm
+        assert "replicas 0, 1 and 2 have all confirmed messages" in world.group.alarm
         assert world.record.epoch == 3
 
     play(scenario())
@@ -412,7 +412,7 @@ def test_a_transfer_was_away_since_the_master_took_no_sends() -> None:
         world.group.note_heartbeat(member_of(1), leading)
         await world.group.reconcile()
         last = world.record.history[-1]
-        assert (last.reason, last.detected_ms, last.away_ms) == ("handed over", 25, 65)
+        assert (last.reason, last.detected_ms, last.away_ms) == ("the master handed over", 25, 65)
         assert 'election_result="new_master_elected"} 1.0' in generate_latest_of(world.metrics)
         assert last.at_ms > 0
 

@@ -16,7 +16,7 @@ from tests.support.worlds.proxy_world import eventually
 from tidemill.admin.cluster.controllers import Controllers
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
-from tidemill.controller.election.forgetting import GONE_MS
+from tidemill.controller.election.forgetting import SILENCE_MS
 from tidemill.controller.election.replacement import UNSEEN_MAX
 from tidemill.controller.election.sessions import ElectionTiming
 from tidemill.controller.group import BrokerGroupControl
@@ -296,7 +296,7 @@ def test_a_second_process_of_a_number_with_another_store_is_ended() -> None:
             first.say(heartbeat=beat(member(0)))
             await first.next("beat")
             slip.say(register=register)
-            assert "was there a moment ago" in (await slip.next("answer")).answer.refused
+            assert "was live a moment ago" in (await slip.next("answer")).answer.refused
             world.clock.advance(ElectionTiming().other_store_ms + 1)
             slip.say(register=register)
             assert (await slip.next("answer")).answer.WhichOneof("result") == "done"
@@ -441,13 +441,13 @@ def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
         async with world.connect() as one:
             await view_of_epoch(await join(one, 0), 1)
             controllers = Controllers([world.address])
-            with pytest.raises(Conflict, match="replica 0 is there"):
+            with pytest.raises(Conflict, match="replica 0 is live"):
                 await controllers.forget(NAME)
             # It may only stand still: then it would lead a group that nobody knows.
             world.clock.advance(ElectionTiming().session_timeout_ms + 1)
-            with pytest.raises(Conflict, match="replica 0 is not heard of for 1 s"):
+            with pytest.raises(Conflict, match="replica 0 has been silent for 1 s"):
                 await controllers.forget(NAME)
-            world.clock.advance(GONE_MS)
+            world.clock.advance(SILENCE_MS)
             await controllers.forget(NAME)
             assert not world.store.contents.records
             while NAME in world.groups.by_name:  # noqa: ASYNC110  # Until the watch has seen it.
@@ -468,7 +468,7 @@ def test_proxies_follow_a_group_that_was_forgotten_and_made_anew() -> None:
             await group.change(lambda record, _: record._replace(version=record.version + 100))
             await eventually(lambda: NAME in routes.masters.routes)
             await eventually(lambda: routes.masters.routes[NAME].version > 100)
-            world.clock.advance(GONE_MS + 1)
+            world.clock.advance(SILENCE_MS + 1)
             await Controllers([world.address]).forget(NAME)
             await view_of_epoch(await join(again, 0, run="b"), 1)
             await eventually(lambda: NAME in routes.masters.routes)
@@ -483,7 +483,7 @@ def test_a_replica_of_a_group_that_was_forgotten_registers_again() -> None:
             talk = await join(one, 0)
             await view_of_epoch(talk, 1)
             controllers = Controllers([world.address])
-            world.clock.advance(GONE_MS + 1)
+            world.clock.advance(SILENCE_MS + 1)
             await controllers.forget(NAME)
             # Its stream, which was silent and is open, ends: what is said on it reaches nobody.
             with pytest.raises(RpcError):
@@ -518,12 +518,12 @@ def test_an_operator_says_how_many_must_have_a_message() -> None:
             # What nobody else has is on one disk: it is said, and then it goes on.
             alone = await controllers.set_min_in_sync(NAME, 1)
             assert alone.view.min_in_sync == 1
-            with pytest.raises(Conflict, match="it may be 1 to 1"):
+            with pytest.raises(Conflict, match="outside 1 to 1"):
                 await controllers.set_min_in_sync(NAME, 2)
             await join(other, 1)
             assert (await controllers.set_min_in_sync(NAME, 2)).view.min_in_sync == 2
             world.clock.advance(ElectionTiming().session_timeout_ms + 1)
-            with pytest.raises(Conflict, match="no master that is heard"):
+            with pytest.raises(Conflict, match="no live master"):
                 await controllers.set_min_in_sync(NAME, 1)
             group = await world.groups.find(NAME)
             group.wanted_min_in_sync = 2
@@ -547,7 +547,7 @@ def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None
             found = await call(other, "GetGroups", wire.GetGroupsRequest(), wire.GroupList)
             [group] = found.groups
             assert group.view.master == member(0)
-            assert [each.reason for each in group.history] == ["founded"]
+            assert [each.reason for each in group.history] == ["the group was founded"]
             assert group.replicas[0].heartbeat.log_end == 100
             with pytest.raises(RpcError) as refused:
                 await call(

@@ -78,8 +78,8 @@ def test_another_store_does_not_take_the_place_of_a_run_that_is_heard() -> None:
         assert isinstance(refusal, FencedRun)
         assert f"replica {replica} is running at 10.0.0.{replica}:10911" in refusal.why
         # It may be on its way back.
-        assert isinstance(register(record, asked, RunPresence.WAS_HEARD), ChangeRejection)
-        assert isinstance(register(record, asked, RunPresence.GONE), GroupRecord)
+        assert isinstance(register(record, asked, RunPresence.HEARD_LATELY), ChangeRejection)
+        assert isinstance(register(record, asked, RunPresence.SILENT), GroupRecord)
     same = coming(record, 1, 1, "store-1")
     assert isinstance(register(record, same, RunPresence.HEARD), GroupRecord)
 
@@ -93,15 +93,15 @@ def test_who_is_there_is_known_by_what_was_heard_last() -> None:
 
     # A controller that has just begun to listen knows nothing yet.
     sessions.note_record(record, 1_000)
-    assert presence(1_000) is RunPresence.WAS_HEARD
-    assert presence(1_000 + TIMING.other_store_ms + 1) is RunPresence.GONE
+    assert presence(1_000) is RunPresence.HEARD_LATELY
+    assert presence(1_000 + TIMING.other_store_ms + 1) is RunPresence.SILENT
     sessions.note_heartbeat(member_of(0), BEAT, 10_000)
     assert presence(10_000) is RunPresence.HEARD
-    assert presence(10_001 + TIMING.session_timeout_ms) is RunPresence.WAS_HEARD
+    assert presence(10_001 + TIMING.session_timeout_ms) is RunPresence.HEARD_LATELY
     sessions.note_heartbeat(member_of(0), BEAT, 20_000)
     sessions.note_death(member_of(0), 20_100)
-    assert presence(20_100) is RunPresence.WAS_HEARD
-    assert presence(20_101 + TIMING.other_store_ms) is RunPresence.GONE
+    assert presence(20_100) is RunPresence.HEARD_LATELY
+    assert presence(20_101 + TIMING.other_store_ms) is RunPresence.SILENT
 
 
 def test_a_store_that_is_not_needed_is_not_kept() -> None:
@@ -120,7 +120,7 @@ def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back
     assert [one.store_uuid for one in record.kept_stores] == ["store-1", "store-2"]
     alarm = decision(record)
     assert isinstance(alarm, NoEligibleReplica)
-    assert "replicas 1 and 2 came with another store" in alarm.reason
+    assert "replicas 1 and 2 started with another store" in alarm.reason
     assert not is_out(record, ReplicaId(1))
     record = come(record, 0, 2, "store-0")
     assert isinstance(decision(record), NoEligibleReplica)

@@ -121,16 +121,20 @@ def test_a_master_that_is_retired_hands_over_and_leaves_then() -> None:
 
 def test_who_would_leave_too_few_is_not_retired() -> None:
     alone = record_of(2)
-    assert "1 would be left" in why(retire(alone, ReplicaId(1), Retirement.DRAINED))
+    assert "the group has 1 of the 2 replicas" in why(
+        retire(alone, ReplicaId(1), Retirement.DRAINED)
+    )
     behind = record_of(3, out=(1,))
-    assert "only 1 of the others are in sync" in why(
+    assert "1 of the other replicas in sync" in why(
         retire(behind, ReplicaId(2), Retirement.DRAINED)
     )
     # The one that is not in sync itself is no loss.
     assert done(retire(behind, ReplicaId(1), Retirement.DRAINED)).sss == behind.sss
     one_left = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
-    assert "1 would be left" in why(retire(one_left, ReplicaId(1), Retirement.DRAINED))
-    assert "no replica 9" in why(retire(alone, ReplicaId(9), Retirement.DRAINED))
+    assert "the group has 1 of the 2 replicas" in why(
+        retire(one_left, ReplicaId(1), Retirement.DRAINED)
+    )
+    assert "replica 9 has not registered" in why(retire(alone, ReplicaId(9), Retirement.DRAINED))
 
 
 def test_a_retired_replica_counts_again_when_that_is_taken_back() -> None:
@@ -190,7 +194,7 @@ def test_more_again_brings_back_what_was_to_go_but_not_what_an_operator_has_drai
 
 
 def test_what_is_needed_is_not_forgotten() -> None:
-    assert "needed" in why(forget(record_of(3), ReplicaId(2)))
+    assert "needs replica 2" in why(forget(record_of(3), ReplicaId(2)))
     retired = done(retire(record_of(3), ReplicaId(2), Retirement.SURPLUS))
     after = done(forget(retired, ReplicaId(2)))
     assert [id_ for id_, _ in after.replicas] == [0, 1]

@@ -1,16 +1,15 @@
-"""Who is master, who is in sync, who may be elected: decisions as functions of values (ADR 0040).
+"""Decisions about masters and sync state sets, as pure functions of values (ADR 0040).
 
-    record.py         the group record, the one thing that is shared and changed
-    sessions.py       what a controller has heard, and when: a Sight of it is what decisions see
-    failure.py        whether the master has failed
-    registration.py   a replica has started
-    membership.py     a master proposes a sync state set
-    elect.py          another master, and the sets that it begins with
-    decide.py         all of it: decide(record, sight) -> Intent
-    swap.py           what became of an attempt to write
-    record_json.py    a record as a store keeps it
-    leadership.py     which controller acts first
+    record.py         the group record, the only shared state
+    sessions.py       heartbeats and their times; decisions see a Sight of them
+    failure.py        detection of a failed master
+    registration.py   registration of a run that has started
+    membership.py     a sync state set that a master proposes
+    elect.py          the next master and its first sets
+    decide.py         the decision: decide(record, sight) -> Intent
+    swap.py           the outcome of a write
+    leadership.py     the controller that acts first
 
-A function takes a record and returns the next one, which differs in its version, or says why not.
-Nothing here waits, asks for the time, or remembers.
+A function takes a record and returns the next one, with a higher version, or the reason against
+it. Functions do not wait, read clocks or keep state.
 """

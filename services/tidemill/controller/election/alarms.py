@@ -1,11 +1,8 @@
-"""What people are told of a group that needs them: why, and what would help.
-
-Sentences alone: nothing is decided by them.
-"""
+"""The texts of alarms: the reason and the remedy. No decision depends on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import Candidate
@@ -14,57 +11,57 @@ from tidemill.controller.election.retirement import staying
 
 
 def of_nobody_complete(record: GroupRecord, live: list[Candidate]) -> str:
-    """Say who could be master and is not there, where nobody who is there may be."""
-    there = ids_of(frozenset(one.member for one in live))
+    """Return the alarm for a group whose live replicas must not be master."""
+    live_ids = ids_of(frozenset(one.member for one in live))
     complete = ids_of(record.sss) | record.eligible
     if complete:
         is_one = len(complete) == 1
         return (
-            f"{of_replicas(complete)} {'has' if is_one else 'have'} all that is confirmed, and"
-            f" {'it is not' if is_one else 'none of them is'} heard of: start"
-            f" {'it' if is_one else 'one of them'} again, with its own store"
+            f"only {of_replicas(complete)} {'has' if is_one else 'have'} all confirmed messages,"
+            f" and {'it is' if is_one else 'all of them are'} down; start"
+            f" {'it' if is_one else 'one of them'} again with its own store"
         )
     kept = [one.replica_id for one in record.kept_stores]
     if kept:
         return (
-            f"{of_replicas(kept)} came with another store, and what the one of before has is"
-            " needed: start it with the folder or volume that it had"
+            f"{of_replicas(kept)} started with another store, and the group needs the previous one;"
+            " start it with its previous folder or volume"
         )
-    missing = record.suspects - there
+    missing = record.suspects - live_ids
     if missing:
         return (
-            f"all replicas may have lost something, and the longest log of them goes on when"
-            f" {of_replicas(missing)} can be compared as well: start what is missing"
+            f"all replicas restarted uncleanly, and {of_replicas(missing)} {_verb(missing)} missing"
+            " in the comparison of their logs; start all replicas"
         )
-    return "no replica has all that was confirmed"
+    return "no replica has all confirmed messages"
 
 
 def of_too_few(record: GroupRecord, live: list[Candidate]) -> str:
-    """Say who is missing where the sync state set is too small."""
-    there = ids_of(frozenset(one.member for one in live))
+    """Return the alarm for a sync state set that is too small."""
+    live_ids = ids_of(frozenset(one.member for one in live))
     members = ids_of(record.sss)
     others = [id_ for id_, _ in record.replicas if id_ not in members]
-    silent = [id_ for id_ in others if id_ not in there]
-    # A retired one has all of it, and no master takes it into its set: that is no catching up.
-    behind = [id_ for id_ in others if id_ in there and id_ in staying(record)]
+    silent = [id_ for id_ in others if id_ not in live_ids]
+    # A retired replica has caught up, but no master takes it into its set.
+    behind = [id_ for id_ in others if id_ in live_ids and id_ in staying(record)]
     drained = drained_of(record, live)
     known = {id_ for id_, _ in record.replicas}
     unknown = [n for n in map(ReplicaId, range(record.min_in_sync)) if n not in known]
-    count = f"{len(record.sss)} of the {record.min_in_sync} replicas that must have a message"
-    told = [f"nothing is acknowledged: {count} are in sync"]
+    in_sync = f"{len(record.sss)} replica{'' if len(record.sss) == 1 else 's'} in sync"
+    parts = [f"no message is acknowledged: {in_sync}, min-in-sync is {record.min_in_sync}"]
     if behind:
-        told.append(f"{of_replicas(behind)} {_verb(behind)} catching up")
+        parts.append(f"{of_replicas(behind)} {_verb(behind)} catching up")
     if drained:
-        told.append(f"{of_replicas(drained)} {_verb(drained)} drained, and could count again")
+        parts.append(f"{of_replicas(drained)} {_verb(drained)} drained")
     missing = silent + unknown
     if missing:
-        which = "it, or an empty one" if len(missing) == 1 else "them, or empty ones"
-        told.append(f"{of_replicas(missing)} {_verb(missing)} not heard of: start {which} in place")
-    return "; ".join(told)
+        which = "it or an empty replacement" if len(missing) == 1 else "them or empty replacements"
+        parts.append(f"{of_replicas(missing)} {_verb(missing)} down; start {which}")
+    return "; ".join(parts)
 
 
 def drained_of(record: GroupRecord, live: list[Candidate]) -> list[ReplicaId]:
-    """Return who is there, and counts for nothing until an operator takes that back."""
+    """Return live replicas that do not count until an operator undoes their drain."""
     ids = ((one.member.replica_id, record.find(one.member.replica_id)) for one in live)
     members = ids_of(record.sss)
     return sorted(
@@ -77,45 +74,45 @@ def drained_of(record: GroupRecord, live: list[Candidate]) -> list[ReplicaId]:
 
 
 def of_fewer(group: str, record: GroupRecord, drained: Iterable[ReplicaId] = ()) -> str:
-    """Say how a group goes on with those that it has: first with one that was drained."""
+    """Return the commands with which a group continues with its live replicas."""
     undo = "".join(
-        f". `tidemill cluster drain {group}-{one} --undo` lets it count again at once"
+        f". To let replica {one} count again: `tidemill cluster drain {group}-{one} --undo`"
         for one in drained
     )
     fewer = max(len(record.sss), 1)
     return (
-        f"{undo}. Where nobody can be started, `tidemill cluster min-in-sync {group} {fewer}`"
-        f" goes on with {fewer}; on Kubernetes minInSync of its values does"
+        f"{undo}. To continue with fewer replicas: `tidemill cluster min-in-sync {group} {fewer}`,"
+        f" or on Kubernetes minInSync {fewer} in the values"
     )
 
 
 def of_rollback(record: GroupRecord, epoch_seen: int) -> str:
-    """Say what it means that replicas are ahead of the record."""
+    """Return the alarm for replicas that are ahead of the record."""
     return (
-        f"replicas have seen epoch {epoch_seen} and the record has {record.epoch}: the"
-        " controllers' store was lost, or restored from a backup. Nothing is decided before the"
-        " newest one is there, or a replica is named"
+        f"replicas have seen epoch {epoch_seen} and the record has epoch {record.epoch}: the store"
+        " of the controllers was lost or restored from a backup; restore its newest state, or name"
+        " a master"
     )
 
 
 def of_last_resort(group: str, survivor: ReplicaId | None) -> str:
-    """Say how a group goes on without those that have everything."""
+    """Return the command with which a group continues without its complete replicas."""
     if survivor is None:
         return ""
     return (
-        f". Where nothing else helps, replica {survivor} has the longest log of those that are"
-        f" heard: `tidemill cluster replace {group} --with {survivor} --reason ...`; what it lacks"
-        " is lost"
+        f". Last resort: `tidemill cluster replace {group} --with {survivor} --reason ...` makes"
+        f" replica {survivor} master, which has the longest log of the live replicas; messages that"
+        " it lacks are lost"
     )
 
 
 def of_replicas(ids: Iterable[ReplicaId]) -> str:
-    """Return replicas as a sentence names them."""
+    """Return replicas in words, such as `replicas 0, 1 and 2`."""
     sorted_ids = [str(one) for one in sorted(ids)]
     if len(sorted_ids) == 1:
         return f"replica {sorted_ids[0]}"
     return f"replicas {', '.join(sorted_ids[:-1])} and {sorted_ids[-1]}"
 
 
-def _verb(ids: list[ReplicaId]) -> str:
+def _verb(ids: Collection[ReplicaId]) -> str:
     return "is" if len(ids) == 1 else "are"

@@ -1,7 +1,7 @@
-"""What a controller should do about a group now: the reconcile decision (failover.md 6, 7, 12).
+"""The next step of a controller for a group: the reconcile decision (failover.md 6, 7, 12).
 
-Level-triggered: it is asked after every event and twice a second, and remembers nothing. What it
-wants written is written by compare-and-swap against the record that it was shown.
+Controllers call it after every event, and at least twice a second. It keeps no state. Its record is
+written by compare-and-swap against the record that it received.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ FOUNDER = ReplicaId(0)  # its store may be older than the group: one replica tha
 
 
 class NoAction(NamedTuple):
-    """Nothing is to be done; look again at `again_at_ms`, or after the next event."""
+    """No step now; decide again at `again_at_ms` or after the next event."""
 
     again_at_ms: int | None = None
 
 
 class RecordWrite(NamedTuple):
-    """Swap this for the record that was shown."""
+    """A record that replaces the one that was decided on."""
 
     record: GroupRecord
     reason: str
 
 
 class NoEligibleReplica(NamedTuple):
-    """A master is needed, and nobody may be it: an alarm."""
+    """An alarm: the group needs a master, and no live replica is eligible."""
 
     reason: str
-    # Who has the longest log of those that are heard, and could be master if an operator says so.
+    # The live replica with the longest log, which an operator may make master.
     survivor: ReplicaId | None = None
 
 
 class NoFounder(NamedTuple):
-    """The replica that begins the group is not there yet; nothing has ever been confirmed."""
+    """The founder of the group is not live yet; no message was ever confirmed."""
 
     reason: str
 
 
 class ShortSyncStateSet(NamedTuple):
-    """There is a master, which can confirm nothing: an alarm, and nothing that can be written."""
+    """An alarm: the master cannot confirm messages, and no write of the record can help."""
 
     reason: str
     again_at_ms: int | None = None
-    drained: tuple[ReplicaId, ...] = ()  # who is there and would count, were it not drained
+    drained: tuple[ReplicaId, ...] = ()  # live replicas that do not count only because of a drain
 
 
 class MetaRollback(NamedTuple):
-    """A replica has seen an epoch that the record has not: it was restored from a backup.
+    """An alarm: a replica has seen a newer epoch, so the record was restored from a backup.
 
-    Nothing may be decided until an operator has set the record above what replicas have seen.
+    Controllers decide nothing until an operator sets the record above the epochs of replicas.
     """
 
     epoch_seen: int
@@ -75,7 +75,7 @@ class MetaRollback(NamedTuple):
 
 
 class TransferRequest(NamedTuple):
-    """Tell the master that it should hand over."""
+    """A request to the master to hand over."""
 
     target: ReplicaId
 
@@ -92,7 +92,7 @@ Intent: TypeAlias = (
 
 
 def decide(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Intent:
-    """Return what to do about a group whose record this is."""
+    """Return the next step for the group of a record."""
     live = live_of(record, sight, timing)
     seen = max((one.beat.epoch_seen for one in live), default=0)
     if seen > record.epoch:
@@ -102,7 +102,7 @@ def decide(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Intent:
     failure = find_failure(record, sight, timing)
     if failure is not None:
         return _replace(record, sight, timing, live, failure)
-    # The rest is the leader's.
+    # Only the leading controller takes other steps.
     intent = NoAction() if sight.rank else _lead(record, sight, timing, live)
     if isinstance(intent, NoAction) and _is_too_few(record, sight, timing):
         drained = tuple(alarms.drained_of(record, live))
@@ -113,11 +113,13 @@ def decide(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Intent:
 def _lead(
     record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
 ) -> Intent:
-    """Look at a group whose master has not failed."""
+    """Decide about a group whose master has not failed."""
     wanted = sight.wanted_min_in_sync
     if wanted is not None and wanted != record.min_in_sync:
         changed = record._replace(min_in_sync=wanted)
-        return RecordWrite(with_sets(changed, record.sss, frozenset()), "another minimum is wanted")
+        return RecordWrite(
+            with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {wanted}"
+        )
     return _retire(record, sight) or _hand_over(record, sight, timing, live)
 
 
@@ -131,7 +133,7 @@ def _is_too_few(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bo
 
 
 def live_of(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> list[Candidate]:
-    """Return the registered runs that are heard and turn, by replica."""
+    """Return the registered runs that are live, by replica."""
     found = []
     for replica_id, _ in record.replicas:
         member = record.find_member(replica_id)
@@ -144,7 +146,7 @@ def live_of(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> list[C
 def _found(record: GroupRecord, live: list[Candidate]) -> Intent:
     founder = next((one for one in live if one.member.replica_id == FOUNDER), None)
     if founder is None:
-        return NoFounder(f"replica {FOUNDER}, which begins the group, is not there yet")
+        return NoFounder(f"replica {FOUNDER}, which founds the group, is not live yet; start it")
     return RecordWrite(
         with_founder(record, founder.member, log_epoch=founder.beat.log_epoch), "founded"
     )
@@ -157,9 +159,9 @@ def _replace(
     live: list[Candidate],
     failure: Failure,
 ) -> Intent:
-    """Elect another master in place of one that has failed."""
+    """Elect another master after a failure."""
     since_ms = sight.now_ms if sight.failed_since_ms is None else sight.failed_since_ms
-    # A deputy's turn comes when nobody has acted for so long since it saw the failure itself.
+    # A deputy acts if no other controller has, for this time after it saw the failure itself.
     turn_ms = max(since_ms, sight.version_since_ms) + timing.deputy_step_ms * sight.rank
     if sight.rank and sight.now_ms < turn_ms:
         return NoAction(turn_ms)
@@ -171,13 +173,13 @@ def _replace(
 
 
 def _able(record: GroupRecord, live: list[Candidate]) -> list[Candidate]:
-    """Return who may be elected: members of the sync state set, and if none lives, the eligible."""
+    """Return live members of the sync state set; if there are none, the eligible replicas."""
     members = [one for one in live if one.member in record.sss]
     return members or [one for one in live if may_be_master(record, one.member)]
 
 
 def _staying(record: GroupRecord, candidates: list[Candidate]) -> list[Candidate]:
-    """Return who is not retired: a master that is would have to hand over at once."""
+    """Return candidates that are not retired: a retired master has to hand over at once."""
     return [one for one in candidates if not is_retired(record, one.member.replica_id)]
 
 
@@ -188,10 +190,10 @@ def _elected(
 
 
 def _last_resort(record: GroupRecord, live: list[Candidate]) -> Intent:
-    """Elect the longest of the suspects, when nobody clean is left and all of them are there."""
+    """Elect the suspect with the longest log, if all suspects are live and none is clean."""
     suspects = [one for one in live if one.member.replica_id in record.suspects]
     chosen = best_of(suspects)
-    # A store that another one has come in place of may have more than all of them.
+    # A kept store may have messages that all suspects lack.
     is_complete = bool(record.sss or record.eligible or record.kept_stores)
     if is_complete or chosen is None or len(suspects) < len(record.suspects):
         return NoEligibleReplica(alarms.of_nobody_complete(record, live), _longest(live))
@@ -204,23 +206,23 @@ def _longest(live: list[Candidate]) -> ReplicaId | None:
 
 
 def _retire(record: GroupRecord, sight: Sight) -> RecordWrite | None:
-    """Let go of a replica that is to count no more, as far as the others can do without it."""
+    """Take a retired replica out of the sets, if the group does not need it."""
     leaver = find_leaver(record)
     if leaver is not None:
         return RecordWrite(without(record, leaver), f"replica {leaver.replica_id} is retired")
     if sight.wanted_replicas is not None:
         after = with_number(record, sight.wanted_replicas)
-        # Where it is refused it is done later: replicas catch up.
+        # A rejected step succeeds later, when other replicas have caught up.
         if not isinstance(after, ChangeRejection) and after != record:
-            return RecordWrite(after, f"{sight.wanted_replicas} replicas are wanted")
+            return RecordWrite(after, f"the spec sets {sight.wanted_replicas} replicas")
     return None
 
 
 def _hand_over(
     record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
 ) -> Intent:
-    """Look at a master that has not failed: it may be blocked, slow, or wanted elsewhere."""
-    assert record.master is not None, "there is one from the first epoch on"
+    """Decide about a master that works: it may be blocked or slow, or a transfer is requested."""
+    assert record.master is not None, "each epoch has a master"
     others = [one for one in live if one.member != record.master]
     if record.transfer is not None and record.transfer != record.master.replica_id:
         return TransferRequest(record.transfer)
@@ -231,7 +233,7 @@ def _hand_over(
     beat = sight.find_live(record.master, timing)
     if beat is None:
         return NoAction()
-    # Whoever confirms nothing is replaced as one that has failed is: nothing guards against that.
+    # A blocked master is replaced like a failed one, without the flapping guard.
     if len(record.sss) < record.min_in_sync and beat.blocked_ms > timing.blocked_ms:
         chosen = best_of(one for one in others if _can_form(record, one, others, timing))
         if chosen is not None:
@@ -256,7 +258,7 @@ def _hand_over(
 def _can_form(
     record: GroupRecord, candidate: Candidate, others: list[Candidate], timing: ElectionTiming
 ) -> bool:
-    """Whether a candidate reaches enough of the others to confirm anything."""
+    """Return whether a candidate reaches enough other replicas to confirm messages."""
     silence_ms = dict(candidate.beat.peer_silence_ms)
     reached = sum(
         silence_ms.get(one.member.replica_id, timing.peer_silence_ms + 1) <= timing.peer_silence_ms
@@ -269,14 +271,14 @@ def _can_form(
 def release(
     record: GroupRecord, *, epoch: int, master: ReplicaRun, target: ReplicaId, live: list[Candidate]
 ) -> GroupRecord | None:
-    """Return the record after a planned transfer; None: it may not be made (failover.md 13.4)."""
+    """Return the record after a planned transfer; None: it is not allowed (failover.md 13.4)."""
     chosen = next(
         (one for one in live if one.member.replica_id == target and one.member in record.sss), None
     )
     if (record.epoch, record.master) != (epoch, master) or chosen is None:
         return None
-    # Whoever steps down opens its store again: for that time it would keep the others from
-    # confirming anything. Where they are enough without it, it joins again when it is back.
+    # A master that steps down opens its store again. As a member it would block the confirmation
+    # of messages meanwhile. If the other members are enough, it leaves the set and joins later.
     others = [one for one in live if one.member != master]
     enough = len(record.sss & {one.member for one in others}) >= max(record.min_in_sync, 2)
     return _elected(record, chosen.member, others if enough else live, HANDED_OVER)

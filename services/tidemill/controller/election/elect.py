@@ -1,6 +1,6 @@
-"""Another master: who may be, who is preferred, and the sets that its epoch begins with.
+"""The next master: eligibility, preference, and the first sets of its epoch (failover.md 12).
 
-failover.md 12. What is safe is in `with_master`; whom to prefer among those who are is not.
+Safety depends on `with_master` alone. Preference among eligible replicas does not affect it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tidemill.controller.election.sessions import Heartbeat
 
 
 class Candidate(NamedTuple):
-    """A run that is live, and what it has said last."""
+    """A live run with its last heartbeat."""
 
     member: ReplicaRun
     beat: Heartbeat
 
 
 def may_be_master(record: GroupRecord, member: ReplicaRun) -> bool:
-    """Whether a run holds all that is committed, as far as the record says."""
+    """Return whether a run has all committed messages, according to the record."""
     registered = record.find(member.replica_id)
     return member in record.sss or (
         member.replica_id in record.eligible
@@ -44,25 +44,25 @@ def with_master(
 ) -> GroupRecord:
     """Return the record of the next epoch, whose master is `master`.
 
-    Live members go with it: each holds all that is committed. Who does not stays eligible while the
-    new set is too small.
+    Live members stay in the set: each has all committed messages. Other members stay eligible while
+    the new set is too small.
     """
-    assert may_be_master(record, master), f"{master} may lack what is committed"
+    assert may_be_master(record, master), f"{master} may lack committed messages"
     sss = frozenset({master}) | (record.sss & live)
     return _begin(record, master, sss, also_eligible=ids_of(record.sss), reason=reason)
 
 
 def with_founder(record: GroupRecord, founder: ReplicaRun, *, log_epoch: int) -> GroupRecord:
-    """Return the first epoch, above those of the founder's log: it may be older than its group."""
+    """Return the first epoch, above the epochs in the founder's log, which may be older."""
     assert record.epoch == 0, "a group is founded once"
     first = record._replace(epoch=log_epoch)
     return _begin(first, founder, frozenset({founder}), also_eligible=frozenset(), reason=FOUNDED)
 
 
 def with_survivor(record: GroupRecord, survivor: ReplicaRun, *, reason: str) -> GroupRecord:
-    """Return an epoch whose master may lack what was committed: from here on the record says so.
+    """Return an epoch whose master may lack committed messages; `unclean_since` records this.
 
-    The last resort: of suspects, or of a replica that an operator has named.
+    The last resort, for suspects and for a replica that an operator names.
     """
     cleared = record._replace(
         eligible=frozenset(), suspects=frozenset(), kept_stores=(), unclean_since=record.epoch + 1
@@ -70,7 +70,7 @@ def with_survivor(record: GroupRecord, survivor: ReplicaRun, *, reason: str) -> 
     sss = frozenset({survivor})
     after = _begin(cleared, survivor, sss, also_eligible=frozenset(), reason=reason)
     registered = record.find(survivor.replica_id)
-    assert registered is not None, "who is elected has registered"
+    assert registered is not None, "a master has registered"
     return after.with_replica(survivor.replica_id, registered._replace(is_unclean=False))
 
 
@@ -91,7 +91,7 @@ def _begin(
 
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate with the longest log of the latest epoch, then the lowest replica id."""
+    """Return the candidate with the longest log of the latest epoch; ties: the lowest id."""
     return max(candidates, key=_merit, default=None)
 
 

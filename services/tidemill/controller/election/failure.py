@@ -1,4 +1,4 @@
-"""Whether the master has failed (failover.md 7: D1 to D3; a restart is 12.5)."""
+"""Detection of a failed master (failover.md 7: D1 to D3; 12.5 for a restart)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tidemill.controller.election.sessions import ElectionTiming, Sight
 
 
 class Failure(Enum):
-    """Why another master is needed; the value is what people read."""
+    """The reason to elect another master; the value is for people."""
 
-    DIED = "its process has ended"
-    RESTARTED = "its process has started anew"
-    SILENT = "nobody hears it"
-    STALLED = "it does not turn"
+    DIED = "the master's process ended"
+    RESTARTED = "the master's process restarted"
+    SILENT = "no heartbeat from the master"
+    STALLED = "the master's event loop stands still"
 
 
 def find_failure(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> Failure | None:
-    """Return why the master counts as failed; None: it does not, or there is none."""
+    """Return why the master counts as failed; None: it works, or there is no master."""
     master = record.master
     if master is None:
         return None
@@ -26,12 +26,12 @@ def find_failure(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> F
         return Failure.RESTARTED
     session = sight.sessions.get(master)
     if session is None:
-        return None  # It was never heard of here: `Sessions.look` gives it its first chance.
+        return None  # `ReplicaSessions.note_record` will give it a first session.
     if session.is_dead:
         return Failure.DIED
     age_ms = sight.now_ms - session.heard_at_ms
     if age_ms > timing.session_timeout_ms:
-        # Members that still get its frames say that only we are cut off from it.
+        # If members still receive its frames, only this controller is cut off from it.
         return None if _is_heard_by_members(record, sight, timing) else Failure.SILENT
     if session.beat is not None and session.beat.page_age_ms + age_ms > timing.stall_limit_ms:
         return Failure.STALLED
@@ -39,7 +39,7 @@ def find_failure(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> F
 
 
 def _is_heard_by_members(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bool:
-    assert record.master is not None, "somebody to hear"
+    assert record.master is not None, "find_failure returns early without a master"
     for member in record.sss - {record.master}:
         beat = sight.find_live(member, timing)
         if beat is None:

@@ -1,7 +1,7 @@
-"""What people read of an election: how long sends were away for it, and what was cut after it.
+"""Facts about an election for people: the duration of its outage, and cut ends of logs.
 
-It is known some time after the election, and none of it is needed by any decision: it is added to
-the history when the record has been quiet for a while.
+They are known only after the election, and no decision needs them. A controller adds them to the
+history when nobody has written the record for a while.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 from tidemill.controller.election.failure import Failure
 from tidemill.controller.election.record import CutTail, GroupRecord, Transition
 
-CUTS_MAX: Final = 8  # of one election: more than a group has replicas
+CUTS_MAX: Final = 8  # per election; a group has fewer replicas
 
-HANDED_OVER: Final = "handed over"
-BLOCKED: Final = "it reaches no other member"
-FOUNDED: Final = "founded"
-LOST_MEMORY: Final = "all replicas have lost memory: the longest log goes on"
+HANDED_OVER: Final = "the master handed over"
+BLOCKED: Final = "the master reaches no other member"
+FOUNDED: Final = "the group was founded"
+LOST_MEMORY: Final = "all replicas restarted uncleanly; the longest log wins"
 BY_OPERATOR: Final = "an operator: "
 
-# By what is written in the history.
+# The label of each reason in the history.
 _KINDS: Final = {
     **{failure.value: failure.name.lower() for failure in Failure},
     HANDED_OVER: "transfer",
@@ -30,26 +30,26 @@ _KINDS: Final = {
 }
 
 
-# Those that come about by themselves, or by plan: their counts begin at 0.
+# Labels of automatic and planned elections; their counts begin at 0.
 FAILOVER_REASONS: Final = ("transfer", "blocked", *(one.name.lower() for one in Failure))
 
 
 class Outage(NamedTuple):
-    """How long a group took no sends, from the loss of its master to a commit of the next one."""
+    """The time without sends, from the loss of a master to the first commit of the next one."""
 
     epoch: int
     away_ms: int
 
 
 def kind_of(reason: str) -> str:
-    """Return the reason of an election as a label: one of a few words."""
+    """Return the label of an election's reason."""
     return "operator" if reason.startswith(BY_OPERATOR) else _KINDS.get(reason, "other")
 
 
 def with_reports(
     record: GroupRecord, *, outage: Outage | None, cuts: Iterable[CutTail]
 ) -> GroupRecord:
-    """Return the record with what was heard of its elections; the same where that is no news."""
+    """Return the record with an outage and cuts in its history, or the same if none is new."""
     history = tuple(_reported(one, outage, cuts) for one in record.history)
     if history == record.history:
         return record

@@ -1,6 +1,6 @@
-"""Which controller leads: a lease in the store, judged by what was seen to change (failover.md 6).
+"""The lease of the leading controller, judged by the changes that were seen (failover.md 6).
 
-It saves duels and is not needed for safety: whoever acts does so by compare-and-swap.
+It avoids competing writes. Safety does not depend on it, since each write is a compare-and-swap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTiming:
-    """How long a lease lasts, and when it is renewed."""
+    """The duration of a lease, and the times of its renewal."""
 
     duration_ms: int = 4_000
     renew_every_ms: int = 1_000
@@ -20,9 +20,9 @@ class LeaseTiming:
 
 
 class LeaseSeen(NamedTuple):
-    """A lease as it stands in the store."""
+    """A lease in the store."""
 
-    holder: str  # empty: it was released
+    holder: str  # empty: released
     renewals: int  # grows with each write
 
 
@@ -38,31 +38,31 @@ class Leadership:
         self._renewed_at_ms: int | None = None
 
     def note_lease(self, lease: LeaseSeen, now_ms: int) -> None:
-        """Take a read of the lease: its time runs from when a change of it was first seen."""
+        """Record a read of the lease. Its time runs from the first sight of a change."""
         if lease != self._seen:
             self._seen, self._changed_at_ms = lease, now_ms
 
     def note_renewal(self, lease: LeaseSeen, sent_at_ms: int) -> None:
-        """Take a write of our own that was confirmed: it counts from when it was sent."""
+        """Record a confirmed write of this controller. Its time runs from the send."""
         self._seen, self._changed_at_ms = lease, sent_at_ms
         self._renewed_at_ms = sent_at_ms
 
     def note_loss(self) -> None:
-        """Hear that the lease is another one's."""
+        """Record that another controller has the lease."""
         self._renewed_at_ms = None
 
     def is_leading(self, now_ms: int) -> bool:
-        """Whether this controller may act first."""
+        """Return whether this controller leads."""
         renewed_at_ms = self._renewed_at_ms
         return renewed_at_ms is not None and now_ms - renewed_at_ms < self._timing.renew_deadline_ms
 
     def may_take(self, now_ms: int) -> bool:
-        """Whether the lease is free: released, or not changed for as long as it lasts."""
+        """Return whether the lease is free: released, or without a change for its duration."""
         if self._seen is None or not self._seen.holder or self._seen.holder == self._name:
             return True
         return now_ms - self._changed_at_ms >= self._timing.duration_ms
 
     def next_try_ms(self, now_ms: int) -> int:
-        """Return when to read, renew or take it next."""
+        """Return the time of the next read, renewal or take-over."""
         wait_ms = self._timing.renew_every_ms if self.is_leading(now_ms) else self._timing.retry_ms
         return now_ms + wait_ms

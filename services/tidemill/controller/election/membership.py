@@ -1,4 +1,4 @@
-"""A master proposes a sync state set: what must be true before it is written (failover.md 11)."""
+"""Checks of a sync state set that a master proposes (failover.md 11)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemill.controller.election.record import GroupRecord, Retirement, ids_of,
 
 
 class ChangeRejection(NamedTuple):
-    """A request does not hold against this record. Nothing is written."""
+    """The reason why a request does not fit the record. Nothing is written."""
 
     why: str
 
@@ -18,18 +18,21 @@ class ChangeRejection(NamedTuple):
 def with_min_in_sync(
     record: GroupRecord, wanted: int, *, is_led: bool
 ) -> GroupRecord | ChangeRejection:
-    """Return the record with another minimum; the same where it has that.
+    """Return the record with another minimum, or the same record if it has that minimum.
 
-    With a set that is large enough for it, nobody else counts as having everything any more: so its
-    master must be there to go on.
+    The group must have a live master: if the set is large enough for the new minimum, no replica
+    outside the set stays eligible.
     """
     staying = [id_ for id_, one in record.replicas if one.retired is Retirement.NO]
     if wanted == record.min_in_sync:
         return record
     if not 1 <= wanted <= len(staying):
-        return ChangeRejection(f"it may be 1 to {len(staying)}: as many replicas count")
+        return ChangeRejection(
+            f"min-in-sync {wanted} is outside 1 to {len(staying)}, the number of replicas that"
+            " are not retired"
+        )
     if not is_led:
-        return ChangeRejection("the group has no master that is heard")
+        return ChangeRejection("the group has no live master; retry when it has one")
     return with_sets(record._replace(min_in_sync=wanted), record.sss, frozenset())
 
 
@@ -38,25 +41,26 @@ def change_sync_state_set(
 ) -> GroupRecord | ChangeRejection:
     """Return the record with the proposed set.
 
-    Whoever joins must be `live`, and is clean by joining: its master has seen this run of it catch
-    up. Who leaves a set that becomes too small has all that is committed, and is eligible.
+    A run that joins must be `live`. It becomes clean, because the master has seen this run catch
+    up. A replica that leaves a set which becomes too small has all committed messages, so it is
+    eligible.
     """
     if (record.epoch, record.master) != (proposal.epoch, proposal.master):
         return ChangeRejection(f"epoch {record.epoch} has another master")
     if record.version != proposal.version:
         return ChangeRejection(
-            f"it was made against version {proposal.version}, not {record.version}"
+            f"the proposal is for version {proposal.version}, the record has {record.version}"
         )
     if proposal.master not in proposal.sss:
-        return ChangeRejection("a master belongs to its set")
+        return ChangeRejection("the proposed set lacks its master")
     after = record
     for member in sorted(proposal.sss - record.sss):
         registered = record.find(member.replica_id)
         if registered is None or registered.incarnation != member.incarnation:
-            return ChangeRejection(f"replica {member.replica_id} has registered as another run")
+            return ChangeRejection(f"replica {member.replica_id} has registered another run")
         if registered.retired is not Retirement.NO or member not in live:
-            return ChangeRejection(f"replica {member.replica_id} is retired, or not heard of")
+            return ChangeRejection(f"replica {member.replica_id} is retired or not live")
         after = after.with_replica(member.replica_id, registered._replace(is_unclean=False))
     if len(ids_of(proposal.sss)) != len(proposal.sss):
-        return ChangeRejection("two runs of one replica")
+        return ChangeRejection("the proposed set has two runs of one replica")
     return with_sets(after, proposal.sss, ids_of(record.sss - proposal.sss))

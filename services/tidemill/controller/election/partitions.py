@@ -1,7 +1,7 @@
-"""What people are told of replicas that are there and cannot work together.
+"""Live replicas that cannot work together, for people.
 
-Nothing is decided by it: a log that nobody may cut needs somebody who looks, and a network of which
-a part does not pass is mended by who runs it.
+No decision depends on this. A log that must not be cut needs an operator, and so does a partition
+of the network.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.elect import Candidate
 from tidemill.controller.election.record import GroupRecord
 
-# A stream that was closed is opened again within a second or two; a replica that has just started
-# has heard nobody yet.
+# A closed stream is opened again within two seconds. A replica that has just started has received
+# nothing yet.
 UNHEARD_MS: Final = 5_000
 
 
 def diverged_of(live: Iterable[Candidate]) -> frozenset[ReplicaId]:
-    """Return whose log is not their master's, and may not be cut, as anybody says who is there."""
+    """Return replicas whose log differs from their master's, as any live replica reports."""
     return frozenset[ReplicaId]().union(*(one.beat.diverged for one in live))
 
 
 def unheard_of(
     record: GroupRecord, live: list[Candidate]
 ) -> frozenset[tuple[ReplicaId, ReplicaId]]:
-    """Return pairs of replicas that controllers hear, of which the first does not hear the other.
+    """Return pairs of live replicas of which the first receives nothing from the second.
 
-    In one direction alone it may be so, too. A master hears who follows it, and those hear it, by
-    the streams of the log; who has none is not heard. The others hear each other by probes.
+    One direction alone may fail. A master and its followers receive from each other over the
+    streams of the log. Other replicas probe each other.
     """
     master = None if record.master is None else record.master.replica_id
     diverged = diverged_of(live)
@@ -38,7 +38,7 @@ def unheard_of(
         silence_ms = dict(one.beat.peer_silence_ms)
         for other in live:
             ids = one.member.replica_id, other.member.replica_id
-            # Who has diverged has no stream, and that is told.
+            # A diverged replica has no stream; `diverged_of` reports it.
             if ids[0] == ids[1] or diverged & set(ids):
                 continue
             silent_ms = silence_ms.get(ids[1], UNHEARD_MS + 1 if master in ids else 0)

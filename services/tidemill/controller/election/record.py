@@ -1,11 +1,12 @@
-"""The group record: the only thing about replicas that is shared and changed (failover.md 4).
+"""The group record: the only shared state about the replicas of a group (failover.md 4).
 
 Invariants (failover.md Part VII):
 
 - `epoch` grows by one with each election, `version` by one with each write (F-1, F-2).
-- Each member of `sss` and each replica of `eligible` holds all that is committed (F-4).
+- Each member of `sss` and each replica of `eligible` has all committed messages (F-4).
 - `eligible`, `suspects` and `kept_stores` are empty when `sss` has `min_in_sync` members (F-13).
-- What restarted uncleanly, or has a new store, is in neither set until it has caught up (F-12).
+- A replica after an unclean restart, or with a new store, is in neither set until it has caught
+  up (F-12).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import NamedTuple
 
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
-HISTORY_MAX = 16  # transitions that are kept: the object stays below 32 KiB
+HISTORY_MAX = 16  # kept transitions; the object stays below 32 KiB
 
 
 class Retirement(Enum):
-    """Why a replica is to count no more (`retirement.py`)."""
+    """The reason why a replica no longer counts (`retirement.py`)."""
 
     NO = ""
-    DRAINED = "drained"  # an operator empties it, and may take that back
-    SURPLUS = "surplus"  # its group is to have fewer
+    DRAINED = "drained"  # an operator drains it, and may undo that
+    SURPLUS = "surplus"  # its group gets fewer replicas
 
 
 class RegisteredRun(NamedTuple):
@@ -32,51 +33,50 @@ class RegisteredRun(NamedTuple):
     store_uuid: str
     incarnation: str
     address: str
-    is_unclean: bool  # what its log has lost nobody knows, until it has caught up
+    is_unclean: bool  # its log may lack acknowledged records, until it has caught up
     retired: Retirement = Retirement.NO
     feature_level: int = 0
 
 
 class KeptStore(NamedTuple):
-    """A store in whose place another one has come, while others may need what it has.
+    """A store that another one has replaced, while the group may need its messages.
 
-    Somebody has started a replica upon the wrong folder, or its volume is gone: which of the two
-    nobody can tell before it comes back.
+    Either the replica was started on a wrong folder, or its volume is lost. Nobody can tell which
+    before the store comes back.
     """
 
     replica_id: ReplicaId
     store_uuid: str
-    is_unclean: bool  # it was a suspect's; else it has all that is committed
+    is_unclean: bool  # the store of a suspect; otherwise it has all committed messages
 
 
 class CutTail(NamedTuple):
-    """What a replica cut from its log, which the master of `epoch` did not have.
+    """The end of a log that a replica cut, because the master of `epoch` did not have it.
 
-    None of it was acknowledged to anybody, but for `confirmed_bytes`, which only an unclean
-    election leaves: that is lost.
+    No message of it was acknowledged, except in `confirmed_bytes`. Those are lost. Only an unclean
+    election can cause this.
     """
 
     replica_id: ReplicaId
     epoch: int
-    offset: int  # from where on
+    offset: int  # of the first byte that was cut
     size_bytes: int
     records: int
     confirmed_bytes: int = 0
 
 
 class Transition(NamedTuple):
-    """One election, for people and for who looks for its own write."""
+    """One election, for people and for the controller that looks for its own write."""
 
     epoch: int
     source: ReplicaId | None
     target: ReplicaId
     reason: str
-    at_ms: int  # wall time of the controller: to be read, never compared
-    # From the failure, as far as it is known, to its detection; of a transfer, for how long the
-    # master had taken no sends.
+    at_ms: int  # wall time of the controller, for people; never compared
+    # Time from the failure to its detection. For a transfer: how long the master took no sends.
     detected_ms: int
     write_id: str = ""
-    away_ms: int | None = None  # for how long there was nobody to send to; None: not known
+    away_ms: int | None = None  # how long the group took no sends; None: unknown
     cuts: tuple[CutTail, ...] = ()
 
 
@@ -89,36 +89,36 @@ class GroupRecord(NamedTuple):
     master: ReplicaRun | None = None
     sss: frozenset[ReplicaRun] = frozenset()
     eligible: frozenset[ReplicaId] = frozenset()
-    # Members that restarted uncleanly: the last resort when nobody else is left.
+    # Members after an unclean restart: the last resort if no complete replica remains.
     suspects: frozenset[ReplicaId] = frozenset()
-    kept_stores: tuple[KeptStore, ...] = ()  # at most one of a replica, by its id
+    kept_stores: tuple[KeptStore, ...] = ()  # at most one per replica, by id
     replicas: tuple[tuple[ReplicaId, RegisteredRun], ...] = ()  # by id
-    transfer: ReplicaId | None = None  # an operator wants it to be master
+    transfer: ReplicaId | None = None  # the next master, if an operator asked for one
     unclean_since: int = 0
     write_id: str = ""
     history: tuple[Transition, ...] = ()  # oldest first
 
     def find(self, replica_id: ReplicaId) -> RegisteredRun | None:
-        """Return what is registered of a replica."""
+        """Return the registration of a replica."""
         return next((one for id_, one in self.replicas if id_ == replica_id), None)
 
     def find_member(self, replica_id: ReplicaId) -> ReplicaRun | None:
-        """Return the run of a replica that is registered."""
+        """Return the registered run of a replica."""
         registered = self.find(replica_id)
         return None if registered is None else ReplicaRun(replica_id, registered.incarnation)
 
     def find_kept_store(self, replica_id: ReplicaId) -> KeptStore | None:
-        """Return the store in whose place the replica's present one has come, if it is needed."""
+        """Return the store that the replica's present one replaced, if the group needs it."""
         return next((one for one in self.kept_stores if one.replica_id == replica_id), None)
 
     def with_replica(self, replica_id: ReplicaId, registered: RegisteredRun) -> GroupRecord:
-        """Return the record with another registration; the version stays."""
+        """Return the record with another registration and the same version."""
         replicas = {**dict(self.replicas), replica_id: registered}
         return self._replace(replicas=tuple(sorted(replicas.items())))
 
 
 def view_of(record: GroupRecord) -> ReplicationView:
-    """Return what replicas and proxies see of a record."""
+    """Return the part of a record that replicas and proxies see."""
     return ReplicationView(
         epoch=record.epoch,
         version=record.version,
@@ -133,17 +133,17 @@ def view_of(record: GroupRecord) -> ReplicationView:
 
 
 def ids_of(members: frozenset[ReplicaRun]) -> frozenset[ReplicaId]:
-    """Return the replicas whose runs these are."""
+    """Return the replicas of some runs."""
     return frozenset(member.replica_id for member in members)
 
 
 def with_sets(
     record: GroupRecord, sss: frozenset[ReplicaRun], also_eligible: frozenset[ReplicaId]
 ) -> GroupRecord:
-    """Return the next record with a sync state set, and who is eligible and suspect beside it.
+    """Return the next record with a sync state set, and the eligible and suspect replicas.
 
-    Invariant: while the set has the minimum, what is committed is in its members and maybe nowhere
-    else; only with less than that does nothing more get committed, and others keep all of it.
+    Invariant: with a full set, committed messages may be in its members alone. With a smaller set
+    no message is committed, so replicas outside the set can keep all committed messages.
     """
     is_full = len(sss) >= record.min_in_sync
     ids, none = ids_of(sss), frozenset[ReplicaId]()

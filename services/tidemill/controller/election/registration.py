@@ -1,11 +1,11 @@
-"""A replica has started: which run of it counts from now on, and what it may claim.
+"""Registration of a run that has started.
 
-A registration is itself a compare-and-swap: it names the run in whose place it comes. One that is
-late, or comes twice over two controllers, finds another run there and is fenced.
+A registration is a compare-and-swap: it names the run that it replaces. A late or duplicate
+registration finds another run in the record and is fenced.
 
-Another store under the same number is a new, empty replica, or a slip: the wrong folder, the wrong
-number. So it does not take the place of a run that is heard, it waits for one that was heard a
-moment ago, and what the store of before has is not forgotten while somebody may need it.
+Another store under the same number is a new, empty replica or a mistake, such as a wrong folder or
+number. So it does not replace a live run, and it waits if a run was live a moment ago. The record
+keeps the previous store while the group may need its messages.
 """
 
 from __future__ import annotations
@@ -27,53 +27,53 @@ from tidemill.controller.election.sessions import ElectionTiming, Sight
 
 
 class Registration(NamedTuple):
-    """What a replica says of itself when its process has started."""
+    """The request of a replica whose process has started."""
 
     member: ReplicaRun
-    instead_of: str  # the incarnation that the record named when this process asked; or none
+    instead_of: str  # the incarnation in the record when this process attached; may be empty
     store_uuid: str
     address: str
-    # Whether its log has all that any earlier run of it has acked (failover.md 3). A replica says
-    # no until a registration that said no was accepted, however often it starts meanwhile.
+    # True: its log has all records that earlier runs of it acked (failover.md 3). After an unclean
+    # restart it stays False until a registration with False is accepted.
     is_clean: bool
     feature_level: int = 0
 
 
 class FencedRun(NamedTuple):
-    """Another run of this replica has registered since: this one ends."""
+    """The answer to a run that another run of its replica has replaced: it must end."""
 
     why: str
 
 
 class RunPresence(Enum):
-    """Whether the run that is registered is there, for who comes with another store."""
+    """The state of the registered run, for a replica with another store."""
 
     HEARD = auto()
-    # It may be starting again, or this controller has just begun to listen.
-    WAS_HEARD = auto()
-    GONE = auto()
+    # It may be restarting, or this controller has just started.
+    HEARD_LATELY = auto()
+    SILENT = auto()
 
 
 def presence_of(
     record: GroupRecord, replica_id: ReplicaId, sight: Sight, timing: ElectionTiming
 ) -> RunPresence:
-    """Return what is known of the registered run of a replica."""
+    """Return the state of the registered run of a replica."""
     member = record.find_member(replica_id)
     session = None if member is None else sight.sessions.get(member)
     if session is None:
-        return RunPresence.GONE
+        return RunPresence.SILENT
     age_ms = sight.now_ms - session.heard_at_ms
     if session.beat is not None and not session.is_dead and age_ms <= timing.session_timeout_ms:
         return RunPresence.HEARD
-    return RunPresence.WAS_HEARD if age_ms <= timing.other_store_ms else RunPresence.GONE
+    return RunPresence.HEARD_LATELY if age_ms <= timing.other_store_ms else RunPresence.SILENT
 
 
 def register(
-    record: GroupRecord, registration: Registration, before: RunPresence = RunPresence.GONE
+    record: GroupRecord, registration: Registration, before: RunPresence = RunPresence.SILENT
 ) -> GroupRecord | FencedRun | ChangeRejection:
-    """Return the record with this run of the replica; the same where it is registered already.
+    """Return the record with this run, or the same record if this run is registered already.
 
-    Refused: it should ask again. `before` is the presence of the run that is registered.
+    After a ChangeRejection the replica asks again. `before` is the state of the registered run.
     """
     member = registration.member
     known = record.find(member.replica_id)
@@ -94,7 +94,7 @@ def register(
 def _with_run(
     record: GroupRecord, registration: Registration, known: RegisteredRun | None, *, is_clean: bool
 ) -> GroupRecord:
-    """Return the record with this run registered; the sets and the version stay."""
+    """Return the record with this run registered, and the same sets and version."""
     registered = RegisteredRun(
         store_uuid=registration.store_uuid,
         incarnation=registration.member.incarnation,
@@ -107,13 +107,13 @@ def _with_run(
 
 
 def _in_place(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
-    """Put the new run of a member in its old one's place: its log has what that one has acked."""
+    """Replace the old run of a member in the set: the log of the new run has all its acks."""
     sss = frozenset(member if one.replica_id == member.replica_id else one for one in record.sss)
     return record._replace(version=record.version + 1, sss=sss)
 
 
 def _as_suspect(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
-    """Take a replica out of both sets, before it can be a candidate."""
+    """Take a replica out of both sets, so that it is not a candidate."""
     replica_id = member.replica_id
     alone = frozenset({replica_id})
     suspects = record.suspects | alone if _is_needed(record, replica_id) else record.suspects
@@ -127,19 +127,21 @@ def _as_suspect(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
 def _with_other_store(
     record: GroupRecord, registration: Registration, known: RegisteredRun, before: RunPresence
 ) -> GroupRecord | FencedRun | ChangeRejection:
-    """Register a run with another store than the run that it comes in place of."""
+    """Register a run with another store than the registered run."""
     replica_id = registration.member.replica_id
     kept = record.find_kept_store(replica_id)
-    # The store that was there before, and has come back, is what others wait for.
+    # A kept store that has come back is the one that the group needs.
     back = kept if kept is not None and kept.store_uuid == registration.store_uuid else None
     if back is None and before is RunPresence.HEARD:
         return FencedRun(
-            f"replica {replica_id} is running at {known.address} with another store: this one has"
-            " another replica's number, or a folder that is not its own. Where the other one is"
-            " to be replaced, stop it first"
+            f"replica {replica_id} is running at {known.address} with another store; this process"
+            " has a wrong replica number or folder. To replace the other one, stop it first"
         )
-    if back is None and before is RunPresence.WAS_HEARD:
-        return ChangeRejection(f"replica {replica_id} was there a moment ago, with another store")
+    if back is None and before is RunPresence.HEARD_LATELY:
+        return ChangeRejection(
+            f"replica {replica_id} was live a moment ago, with another store; the registration is"
+            " repeated"
+        )
     has_all = back is not None and not back.is_unclean and registration.is_clean
     alone, none = frozenset({replica_id}), frozenset[ReplicaId]()
     stores = {one.replica_id: one for one in record.kept_stores if one != back}
@@ -155,7 +157,7 @@ def _with_other_store(
 
 
 def _is_needed(record: GroupRecord, replica_id: ReplicaId) -> bool:
-    """Whether a replica is in one of the two sets of those that have everything."""
+    """Return whether a replica is in one of the two sets of complete replicas."""
     return replica_id in record.eligible | ids_of(record.sss)
 
 

@@ -1,15 +1,15 @@
-"""Replicas that are to count no more: an operator empties one, or a group gets fewer of them.
+"""Retirement of replicas: an operator drains one, or a group gets fewer replicas.
 
-A replica that is retired goes on following, and is in no set once it has left: nobody waits for
-it, and it is elected only where nobody else could be. It leaves by steps, each of them a write:
+A retired replica still follows, but no message waits for its ack. It is elected only if no other
+replica is eligible. It retires by steps, each of them a write:
 
     marked      no master takes it into its set again (`ReplicationView.retired`)
-    not master  the master is asked to hand over, to one that stays
-    out         of the sync state set, when enough are left without it; then nothing needs it
-    forgotten   of a group that gets fewer, when its pod is gone
+    not master  the master is asked to hand over to a replica that stays
+    out         it leaves the sync state set when enough members stay; then nothing needs it
+    forgotten   in a group that gets fewer replicas, when its pod is deleted
 
-What a controller takes out of a set was complete, and is not needed: those that are left have all
-that is committed (failover.md, Lemma 2: a controller only removes).
+A controller removes a member only if the remaining members have all committed messages
+(failover.md, Lemma 2: a controller only removes).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tidemill.controller.election.record import GroupRecord, Retirement, ids_of,
 def retire(
     record: GroupRecord, replica_id: ReplicaId, why: Retirement
 ) -> GroupRecord | ChangeRejection:
-    """Return the record in which a replica is to leave; the same where it is already."""
+    """Return the record with a replica retired, or the same record if it is retired already."""
     registered = record.find(replica_id)
     if registered is None:
-        return ChangeRejection(f"no replica {replica_id} has registered")
+        return ChangeRejection(f"replica {replica_id} has not registered")
     if registered.retired is not Retirement.NO:
         return record
     others = [id_ for id_ in staying(record) if id_ != replica_id]
     if len(others) < record.min_in_sync:
         return ChangeRejection(
-            f"{len(others)} would be left without replica {replica_id}, and"
-            f" {record.min_in_sync} must have a message before it is acknowledged"
+            f"without replica {replica_id} the group has {len(others)} of the"
+            f" {record.min_in_sync} replicas of min-in-sync; add a replica or lower min-in-sync"
         )
     in_sync = ids_of(record.sss) & frozenset(others)
     if len(in_sync) < record.min_in_sync:
         return ChangeRejection(
-            f"only {len(in_sync)} of the others are in sync, and {record.min_in_sync} must be:"
+            f"{len(in_sync)} of the other replicas in sync, min-in-sync is {record.min_in_sync};"
             " wait until they have caught up"
         )
     after = record.with_replica(replica_id, registered._replace(retired=why))
@@ -50,26 +50,26 @@ def retire(
 def stay(
     record: GroupRecord, replica_id: ReplicaId, why: Retirement
 ) -> GroupRecord | ChangeRejection:
-    """Return the record in which a replica that was retired for `why` counts again.
+    """Return the record in which a replica counts again, after its retirement for `why`.
 
-    The same where it does.
+    If it counts already, return the same record.
     """
     registered = record.find(replica_id)
     if registered is None:
-        return ChangeRejection(f"no replica {replica_id} has registered")
+        return ChangeRejection(f"replica {replica_id} has not registered")
     if registered.retired is Retirement.NO:
         return record
     if registered.retired is not why:
         return ChangeRejection(
-            f"replica {replica_id} is not {why.value} but {registered.retired.value}:"
-            " how many replicas are wanted decides"
+            f"replica {replica_id} is not {why.value} but {registered.retired.value}; change the"
+            " number of replicas instead"
         )
     after = record.with_replica(replica_id, registered._replace(retired=Retirement.NO))
     return after._replace(version=record.version + 1)
 
 
 def find_leaver(record: GroupRecord) -> ReplicaRun | None:
-    """Return a retired member that may leave the sync state set now, if there is one."""
+    """Return a retired member that may leave the sync state set now."""
     for member in sorted(record.sss):
         is_needed = len(record.sss) <= record.min_in_sync or member == record.master
         if is_retired(record, member.replica_id) and not is_needed:
@@ -78,20 +78,20 @@ def find_leaver(record: GroupRecord) -> ReplicaRun | None:
 
 
 def without(record: GroupRecord, member: ReplicaRun) -> GroupRecord:
-    """Return the record whose sync state set lacks a member that is not needed."""
+    """Return the record without a member that the sync state set does not need."""
     assert member != record.master, "a master belongs to its set"
-    assert len(record.sss) > record.min_in_sync, "enough are left"
+    assert len(record.sss) > record.min_in_sync, "enough members stay"
     return with_sets(record, record.sss - {member}, frozenset())
 
 
 def is_retired(record: GroupRecord, replica_id: ReplicaId) -> bool:
-    """Whether a replica is to count no more."""
+    """Return whether a replica is retired."""
     registered = record.find(replica_id)
     return registered is not None and registered.retired is not Retirement.NO
 
 
 def is_out(record: GroupRecord, replica_id: ReplicaId) -> bool:
-    """Whether nothing is lost with a replica: it is retired and in no set, or was never here."""
+    """Return whether the group needs a replica no more: it is retired and in no set, or unknown."""
     if record.find(replica_id) is None:
         return True
     needed = ids_of(record.sss) | record.eligible | record.suspects
@@ -104,30 +104,30 @@ def is_out(record: GroupRecord, replica_id: ReplicaId) -> bool:
 
 
 def with_number(record: GroupRecord, wanted: int) -> GroupRecord | ChangeRejection:
-    """Return the next record on the way to a number of replicas; the same: nothing is to be done.
+    """Return the next record on the way to a number of replicas, or the same if it is reached.
 
-    The highest goes first, and alone: the next one is retired when it is forgotten.
+    The highest replica retires first. The next one retires after the record has forgotten it.
     """
-    leaving = [id_ for id_, one in record.replicas if one.retired is Retirement.SURPLUS]
-    back = next((id_ for id_ in leaving if id_ < wanted), None)
+    retiring = [id_ for id_, one in record.replicas if one.retired is Retirement.SURPLUS]
+    back = next((id_ for id_ in retiring if id_ < wanted), None)
     if back is not None:
         return stay(record, back, Retirement.SURPLUS)
     surplus = [id_ for id_ in staying(record) if id_ >= wanted]
-    if leaving or not surplus:
+    if retiring or not surplus:
         return record
     return retire(record, max(surplus), Retirement.SURPLUS)
 
 
 def forget(record: GroupRecord, replica_id: ReplicaId) -> GroupRecord | ChangeRejection:
-    """Return the record without a replica whose pod is gone for good."""
+    """Return the record without a replica whose pod was deleted."""
     if record.find(replica_id) is None:
         return record
     if not is_out(record, replica_id):
-        return ChangeRejection(f"replica {replica_id} is needed, or not retired")
+        return ChangeRejection(f"the group needs replica {replica_id}, or it is not retired")
     kept = tuple((id_, one) for id_, one in record.replicas if id_ != replica_id)
     return record._replace(replicas=kept, version=record.version + 1)
 
 
 def staying(record: GroupRecord) -> list[ReplicaId]:
-    """Return the replicas that count, and are to."""
+    """Return the replicas that are not retired."""
     return [id_ for id_, one in record.replicas if one.retired is Retirement.NO]

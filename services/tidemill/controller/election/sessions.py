@@ -1,4 +1,4 @@
-"""What a controller has heard of replicas, and when, on its own monotonic clock.
+"""Heartbeats of replicas at one controller, with times of its monotonic clock.
 
 `ReplicaSessions` records heartbeats and deaths. A `Sight` is the part of it that decisions see at
 one moment. Times of two machines are never compared (F-19).
@@ -14,12 +14,12 @@ from typing import NamedTuple, final
 from tidemill.common.replica_group import ReplicaId, ReplicaRun
 from tidemill.controller.election.record import CutTail, GroupRecord
 
-FORGET_MS = 60_000  # a run that is not registered and not heard of: it has ended
+FORGET_MS = 60_000  # silence after which the session of an unregistered run is deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionTiming:
-    """How long is waited for whom (failover.md 20). Nothing here is needed for safety."""
+    """Time-outs of elections (failover.md 20). Safety does not depend on them."""
 
     session_timeout_ms: int = 1_000
     stall_limit_ms: int = 1_500
@@ -27,23 +27,23 @@ class ElectionTiming:
     blocked_ms: int = 1_000
     deputy_step_ms: int = 1_000
     flapping_guard_ms: int = 30_000
-    # A run that was heard so lately is waited for before another store takes its replica's place:
-    # as long as a broker takes to start again. Who brings a new disk copies for longer than that.
+    # Silence of a run before a replica with another store may replace it. A broker restarts within
+    # this time. The copy to a new disk takes longer.
     other_store_ms: int = 3_000
-    # A group that confirms nothing for so long is told of: who is left behind by a failover, or
-    # begins, is in sync again sooner.
+    # Time without a confirmed message before the alarm. After a failover or a start, replicas are
+    # in sync again sooner.
     too_few_ms: int = 3_000
 
 
 class ReplicaHealth(Enum):
-    """What a replica's supervisor says of it; one whose disk is broken ends, and is dead."""
+    """The health of a replica. A replica with a broken disk ends instead."""
 
     OK = auto()
-    SLOW = auto()  # its disk is: it should not be master
+    SLOW = auto()  # its disk is slow, so it should not be master
 
 
 class Heartbeat(NamedTuple):
-    """What a supervisor says of its broker, every 200 ms and on change."""
+    """The state of a broker, which its supervisor sends every 200 ms and on change."""
 
     is_master: bool
     epoch_seen: int
@@ -53,40 +53,40 @@ class Heartbeat(NamedTuple):
     durable_end: int
     confirm: int
     health: ReplicaHealth
-    page_age_ms: int  # since the broker's event loop has last turned
-    blocked_ms: int = 0  # for how long a master has too few members to confirm anything
-    # Since anything was heard of each peer, by stream or probe.
+    page_age_ms: int  # age of the state, which the event loop of the broker writes at each turn
+    blocked_ms: int = 0  # how long a master has had too few members to confirm messages
+    # Silence of each peer, on streams and probes.
     peer_silence_ms: tuple[tuple[ReplicaId, int], ...] = ()
-    writable_epoch: int = 0  # the epoch that a master leads, when its first record is confirmed
-    cut: CutTail | None = None  # the last that this process has made
-    diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's, as it knows
+    writable_epoch: int = 0  # a master's epoch, from the confirmation of its first record on
+    cut: CutTail | None = None  # the last cut of this process
+    diverged: frozenset[ReplicaId] = frozenset()  # replicas whose log differs from the master's
 
 
 class ReplicaSession(NamedTuple):
-    """One run of a replica, as this controller knows it."""
+    """One run of a replica at this controller."""
 
     heard_at_ms: int
-    beat: Heartbeat | None  # None: it has said nothing yet
-    is_dead: bool = False  # its supervisor has said so, and then it is so
+    beat: Heartbeat | None  # None: no heartbeat yet
+    is_dead: bool = False  # its supervisor has reported its end
 
 
 class Sight(NamedTuple):
-    """What one controller sees of one group at one moment."""
+    """The knowledge of one controller about one group at one moment."""
 
     now_ms: int
     sessions: Mapping[ReplicaRun, ReplicaSession]
-    rank: int = 0  # 0 leads, the first deputy has 1
-    version_since_ms: int = 0  # since when the record has its version
-    epoch_since_ms: int | None = None  # when its epoch was seen to begin, if it was
-    failed_since_ms: int | None = None  # since when the master counts as failed here
-    # What the group's owner wants, where that is not in the record yet.
+    rank: int = 0  # 0: it leads; 1: the first deputy
+    version_since_ms: int = 0  # first sight of this version of the record
+    epoch_since_ms: int | None = None  # first sight of this epoch; None: at the start
+    failed_since_ms: int | None = None  # first sight of the master's failure
+    # The spec of the group, which the record may not have yet.
     wanted_min_in_sync: int | None = None
     wanted_replicas: int | None = None
-    # Whom most proxies reach while they do not reach the master (`reports.py`).
+    # Replicas that most proxies reach while they do not reach the master (`reports.py`).
     reached_instead: frozenset[ReplicaId] = frozenset()
 
     def find_live(self, member: ReplicaRun | None, timing: ElectionTiming) -> Heartbeat | None:
-        """Return the last heartbeat of a run that is there, is heard, and turns."""
+        """Return the last heartbeat of a run, if it is live: not dead, silent or stalled."""
         if member is None:
             return None
         session = self.sessions.get(member)
@@ -114,19 +114,19 @@ class ReplicaSessions:
         self._failed_since_ms: int | None = None
 
     def note_heartbeat(self, member: ReplicaRun, beat: Heartbeat, now_ms: int) -> None:
-        """Take a heartbeat."""
+        """Record a heartbeat."""
         known = self._sessions.get(member)
         is_dead = known is not None and known.is_dead
         self._sessions[member] = ReplicaSession(now_ms, beat, is_dead)
 
     def note_death(self, member: ReplicaRun, now_ms: int) -> None:
-        """Take a death certificate: the process of this run has ended."""
+        """Record the end of the process of a run."""
         self._sessions[member] = ReplicaSession(now_ms, None, is_dead=True)
 
     def note_record(self, record: GroupRecord, now_ms: int) -> None:
-        """Note since when the record is as it is, and give who was never heard of a first chance.
+        """Record the first sight of a record, and begin a session for each registered run.
 
-        A controller that has just begun to watch must not take everybody for dead.
+        Otherwise a controller that has just started would see all runs as dead.
         """
         if record.version != self._version:
             self._version, self._version_since_ms = record.version, now_ms
@@ -137,12 +137,12 @@ class ReplicaSessions:
         for member in registered:
             self._sessions.setdefault(member, ReplicaSession(now_ms, None))
         for member, session in list(self._sessions.items()):
-            # Of a run that is about to register the record may say nothing yet.
+            # The record does not have a run that is about to register.
             if member not in registered and now_ms - session.heard_at_ms > FORGET_MS:
                 del self._sessions[member]
 
     def note_failure(self, master: ReplicaRun | None, *, has_failed: bool, now_ms: int) -> None:
-        """Note whether the master counts as failed: deputies wait from when it first did."""
+        """Record whether the master counts as failed: deputies wait from the first sight of it."""
         if not has_failed:
             self._failed, self._failed_since_ms = None, None
         elif self._failed_since_ms is None or self._failed != master:
@@ -156,7 +156,7 @@ class ReplicaSessions:
         wanted_min_in_sync: int | None = None,
         wanted_replicas: int | None = None,
     ) -> Sight:
-        """Return what is seen now."""
+        """Return the knowledge of this moment."""
         return Sight(
             now_ms=now_ms,
             sessions=dict(self._sessions),

@@ -1,8 +1,7 @@
-"""What became of an attempt to write, as values (failover.md 5).
+"""Writes of the record and their outcomes, as values (failover.md 5).
 
-A swap that was answered is done or refused. One whose answer was lost may still arrive, as long as
-the store has the version that it was made from: until then it is PENDING, and its writer reads
-again, or makes a swap of its own that changes nothing and so ends it.
+If the answer to a swap was lost, the swap may still arrive while the store has the version on which
+it is based. It is PENDING then. Its writer reads again, or prevents it by a swap without a change.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from tidemill.controller.election.record import GroupRecord
 
 
 class StoredRecord(NamedTuple):
-    """A record, and the store's own word for the version that was read: compared, and no more."""
+    """A record with the token of the store for its version, which is only compared."""
 
     record: GroupRecord
     token: str
 
 
 class WriteAttempt(NamedTuple):
-    """A record that somebody tries to write in the place of what was read."""
+    """A write of a record in place of the one that was read."""
 
     base: StoredRecord
-    record: GroupRecord  # with a write id of its own
+    record: GroupRecord  # has its own write id
 
 
 class WriteOutcome(Enum):
-    """What became of an attempt."""
+    """The outcome of a write."""
 
     APPLIED = auto()
-    OVERTAKEN = auto()  # another write came first: this one never arrives
-    PENDING = auto()  # it may arrive yet
+    OVERTAKEN = auto()  # another write came first, so this one never arrives
+    PENDING = auto()  # it may still arrive
 
 
 def attempt_write(base: StoredRecord, record: GroupRecord, write_id: str) -> WriteAttempt:
-    """Return an attempt to write `record`, which was computed from `base`, under its own id."""
-    # One more with each write; further only where replicas have seen more than the record has.
-    assert record.version > base.record.version, "a write is a version of its own"
+    """Return a write of `record`, which was computed from `base`."""
+    # The version grows by more than one only if replicas have seen newer versions than the record.
+    assert record.version > base.record.version, "each write has a new version"
     history = record.history
     if record.epoch > base.record.epoch:
         history = (*history[:-1], history[-1]._replace(write_id=write_id))
@@ -46,13 +45,13 @@ def attempt_write(base: StoredRecord, record: GroupRecord, write_id: str) -> Wri
 
 
 def attempt_no_change(base: StoredRecord, write_id: str) -> WriteAttempt:
-    """Return a write that changes nothing: what was made from the same version cannot arrive."""
+    """Return a write without a change, which prevents late writes of the same version."""
     record = base.record._replace(version=base.record.version + 1)
     return attempt_write(base, record, write_id)
 
 
 def outcome_of(made: WriteAttempt, found: StoredRecord) -> WriteOutcome:
-    """Return what became of an attempt, by what is stored now."""
+    """Return the outcome of an attempt, given the stored record."""
     write_id = made.record.write_id
     if found.record.write_id == write_id or any(
         one.write_id == write_id for one in found.record.history
@@ -60,6 +59,6 @@ def outcome_of(made: WriteAttempt, found: StoredRecord) -> WriteOutcome:
         return WriteOutcome.APPLIED
     if found.token == made.base.token:
         return WriteOutcome.PENDING
-    # A change of the sets alone that was applied, and overwritten since, is told from one that
-    # never arrived by nobody; neither is in force, and both are decided upon anew.
+    # A change of the sets may have been applied and overwritten, or never have arrived. Both cases
+    # look the same, and in both the writer decides again.
     return WriteOutcome.OVERTAKEN

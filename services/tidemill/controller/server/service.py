@@ -16,7 +16,7 @@ from tidemill.common.replica_group import ReplicaId, ReplicationView
 from tidemill.controller.election.decide import live_of
 from tidemill.controller.election.membership import ChangeRejection, with_min_in_sync
 from tidemill.controller.election.record import GroupRecord, Retirement
-from tidemill.controller.election.replacement import replaced
+from tidemill.controller.election.replacement import replace_master
 from tidemill.controller.election.reports import UnreachableReport
 from tidemill.controller.election.retirement import is_retired, retire, stay
 from tidemill.controller.meta_store import StoreUnreachable
@@ -273,7 +273,7 @@ class ControllerService:
 
         def force(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             live = live_of(record, sight, self._timing)
-            return replaced(record, target, live, reason=asked.reason)
+            return replace_master(record, target, live, reason=asked.reason)
 
         return await self._changed(asked.group, force)
 
