@@ -190,8 +190,8 @@ bench: setup $(CLIENTS) ## Measure; see tests/perf for each question and its par
 
 ci: lint types test heavy ## What CI runs.
 
-# What an image needs, in the versions of requirements.lock: its process, and the command line for who
-# looks into a pod. Only the broker walks arrays with numpy.
+# The lock file of an image: the packages of its process and of the command line, in the versions of
+# requirements.lock. Only the broker needs numpy.
 lock_image = PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet $(2) --constraint requirements.lock \
 	--output-file deploy/image/$(1).lock --python-version 3.11 --python-platform linux --no-header \
 	--no-annotate --generate-hashes
