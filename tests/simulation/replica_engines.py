@@ -46,6 +46,7 @@ from tidemill.broker.engine.replication.config import AckMode
 from tidemill.broker.engine.store.damaged_ranges import MendOutcome as Found
 from tidemill.broker.engine.store.damaged_ranges import MendRequest
 from tidemill.broker.engine.store.mending import mend
+from tidemill.broker.engine.store.whole_records import find_frame
 from tidemill.broker.engine.timer.patch import with_due_time
 from tidemill.broker.server.replicas.mending import served
 from tidemill.message import stored_message
@@ -196,7 +197,7 @@ class EngineVolume:
     def log_bytes(self) -> bytes:
         """Return the whole log, whatever of it is known here to be confirmed."""
         log, found = self.log.engine.log, bytearray()
-        while (frame := log.frame_at(LogOffset(len(found)), 1 << 20)) is not None:
+        while (frame := find_frame(log, LogOffset(len(found)), 1 << 20)) is not None:
             found += frame[0]
         return bytes(found)
 

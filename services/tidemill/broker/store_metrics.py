@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.broker.engine.layout.numbers import TopicId
+from tidemill.broker.engine.store.log_times import first_stored_at_ms
 from tidemill.broker.metrics import MS_PER_S, STORAGE, STORAGE_LABELS, MeteredRounds, flag
 from tidemill.common.metrics import Labels, Registry, full_parts, histogram_family
 
@@ -46,7 +47,7 @@ class StoreMetrics:
         engine = self._rounds.engine
         log = engine.log
         total_bytes = engine.disk.total_bytes()
-        oldest_at_ms = log.first_stored_at_ms(0) if log.committed_offset > log.min_offset else 0
+        oldest_at_ms = first_stored_at_ms(log, 0) if log.committed_offset > log.min_offset else 0
         for name, help_, value in (
             ("size", "Bytes used on the volume.", total_bytes - engine.room.free_bytes),
             ("free_bytes", "Bytes that can still be written.", engine.room.free_bytes),

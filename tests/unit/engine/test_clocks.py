@@ -12,6 +12,7 @@ from tests.support.worlds.engine_world import Popped, World
 from tests.support.worlds.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
+from tidemill.broker.engine.store.log_times import first_stored_at_ms
 from tidemill.broker.engine.upkeep.retention import SETTLE_MS
 from tidemill.common.errors import InvalidReceiptHandle
 
@@ -86,7 +87,7 @@ def test_a_record_that_was_stored_a_year_ahead_holds_nothing_for_a_year() -> Non
         world.now_ms += 365 * DAY_MS * is_last
         world.send("m", size=20_000)
         world.now_ms -= 365 * DAY_MS * is_last
-    assert world.engine.log.first_stored_at_ms(1) > world.now_ms + 300 * DAY_MS
+    assert first_stored_at_ms(world.engine.log, 1) > world.now_ms + 300 * DAY_MS
     second = world.engine.log.segments[1].start
     world.send(*["m"] * 60, size=20_000)
     world.checkpoint()

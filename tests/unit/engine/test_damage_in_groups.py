@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.worlds.engine_group import Group, Node
+from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.replica import log_frames
 from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 from tidemill.broker.engine.store import commit_log
 from tidemill.broker.engine.store.segment import CorruptStore, segment_name
+from tidemill.broker.engine.store.whole_records import find_frame
 
 MESSAGE_BYTES = 5_000
 
@@ -111,4 +113,4 @@ def test_a_copy_of_what_is_damaged_is_not_confirmed() -> None:
     assert replica.replication.replica is not None
     assert replica.replication.replica.phase is ReplicaPhase.FOLLOWING
     with pytest.raises(CorruptStore):
-        master.engine.log.frame_at(first.end, 1)  # type: ignore[arg-type]  # A log offset.
+        find_frame(master.engine.log, LogOffset(first.end), 1)

@@ -7,7 +7,7 @@ from tidemill.broker.engine.store.damaged_ranges import (
     AGAIN_MS,
     GIVE_UP_MS,
     GIVEN_UP_MS,
-    PLACES_MAX,
+    RANGES_MAX,
     DamagedRanges,
     MendOutcome,
     MendRequest,
@@ -102,9 +102,9 @@ def test_what_was_sound_all_along_is_no_matter_of_the_log() -> None:
 
 
 def test_places_are_bounded_and_more_of_them_wait_all_the_same() -> None:
-    places = places_of(*range(PLACES_MAX))
-    assert places.request(PLACES_MAX)
-    assert not places.is_requested(PLACES_MAX)
+    places = places_of(*range(RANGES_MAX))
+    assert places.request(RANGES_MAX)
+    assert not places.is_requested(RANGES_MAX)
 
 
 def test_what_retention_has_taken_is_forgotten() -> None:

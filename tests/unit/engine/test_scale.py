@@ -37,10 +37,10 @@ from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
 from tidemill.broker.engine.queries.inspection import CANDIDATES_A_STEP, FOUND_BYTES_MAX
-from tidemill.broker.engine.store.commit_log import SLICE_BUFFERS, _pieces
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE
+from tidemill.broker.engine.store.round_slices import SLICE_BUFFERS, in_slices
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer import census as census_
 from tidemill.broker.engine.timer.config import TimerConfig
@@ -630,7 +630,7 @@ def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
 
 def test_a_round_is_written_in_bounded_slices() -> None:
     """Large by its bytes, or by its records."""
-    pieces = list(_pieces([b"x"] * (3 * SLICE_BUFFERS + 1)))
+    pieces = list(in_slices([b"x"] * (3 * SLICE_BUFFERS + 1)))
     wanted = [SLICE_BUFFERS] * 3 + [1]
     assert [(len(piece), size) for piece, size in pieces] == [(size, size) for size in wanted]
     world = quiet_world(segment_bytes=16 << 20)

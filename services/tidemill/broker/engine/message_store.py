@@ -19,6 +19,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffse
 from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.store.block_file import BlockFile, DamagedFiles
 from tidemill.broker.engine.store.commit_log import CommitLog
+from tidemill.broker.engine.store.log_times import stored_before_ms
 from tidemill.broker.engine.store.message_index import MessageIndex
 from tidemill.broker.engine.store.segment import CorruptStore, Record
 from tidemill.common.errors import BrokerTimeout
@@ -245,7 +246,7 @@ class MessageStore:
             head, _ = self.log.read(log_offset)
             return int(_STORED_AT.unpack_from(head, record.STORED_AT_MS_POSITION)[0])
         except _UNREADABLE:
-            return self.log.stored_by_ms(log_offset)
+            return stored_before_ms(self.log, log_offset)
 
     def place(self, log_offset: LogOffset) -> MessagePosition:
         """Return where the message at `log_offset` stands, unverified. Raises as `record`."""

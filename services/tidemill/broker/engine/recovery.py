@@ -34,9 +34,10 @@ from tidemill.broker.engine.layout.record import UnknownRecord
 from tidemill.broker.engine.layout.snapshot import SnapshotSection
 from tidemill.broker.engine.pop.catch_up import CatchUp
 from tidemill.broker.engine.store.block_file import BlockFile, open_block_file, open_chain
-from tidemill.broker.engine.store.commit_log import NEVER_MS, CommitLog
+from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.disk import Disk, ReadFailed
 from tidemill.broker.engine.store.log_opening import DurabilityProofs, LogOpening
+from tidemill.broker.engine.store.log_times import NEVER_MS, first_stored_at_ms
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.engine.timer.status import TIMER_TOPIC
@@ -282,7 +283,7 @@ class _Recovery:
         """Learn when something late was stored, where a checkpoint has all: by a segment alone."""
         log = self._engine.log
         written = [n for n, one in enumerate(log.segments) if one.start < log.log_end]
-        stored_at_ms = log.first_stored_at_ms(written[-1]) if written else NEVER_MS
+        stored_at_ms = first_stored_at_ms(log, written[-1]) if written else NEVER_MS
         if stored_at_ms < NEVER_MS:
             self._engine.last_stored_at_ms = stored_at_ms
 

@@ -14,8 +14,8 @@ from typing import final
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.message_store import MessageStore
-from tidemill.broker.engine.store.commit_log import NEVER_MS
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.store.log_times import NEVER_MS, bounds_of_time
 from tidemill.common.errors import Repairing
 
 QUEUES_A_STEP = 16  # of a look-up by time: a block or two of each, and a few records
@@ -47,8 +47,8 @@ class TimeSearch:
         self._time_ms = time_ms
         # Of each stretch of the log in which times rise: what stands before the first was stored
         # before that time, at or behind the second not; and where it ends.
-        low, high = store.log.around(time_ms)
-        end = store.log.around(NEVER_MS)[1]
+        low, high = bounds_of_time(store.log, time_ms)
+        end = bounds_of_time(store.log, NEVER_MS)[1]
         bounds = [one for one in falls if store.log.min_offset < one < end]
         self._stretches = [_Stretch(low, high, end)]
         if bounds:

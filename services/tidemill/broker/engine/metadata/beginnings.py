@@ -1,7 +1,7 @@
-"""Since when groups that start at the latest read their topics, at whichever broker group.
+"""The times at which groups that start at the latest message began to read their topics.
 
-Each broker group meets a consumer group when it polls there first. What was stored there since it
-began elsewhere is not news that it has missed, but its own (ADR 0025).
+A consumer group begins at each broker group with its first poll there. Messages that were stored
+there after the group began elsewhere belong to the group (ADR 0025).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Final
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.metadata.catalog import Beginnings, Catalog, ConsumerGroup, Topic
 
-# Topics of one group; such a group reads a few. Of more, each broker group decides for itself.
+# Topics of one group; such a group reads a few. For more topics, each broker group decides for
+# itself.
 BEGUN_TOPICS_MAX: Final = 128
-# By how much the clocks of two broker groups may differ: a group that begins gets what was stored
-# so long before it elsewhere, which is a few messages too many and never one too few.
+# Largest difference between the clocks of two broker groups. A group also gets messages that were
+# stored this long before its begin elsewhere: a few too many, and never one too few.
 CLOCKS_DIFFER_MS: Final = 2_000
 
 
 def merge_beginnings(*many: Iterable[tuple[int, int]], catalog: Catalog) -> Beginnings:
-    """Return the earliest of each topic that is alive, and that was there by then."""
+    """Return the earliest begin of each live topic that already existed then."""
     found: dict[int, int] = {}
     for each in many:
         for topic_id, begun_at_ms in each:
@@ -31,9 +32,9 @@ def merge_beginnings(*many: Iterable[tuple[int, int]], catalog: Catalog) -> Begi
 
 
 def _is_of(topic: Topic, begun_at_ms: int) -> bool:
-    """Whether a beginning is of this topic, and not of one that had its number before.
+    """Return whether a begin belongs to this topic and not to an earlier one with the same id.
 
-    A home that was restored from a backup gives numbers out again.
+    A home that was restored from a backup assigns ids a second time.
     """
     return begun_at_ms + CLOCKS_DIFFER_MS >= topic.created_at_ms
 
@@ -46,7 +47,7 @@ def _find_by_homes_id(topic_id: int, catalog: Catalog) -> Topic | None:
 
 
 def home_id_of(topic: Topic, catalog: Catalog) -> int | None:
-    """Return the id under which the home has a topic; None: it has it not, or there is no home."""
+    """Return the topic's id at the home; None without a home, or if the home does not have it."""
     home = catalog.membership.home
     if home is None or topic.is_system:
         return None
@@ -54,7 +55,10 @@ def home_id_of(topic: Topic, catalog: Catalog) -> int | None:
 
 
 def begun_since_ms(group: ConsumerGroup, topic: Topic, catalog: Catalog) -> int | None:
-    """Return since when a topic's messages are the group's; None: since it polls here first."""
+    """Return the time since which a topic's messages belong to the group.
+
+    None means that the group begins with its first poll at this broker group.
+    """
     begun_at_ms = dict(group.begun).get(home_id_of(topic, catalog) or 0)
     if begun_at_ms is None or not _is_of(topic, begun_at_ms):
         return None

@@ -1,11 +1,11 @@
-"""The catalog: topics, groups, and the broker's own facts, as the fold of CONFIG records.
+"""The catalog: topics, consumer groups and facts about the broker, as the fold of CONFIG records.
 
-An incarnation's id is never given out again, so a record or request that names it cannot mean a
-later topic of the same name. Queues are kept beside the topics and not inside them: a replay that
-begins in the middle of the log may meet a message before the record that states its topic again.
+An id belongs to one incarnation and is never assigned again, so a record or a request cannot mean a
+later topic of the same name. Queues are separate from topics: a replay that begins in the middle of
+the log may meet a message before the record of its topic.
 
-A retry topic lives as long as its group and its topic. Of those that a deletion takes there may be
-tens of thousands: they are dead at once, and forgotten one by one (`forget_next`).
+A retry topic lives as long as its group and its topic. A deletion may remove tens of thousands of
+them. They are dead at once, and forgotten one by one (`forget_next`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tidemill.broker.engine.metadata.pull_offsets import ITEM_PREFIX as PULL_PRE
 from tidemill.broker.engine.metadata.pull_offsets import PullOffsets, key_of, pull_offset_item
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 
-QUEUES_MAX = 1024  # of one topic: a queue id has 16 bits, and a poll looks at every queue
+QUEUES_MAX = 1024  # per topic: a queue id has 16 bits, and a poll checks every queue
 DEFAULT_MAX_ATTEMPTS = 17  # the reference's 16 retries and the first delivery
-BROKER_ITEMS = ("broker", "nextId", "broughtBack", "clockBack", "home")  # there is one of each
+BROKER_ITEMS = ("broker", "nextId", "broughtBack", "clockBack", "home")  # one item of each
 MINUTE_MS = 60_000
 DEFAULT_RETRY_MS = (
     10_000,
@@ -43,7 +43,7 @@ DEFAULT_RETRY_MS = (
 
 
 class TopicType(IntEnum):
-    """Which messages a topic takes (numbers of broker.proto)."""
+    """The message types of topics (numbers of broker.proto)."""
 
     NORMAL = 1
     FIFO = 2
@@ -63,21 +63,21 @@ class Topic:
     name: str
     type: TopicType
     queues: int
-    # For a retry topic: the (group id, topic id) whose messages it holds.
+    # Of a retry topic: the (group id, topic id) of its messages.
     retry_of: tuple[GroupId, TopicId] | None = None
     is_system: bool = False
-    # By how much a delayed message may come later where its second is full.
+    # Longest extra delay of a delayed message if its second is full.
     delivery_spread_ms: int = 0
-    # At a follower: the id under which the home has it; 0 at the home, and of a broker's own.
+    # At a follower: the topic's id at the home. 0 at the home, and for a broker's own topics.
     home_id: int = 0
-    # Whose queues message groups are spread over; empty: the home's alone.
+    # The queues of a message group are chosen from these. Empty: only the home has queues.
     placements: Placements = ()
-    # When this incarnation was made, in a cluster; 0: before, or at a broker that is alone. A home
-    # that was restored from a backup gives out ids a second time, and this tells what they mean.
+    # Creation time in a cluster; 0 for a topic from before, or of a single broker. A home that was
+    # restored from a backup assigns ids a second time; this time tells the incarnations apart.
     created_at_ms: int = 0
 
 
-# Ids of topics at the home, in order, each with a time in milliseconds.
+# (id of a topic at the home, time in ms), in order of the ids.
 Beginnings = tuple[tuple[int, int], ...]
 
 
@@ -99,26 +99,26 @@ class ConsumerGroup:
     name: str
     is_ordered: bool = False
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    # Exactly one policy: exponential, or the list when that is None.
+    # Exactly one policy is used: exponential, or the list if that is None.
     exponential: ExponentialRetry | None = None
     customized_ms: tuple[int, ...] = DEFAULT_RETRY_MS
     start_from_latest: bool = False
-    home_id: int = 0  # as of topics
+    home_id: int = 0  # as in Topic
     created_at_ms: int = 0
-    # Of a group at the latest, in a cluster: the topics that it has begun to read, at whichever
-    # broker group, by the home's ids, and since when. What came elsewhere since is its own.
+    # Of a group that starts at the latest message, in a cluster: the topics that it reads at any
+    # broker group, with the home's ids, and since when. Later messages elsewhere belong to it.
     begun: Beginnings = ()
 
 
 @dataclass(slots=True)
 class ConfigChanges:
-    """What changed since somebody last asked."""
+    """Changes since the last call of `take_config_changes`."""
 
     topics: dict[TopicId, Topic] = field(default_factory=dict)
     groups: dict[GroupId, ConsumerGroup] = field(default_factory=dict)
     deleted_topic_ids: set[TopicId] = field(default_factory=set)
     deleted_group_ids: set[GroupId] = field(default_factory=set)
-    membership: Membership | None = None  # as it is, when it changed
+    membership: Membership | None = None  # the new membership, if it changed
 
     def __bool__(self) -> bool:
         return bool(
@@ -140,31 +140,32 @@ class Catalog:
         self.topic_ids: dict[str, TopicId] = {}
         self.group_ids: dict[str, GroupId] = {}
         self.queues: dict[tuple[TopicId, QueueId], ConsumeQueue] = {}
-        # For appends: the queues of a topic that users may send to.
+        # For appends: the queues of topics that producers may send to.
         self.open_queues: dict[TopicId, list[ConsumeQueue]] = {}
         self.retry_topic_ids: dict[tuple[GroupId, TopicId], TopicId] = {}
-        # Of each group and of each topic the same: what dies with it. Dictionaries, and not sets,
-        # since the garbage collector passes over those that hold numbers alone.
+        # Retry topics of each group and of each topic, which die with them. These are dictionaries,
+        # not sets, because the garbage collector skips dictionaries that hold only numbers.
         self._retries_of_group: dict[GroupId, dict[TopicId, None]] = {}
         self._retries_of_topic: dict[TopicId, dict[TopicId, None]] = {}
-        # Retry topics that died with their group or topic, and are not forgotten yet.
+        # Dead retry topics that are not forgotten yet.
         self.orphans: deque[dict[TopicId, None]] = deque()
-        # At a follower: by the ids that the home has them under.
+        # At a follower: by the ids of the home.
         self.topic_ids_at_home: dict[int, TopicId] = {}
         self.group_ids_at_home: dict[int, GroupId] = {}
-        # At a follower: groups whose beginnings the home may not know; emptied by what it asks.
+        # At a follower: groups with begins that the home may not know; emptied by the next report.
         self.unreported_begun: dict[GroupId, None] = {}
         self.deleted_names = DeletedNames()
         self.membership = Membership()
-        self.is_draining = False  # for appends: this broker takes none of producers any more
+        self.is_draining = False  # for appends: this broker rejects producers
         self.broker_name = ""
         self.handle_secret = b""
         self.next_id = 1
-        # Deliveries made before this log offset may have run out before their handles say so.
+        # Handles of deliveries before this log offset may contain a deadline that is too late.
         self.brought_back_before = 0
         self.pull_offsets = PullOffsets()
-        self.clock_falls: tuple[int, ...] = ()  # log offsets at which times of the log fall, rising
-        self.stated_at: dict[str, int] = {}  # log offset of the newest record about each item
+        # Log offsets at which the times of records fall, ascending.
+        self.clock_falls: tuple[int, ...] = ()
+        self.stated_at: dict[str, int] = {}  # log offset of the newest record of each item
         self.changes = ConfigChanges()
 
     # ------------------------------------------------------------ queries
@@ -180,7 +181,7 @@ class Catalog:
         return None if id_ is None else self.groups[id_]
 
     def queue(self, topic_id: TopicId, queue_id: QueueId) -> ConsumeQueue:
-        """Return a queue, made when it is new."""
+        """Return a queue. Create it if it is new."""
         key = topic_id, queue_id
         queue = self.queues.get(key)
         if queue is None:
@@ -192,7 +193,7 @@ class Catalog:
         return [self.queue(topic.id, QueueId(number)) for number in range(topic.queues)]
 
     def is_alive(self, topic_id: TopicId) -> bool:
-        """Whether a topic exists, and does not only wait to be forgotten."""
+        """Return whether a topic exists and is not an orphan."""
         topic = self.topics.get(topic_id)
         return topic is not None and not self._is_orphan(topic)
 
@@ -203,19 +204,19 @@ class Catalog:
         return group_id not in self.groups or topic_id not in self.topics
 
     def topic_name(self, topic_id: TopicId) -> str:
-        """Return what a topic is called, or was; "" where nobody knows any more."""
+        """Return the name of a topic, also of a deleted one; "" if it is unknown."""
         topic = self.topics.get(topic_id)
         return topic.name if topic is not None else _name(self.deleted_names.topics.get(topic_id))
 
     def group_name(self, group_id: GroupId) -> str:
-        """Return what a group is called, or was; "" where nobody knows any more."""
+        """Return the name of a group, also of a deleted one; "" if it is unknown."""
         group = self.groups.get(group_id)
         return group.name if group is not None else _name(self.deleted_names.groups.get(group_id))
 
     # ------------------------------------------------------------ fold
 
     def apply(self, config: dict[str, Any], log_offset: LogOffset) -> None:
-        """Fold one configuration item, of a CONFIG or a STATE record, in."""
+        """Apply one configuration item of a CONFIG or STATE record."""
         match config["op"]:
             case "broker":
                 self.broker_name = config["name"]
@@ -321,17 +322,17 @@ class Catalog:
             self.orphans.append(topic_ids)
 
     def forget_next(self) -> TopicId:
-        """Forget one retry topic that died, and return its id."""
+        """Forget one orphan, and return its id."""
         some = self.orphans[0]
         topic_id, _ = some.popitem()
         if not some:
             self.orphans.popleft()
-        if topic_id in self.topics:  # Its group and its topic may have died one behind the other.
+        if topic_id in self.topics:  # Its group and its topic may have died one after the other.
             self._forget_topic(topic_id)
         return topic_id
 
     def forget_orphans(self) -> None:
-        """Forget the retry topics that were to be forgotten when a snapshot was written."""
+        """Forget the orphans of the time when the snapshot was written."""
         for topic in [self.topics[retry_id] for retry_id in self.retry_topic_ids.values()]:
             if self._is_orphan(topic):
                 self._forget_topic(topic.id)
@@ -345,7 +346,7 @@ class Catalog:
             for number in range(topic.queues):
                 del self.queues[topic_id, QueueId(number)]
         else:
-            # The record that states it has not been met, so how many queues it has is not known.
+            # The topic's own record was not replayed, so its number of queues is unknown.
             for key in [key for key in self.queues if key[0] == topic_id]:
                 del self.queues[key]
         self.open_queues.pop(topic_id, None)
@@ -354,7 +355,7 @@ class Catalog:
             self.stated_at.pop(item_key, None)
         if topic is None:
             return
-        if self.topic_ids[topic.name] == topic_id:  # Or a later one has the name by now.
+        if self.topic_ids[topic.name] == topic_id:  # A later topic may have the name.
             del self.topic_ids[topic.name]
         self.topic_ids_at_home.pop(topic.home_id, None)
         if topic.retry_of is not None:
@@ -368,34 +369,34 @@ class Catalog:
     # ------------------------------------------------------------ state
 
     def stated_before(self, log_offset: LogOffset) -> list[str]:
-        """Return the keys of the items that no record from `log_offset` on states."""
+        """Return the keys of items without a record from `log_offset` on."""
         return [key for key, at in self.stated_at.items() if at < log_offset]
 
     def find_stated_before(self, key: str, log_offset: LogOffset) -> dict[str, Any] | None:
-        """Return an item as it is now, None when it is gone or a later record states it."""
+        """Return an item, or None if it is deleted or a later record states it."""
         if self.stated_at.get(key, log_offset) >= log_offset:
             return None
         kind, _, number = key.partition(" ")
-        # Behind the record of the deletion nobody would take away what is stated again.
+        # A topic that is stated after the record of its deletion would stay forever.
         is_dead = kind == "topic" and not self.is_alive(TopicId(int(number)))
         if key.startswith(PULL_PREFIX):
-            # Of a retry topic that died, and is not forgotten yet.
+            # It may belong to an orphan.
             is_dead = not self.is_alive(key_of(key)[1])
         return None if is_dead else self._item(key)
 
     @property
     def item_count(self) -> int:
-        """How many items there are."""
+        """Number of items."""
         return len(self.stated_at) + len(self.deleted_names.topics) + len(self.deleted_names.groups)
 
     def items(self) -> Iterator[dict[str, Any]]:
-        """Return all items for a snapshot: as they are at this call, whenever they are taken."""
+        """Return all items for a snapshot, as of this call, even if they are read later."""
         own: dict[str, dict[str, Any]] = {
             key: self._item(key)
             for key in (*BROKER_ITEMS, *(ITEM_PREFIX + name for name in self.membership.groups))
             if key in self.stated_at
         }
-        # What is put is a new object each time, so that copies of the references stay as they are.
+        # Each change puts a new object, so copies of the references stay unchanged.
         topics, groups = dict(self.topics), dict(self.groups)
         pulled = dict(self.pull_offsets.all)
 
@@ -447,7 +448,7 @@ def _remove_link(of_each: dict[_Id, dict[TopicId, None]], id_: _Id, topic_id: To
             del of_each[id_]
 
 
-# By name: `asdict` copies deeply, and that takes ten times as long.
+# Tuples of names, because `asdict` copies deeply and takes ten times as long.
 _TOPIC_FIELDS = tuple([one.name for one in fields(Topic)])
 _GROUP_FIELDS = tuple([one.name for one in fields(ConsumerGroup)])
 
@@ -465,7 +466,7 @@ def topic_item(topic: Topic) -> dict[str, Any]:
 def group_item(group: ConsumerGroup) -> dict[str, Any]:
     """Return the configuration item that puts a group."""
     values = {name: getattr(group, name) for name in _GROUP_FIELDS}
-    for name in ("home_id", "created_at_ms", "begun"):  # As of topics.
+    for name in ("home_id", "created_at_ms", "begun"):  # As for topics.
         if not values[name]:
             del values[name]
     if group.exponential is not None:

@@ -1,8 +1,8 @@
-"""What topics and groups were called that were deleted, as long as the log speaks of them.
+"""Names of deleted topics and groups, as long as the log mentions them.
 
-Records name an incarnation by its number. What was deleted is spoken of by records from before its
-deletion alone, so when retention has taken that one nobody asks any more. Until then its name is
-stated again, as everything is, before the record that states it goes.
+Records name an incarnation by its id. Only records before the deletion mention a deleted topic or
+group. Therefore the name is needed until retention removes the deletion record. Until then it is
+stated again, like every other item.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final, NamedTuple, final
 
-# Of topics and of groups each; about 20 MiB. Beyond it the first that were deleted are forgotten,
-# and told by their numbers.
+# Topics and groups each; about 20 MiB. Beyond this limit the oldest deletions are forgotten, and
+# events show ids instead of names.
 NAMES_MAX: Final = 65_536
 NAMES_AN_ITEM: Final = 1_024  # up to 150 KiB
 
 
 class DeletedName(NamedTuple):
-    """What something was called."""
+    """The name of a deleted topic or group."""
 
     name: str
     gone_at: int  # log offset of the deletion
-    stated_at: int  # log offset of the newest record that says the name
+    stated_at: int  # log offset of the newest record with the name
 
 
 @final
 class DeletedNames:
-    """Names by number."""
+    """Names of deleted topics and groups, by id."""
 
     def __init__(self) -> None:
         self.topics: dict[int, DeletedName] = {}
         self.groups: dict[int, DeletedName] = {}
-        # Of the last deletion: what dies with a topic or a group is forgotten behind it.
+        # Offset of the last deletion. It also applies to the orphans that are forgotten after it.
         self._gone_at = 0
 
     def __bool__(self) -> bool:
         return bool(self.topics or self.groups)
 
     def note_deletion(self, log_offset: int) -> None:
-        """Note where the deletion is of what is added from here on."""
+        """Set the offset of the deletion for the following additions."""
         self._gone_at = max(self._gone_at, log_offset)
 
     def add_topic(self, topic_id: int, name: str, stated_at: int) -> None:
-        """Note a topic that is gone."""
+        """Add a deleted topic."""
         _add(self.topics, topic_id, DeletedName(name, self._gone_at, stated_at))
 
     def add_group(self, group_id: int, name: str, stated_at: int) -> None:
-        """Note a group that is gone."""
+        """Add a deleted group."""
         _add(self.groups, group_id, DeletedName(name, self._gone_at, stated_at))
 
     def drop_before(self, log_offset: int) -> None:
-        """Forget whose deletion is before `log_offset`, where the log begins now."""
+        """Forget deletions before `log_offset`, the begin of the log."""
         for names in (self.topics, self.groups):
             for id_ in [id_ for id_, one in names.items() if one.gone_at < log_offset]:
                 del names[id_]
 
     def items(self, stated_before: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the names as configuration items; those that no later record says, or all."""
+        """Yield the names as configuration items: all, or those without a later record."""
         for of, names in (("topics", self.topics), ("groups", self.groups)):
             rows = iter(
                 [
@@ -70,7 +70,7 @@ class DeletedNames:
                 yield {"op": "gone", of: some}
 
     def apply(self, item: dict[str, Any], log_offset: int) -> None:
-        """Take an item over that stands at `log_offset`."""
+        """Apply an item of the record at `log_offset`."""
         for of, names in (("topics", self.topics), ("groups", self.groups)):
             for id_, name, gone_at in item.get(of, ()):
                 self.note_deletion(gone_at)

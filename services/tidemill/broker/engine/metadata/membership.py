@@ -1,8 +1,8 @@
-"""Who belongs to the cluster: the home, and the broker groups, as the fold of CONFIG records.
+"""The members of the cluster: the home and the broker groups, as the fold of CONFIG records.
 
-The home's log has the list of broker groups, itself among them, and says that it is the home. A
-follower's says who its home is, and of which cluster. A broker that is alone has neither. The id of
-a cluster is random and made at its founding: a home that has lost its store is another's.
+The home's log lists all broker groups and says that it is the home. A follower's log names its home
+and its cluster. A single broker has neither. The cluster id is random and assigned at the founding,
+so a home that has lost its store belongs to another cluster.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any, Literal, TypeAlias, final
 
 from tidemill.message.broker_names import natural_order
 
-BROKER_GROUPS_MAX = 64  # of one cluster: every poll of a proxy asks them all
-ITEM_PREFIX = "brokerGroup "  # of the keys under which broker groups are stated
+BROKER_GROUPS_MAX = 64  # of one cluster: every poll of a proxy asks all of them
+ITEM_PREFIX = "brokerGroup "  # of the keys of broker groups
 
 MemberState: TypeAlias = Literal["active", "draining"]
-# Broker group and number of queues; a message group is hashed over all of a list of them.
+# (broker group, number of queues); a message group is hashed over all queues of the list.
 Placements: TypeAlias = "tuple[tuple[str, int], ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Who owns what is configured."""
+    """The owner of the configuration."""
 
     cluster_id: str
     name: str
     address: str
-    # Of the follower that has this in its log: it takes no messages of producers any more.
+    # Of the follower with this log: it rejects messages of producers.
     is_draining: bool = False
-    # Of the home that a follower has listened to last: the epoch of its log, and a random name of
-    # its process. One that was restored from a backup begins again with a lower epoch, or the same.
+    # Of the home that the follower listened to last: the epoch of its log, and a random name of its
+    # process. A home that was restored from a backup has a lower epoch, or the same.
     epoch: int = 0
     life: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerGroup:
-    """A member, as the home knows it."""
+    """A member of the cluster, at the home."""
 
     name: str
     address: str
@@ -47,17 +47,17 @@ class BrokerGroup:
 
 @final
 class Membership:
-    """What a broker's log says of its cluster."""
+    """The cluster as a broker's log describes it."""
 
     def __init__(self) -> None:
         self.home: Home | None = None
-        # Of a broker that was removed: the cluster that it has left. A home that missed the end of
-        # the removal hears so from it.
+        # Of a removed broker: the cluster that it left. A home that missed the end of the removal
+        # learns it from here.
         self.left_cluster_id = ""
         self.groups: dict[str, BrokerGroup] = {}  # at the home
 
     def apply(self, item: dict[str, Any]) -> None:
-        """Fold an item of one of the kinds below in."""
+        """Apply an item of a kind below."""
         match item["op"]:
             case "home":
                 self.home = Home(**item["home"]) if item["home"] else None
@@ -73,12 +73,12 @@ class Membership:
         return sorted(self.groups.values(), key=lambda group: natural_order(group.name))
 
     def placements(self, queues: int) -> Placements:
-        """Return the places of a new topic: so many queues of each active group."""
+        """Return the placements of a new topic: `queues` queues of each active group."""
         return tuple([(group.name, queues) for group in self.in_order() if group.state == "active"])
 
 
 def home_item(home: Home | None, *, left_cluster_id: str = "") -> dict[str, Any]:
-    """Return the item that says who is the home, or of which cluster it was."""
+    """Return the item that names the home, or the cluster that was left."""
     if home is None:
         return {"op": "home", "home": None, "left": left_cluster_id}
     values = {
@@ -99,10 +99,10 @@ def broker_group_item(group: BrokerGroup) -> dict[str, Any]:
 
 
 def redistribute(placements: Placements, gone: str, others: Sequence[str]) -> Placements:
-    """Return `placements` with queues of `others` in the place of those of `gone`.
+    """Replace the queues of `gone` in `placements` by queues of `others`.
 
-    Every other place stays where it is, so that no other message group moves. Whoever has a topic
-    has as many queues of it as any other.
+    All other placements stay, so that no other message group moves. Every broker group with a topic
+    has the same number of its queues.
     """
     assert others, "a topic keeps its messages somewhere"
     found: list[tuple[str, int]] = []

@@ -1,7 +1,7 @@
-"""How far groups have pulled, by their own word: a part of the catalog (ADR 0046).
+"""Pull offsets that groups have reported: a part of the catalog (ADR 0046).
 
-An item a (group, topic, queue), apart from what pops have moved. It goes with its group or topic,
-or is forgotten by an item of its own.
+There is one item per (group, topic, queue), independent of pops. It is deleted with its group or
+topic, or by an item of its own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# At one broker: a snapshot, and the deletion of a topic or a group, look at all of theirs in one
-# turn, some milliseconds at the most.
+# At one broker. A snapshot, and the deletion of a topic or a group, visit all of their items in one
+# turn, in a few milliseconds.
 PULL_OFFSETS_MAX: Final = 20_000
-# Of these, so many are for groups that have few: one that pulls all that there is, or makes believe
-# to, leaves others room to begin.
+# Reserved for groups with few offsets. A group that pulls everything leaves room for others.
 RESERVED_OFFSETS: Final = 4_000
 FEW_OFFSETS: Final = 64  # eight topics of eight queues each
-# In place of an offset: it is forgotten. A program that knows no such thing takes it for an offset,
-# behind which nothing is kept for anybody.
+# An item with this offset deletes the pull offset.
 FORGOTTEN: Final = 2**63 - 1
 ITEM_PREFIX: Final = "pull "  # of the keys of these items
 
@@ -30,48 +28,48 @@ Key: TypeAlias = tuple[GroupId, TopicId, QueueId]
 
 @final
 class PullOffsets:
-    """The offsets, by group, topic and queue."""
+    """Pull offsets by group, topic and queue."""
 
     def __init__(self) -> None:
         self._offsets: dict[Key, int] = {}
-        # Of each group and of each topic, what dies with it.
+        # Keys of each group and of each topic, which are deleted with them.
         self._of_group: dict[GroupId, dict[Key, None]] = {}
         self._of_topic: dict[TopicId, dict[Key, None]] = {}
-        self._largest: GroupId | None = None  # with most; None: it has to be looked for
+        self._largest: GroupId | None = None  # the group with the most offsets; None: unknown
 
     @property
     def all(self) -> Mapping[Key, int]:
-        """All that there are."""
+        """All pull offsets."""
         return self._offsets
 
     def find(self, key: Key) -> int | None:
-        """Return how far a group has pulled; None: it has not said."""
+        """Return the pull offset of a key; None if the group has not reported one."""
         return self._offsets.get(key)
 
     def of_group(self, group_id: GroupId) -> list[Key]:
-        """Return where a group has said how far it is."""
+        """Return the keys of a group."""
         return list(self._of_group.get(group_id, ()))
 
     def has_room(self, group_id: GroupId) -> bool:
-        """Whether a group may have another one."""
+        """Return whether a group may have another offset."""
         left = PULL_OFFSETS_MAX - len(self._offsets)
         return left > (0 if self.count_of_group(group_id) < FEW_OFFSETS else RESERVED_OFFSETS)
 
     def count_of_group(self, group_id: GroupId) -> int:
-        """Return in how many queues a group has said how far it is."""
+        """Return the number of offsets of a group."""
         return len(self._of_group.get(group_id, ()))
 
     def find_largest(self) -> GroupId | None:
-        """Return the group that has most; None: there are none."""
+        """Return the group with the most offsets; None if there are none."""
         if self._largest is None:
             self._largest = max(self._of_group, key=self.count_of_group, default=None)
         return self._largest
 
     def apply(self, item: Mapping[str, Any]) -> tuple[str, bool]:
-        """Fold an item in; return its key in the catalog, and whether it is there now."""
+        """Apply an item; return its key in the catalog, and whether it exists now."""
         key = GroupId(item["group"]), TopicId(item["topic"]), QueueId(item["queue"])
         if item["offset"] == FORGOTTEN:
-            # Retention may have taken what it was said by, and the deletion of its group all of it.
+            # Retention may have removed the record of the offset, or a deletion its whole group.
             return (self._forget(key) if key in self._offsets else item_key(key)), False
         self._offsets[key] = item["offset"]
         self._of_group.setdefault(key[0], {})[key] = None
@@ -83,11 +81,11 @@ class PullOffsets:
         return item_key(key), True
 
     def forget_group(self, group_id: GroupId) -> list[str]:
-        """Forget a group; return the keys in the catalog of what went."""
+        """Forget a group; return the catalog keys of its offsets."""
         return [self._forget(key) for key in self.of_group(group_id)]
 
     def forget_topic(self, topic_id: TopicId) -> list[str]:
-        """Forget a topic; return the keys in the catalog of what went."""
+        """Forget a topic; return the catalog keys of its offsets."""
         return [self._forget(key) for key in list(self._of_topic.get(topic_id, ()))]
 
     def _forget(self, key: Key) -> str:
@@ -108,11 +106,11 @@ def item_key(key: Key) -> str:
 
 
 def key_of(item_key: str) -> Key:
-    """Return whose offset an item is, by its key in the catalog."""
+    """Return the group, topic and queue of an item's key."""
     group_id, topic_id, queue_id = item_key.removeprefix(ITEM_PREFIX).split(" ")
     return GroupId(int(group_id)), TopicId(int(topic_id)), QueueId(int(queue_id))
 
 
 def pull_offset_item(key: Key, offset: int) -> dict[str, Any]:
-    """Return the configuration item that says how far a group has pulled."""
+    """Return the configuration item with the pull offset of a group."""
     return {"op": "pullOffset", "group": key[0], "topic": key[1], "queue": key[2], "offset": offset}

@@ -1,6 +1,6 @@
-"""How many topics and groups there may be, and how fast their first use may make them.
+"""Limits on the number of topics and groups, and on the rate of their automatic creation.
 
-Whoever may send may name a topic, so that without a bound one client fills memory, log and metrics.
+Every producer may name a topic. Without a limit one client could fill memory, log and metrics.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Final, final
 
 from tidemill.common.errors import Conflict, Overloaded
 
-AUTO_CREATE_BURST: Final = 1_000  # an application that starts names all of its own at once
+AUTO_CREATE_BURST: Final = 1_000  # an application names all its topics and groups when it starts
 
 
 @final
 class Quota:
-    """The limits, and how much of the rate is left."""
+    """The limits, and the remaining allowance of the rate."""
 
     def __init__(self, *, topics_max: int, groups_max: int, auto_create_per_s: int) -> None:
         self._topics_max = topics_max
@@ -24,7 +24,7 @@ class Quota:
         self._looked_at_ms = 0
 
     def check_topics(self, count: int) -> None:
-        """Raise Conflict when no topic may be added to so many, those of retries among them."""
+        """Raise Conflict if `count` topics, retry topics included, are the maximum."""
         if count >= self._topics_max:
             raise Conflict(
                 f"there are {count} topics, retry and dead-letter topics among them, and "
@@ -32,7 +32,7 @@ class Quota:
             )
 
     def check_groups(self, count: int) -> None:
-        """Raise Conflict when no consumer group may be added to so many."""
+        """Raise Conflict if `count` consumer groups are the maximum."""
         if count >= self._groups_max:
             raise Conflict(
                 f"there are {count} consumer groups, and groups_max is {self._groups_max}; delete "
@@ -40,7 +40,7 @@ class Quota:
             )
 
     def take(self, now_ms: int) -> None:
-        """Take one creation by use from what the rate allows. Raises Overloaded."""
+        """Take one automatic creation from the allowance. Raises Overloaded."""
         passed_ms = max(now_ms - self._looked_at_ms, 0)
         self._left = min(self._left + passed_ms * self._per_s / 1000, AUTO_CREATE_BURST)
         self._looked_at_ms = now_ms

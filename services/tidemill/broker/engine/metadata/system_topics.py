@@ -1,4 +1,4 @@
-"""Topics of the broker's own: retry topics, dead-letter topics, the timers' hidden one."""
+"""Topics of the broker itself: retry topics, dead-letter topics, the hidden timer topic."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def ensure_system_topic(
     retry_of: tuple[GroupId, TopicId] | None = None,
     queues: int = 1,
 ) -> Topic:
-    """Return a topic of the broker's own, made when it is new."""
+    """Return a topic of the broker itself. Create it if it is new."""
     topic = catalog.find_topic(name)
-    # One of that name may wait to be forgotten, with a group that was deleted and made again.
+    # An orphan may have that name, if its group was deleted and created again.
     if topic is None or topic.retry_of != retry_of:
         topic = Topic(
             id=TopicId(catalog.next_id),

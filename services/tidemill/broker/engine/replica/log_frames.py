@@ -11,6 +11,7 @@ from tidemill.broker.engine.replication.replicated_log import DIGEST_BYTES
 from tidemill.broker.engine.store.checked_run import find_last_run
 from tidemill.broker.engine.store.commit_log import CommitLog
 from tidemill.broker.engine.store.segment import LogDamaged
+from tidemill.broker.engine.store.whole_records import find_frame
 
 # Bytes of the log behind this distance from its end are old. Less may be in flight to a replica.
 RECENT_BYTES: Final = 16 << 20
@@ -50,7 +51,7 @@ class LogFrames:
         return frame
 
     def _read(self, offset: int, size_max: int) -> Data | None:
-        found = self._log.frame_at(LogOffset(offset), size_max)
+        found = find_frame(self._log, LogOffset(offset), size_max)
         if found is None:
             return None
         data, segment = found
@@ -73,7 +74,7 @@ class LogFrames:
         if not log.segments or not log.min_offset <= offset < confirm_offset:
             return memoryview(b"")
         try:
-            found = log.frame_at(LogOffset(offset), size_max, anew=True)
+            found = find_frame(log, LogOffset(offset), size_max, recheck=True)
         except LogDamaged as error:
             log.damage.request(error.log_offset, error.end)
             return memoryview(b"")

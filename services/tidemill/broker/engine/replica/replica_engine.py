@@ -26,6 +26,7 @@ from tidemill.broker.engine.replication.epoch_journal import Journal
 from tidemill.broker.engine.replication.messages import Data, Digest
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.segment import CorruptStore, LogDamaged
+from tidemill.broker.engine.store.whole_records import records_between
 
 # The report of a cut counts at most so many records. A master writes fewer while nothing is
 # confirmed.
@@ -224,7 +225,7 @@ class ReplicaEngine:
         """Describe for operators what a cut removes; damaged records are not counted."""
         end, records = self._log.log_end, 0
         with contextlib.suppress(CorruptStore):
-            for _ in itertools.islice(self._log.records_from(offset, end), COUNTED_RECORDS_MAX):
+            for _ in itertools.islice(records_between(self._log, offset, end), COUNTED_RECORDS_MAX):
                 records += 1
         confirmed_bytes = max(min(self.confirm_offset, end) - offset, 0)
         return LogCut(
@@ -298,7 +299,7 @@ class ReplicaEngine:
         """Apply all records before `end`. Raises LogDamaged."""
         engine, log = self.engine, self._log
         begin = log.folded_offset
-        for count, found in enumerate(log.records_from(begin, end), 1):
+        for count, found in enumerate(records_between(log, begin, end), 1):
             # Since the last yield this replica may have become the master and applied everything.
             if log.applied_offset is None:
                 return

@@ -1,1 +1,1 @@
-"""The store: commit log and what is derived from it (consume queues, index, checkpoint file)."""
+"""The store: the commit log and its derived files (consume queues, message index)."""

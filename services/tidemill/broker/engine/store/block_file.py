@@ -1,4 +1,4 @@
-"""Writing and opening derived files (see `layout.block_file`)."""
+"""Writing and opening of derived files (see `layout.block_file`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.broker.engine.tally import Tally
 
 
 class EncodedBlock(NamedTuple):
-    """One block to be written."""
+    """A block of a derived file before it is written."""
 
     key_1: int
     key_2: int
@@ -43,14 +43,15 @@ def write_block_file(
     block_count_max: int,
     from_offset: int,
     to_offset: int,
-    placed: Callable[[BlockFile], None] = lambda _: None,
+    on_placed: Callable[[BlockFile], None] = lambda _: None,
 ) -> Generator[list[File], None, BlockFile]:
-    """Write a derived file in slices, some blocks or none each, put it in place, and return it.
+    """Write a derived file in slices, rename it into place, and return it.
 
-    Yields the files to be synced before the next step. Room for the directory is left in front, so
-    that blocks can be written as they come. Where `slices` raises, nothing is left of the file.
-    Who reads a file whose place it takes is told of it by `placed`, in the slice in which it does:
-    by another's directory nothing is found in it.
+    Each element of `slices` has some blocks or none. Yields the files to sync before the next step.
+    The directory comes before the blocks and has room for `block_count_max` rows, so blocks are
+    written as they come. If `slices` raises, the file is deleted. If the file replaces another one,
+    `on_placed` receives it in the same slice: readers must not use the old directory with the new
+    file.
     """
     name = file_name(folder.path, from_offset=from_offset, to_offset=to_offset)
     temporary = f"{folder.path}/unfinished"
@@ -88,23 +89,23 @@ def write_block_file(
         damaged=damaged,
         size_bytes=position,
     )
-    placed(new)
+    on_placed(new)
     yield [folder.disk.folder(folder.path)]
     return new
 
 
-# What is known of a block: it is what was written, and then also that its pages may be touched.
+# Knowledge about a block: its checksum was right, and then also that its pages were read.
 INTACT, PRESENT = 1, 2
 
-# Files with a block that was found damaged, by name: noted when one is met, since nobody looks.
+# Files with a damaged block, by name. A reader adds a file when it meets the damage.
 DamagedFiles: TypeAlias = "dict[str, BlockFile]"
 
 
 @final
 class BlockFile:
-    """A derived file, mapped while it is used. Of a block the first use verifies the checksum.
+    """A derived file, mapped during use. The first use of a block verifies its checksum.
 
-    The directory is in memory, 32 bytes a block: it says what may be believed of the file.
+    Memory holds the directory: 32 bytes per block, with the checksums.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class BlockFile:
         damaged: DamagedFiles,
         size_bytes: int,
     ) -> None:
-        """Know `name`, whose header is right; a damaged block puts it among the `damaged`."""
+        """Open `name` with its valid header. A damaged block adds the file to `damaged`."""
         self.name = name
         self.magic = magic
         self.size_bytes = size_bytes
@@ -125,9 +126,9 @@ class BlockFile:
         self.row_count = len(self._directory) // block_file.ROW_SIZE
         self._mappings = mappings
         self._damaged = damaged
-        # Of each block: INTACT, or PRESENT as long as no file is mapped or forgotten; or 0.
+        # Per block: INTACT; or PRESENT until a file is mapped or forgotten; or 0.
         self._verified = bytearray(self.row_count)
-        self._changes = mappings.changes  # when a block was PRESENT last
+        self._changes = mappings.changes  # value at which the blocks were PRESENT
 
     def row(self, number: int) -> DirectoryRow:
         """Return a row of the directory."""
@@ -142,9 +143,9 @@ class BlockFile:
         return block_file.rows_of(self._directory[begin * size : stop])
 
     def read_unverified(self, number: int, size: int) -> memoryview:
-        """Return what there is of the first `size` bytes of block `number`, right or wrong.
+        """Return up to `size` bytes of block `number` without a checksum.
 
-        Raises BlockFileDamaged where they cannot be read.
+        Raises BlockFileDamaged if they cannot be read.
         """
         position = block_file.position_of(self._directory, number)
         try:
@@ -156,7 +157,7 @@ class BlockFile:
         return view[position : position + size]
 
     def check_block(self, number: int, size: int) -> memoryview:
-        """Verify a block again, whoever has done so before. Returns, and raises, as `block`."""
+        """Verify a block again. Returns and raises as `block`."""
         self._verified[number] = 0
         return self.block(number, size)
 
@@ -181,29 +182,32 @@ class BlockFile:
         return data
 
     def adopt(self, new: BlockFile) -> None:
-        """Know what was written under the same name, with as many blocks: queues hold this one."""
+        """Take over the content of `new`, which has the same name and as many blocks.
+
+        Consume queues hold references to this object.
+        """
         assert (new.name, new.row_count) == (self.name, self.row_count), "the same file again"
         self._directory, self._verified = new._directory, new._verified
         self._changes = new._changes
 
     def advise(self) -> None:
-        """Say that all of the file will be read soon; a hint."""
+        """Announce that all of the file will be read soon; a hint."""
         self._mappings.advise(self.name)
 
 
 def open_block_file(mappings: Mappings, name: str, magic: int, damaged: DamagedFiles) -> BlockFile:
-    """Open a derived file of an earlier life. Raises BlockFileDamaged."""
+    """Open a derived file of an earlier process. Raises BlockFileDamaged."""
     try:
         view = mappings.readable(name, 0, block_file.HEADER_SIZE)
         mappings.readable(name, 0, block_file.directory_end(view, magic))
     except PageUnreadable as error:
         raise BlockFileDamaged(str(error)) from error
     header = block_file.decode_header(view, magic)
-    # No checksum covers the range in the header: the name says it a second time. And of a torn
-    # header of a file that was being written the checksum may be right.
+    # No checksum covers the range in the header, but the name repeats it. A torn header of an
+    # unfinished file may have a right checksum.
     from_offset, to_offset, _ = header
     if name != file_name(name.rpartition("/")[0], from_offset=from_offset, to_offset=to_offset):
-        raise BlockFileDamaged(f"{name} says that it is of {from_offset} to {to_offset}")
+        raise BlockFileDamaged(f"{name} has the range {from_offset} to {to_offset} in its header")
     return BlockFile(mappings, name, header, magic=magic, damaged=damaged, size_bytes=len(view))
 
 
@@ -218,9 +222,9 @@ def open_chain(
 ) -> list[BlockFile]:
     """Open the files that join up to `to_offset`, oldest first, and delete all others.
 
-    Of files that begin at one place the widest counts: it has taken the place of the others, and
-    of those behind them that it covers. A damaged file that nothing else covers ends the chain from
-    below: what it and all later ones state is rebuilt.
+    If several files begin at one offset, the widest one is valid: it replaced the others, and the
+    later files that it covers. A damaged file without a replacement ends the chain; it and all
+    later files are rebuilt.
     """
     files = []
     names = disk.names(folder)

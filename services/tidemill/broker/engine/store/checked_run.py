@@ -1,7 +1,6 @@
-"""The last records before a place of the log, each of them checked: what two logs are compared by.
+"""The last records before a log offset, each of them checked. Two logs are compared by them.
 
-Bytes that nobody has checked say nothing of another log: a bit that has flipped here would look as
-if the other one had something else.
+Unchecked bytes say nothing about another log: a flipped bit here would look like a difference.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from tidemill.broker.engine.store.segment import CorruptStore, Record, Segment, 
 
 @final
 class CheckedRun(NamedTuple):
-    """Records without a gap, and a checksum over all of them, without the pads between them."""
+    """Consecutive records, and a checksum over all of them without pads."""
 
     begin: int
     crc: int
 
 
 def find_last_run(log: CommitLog, low: int, end: int, size: int) -> CheckedRun:
-    """Return intact records that end at `end`: of the last `size` bytes, or one that is larger.
+    """Return intact records that end at `end`: the last `size` bytes, or one larger record.
 
-    A record begins at `low`, and none of them before. In two logs that are the same this is the
-    same. Raises LogDamaged where the last one before `end` is damaged.
+    A record begins at `low`, and none of them begins before it. Equal logs have equal runs. Raises
+    LogDamaged if the last record before `end` is damaged.
     """
     while low < end:
         near = max(low, end - size)
@@ -37,14 +36,14 @@ def find_last_run(log: CommitLog, low: int, end: int, size: int) -> CheckedRun:
             return run
         if near == low:
             raise damaged(log.segment_of(LogOffset(gap)), gap, "no intact record is here")
-        size *= 4  # A record takes up to some megabytes: few steps.
+        size *= 4  # A record has at most some megabytes: few steps.
     return CheckedRun(end, 0)
 
 
 def _find_run(log: CommitLog, begin: int, end: int) -> tuple[CheckedRun | None, int]:
-    """Return the records from the first one at or behind `begin` on that nothing interrupts.
+    """Return the last uninterrupted records from the first one at or after `begin`.
 
-    And where the last gap between records begins.
+    Also return the begin of the last gap between records.
     """
     at, gap, run = begin, begin, None
     while at < end:

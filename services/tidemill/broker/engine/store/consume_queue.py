@@ -1,9 +1,10 @@
-"""Consume queues: per queue, where in the commit log its messages lie.
+"""Consume queues: for each queue, the positions of its messages in the commit log.
 
-The newest entries are in memory (the tail, at most what the log holds since the last checkpoint);
-older ones are in the blocks of `queues/` files, one file a checkpoint with a block a queue, which
-are merged later (`engine.merge`). So one sync makes the entries of any number of queues durable,
-and memory does not grow with the backlog. Derived: the log is the truth and rebuilds every entry.
+The newest entries are in memory: the tail, at most the messages since the last checkpoint. Older
+entries are in blocks of `queues/` files. A checkpoint writes one file with a block per queue, and
+`engine.merge` merges files later. Therefore one sync makes the entries of any number of queues
+durable, and memory does not grow with the backlog. The queues are derived: the broker rebuilds
+every entry from the log.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidemill.broker.engine.store.block_file import BlockFile
 
 
 class QueueRun(NamedTuple):
-    """A stretch of a queue's entries: a block of a derived file."""
+    """Consecutive entries of a queue in a block of a derived file."""
 
     file: BlockFile
     block: int
@@ -32,8 +33,8 @@ class QueueRun(NamedTuple):
 class ConsumeQueue:
     """The entries of one queue, from `min_offset` to `max_offset`.
 
-    Those before `base` are in runs, without a gap: where one ends the next begins. The runs are
-    three lists beside each other, since a store may have millions.
+    Entries before `base` are in runs without a gap: each run begins where the previous one ends.
+    The runs are three parallel lists, because a store may have millions.
     """
 
     __slots__ = (
@@ -58,18 +59,18 @@ class ConsumeQueue:
         self.tail = bytearray()
         self.base = 0  # queue offset of the first entry in the tail
         self.min_offset = QueueOffset(0)
-        self.max_offset = QueueOffset(0)  # offset that the next message gets
-        self.stated_at = 0  # log offset of the newest record that says what max_offset is
+        self.max_offset = QueueOffset(0)  # offset of the next message
+        self.stated_at = 0  # log offset of the newest record that states max_offset
 
     def append(self, log_offset: LogOffset, size: int, tag_hash: int) -> None:
         """Add the entry of the message at `max_offset`."""
         self.tail += ENTRY.pack(log_offset, size, tag_hash)
-        # Every message passes here, and a call to name the number costs as much as a field.
+        # Every message passes here, and a call of `QueueOffset` costs as much as a field.
         self.max_offset += 1  # type: ignore[assignment]  # The next queue offset.
         self.stated_at = log_offset
 
     def restart_at(self, offset: QueueOffset, log_offset: LogOffset) -> None:
-        """Make the queue go on at `offset`: what was before is gone from the log."""
+        """Continue the queue at `offset`: the log has no earlier entries any longer."""
         if offset > self.max_offset:
             self._drop_runs(len(self._firsts))
             self.tail.clear()
@@ -77,7 +78,7 @@ class ConsumeQueue:
         self.stated_at = max(self.stated_at, log_offset)
 
     def entries(self, offset: int, count: int) -> list[tuple[LogOffset, int, int]]:
-        """Return `count` entries (log_offset, size, tag_hash) from `offset`, or all there are.
+        """Return up to `count` entries (log_offset, size, tag_hash) from `offset`.
 
         `offset` must lie between min_offset and max_offset. Raises BlockFileDamaged.
         """
@@ -91,14 +92,14 @@ class ConsumeQueue:
             part = self.data(offset, count)
         return list(ENTRY.iter_unpack(part))
 
-    def data(self, offset: int, count: int, *, anew: bool = False) -> bytes:
-        """Return the bytes of `count` entries from `offset`, or of all there are.
+    def data(self, offset: int, count: int, *, recheck: bool = False) -> bytes:
+        """Return the bytes of up to `count` entries from `offset`.
 
-        With `anew` blocks are verified whoever has done so before. Raises BlockFileDamaged.
+        With `recheck`, verify blocks that were verified before. Raises BlockFileDamaged.
         """
         parts: list[memoryview | bytearray] = []
         while offset < self.base and count > 0:
-            part = self._in_one_run(offset, count, anew=anew)
+            part = self._in_one_run(offset, count, recheck=recheck)
             parts.append(part)
             offset += len(part) // SIZE
             count -= len(part) // SIZE
@@ -106,15 +107,15 @@ class ConsumeQueue:
         parts.append(self.tail[begin : begin + count * SIZE])
         return b"".join(parts)
 
-    def _in_one_run(self, offset: int, count: int, *, anew: bool = False) -> memoryview:
-        """Return the bytes of up to `count` entries, as far as the run of `offset` goes."""
-        # Field by field: every message of a backlog passes here.
+    def _in_one_run(self, offset: int, count: int, *, recheck: bool = False) -> memoryview:
+        """Return the bytes of up to `count` entries, at most to the end of the run of `offset`."""
+        # Without `_run`, for speed: every message of a backlog passes here.
         firsts = self._firsts
         number = bisect_right(firsts, offset)
         end = firsts[number] if number < len(firsts) else self.base
         number -= 1
         first, file = firsts[number], self._files[number]
-        read = file.check_block if anew else file.block
+        read = file.check_block if recheck else file.block
         begin = (offset - first) * SIZE
         return read(self._blocks[number], (end - first) * SIZE)[begin : begin + count * SIZE]
 
@@ -134,7 +135,7 @@ class ConsumeQueue:
         return self.entries(offset, 1)[0]
 
     def check_entry(self, offset: int) -> None:
-        """Verify again what the entry at `offset` is read from. Raises BlockFileDamaged."""
+        """Verify the block of the entry at `offset` again. Raises BlockFileDamaged."""
         if self.min_offset <= offset < self.base:
             run = self._run_of(offset)
             run.file.check_block(run.block, run.entry_count * SIZE)
@@ -147,13 +148,13 @@ class ConsumeQueue:
             offset += len(entries)
 
     def tail_count_before(self, log_offset: int) -> int:
-        """Count the entries in the tail of messages before a log offset."""
+        """Count the tail entries of messages before a log offset."""
         return _count_before(self.tail, len(self.tail) // SIZE, log_offset)
 
     def add_run(self, run: QueueRun) -> None:
-        """Take entries of a derived file over; those in the tail that it states are given up."""
+        """Add the entries of a derived file, and remove them from the tail."""
         if self._firsts and self.base != run.first:
-            # The queue went on at a later offset after retention: older runs are below it.
+            # After retention the queue continued at a later offset. Older runs are before it.
             self._drop_runs(len(self._firsts))
             self.min_offset = QueueOffset(run.first)
         if not self._firsts:
@@ -167,20 +168,20 @@ class ConsumeQueue:
         self.max_offset = QueueOffset(max(self.max_offset, end))
 
     def runs_between(self, from_offset: int, to_offset: int) -> range:
-        """Return the numbers of the runs in files of the log between two offsets."""
+        """Return the numbers of the runs in files between two log offsets."""
         begin = bisect_left(self._files, from_offset, key=lambda file: file.from_offset)
         end = bisect_right(self._files, to_offset, key=lambda file: file.to_offset)
         return range(begin, max(begin, end))
 
     def entries_in(self, numbers: range) -> range:
-        """Return the offsets of the entries in some runs, one behind the other."""
+        """Return the queue offsets of the entries in consecutive runs."""
         if not numbers:
             return range(0)
         last = self._run(numbers[-1])
         return range(self._firsts[numbers[0]], last.first + last.entry_count)
 
     def replace_runs(self, numbers: range, runs: list[QueueRun]) -> None:
-        """Answer from `runs` what other ones answered."""
+        """Replace runs by other runs with the same entries."""
         at = slice(numbers.start, numbers.stop)
         self._firsts[at] = array("q", [run.first for run in runs])
         self._files[at] = [run.file for run in runs]
@@ -194,9 +195,9 @@ class ConsumeQueue:
         self._begin_at(self.offset_behind(log_offset))
 
     def drop_known_before(self, log_offset: LogOffset) -> None:
-        """Give up what intact blocks say of messages before `log_offset`.
+        """Drop the entries that intact blocks assign to messages before `log_offset`.
 
-        What is left begins where it does, or with a damaged block that hides where that is.
+        The queue then begins exactly there, or with a damaged block that hides the position.
         """
         first = bisect_right(self._files, int(log_offset), key=lambda file: file.to_offset)
         known = self._firsts[first] if first < len(self._firsts) else self.base
@@ -214,18 +215,18 @@ class ConsumeQueue:
         self._begin_at(max(known, self.min_offset))
 
     def begin_behind(self, offset: QueueOffset) -> None:
-        """Give up entries before `offset`, all of messages that are gone."""
+        """Drop the entries before `offset`. The log has none of their messages."""
         self._begin_at(max(offset, self.min_offset))
 
     def _begin_at(self, offset: int) -> None:
-        """Give up what is before `offset`."""
+        """Drop the entries before `offset`."""
         self.min_offset = QueueOffset(offset)
         passed = bisect_right(self._firsts, offset) - 1  # the run of `offset`, or the last one
         is_all = offset >= self.base
         self._drop_runs(len(self._firsts) if is_all else max(passed, 0))
 
     def offset_behind(self, log_offset: int) -> int:
-        """Return the first offset whose message stands at a log offset or behind it.
+        """Return the first queue offset with a message at or after a log offset.
 
         Raises BlockFileDamaged.
         """
@@ -244,12 +245,12 @@ class ConsumeQueue:
         return self.base + self.tail_count_before(log_offset)
 
     def _drop_runs(self, count: int) -> None:
-        """Give up the oldest runs."""
+        """Drop the oldest runs."""
         del self._firsts[:count], self._files[:count], self._blocks[:count]
 
 
 def _count_before(data: bytearray | memoryview, count: int, log_offset: int) -> int:
-    """Count the entries, `count` in all, of messages before a log offset."""
+    """Count those of `count` entries that belong to messages before a log offset."""
 
     def at(n: int) -> int:
         return int(ENTRY.unpack_from(data, n * SIZE)[0])

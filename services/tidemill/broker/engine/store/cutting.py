@@ -1,4 +1,4 @@
-"""Taking away the end of a log, so that none of it ever comes back."""
+"""Removal of the end of a log, so that no part of it ever comes back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tidemill.broker.engine.store.disk import Disk, File, ReadFailed
 from tidemill.broker.engine.store.mappings import Mappings
 from tidemill.broker.engine.store.segment import BLOCK_BYTES, FOLDER, Segment
 
-ERASE_BYTES = 1 << 20  # written at once
+ERASE_BYTES = 1 << 20  # bytes of one write
 
 
 def drop_segments_from(disk: Disk, views: Mappings, segments: list[Segment], end: int) -> None:
-    """Delete the segments that begin at `end` or later, durably; never the oldest one.
+    """Delete the segments that begin at `end` or later, durably; never the oldest segment.
 
-    The last one first: a power cut on the way must leave no hole.
+    Delete the last one first: a power cut in between must not leave a hole.
     """
     behind = [one for one in reversed(segments[1:]) if one.start >= end]
     for segment in behind:
@@ -27,11 +27,11 @@ def drop_segments_from(disk: Disk, views: Mappings, segments: list[Segment], end
 
 
 def erase(file: File, begin: int, end: int) -> None:
-    """Write zeros between two places of a segment; a sync makes them durable.
+    """Write zeros between two bytes of a segment; a sync makes them durable.
 
-    And not a shorter file: a power cut on the way must not leave a segment that looks as if
-    somebody had cut it. Nor where there are zeros already: what was never written takes room when
-    it is, and a start on a full disk would fail.
+    The file keeps its size: a power cut in between must not leave a segment that looks cut. Ranges
+    that are zero already stay unwritten. Writing them would allocate space, and a start on a full
+    disk would fail.
     """
     for at in range(begin, end, ERASE_BYTES):
         for first, size in _written(file, at, min(ERASE_BYTES, end - at)):
@@ -39,7 +39,7 @@ def erase(file: File, begin: int, end: int) -> None:
 
 
 def _written(file: File, begin: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of a file, in blocks, that are not all zeros, or cannot be read."""
+    """Yield the ranges of a file, in blocks, that are not all zeros or cannot be read."""
     try:
         data = file.read_at(begin, size)
     except ReadFailed:

@@ -1,11 +1,11 @@
-"""Where the log was found damaged, and whether another replica has what stood there (ADR 0047).
+"""Damaged ranges of the log, and the requests to other replicas to mend them (ADR 0047).
 
-    ask_for(offset)      whoever meets damage calls this before anything is given up
-    next_question        whom to ask for what; one question at a time
-    answered             what came of it
-    take_ended           whether any place is mended or given up: who holds something looks again
+    request(offset)      called by every reader that meets damage, before it drops anything
+    next_request         the next replica and range to ask for; one request at a time
+    handle_outcome       the result of a request
+    take_ended           whether a range was mended or given up: readers then try again
 
-Nothing here survives a restart: who meets the damage again notes it again.
+A restart forgets all of it. A reader that meets the damage again requests it again.
 """
 
 from __future__ import annotations
@@ -16,123 +16,123 @@ from typing import Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.numbers import LogOffset
 
-PLACES_MAX: Final = 1_024  # noted at a time; who meets more holds it, and notes it when these end
-# Where some replica cannot be asked: an upgrade, and a node that starts again, take less.
+RANGES_MAX: Final = 1_024  # requested at a time; a reader that meets more waits until these end
+# For replicas that cannot be reached. An upgrade or a node restart takes less time.
 GIVE_UP_MS: Final = 300_000
-AGAIN_MS: Final = 1_000  # until somebody is asked again who could not be reached
-# What was given up is asked for again by who meets it after so long: a replica may be back.
+AGAIN_MS: Final = 1_000  # pause before a replica that could not be reached is asked again
+# A range that was given up may be requested again after this time: a replica may be back.
 GIVEN_UP_MS: Final = 60_000
 
 
 class MendOutcome(Enum):
-    """What came of a question."""
+    """The result of a request."""
 
-    MENDED = auto()  # what stands here is intact now
-    NOTHING = auto()  # that replica has no intact bytes of it
-    SILENT = auto()  # it could not be asked, or does not know yet that these are confirmed
-    SOUND = auto()  # what stands here was intact: whoever noted it was led here by something else
+    MENDED = auto()  # the range is intact now
+    NOTHING = auto()  # the replica has no intact bytes of it
+    SILENT = auto()  # the replica is unreachable, or does not know yet that the range is confirmed
+    SOUND = auto()  # the range was intact: another fault led the reader here
 
 
 class MendRequest(NamedTuple):
-    """A stretch of the log that another replica is to be asked for."""
+    """A range of the log to request from another replica."""
 
     replica_id: int
-    begin: LogOffset  # where a record begins
-    end: LogOffset  # whole records are wanted up to here, and one at least
+    begin: LogOffset  # begin of a record
+    end: LogOffset  # whole records up to here, and at least one
 
 
 class _DamagedRange:
-    __slots__ = ("ask_at_ms", "end", "since_ms", "turn", "without")
+    __slots__ = ("ask_at_ms", "end", "replicas_without", "since_ms", "turn")
 
     def __init__(self, end: LogOffset) -> None:
         self.end = end
-        self.since_ms: int | None = None  # monotonic; None: nobody has looked at it yet
+        self.since_ms: int | None = None  # monotonic; None: not asked yet
         self.ask_at_ms = 0
         self.turn = 0
-        self.without: set[int] = set()  # replicas that have said they have nothing
+        self.replicas_without: set[int] = set()  # replicas that do not have the range
 
 
 @final
 class DamagedRanges:
-    """The places, in the order in which they were met."""
+    """The damaged ranges, in the order of their discovery."""
 
     def __init__(self) -> None:
-        # Whether this store is a replica's: else nobody is to be asked, and nothing is awaited.
+        # Without replicas no range can be mended, so readers do not wait.
         self.has_replicas = False
         self.mended_count = self.given_up_count = 0
-        self._places: dict[LogOffset, _DamagedRange] = {}
-        self._given_up: dict[LogOffset, int] = {}  # and when, monotonic
-        self.has_ended = False  # any place, and nobody has looked
+        self._ranges: dict[LogOffset, _DamagedRange] = {}
+        self._given_up: dict[LogOffset, int] = {}  # and the monotonic time
+        self.has_ended = False  # a range, since the last `take_ended`
 
     def request(self, log_offset: int, end: int | None = None) -> bool:
-        """Note what is damaged at `log_offset`, where a record began; whether it may come back.
+        """Request the damaged range at `log_offset`, where a record began; return whether to wait.
 
-        False: nobody has it, and what depends on it may be given up.
+        False means that no replica has it. What depends on it may be given up.
         """
         at = LogOffset(log_offset)
         if not self.has_replicas or at in self._given_up:
             return False
-        if at not in self._places and len(self._places) < PLACES_MAX:
-            self._places[at] = _DamagedRange(LogOffset(log_offset + 1 if end is None else end))
+        if at not in self._ranges and len(self._ranges) < RANGES_MAX:
+            self._ranges[at] = _DamagedRange(LogOffset(log_offset + 1 if end is None else end))
         return True
 
     @property
     def has_requests(self) -> bool:
-        """Whether something is asked for."""
-        return bool(self._places)
+        """Whether a range is requested."""
+        return bool(self._ranges)
 
     def is_requested(self, log_offset: int) -> bool:
-        """Whether a place is asked for."""
-        return log_offset in self._places
+        """Return whether the range at `log_offset` is requested."""
+        return log_offset in self._ranges
 
     def next_request(self, others: Collection[int] | None, now_ms: int) -> MendRequest | None:
-        """Return whom to ask now, of the other replicas there are; None: nobody.
+        """Return the next request to one of the `others`, or None.
 
-        Nobody knows the others (None) before the first view.
+        Before the first view the other replicas are unknown (None).
         """
         for at, given_up_ms in list(self._given_up.items()):
             if now_ms - given_up_ms >= GIVEN_UP_MS:
                 del self._given_up[at]
-        for at, place in list(self._places.items()):
-            if place.since_ms is None:
-                place.since_ms = now_ms
-            left = None if others is None else sorted(set(others) - place.without)
-            if left == [] or now_ms - place.since_ms >= GIVE_UP_MS:
+        for at, one in list(self._ranges.items()):
+            if one.since_ms is None:
+                one.since_ms = now_ms
+            candidates = None if others is None else sorted(set(others) - one.replicas_without)
+            if candidates == [] or now_ms - one.since_ms >= GIVE_UP_MS:
                 self._give_up(at, now_ms)
-            elif left and now_ms >= place.ask_at_ms:
-                return MendRequest(left[place.turn % len(left)], at, place.end)
+            elif candidates and now_ms >= one.ask_at_ms:
+                return MendRequest(candidates[one.turn % len(candidates)], at, one.end)
         return None
 
-    def handle_outcome(self, question: MendRequest, answer: MendOutcome, now_ms: int) -> None:
-        """Hear what came of a question."""
-        place = self._places.get(question.begin)
-        if place is None:
+    def handle_outcome(self, request: MendRequest, outcome: MendOutcome, now_ms: int) -> None:
+        """Handle the result of a request."""
+        one = self._ranges.get(request.begin)
+        if one is None:
             return
-        if answer is MendOutcome.MENDED:
-            del self._places[question.begin]
+        if outcome is MendOutcome.MENDED:
+            del self._ranges[request.begin]
             self.mended_count += 1
             self.has_ended = True
-        elif answer is MendOutcome.SOUND:
-            self._give_up(question.begin, now_ms)
-        elif answer is MendOutcome.NOTHING:
-            place.without.add(question.replica_id)
+        elif outcome is MendOutcome.SOUND:
+            self._give_up(request.begin, now_ms)
+        elif outcome is MendOutcome.NOTHING:
+            one.replicas_without.add(request.replica_id)
         else:
-            place.turn += 1
-            place.ask_at_ms = now_ms + AGAIN_MS
+            one.turn += 1
+            one.ask_at_ms = now_ms + AGAIN_MS
 
     def forget_before(self, log_min: int) -> None:
-        """Forget what retention has taken."""
-        for at in [at for at in self._places if at < log_min]:
-            del self._places[at]
+        """Forget ranges that retention has removed."""
+        for at in [at for at in self._ranges if at < log_min]:
+            del self._ranges[at]
             self.has_ended = True
 
     def _give_up(self, at: LogOffset, now_ms: int) -> None:
-        del self._places[at]
+        del self._ranges[at]
         self._given_up[at] = now_ms
         self.given_up_count += 1
         self.has_ended = True
 
     def take_ended(self) -> bool:
-        """Return and clear whether any place was mended or given up."""
+        """Return and clear whether a range was mended or given up."""
         has_ended, self.has_ended = self.has_ended, False
         return has_ended

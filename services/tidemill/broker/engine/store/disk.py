@@ -1,9 +1,9 @@
-"""What the engine asks of a disk. `PosixDisk` is the real one; tests hand in one that lies.
+"""The disk interface of the engine. `PosixDisk` implements it; tests use a faulty disk.
 
-Assumed of the disk: bytes written and then synced survive a power cut; bytes written and not synced
-may survive, be torn at any byte, or vanish; a rename is atomic, and durable once its folder is
-synced. All that was written is read back until the power goes, by a later process too, although it
-may never become durable: so what a start has found counts only after `reload`.
+Assumptions: bytes that were written and synced survive a power cut. Bytes that were written and not
+synced may survive, be torn at any byte, or vanish. A rename is atomic, and durable once its folder
+is synced. Until a power cut, later processes also read bytes that may never become durable.
+Therefore a start trusts the log only after `reload`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol, final
 
 
 class DiskFailed(Exception):
-    """A write, sync or read failed. Final: the process ends and recovers from the log."""
+    """A write, sync or read failed. This is final: the process ends and recovers from the log."""
 
 
 class ReadFailed(DiskFailed):
-    """A read failed. Of a file that is made from others a start does without."""
+    """A read failed. A start can do without a file that is derived from others."""
 
 
 class File(Protocol):
@@ -32,53 +32,52 @@ class File(Protocol):
         """Return the size in bytes."""
 
     def write_at(self, offset: int, buffers: Sequence[bytes | memoryview | bytearray]) -> None:
-        """Write all `buffers` one after the other from `offset`. Raises DiskFailed."""
+        """Write all `buffers` consecutively from `offset`. Raises DiskFailed."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`, fewer where the file ends. Raises ReadFailed."""
+        """Return `size` bytes from `offset`, fewer at the end of the file. Raises ReadFailed."""
 
     def advise(self, offset: int, size: int) -> None:
-        """Say that `size` bytes from `offset` will be read soon; a hint."""
+        """Announce that `size` bytes from `offset` will be read soon; a hint."""
 
     def view(self) -> memoryview:
-        """Return a read-only view of the whole file as it is now and as it will be overwritten."""
+        """Return a read-only view of the whole file. Later overwrites show in it."""
 
     def resize(self, size: int) -> None:
-        """Cut the file, or extend it by zeros. Views taken before are of the old size."""
+        """Cut the file, or extend it by zeros. Existing views keep their size."""
 
     def sync(self) -> None:
         """Make everything written so far durable. Raises DiskFailed."""
 
     def reload(self) -> None:
-        """Make durable what an earlier process has written, and read from the disk from now on.
+        """Sync the writes of an earlier process, and read from the disk from now on.
 
-        After a sync that failed the system may keep the bytes in memory and call them written: what
-        is read of them is not what the next start will find. Nobody may have a view of the file.
-        Raises DiskFailed.
+        After a failed sync the system may keep the bytes in memory and report them as written. A
+        later start would not find them. No view of the file may exist. Raises DiskFailed.
         """
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
 
 
-DROPPED = "dropped"  # file name, in any folder, of what is being deleted
+DROPPED = "dropped"  # name of a file during its deletion, in any folder
 _DROP_SLICE_BYTES = 4 << 20  # freeing more at once takes the file system over a millisecond
 
 
 class Disk(Protocol):
-    """A folder of files in sub-folders ("log/0000"), which are made when they are needed."""
+    """A folder of files in sub-folders ("log/0000"), which are created when needed."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in `folder`, sorted, each with the folder in front."""
+        """Return the names in `folder`, sorted, each with the folder as prefix."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing; with `create` it must not exist yet."""
+        """Open a file for reading and writing. With `create` it must not exist yet."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file's content, None where there is no such file. Raises ReadFailed."""
+        """Return the content of a small file, or None if it does not exist. Raises ReadFailed."""
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, replacing what has it."""
+        """Rename a file. An existing target is replaced."""
 
     def delete(self, name: str) -> None:
         """Delete a file."""
@@ -86,18 +85,18 @@ class Disk(Protocol):
     def folder(self, folder: str) -> File:
         """Return a folder as a file to sync.
 
-        That makes what was created, renamed or deleted in it durable; it takes fsync.
+        The sync makes creations, renames and deletions in it durable. It takes fsync.
         """
 
     def free_bytes(self) -> int:
-        """Return how many bytes can still be written."""
+        """Return the bytes that can still be written."""
 
     def total_bytes(self) -> int:
-        """Return how many bytes of the volume are used, or can be by processes like this one."""
+        """Return the usable bytes of the volume, used ones included."""
 
 
 def reload_folder(disk: Disk, folder: str) -> None:
-    """Make durable what an earlier process has left in `folder`. Raises DiskFailed."""
+    """Make the files of an earlier process in `folder` durable. Raises DiskFailed."""
     names = disk.names(folder)
     for name in names:
         file = disk.open(name)
@@ -109,23 +108,23 @@ def reload_folder(disk: Disk, folder: str) -> None:
 
 @final
 class CachedFolder:
-    """A folder that only its owner changes: listed once, and known from then on.
+    """A folder that only its owner changes. It is listed once and cached.
 
-    A listing takes as long as there are files, and a large store has thousands a folder.
+    A listing takes time per file, and a folder of a large store has thousands of files.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
         self.disk = disk
         self.path = path
-        self._names: dict[str, None] | None = None  # in the order in which they were made
+        self._names: dict[str, None] | None = None  # in order of creation
 
     @property
     def names(self) -> KeysView[str]:
-        """The names in the folder, oldest first, each with the folder in front."""
+        """The names in the folder, oldest first, each with the folder as prefix."""
         return self._known().keys()
 
     def create(self, name: str) -> File:
-        """Make a file, in the place of what is left of an earlier try."""
+        """Create a file. Delete an unfinished one of an earlier attempt."""
         if name in self._known():
             self.disk.delete(name)
         file = self.disk.open(name, create=True)
@@ -133,7 +132,7 @@ class CachedFolder:
         return file
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name: as the newest one, or in the place of the one that has it."""
+        """Rename a file. Without an existing target it becomes the newest one."""
         known = self._known()
         self.disk.rename(source, target)
         del known[source]
@@ -142,7 +141,7 @@ class CachedFolder:
     def drop(self, name: str) -> Iterator[list[File]]:
         """Delete a file in short slices."""
         yield from drop_file(self.disk, name)
-        self._known().pop(name, None)  # Where the first listing came behind it, it is not there.
+        self._known().pop(name, None)  # A first listing after the deletion does not contain it.
 
     def _known(self) -> dict[str, None]:
         if self._names is None:
@@ -153,7 +152,7 @@ class CachedFolder:
 def drop_file(disk: Disk, name: str) -> Iterator[list[File]]:
     """Delete a file of any size in short slices.
 
-    First it loses its name, so that a crash on the way leaves nothing that looks like what it was.
+    Rename it first, so that a crash in between leaves no file under the old name.
     """
     folder = name.rpartition("/")[0]
     dropped = f"{folder}/{DROPPED}"

@@ -1,11 +1,11 @@
-"""What an earlier process has left of a log: its files, its records in order, and where it ends.
+"""Opening of a log that an earlier process wrote: its files, its records, and its end.
 
     opening = LogOpening(log, disk, mappings)
     opening.find_segments(durable_offset=...)
     for found in opening.scan(from_offset): ...  # apply it
-    opening.finish(Proofs(durable_offset=...))  # a torn tail is cut
+    opening.finish(DurabilityProofs(durable_offset=...))  # cuts a torn tail
 
-Durable bytes that are damaged are never taken for a torn tail: then nothing is opened.
+Invariant: damaged durable bytes are never taken for a torn tail. Then the log does not open.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from tidemill.broker.engine.store.segment import (
     unreadable,
 )
 
-SEARCH_BYTES = 1 << 20  # read, or looked through for remains behind the end of the log, at once
-TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; what lies behind is cut all the same
+SEARCH_BYTES = 1 << 20  # bytes per read, and per search for records after the log end
+TORN_BYTES_MAX = 8 << 20  # a torn tail is measured up to here; all of it is cut
 
 
 class DurabilityProofs(NamedTuple):
-    """What proves that broken bytes had been durable: then they are damaged, and not torn."""
+    """Proofs that broken bytes were durable. Such bytes are damaged and not torn."""
 
-    # All before it was so, as a file beside the log says.
+    # Everything before it was durable, according to a file beside the log.
     durable_offset: int = 0
-    # Of this epoch every record says what was durable on this disk when it was written; None: of
-    # each epoch, 0: of none. What another broker has written says it of that one's disk.
+    # Records of this epoch state the durable offset of this disk. None: records of every epoch do.
+    # 0: records of no epoch do. Another broker's records state the durable offset of another disk.
     led_epoch: int | None = None
-    # There was no power cut since: what stands before an intact record was written before it.
+    # Since then there was no power cut: everything before an intact record was written before it.
     is_same_boot: bool = False
-    # Called before something is cut that was written, where that was no power cut's doing.
+    # Called before written bytes are cut although there was no power cut.
     doubt: Callable[[], None] = lambda: None
 
     def prove(self, end: int, found: TailRemnant) -> bool:
-        """Whether what is found behind `end` proves that the log went on there."""
+        """Return whether a remnant after `end` proves that the log continued at `end`."""
         if found.header is None:
             return False
         is_written_here = self.led_epoch is None or 0 < self.led_epoch == found.header.epoch
@@ -62,27 +62,27 @@ class DurabilityProofs(NamedTuple):
 
 
 class TailRemnant(NamedTuple):
-    """Something behind the end of the log that begins like a record."""
+    """Bytes after the end of the log that begin like a record."""
 
     log_offset: int
-    header: RecordHeader | None  # None: it is broken, so that nothing is known of it
+    header: RecordHeader | None  # None: the record is broken
 
 
 @final
 class LogOpening:
-    """Opens a log; what is found in it is the log's from then on."""
+    """Opens a log: fills its segments and its end."""
 
     def __init__(self, log: CommitLog, disk: Disk, mappings: Mappings) -> None:
         self._log = log
         self._disk = disk
         self._views = mappings
-        self._unused: list[str] = []  # files in which nothing was ever written
+        self._unused: list[str] = []  # files that were never written to
 
     def find_segments(self, *, durable_offset: int) -> None:
-        """Take up the files that the log does not know. Raises CorruptStore when one is missing.
+        """Add the segment files to the log. Raises CorruptStore if one is missing.
 
-        What an earlier process has written from `durable_offset` on is made durable, in all files:
-        the replay builds on it, and what is logged from now on says that it is.
+        Everything that an earlier process wrote from `durable_offset` on becomes durable, in all
+        files. The replay relies on it, and later records state that it is durable.
         """
         names = self._disk.names(FOLDER)
         if names:
@@ -93,12 +93,12 @@ class LogOpening:
             if name.endswith(HELD):
                 continue
             if stem in (PREPARED, DROPPED):
-                # A segment that was being prepared or deleted when the process ended.
+                # The process ended while it prepared or deleted this segment.
                 self._disk.delete(name)
             elif not name.endswith(SUFFIX) or not stem.isdigit():
                 raise CorruptStore(
-                    f"{name} is no segment of the log. If it was one, give it its name back (the "
-                    f"log offset at which it begins, in 20 digits); if not, move it away."
+                    f"{name} is not a segment of the log. If it was one, restore its name (the "
+                    f"log offset of its begin, in 20 digits). Otherwise move it to another folder."
                 )
             elif not self._log.segments or int(stem) >= self._log.segments[-1].end:
                 self._add_segment(name, int(stem), durable_offset)
@@ -108,9 +108,9 @@ class LogOpening:
             self._disk.delete(name)
 
     def _check_end(self, durable_offset: int) -> None:
-        """Raise CorruptStore where the files end before what is known to have been durable.
+        """Raise CorruptStore if the files end before the durable offset.
 
-        A file that seems unused may be what is left of the one that is missed: it stays.
+        A file that seems unused may be the remainder of the missing one, so it stays.
         """
         segments = self._log.segments
         if segments and segments[-1].end < durable_offset:
@@ -122,12 +122,12 @@ class LogOpening:
             )
 
     def repeat_cut(self, log_offset: int) -> None:
-        """Take away all from `log_offset` on, durably, as an earlier process was about to.
+        """Cut the log at `log_offset`, durably, to complete the cut of an earlier process.
 
-        Before anything is looked at: whatever that process has left behind it does not count.
+        Call this before reading the log: whatever that process left after the cut is invalid.
         """
         names = [name for name in self._disk.names(FOLDER) if _start_of(name) is not None]
-        # The last one first: a power cut on the way must leave no hole.
+        # Delete the last one first: a power cut in between must not leave a hole.
         for number, name in reversed(list(enumerate(names))):
             start = _start_of(name)
             assert start is not None, "a segment"
@@ -155,16 +155,16 @@ class LogOpening:
                 file.close()
 
     def _add_segment(self, name: str, start: int, durable_offset: int) -> None:
-        """Take a file for the next segment of the log, unless nothing was ever in it."""
+        """Add a file as the next segment of the log, unless it was never written to."""
         size = self._reload(name, start, durable_offset)
         if not size:
-            # The process ended while it made the file: nothing was ever in it.
+            # The process ended while it created the file, so it was never written to.
             self._unused.append(name)
             return
         if size % BLOCK_BYTES:
             raise CorruptStore(
-                f"{name} has been cut: it has {size} bytes, and a segment has a "
-                f"multiple of {BLOCK_BYTES}. Restore it from a backup, and start again."
+                f"{name} was cut: it has {size} bytes, not a multiple of {BLOCK_BYTES}. Restore "
+                f"it from a backup, and start again."
             )
         segments, segment = self._log.segments, Segment(start, size)
         if segments and segments[-1].end != segment.start:
@@ -183,7 +183,7 @@ class LogOpening:
         file = self._disk.open(name)
         if start + file.size() > durable_offset:
             file.reload()
-        size = file.size()  # of what is on the disk, and not in memory alone
+        size = file.size()  # size on the disk, not only in memory
         file.close()
         return size
 
@@ -191,13 +191,13 @@ class LogOpening:
         try:
             view = self._log.reader.readable(segment, 0)
         except CorruptStore:
-            return False  # Nobody can say.
+            return False  # Unknown: it may be in use.
         return bool(record.find_damage(view, 0, log_offset=segment.start))
 
     def scan(self, log_offset: LogOffset) -> Iterator[Record]:
-        """Yield the intact records from `log_offset` on, and set `log_end` behind the last one.
+        """Yield the intact records from `log_offset` on, and move `log_end` behind each.
 
-        Raises CorruptStore where it cannot be read how the log goes on.
+        Raises CorruptStore if the disk cannot read the next record.
         """
         log = self._log
         log.log_end = log.read_from = log_offset
@@ -206,7 +206,7 @@ class LogOpening:
                 continue
             at = max(log_offset, segment.start) - segment.start
             start, size = segment.start, segment.size
-            view = memoryview(b"")  # up to where it was read
+            view = memoryview(b"")  # up to the read position
             while size - at >= record.PAD.size:
                 offset = LogOffset(start + at)
                 found = intact_at(view, at, offset)
@@ -228,7 +228,7 @@ class LogOpening:
             log.log_end = segment.end
 
     def _read_on(self, segment: Segment, at: int) -> int:
-        """Read a large piece from `at` on, and at least the record there; return up to where."""
+        """Read a large piece from `at` on, at least the record there; return its end."""
         end = min(at + SEARCH_BYTES, segment.size)
         try:
             self._views.readable(segment.name, at, end - at)
@@ -238,9 +238,9 @@ class LogOpening:
         return end
 
     def finish(self, proofs: DurabilityProofs) -> int:
-        """Cut what is torn behind `log_end`, and return how many bytes that were.
+        """Cut the torn tail after `log_end`, and return its size in bytes.
 
-        Raises CorruptStore when what is broken had been durable.
+        Raises CorruptStore if broken bytes were durable.
         """
         end = self._log.log_end
         remains = list(self._find_remains(end))
@@ -254,7 +254,7 @@ class LogOpening:
         return cut_bytes
 
     def _find_remains(self, end: int) -> Iterator[TailRemnant]:
-        """Yield whatever begins like a record behind `end`."""
+        """Yield everything that begins like a record after `end`."""
         for segment in self._log.segments:
             if segment.end <= end:
                 continue
@@ -284,7 +284,7 @@ class LogOpening:
             raise unreadable(segment, begin, error) from error
 
     def _cut(self, end: int, *, has_remains: bool, proofs: DurabilityProofs) -> int:
-        """Make everything from `end` on unreadable, so that no torn record ever comes back."""
+        """Erase everything from `end` on, so that no torn record ever comes back."""
         segments = self._log.segments
         if has_remains and proofs.is_same_boot:
             proofs.doubt()
@@ -294,7 +294,7 @@ class LogOpening:
         active = segments[-1]
         file = active.file = self._disk.open(active.name)
         at = end - active.start
-        # Read and not mapped: a page that was never written has no room on a full tmpfs.
+        # Read without a mapping: on a full tmpfs an unwritten page has no memory.
         remains = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
         cut_bytes = len(remains.rstrip(b"\0"))
         if cut_bytes and proofs.is_same_boot:
@@ -306,6 +306,6 @@ class LogOpening:
 
 
 def _start_of(name: str) -> int | None:
-    """Return where the segment of that name begins; None: it is none."""
+    """Return the log offset at which the segment of that name begins; None for other files."""
     stem = name.removeprefix(f"{FOLDER}/").removesuffix(SUFFIX)
     return int(stem) if name.endswith(SUFFIX) and stem.isdigit() else None

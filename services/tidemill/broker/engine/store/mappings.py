@@ -1,8 +1,8 @@
-"""The mapped files: however many a store has, few are mapped at a time.
+"""Memory-mapped files: only a limited number is mapped at a time.
 
-A touch of a mapped page that the disk cannot read ends the process, by SIGBUS and without a word,
-where a read only fails. So what an earlier process has written is read once before it is touched:
-the kernel has it from then on, and a page that cannot be read is damage and no more.
+If the disk cannot read a page, touching the mapped page kills the process by SIGBUS, but a read
+only fails. Therefore bytes of an earlier process are read once before they are touched. The kernel
+then has them in its cache, and an unreadable page is reported as damage.
 """
 
 from __future__ import annotations
@@ -11,36 +11,38 @@ from typing import final
 
 from tidemill.broker.engine.store.disk import Disk, File, ReadFailed
 
-FILES_MAX = 192  # each takes a mapping, a descriptor while it is made, and a byte a page
-PAGE_BYTES = 4096  # by so much a disk gives out, or does not
-READ_BYTES = 64 << 10  # read at once, 10 us where the kernel has it: what is beside is wanted next
+FILES_MAX = 192  # each takes a mapping, a descriptor during the mapping, and a byte per page
+PAGE_BYTES = 4096  # unit in which a disk reads or fails
+# Bytes per read, 10 us from the cache: the neighbouring bytes are needed next.
+READ_BYTES = 64 << 10
 
 
 @final
 class PageUnreadable(ReadFailed):
-    """The disk cannot read a page of a file: the byte at which it begins, or the file ends."""
+    """The disk cannot read a page of a file. `at` is its first byte, or the end of the file."""
 
     def __init__(self, name: str, at: int, why: str) -> None:
-        """Describe it; `why` is what the system said."""
+        """Describe the page; `why` is the system's error."""
         super().__init__(f"byte {at} of {name} cannot be read: {why}")
         self.at = at
 
 
 @final
 class Mappings(dict[str, memoryview]):
-    """Read-only views of whole files by name; what is asked for and not there is mapped.
+    """Read-only views of whole files by name. A missing view is mapped on access.
 
-    The file that was mapped first gives way. A view that somebody still holds stays valid: it is
-    the caller who must not hold it longer than the file. Whoever renames, deletes or replaces a
-    file takes its old name out.
+    The oldest mapping is dropped first. A view that a caller still holds stays valid, but the
+    caller must not hold it longer than the file exists. A caller that renames, deletes or replaces
+    a file must forget its old name.
     """
 
     def __init__(self, disk: Disk, *, files_max: int = FILES_MAX) -> None:
         super().__init__()
         self._disk = disk
         self._files_max = files_max
-        self._read: dict[str, bytearray] = {}  # of mapped files: which pages were read
-        # Of files that were mapped or forgotten. While it stays, what was readable still is.
+        self._read: dict[str, bytearray] = {}  # per mapped file: which pages were read
+        # Number of mappings and forgotten names. While it is unchanged, readable bytes stay
+        # readable.
         self.changes = 0
 
     def __missing__(self, name: str) -> memoryview:
@@ -54,9 +56,9 @@ class Mappings(dict[str, memoryview]):
         return view
 
     def readable(self, name: str, begin: int, size: int) -> memoryview:
-        """Return a file's view, of which `size` bytes from `begin` may be touched.
+        """Return the view of a file after reading `size` bytes from `begin`.
 
-        Raises PageUnreadable; the others of its pages may be touched then, and no more is known.
+        Raises PageUnreadable. Then the other pages of the range may be touched.
         """
         view = self[name]
         pages = self._read.get(name)
@@ -69,7 +71,7 @@ class Mappings(dict[str, memoryview]):
         return view
 
     def read(self, name: str, begin: int, size: int) -> bytes:
-        """Return bytes of a file without its view, and without noting it. Raises PageUnreadable."""
+        """Return bytes of a file without its view. Raises PageUnreadable."""
         file = self._disk.open(name)
         try:
             return file.read_at(begin, size)
@@ -79,7 +81,7 @@ class Mappings(dict[str, memoryview]):
             file.close()
 
     def salvage(self, name: str, begin: int, size: int) -> memoryview:
-        """Return `size` bytes, fewer where the file ends; zeros where a page cannot be read."""
+        """Return up to `size` bytes of a file, with zeros for unreadable pages."""
         try:
             return self.readable(name, begin, size)[begin : begin + size]
         except PageUnreadable:
@@ -94,7 +96,7 @@ class Mappings(dict[str, memoryview]):
         return memoryview(found).toreadonly()
 
     def _read_pages(self, name: str, pages: bytearray, first: int, stop: int) -> None:
-        """Read pages of a file that nobody has read, in large pieces where that can be done."""
+        """Read pages that were not read yet, in large pieces if possible."""
         file = self._disk.open(name)
         step = READ_BYTES // PAGE_BYTES
         try:
@@ -121,13 +123,13 @@ class Mappings(dict[str, memoryview]):
         pages[first:stop] = b"\1" * (stop - first)
 
     def forget(self, name: str) -> None:
-        """Take a name out; its file will be another one, or none."""
+        """Forget a name whose file will change or vanish."""
         self.changes += 1
         self.pop(name, None)
         self._read.pop(name, None)
 
     def advise(self, name: str) -> None:
-        """Say that all of a file will be read soon; a hint."""
+        """Announce that all of a file will be read soon; a hint."""
         file = self._disk.open(name)
         file.advise(0, file.size())
         file.close()

@@ -1,8 +1,8 @@
-"""Writing again, in place, what was damaged in the log: bytes that another replica has (ADR 0047).
+"""Mending of the log in place, with bytes of another replica (ADR 0047).
 
-Every record is checked before it is written, at its own offset. Nothing is written but what differs
-from what stands there, and whole pages where one cannot be read. A crash on the way leaves a record
-as damaged as it was, or whole.
+Every record is checked at its own offset before it is written. Only differing bytes are written,
+and whole pages if a page is unreadable. A crash in between leaves a record either damaged as before
+or whole.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidemill.broker.engine.tally import SLICE_BYTES
 
 
 class ForeignBytes(Exception):
-    """What another replica has sent is not what stood here."""
+    """The bytes of another replica do not belong at this offset."""
 
 
 def intact_end(data: memoryview, segment: Segment, begin: int) -> int:
-    """Return up to where `data`, which stands at log offset `begin`, is whole, intact records.
+    """Return the end of the whole, intact records in `data`, which begins at log offset `begin`.
 
-    With the last one of a segment belongs the pad behind it. Raises UnknownRecord.
+    The pad belongs to the last record of a segment. Raises UnknownRecord.
     """
     at, room = 0, segment.end - begin
     while at < min(len(data), room):
@@ -53,13 +53,14 @@ def mend(
     view = memoryview(data)
     end = intact_end(view, segment, begin)
     if not end:
-        # Also where there is nothing at all.
+        # Also if the other replica sent nothing.
         raise ForeignBytes("no intact record")
     stretches = list(_differing(log, segment, begin, view[:end]))
     if not stretches:
         return
     yield []
-    # By its name, and only while it is a file of the log: between two slices it may be given up.
+    # Open it by name, and only while it is a file of the log: retention may remove it between two
+    # slices.
     file = disk.open(log.segment_of(begin).name)
     try:
         for first, stop in stretches:
@@ -76,10 +77,10 @@ def mend(
 
 
 def proven_prefix(log: CommitLog, begin: int, data: bytes) -> bytes:
-    """Return what of `data` was surely written here too, though nobody knows it to be confirmed.
+    """Return the part of `data` that was surely written here too, whether confirmed or not.
 
-    That is all before a record which stands here as it does there: of two logs with the same record
-    at the same offset one is the beginning of the other (failover.md F-6).
+    That is everything before a record that both logs have at the same offset: such logs are
+    prefixes of each other up to there (F-6).
     """
     segment, view, at, same = log.segment_of(LogOffset(begin)), memoryview(data), 0, 0
     end = intact_end(view, segment, begin)
@@ -99,7 +100,7 @@ def _differing(
     while at < len(data):
         offset = LogOffset(begin + at)
         found = intact_at(data, at, offset)
-        # Of a pad what is behind its head means nothing, and may differ.
+        # After its head, a pad has undefined bytes, which may differ.
         size = record.PAD.size if found is None else found.header.size
         stop = min(at + size, len(data))
         ours = log.bytes_at(offset, stop - at)
@@ -114,9 +115,9 @@ def _differing(
 def _in_whole_pages(
     log: CommitLog, base: int, stretch: tuple[int, int], segment_start: int, size: int
 ) -> tuple[int, int]:
-    """Extend a stretch to where pages that cannot be read begin and end. Raises ForeignBytes.
+    """Extend a range to the borders of unreadable pages. Raises ForeignBytes.
 
-    Into a part of such a page nothing can be written: the system would read the rest first.
+    The system cannot write a part of such a page, because it would first read the rest.
     """
     first, stop = base + stretch[0], base + stretch[1]
     low = first // PAGE_BYTES * PAGE_BYTES

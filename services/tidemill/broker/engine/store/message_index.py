@@ -1,9 +1,9 @@
-"""Index by message id and key: from a 64-bit hash to log offsets.
+"""The index by message id and key: from a 64-bit hash to log offsets.
 
-New pairs are collected in two arrays; a checkpoint sorts them in blocks of a bounded size, so that
-no slice is long, and writes the blocks to an `index/` file; files are merged later, their blocks as
-they are. A look-up scans the tail and bisects each block, some in a slice; whoever asks reads the
-record and compares, since hashes may collide. Derived: the log rebuilds it.
+New pairs go into two arrays, the tail. A checkpoint sorts them in blocks of bounded size, so that
+every slice is short, and writes the blocks to an `index/` file. Files are merged later without
+sorting again. A look-up scans the tail and bisects some blocks per slice. The caller reads each
+record and compares, because hashes may collide. The index is derived from the log.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FOLDER = "index"
 BLOCK_PAIRS_MAX = 8192  # sorted in about half a millisecond
 PAIR_SIZE = 16  # bytes
 _HASH = struct.Struct(">Q")
-BLOCKS_A_SLICE = 128  # of a look-up: bisected in half a millisecond when memory has them,
-MATCHES_A_SLICE = 256  # or fewer that have so many
+BLOCKS_A_SLICE = 128  # bisected per slice of a look-up, in half a millisecond from memory
+MATCHES_A_SLICE = 256  # a slice ends earlier if it has this many matches
 
 
 @final
@@ -57,42 +57,42 @@ class MessageIndex:
             yield EncodedBlock(0, 0, 0, end - begin, data)
 
     def replace_tail(self, file: BlockFile, count: int) -> None:
-        """Answer from `file` what the oldest `count` pairs of the tail answered."""
+        """Replace the oldest `count` pairs of the tail by `file`."""
         self.files.append(file)
         del self.hashes[:count]
         del self.offsets[:count]
 
     def drop_before(self, log_offset: LogOffset) -> list[BlockFile]:
-        """Give up the files that only know records before `log_offset`, and return them."""
+        """Drop and return the files that only describe records before `log_offset`."""
         gone = [file for file in self.files if file.to_offset <= log_offset]
         self.files = [file for file in self.files if file.to_offset > log_offset]
         return gone
 
     def find(self, hash_: int) -> Iterator[list[LogOffset]]:
-        """Return the log offsets of messages with this hash, in slices, each of them bounded.
+        """Return the log offsets of messages with this hash, in bounded slices.
 
-        The tail comes first, then the newest file. What is there at this call is found, whatever
-        comes and goes before the last slice is taken.
+        The tail comes first, then the newest file. The result has everything that is present at
+        this call, whatever changes before the last slice.
         """
         matches: list[int] = []
         if self.hashes:
             tail = np.frombuffer(self.hashes, dtype=np.uint64)
             matches = np.flatnonzero(tail == hash_).tolist()
-            del tail  # The array cannot grow while it is lent.
+            del tail  # The array cannot grow while numpy uses it.
         in_tail = [LogOffset(self.offsets[at]) for at in reversed(matches)]
         end = self.files[-1].to_offset if self.files else 0
         return chain([in_tail], self._find_in_files(hash_, end))
 
     def find_since(self, hash_: int, begin: LogOffset, *, count_max: int) -> list[LogOffset]:
-        """Return log offsets from `begin` on of messages with this hash, the newest first.
+        """Return log offsets from `begin` on of messages with this hash, newest first.
 
-        In one slice, for a `begin` that is a minute old. Raises BlockFileDamaged.
+        Runs in one slice, for a `begin` about a minute ago. Raises BlockFileDamaged.
         """
         matches: list[int] = []
         if self.hashes:
             tail = np.frombuffer(self.hashes, dtype=np.uint64)
             matches = np.flatnonzero(tail == hash_)[-count_max:].tolist()
-            del tail  # The array cannot grow while it is lent.
+            del tail  # The array cannot grow while numpy uses it.
         found = [LogOffset(self.offsets[at]) for at in reversed(matches)]
         for file in reversed(self.files):
             if file.to_offset <= begin or len(found) >= count_max:
@@ -103,14 +103,14 @@ class MessageIndex:
         return [log_offset for log_offset in found[:count_max] if log_offset >= begin]
 
     def _find_in_files(self, hash_: int, end: int) -> Iterator[list[LogOffset]]:
-        """Yield what files tell of the log before `end`, newest first.
+        """Yield the matches in files before log offset `end`, newest first.
 
-        Between two slices files may be merged, or go: a place in a file is worth nothing then, and
-        the look-up goes on by log offset.
+        Between two slices files may be merged or deleted. A position in a file is invalid then, so
+        the look-up continues by log offset.
         """
         found: list[LogOffset] = []
         block_count = 0
-        searched = below = end  # what is at or behind either was searched, or found
+        searched = below = end  # everything at or after either offset was searched or found
         while file := next(
             (one for one in reversed(self.files) if one.from_offset < searched), None
         ):
@@ -134,23 +134,23 @@ class MessageIndex:
 def _find_in_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
     """Find the pairs of a hash in a sorted block, newest first.
 
-    The block is verified when it seems to have some.
+    Verify the block only if it seems to have some.
     """
     items = file.row(number).items
     try:
-        # Its hashes alone: the offsets behind them are wanted of few.
+        # Only its hashes: the offsets after them are rarely needed.
         data = file.read_unverified(number, items * _HASH.size)
     except BlockFileDamaged:
-        return []  # The file is noted.
+        return []  # The file is in `damaged`.
     if len(data) < items * _HASH.size:
-        return []  # A cache: a miss is reported as not found, never as something else.
+        return []  # A miss is reported as not found.
 
     if not _places_in(data, items, hash_):
         return []
     try:
         return _find_in_intact_block(file, number, hash_)
     except BlockFileDamaged:
-        return []  # The file is noted.
+        return []  # The file is in `damaged`.
 
 
 def _find_in_intact_block(file: BlockFile, number: int, hash_: int) -> list[LogOffset]:
@@ -159,17 +159,17 @@ def _find_in_intact_block(file: BlockFile, number: int, hash_: int) -> list[LogO
     data = file.block(number, items * PAIR_SIZE)
     places = _places_in(data, items, hash_)
     offsets = np.frombuffer(data, dtype=">i8", offset=items * 8)
-    # Equal hashes stand in the order of the log.
+    # Equal hashes are in log order.
     return [LogOffset(offset) for offset in reversed(offsets[places.start : places.stop].tolist())]
 
 
 def _places_in(data: memoryview, items: int, hash_: int) -> range:
-    """Return where a hash stands among the sorted ones that a block begins with."""
+    """Return the range of a hash among the sorted hashes at the begin of a block."""
 
     def at(n: int) -> int:
         return int(_HASH.unpack_from(data, n * _HASH.size)[0])
 
-    # Not by numpy: it would turn the bytes of all hashes round, and read all of them from the disk.
+    # Without numpy: it would swap the bytes of all hashes, and read all of them from the disk.
     begin = bisect_left(range(items), hash_, key=at)
     if begin == items or at(begin) != hash_:
         return range(0)

@@ -1,6 +1,6 @@
-"""The segment that follows the active one, made ready before the log needs it.
+"""The segment after the active one, prepared before the log needs it.
 
-A filled file makes each later sync two to three times cheaper than a growing one.
+A sync of a filled file is two to three times cheaper than that of a growing one.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ _TEMPORARY = f"{FOLDER}/{PREPARED}"
 
 @final
 class NextSegment:
-    """Makes segments: beforehand where there was time, else at once."""
+    """Creates segments: in advance if there is time, else on demand."""
 
     def __init__(self, disk: Disk, *, segment_bytes: int, start: Callable[[], int]) -> None:
-        """`start` says where the next segment begins as the log stands."""
+        """`start` returns the begin of the next segment."""
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._start = start
         self._ready: Segment | None = None
-        self._is_durable = False  # its name
+        self._is_durable = False  # the file name of the ready segment
 
     @property
     def is_ready(self) -> bool:
-        """Whether one is there for the log to take."""
+        """Whether a segment is ready for the log."""
         return self._ready is not None
 
     def take(self) -> Segment:
-        """Return the segment that begins where the log ends; its name is durable."""
+        """Return the segment at the end of the log. Its name is durable."""
         segment, self._ready = self._ready, None
         if segment is None:
-            # Nobody prepared it in time: an unfilled file is slower to sync, and right.
+            # It was not prepared in time. An unfilled file is slower to sync, and correct.
             file = self._disk.open(segment_name(self._start()), create=True)
             file.resize(self._segment_bytes)
             file.sync()
             self._disk.folder(FOLDER).sync()
             return Segment(self._start(), self._segment_bytes, file)
         if not self._is_durable:
-            # Else what is synced into it could be lost with its name.
+            # Otherwise a power cut could lose the name with its synced content.
             self._disk.folder(FOLDER).sync()
         assert segment.start == self._start(), "segments are contiguous"
         return segment
 
     def prepare(self, *, slice_bytes: int) -> Iterator[list[File]]:
-        """Make it ready: created, filled, durable, and under its own name.
+        """Prepare the segment: create it, fill it, sync it, and give it its name.
 
         Yields after each slice the files to sync before the next one.
         """
@@ -62,23 +62,23 @@ class NextSegment:
             yield [file]
             if self._start() != start:
                 break
-        if self._start() != start:  # The log was faster.
+        if self._start() != start:  # The log has passed this offset.
             file.close()
             self._disk.delete(_TEMPORARY)
             return
         yield from self._install(file, start)
 
     def may_reuse(self, segment: Segment) -> bool:
-        """Whether the file of a segment that the log has given up would do as the next one."""
+        """Return whether the file of a dropped segment can become the next one."""
         is_of_size = segment.size == self._segment_bytes
         return self._ready is None and is_of_size and segment.pad_at is not None
 
     def reuse(self, segment: Segment) -> Iterator[list[File]]:
-        """Make the file of a segment that the log has given up the next one."""
-        assert segment.pad_at is not None, "somebody has looked"
-        # What it holds stays readable by nobody: every record in it names another position. A pad
-        # does not: behind a lost record it would pass for the end of the next use. Until the name
-        # is gone, durably, it is the end of this one.
+        """Turn the file of a dropped segment into the next one."""
+        assert segment.pad_at is not None, "its end is known"
+        # The old records in the file are invalid, because every record contains its own position. A
+        # pad does not: after a lost record it would pass for the end of the new segment. The pad is
+        # valid until the old name is gone, durably; then it is erased.
         self._disk.rename(segment.name, _TEMPORARY)
         file = self._disk.open(_TEMPORARY)
         yield [self._disk.folder(FOLDER)]
@@ -88,17 +88,18 @@ class NextSegment:
         yield from self._install(file, self._start())
 
     def _install(self, file: File, start: int) -> Iterator[list[File]]:
-        """Give `file` the name of the segment that begins at `start`, durably; keep it ready."""
+        """Give `file` the name of the segment at `start`, durably, and make it ready."""
         source, file.name = file.name, segment_name(start)
         self._disk.rename(source, file.name)
-        # The log may roll before the name is durable, and must then find the file and not make it.
+        # The log may need the file before its name is durable. It must find it and not create
+        # another.
         self._ready = Segment(start, self._segment_bytes, file)
         self._is_durable = False
         yield [self._disk.folder(FOLDER)]
         self._is_durable = True
 
     def discard(self) -> None:
-        """Delete what is ready: the log no longer ends where it would begin."""
+        """Delete the ready segment: the log has another end now."""
         segment, self._ready = self._ready, None
         if segment is not None:
             segment.close()
@@ -106,6 +107,6 @@ class NextSegment:
             self._disk.folder(FOLDER).sync()
 
     def close(self) -> None:
-        """Close its file; nothing is written."""
+        """Close the file of the ready segment without writing."""
         if self._ready is not None:
             self._ready.close()

@@ -1,4 +1,4 @@
-"""One file of the commit log: its name, its record heads, and what is said of damage to it."""
+"""One file of the commit log: its name, its records, and the errors about its damage."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import PAGE_BYTES, PageUnreadable
 
 _unpack_header = record.HEADER.unpack_from
-# Makes a named tuple of a tuple without a call of Python code.
+# Make a named tuple without a call of Python code.
 _tuple = tuple.__new__
 FOLDER = "log"
 SUFFIX = ".log"
-HELD = ".held"  # suffix of what was set aside when retention came to it (ADR 0016)
-PREPARED = "prepared"  # name of the next segment while it is filled
-BLOCK_BYTES = 4096  # segments are made in multiples of it, so one that is not was cut
+HELD = ".held"  # suffix of a former segment with messages of pending timers (ADR 0016)
+PREPARED = "prepared"  # name of the next segment during its preparation
+BLOCK_BYTES = 4096  # segments have a multiple of it, so any other size means that a file was cut
 
 
 class CorruptStore(Exception):
@@ -26,9 +26,9 @@ class CorruptStore(Exception):
 
 
 class LogDamaged(CorruptStore):
-    """What is damaged stands in the log: another replica may have it.
+    """The log is damaged. Another replica may have the bytes.
 
-    Records from `log_offset` on, where one begins, to behind `end` are to be written again.
+    The records from `log_offset`, the begin of one, to `end` must be mended.
     """
 
     def __init__(self, log_offset: int, reason: str, *, end: int | None = None) -> None:
@@ -38,7 +38,7 @@ class LogDamaged(CorruptStore):
 
 
 class Record(NamedTuple):
-    """One record, decoded as far as its header."""
+    """One record with a decoded header."""
 
     header: RecordHeader
     body: memoryview
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """A stretch of the log in which no record has an intact head."""
+    """A range of the log without an intact record head."""
 
     log_offset: LogOffset
     end: LogOffset
@@ -72,11 +72,11 @@ class Segment:
         self.name = segment_name(start)
         self.start = LogOffset(start)
         self.end = LogOffset(start + size)
-        # Open as long as it is written to, or a sync of it is under way.
+        # Open during writes and until their sync has ended.
         self.file = file
-        # Byte at which its pad stands, the end where it has none; None: nobody has looked.
+        # Byte of its pad, or its size without a pad; None: unknown.
         self.pad_at: int | None = None
-        self.first_stored_at_ms: int | None = None  # None: nobody has looked
+        self.first_stored_at_ms: int | None = None  # None: unknown
 
     @property
     def size(self) -> int:
@@ -84,38 +84,36 @@ class Segment:
         return self.end - self.start
 
     def set_aside(self) -> None:
-        """Take the name that it has once it is no part of the log."""
+        """Take the name of a former segment."""
         self.name = segment_name(self.start).removesuffix(SUFFIX) + HELD
 
     def close(self) -> None:
-        """Close its file, which may be read all the same."""
+        """Close the file. It can still be read by name."""
         file, self.file = self.file, None
         if file is not None:
             file.close()
 
 
 def damaged(segment: Segment, offset: int, why: str) -> LogDamaged:
-    """Describe damage to durable bytes."""
+    """Return the error about damaged durable bytes."""
     return LogDamaged(
         offset,
         f"{segment.name} is damaged at byte {offset - segment.start} (log offset {offset}): "
         f"{why}. These bytes were durable, so acknowledged messages are affected and the broker "
-        f"does not start over them. Stop the broker, restore this file from a backup, and start "
-        f"again.",
+        f"does not start. Stop it, restore this file from a backup, and start it again.",
     )
 
 
 def unreadable(segment: Segment, begin: int, error: PageUnreadable) -> LogDamaged:
-    """Describe a page that the replay needs and the disk cannot read.
+    """Return the error about a page that the replay needs and the disk cannot read.
 
-    At byte `begin` of the segment a record begins, in front of the page or in it.
+    A record begins at byte `begin` of the segment, before or in the page.
     """
     return LogDamaged(
         segment.start + begin,
         f"{segment.name} cannot be read at byte {error.at} (log offset "
-        f"{segment.start + error.at}): {error}. Whether acknowledged messages stand there nobody "
-        f"can say, so the broker does not start over it. Restore this file from a backup, on a "
-        f"disk that is sound, and start again.",
+        f"{segment.start + error.at}): {error}. Acknowledged messages may be stored there, so the "
+        f"broker does not start. Restore this file from a backup to a sound disk, and start again.",
         end=segment.start + error.at + PAGE_BYTES,
     )
 
@@ -123,7 +121,7 @@ def unreadable(segment: Segment, begin: int, error: PageUnreadable) -> LogDamage
 def intact_at(view: memoryview, at: int, log_offset: LogOffset) -> Record | None:
     """Return the record at `view[at:]` if it is intact. Raises UnknownRecord as `find_damage`.
 
-    Checks the same, at once: a start passes here with every record.
+    It makes the same checks, faster: a start reads every record with it.
     """
     if len(view) - at < HEADER_SIZE:
         return None

@@ -1,7 +1,7 @@
-"""Reading what stands in segments: records one after the other, and past damage.
+"""Reading of segments: single records, consecutive records, and records after damage.
 
-What an earlier process has written is read before it is touched (`mappings.py`): a page that cannot
-be read is damage to what stands there.
+Bytes of an earlier process are read before they are touched (`mappings.py`). An unreadable page
+counts as damage.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 from tidemill.broker.engine.store.segment import Hole, Record, Segment, damaged
 
-SEARCH_BYTES = 1 << 20  # looked through at once for the next record
+SEARCH_BYTES = 1 << 20  # bytes per search for the next record
 
 
 @final
 class SegmentReader:
-    """Reads segments of one log, also those that were set aside."""
+    """Reads the segments of one log, former segments included."""
 
     def __init__(self, views: Mappings, is_cold: Callable[[int], bool]) -> None:
-        """`is_cold`: whether what stands at a log offset may have to come from the disk."""
+        """`is_cold` returns whether a read of a log offset may have to go to the disk."""
         self._views = views
         self._is_cold = is_cold
 
     def is_warm(self, log_offset: int) -> bool:
-        """Whether this process wrote, or read, what stands there, and memory still has it."""
+        """Return whether this process wrote or read these bytes, and memory still has them."""
         return not self._is_cold(log_offset)
 
-    def readable(self, segment: Segment, at: int) -> memoryview:
-        """Return a segment's view, of which what stands at `at` may be touched.
+    def view(self, segment: Segment) -> memoryview:
+        """Return the view of a segment. Bytes that are not warm must be read before a touch."""
+        return self._views[segment.name]
 
-        That is a record, or of what has no intact head no more than that would be. Raises
-        CorruptStore where it cannot be read.
+    def readable(self, segment: Segment, at: int) -> memoryview:
+        """Return the view of a segment after reading the record at `at`.
+
+        If the record has no intact head, only its header may be touched. Raises CorruptStore if the
+        disk cannot read it.
         """
         try:
             self.read_record(segment, at)
@@ -44,9 +48,9 @@ class SegmentReader:
         return self._views[segment.name]
 
     def readable_record(self, segment: Segment, at: int) -> memoryview:
-        """Return a segment's view, of which the record at `at` may be touched, its tail unchecked.
+        """Return the view of a segment after reading the record at `at`; its tail is unchecked.
 
-        Raises CorruptStore where none has an intact head.
+        Raises CorruptStore if the record has no intact head.
         """
         try:
             end = self.read_record(segment, at)
@@ -57,10 +61,10 @@ class SegmentReader:
         return self._views[segment.name]
 
     def read_record(self, segment: Segment, at: int) -> int:
-        """Read the record at `at`, so that it may be touched; return its end, or `at` for none.
+        """Read the record at `at`; return its end, or `at` if no record begins there.
 
-        Its size is believed once its head checks: a segment of garbage would be read in one go.
-        Raises PageUnreadable.
+        The size counts only after the head is checked: garbage could name a whole segment. Raises
+        PageUnreadable.
         """
         name = segment.name
         view = self._views.readable(name, at, HEADER_SIZE)
@@ -77,7 +81,7 @@ class SegmentReader:
         return at + header.size
 
     def read_verified(self, segment: Segment, log_offset: LogOffset) -> Record:
-        """Return a record, every checksum of which is right. Raises CorruptStore."""
+        """Return a record after checking all its checksums. Raises CorruptStore."""
         at = log_offset - segment.start
         view = (
             self.readable(segment, at) if self._is_cold(log_offset) else self._views[segment.name]
@@ -90,9 +94,9 @@ class SegmentReader:
         return Record(header, view[at + HEADER_SIZE : tail_at], view[tail_at : at + header.size])
 
     def walk(self, segment: Segment, begin: int) -> Iterator[Record]:
-        """Yield the records of a full segment from log offset `begin` on, their tails unchecked.
+        """Yield the records of a full segment from log offset `begin` on, with unchecked tails.
 
-        Whoever keeps this, or a record, over a turn of the owner reads from a file that may be cut.
+        A caller that keeps the iterator or a record for another turn may read from a cut file.
         """
         size, at = segment.size, begin - segment.start
         while size - at >= HEADER_SIZE:
@@ -107,9 +111,9 @@ class SegmentReader:
             at += header.size
 
     def walk_past_damage(self, segment: Segment, at: int, stop: int) -> Iterator[Record | Hole]:
-        """Yield the records between two bytes of a segment, past those whose heads are damaged.
+        """Yield the records between two bytes of a segment, and a hole for each damaged part.
 
-        Heads are checked, tails are not: where one cannot be read there are zeros.
+        Heads are checked and tails are not. Unreadable parts of tails are zeros.
         """
         size = segment.size
         while stop - at >= HEADER_SIZE:
@@ -127,7 +131,7 @@ class SegmentReader:
             at += header.size
 
     def is_pad(self, segment: Segment, log_offset: int) -> bool:
-        """Whether no record of this segment stands at `log_offset` or behind it."""
+        """Return whether this segment has no record at or after `log_offset`."""
         rest = segment.end - log_offset
         if rest < HEADER_SIZE:
             return True
@@ -135,7 +139,7 @@ class SegmentReader:
         return bool(record.PAD.unpack(data) == (record.PAD_MAGIC, rest))
 
     def _salvaged(self, segment: Segment, at: int) -> memoryview:
-        """Return the record at `at`, and of what is none its first bytes; zeros for lost pages."""
+        """Return the record at `at`, or its first bytes if damaged, with zeros for lost pages."""
         if not self._is_cold(segment.start + at):
             return self._views[segment.name][at:]
         head = self._views.salvage(segment.name, at, HEADER_SIZE)
@@ -144,7 +148,7 @@ class SegmentReader:
         fields, room = record.HEADER.unpack_from(head), segment.size - at
         if fields[0] != record.MAGIC:
             return head
-        # Before its size is believed.
+        # Before its size is used.
         head_size = max(fields[record.HEAD_SIZE], HEADER_SIZE)
         head = self._views.salvage(segment.name, at, head_size)
         offset = LogOffset(segment.start + at)
@@ -152,10 +156,10 @@ class SegmentReader:
         return head if header is None else self._views.salvage(segment.name, at, header.size)
 
     def find_next_head(self, segment: Segment, begin: int, stop: int) -> int:
-        """Return where in a segment the next intact head begins; `stop` where there is none."""
+        """Return the byte of the next intact head in a segment, or `stop`."""
         for first in range(begin, stop, SEARCH_BYTES):
             size = min(SEARCH_BYTES + 3, stop - first)
-            # The copy is many times faster to search than the view.
+            # Searching a copy is many times faster than searching the view.
             chunk = bytes(self._views.salvage(segment.name, first, size))
             at = chunk.find(record.MAGIC_BYTES)
             while at >= 0:

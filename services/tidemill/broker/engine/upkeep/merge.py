@@ -167,7 +167,7 @@ class Merges:
             for part in _cuts(entries):
                 self._check_room()
                 # What was verified long ago may have rotted, and would get a new checksum.
-                data = queue.data(part.start, len(part), anew=True)
+                data = queue.data(part.start, len(part), recheck=True)
                 assert len(data) == len(part) * SIZE, "the runs join"
                 blocks.append(
                     EncodedBlock(queue.topic_id, queue.queue_id, part.start, len(part), data)

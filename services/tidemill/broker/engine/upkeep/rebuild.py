@@ -143,7 +143,7 @@ class Rebuilds:
                 for number, row in enumerate(file.rows())
             ),
             block_count_max=file.row_count,
-            placed=file.adopt,
+            on_placed=file.adopt,
         )
         yield from self._wake(damaged.queues)
 
@@ -232,7 +232,7 @@ class Rebuilds:
             index.files = [new if one is file else one for one in index.files]
 
         yield from self._replace(
-            file, INDEX_FOLDER, contents(), block_count_max=file.row_count, placed=place
+            file, INDEX_FOLDER, contents(), block_count_max=file.row_count, on_placed=place
         )
 
     def _replace(
@@ -242,7 +242,7 @@ class Rebuilds:
         blocks: Iterator[EncodedBlock],
         *,
         block_count_max: int,
-        placed: Callable[[BlockFile], None],
+        on_placed: Callable[[BlockFile], None],
     ) -> Steps:
         yield from write_block_file(
             self._folders[folder],
@@ -254,7 +254,7 @@ class Rebuilds:
             block_count_max=block_count_max,
             from_offset=file.from_offset,
             to_offset=file.to_offset,
-            placed=placed,
+            on_placed=on_placed,
         )
 
     def _one_by_one(self, blocks: Iterator[EncodedBlock]) -> Iterator[list[EncodedBlock]]:

@@ -31,6 +31,7 @@ from tidemill.broker.engine.pop.stated_rows import (
     slot_ranges,
 )
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
+from tidemill.broker.engine.store.log_times import first_stored_at_ms
 from tidemill.broker.engine.timer.delayed_messages import DelayedMessages
 from tidemill.broker.engine.timer.held_segments import HeldSegments
 from tidemill.broker.engine.timer.index import TimerIndex
@@ -106,7 +107,7 @@ class Retention:
             at_ms = now_ms if self._has_one_clock else self._monotonic_ms
             return at_ms - self._since_ms(at_ms) >= self.retention_ms - lead_ms
         # What follows it was stored at that time, so everything in it is at least as old.
-        return log.first_stored_at_ms(1) + self.retention_ms - lead_ms <= now_ms
+        return first_stored_at_ms(log, 1) + self.retention_ms - lead_ms <= now_ms
 
     @property
     def _is_too_large(self) -> bool:
@@ -208,7 +209,7 @@ class Retention:
         if start >= self._inherited_end:
             return self._full_since_ms.get(start, monotonic_ms)  # Nobody has looked since.
         # What follows it was stored at that time, so everything in it is at least as old.
-        return min(self._log.first_stored_at_ms(1) + self._lag_ms, self._sure_at_ms)
+        return min(first_stored_at_ms(self._log, 1) + self._lag_ms, self._sure_at_ms)
 
     def is_due_at_replica(self, timers: DelayedMessages) -> bool:
         """Whether the master has given up what is the oldest segment here, and no file needs it."""
