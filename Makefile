@@ -91,11 +91,10 @@ heavy: setup setup-pipeline $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills,
 large: setup setup-pipeline $(CLIENTS) tool-rust $(JUDGES) tool-prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
 
-night: setup $(CLIENTS) ## Try TIDEMILL_TEST_EXAMPLES (2000) of everything, a thousand seeds, and soak.
+night: setup $(CLIENTS) ## Run TIDEMILL_TEST_EXAMPLES (2000) examples and seeds of each property, and the long tests.
 	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
 		-o faulthandler_timeout=0 -m "not heavy and not large and not cluster" $(PURE)
-	@$(MAKE) --no-print-directory heavy large soak \
-		TIDEMILL_SIMULATION_SEEDS=$${TIDEMILL_SIMULATION_SEEDS:-1000}
+	@$(MAKE) --no-print-directory heavy large soak
 
 # OF=replica_group simulates the replicas of one broker group instead, with their controllers;
 # OF=replica_engines with their engines, too.

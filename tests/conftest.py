@@ -1,23 +1,61 @@
-"""What all tests share: the patience of Hypothesis, and how many examples it tries."""
+"""The plugins of all tests, and the settings of Hypothesis."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-# Before anybody imports gRPC, whose handlers of forks break what PySpark does between its fork and
-# the start of Java: now and then Spark did not start where a test had used gRPC before.
+# gRPC must not be imported before this. Its fork handlers disturb PySpark between its fork and the
+# start of Java: Spark sometimes did not start after a test had used gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# How long an example takes says how busy the machine is. What else Hypothesis chooses for CI, the
-# same examples in every run among it, stays.
-own = settings.get_profile(settings.get_current_profile_name())
+from hypothesis import HealthCheck, core, settings
+
+from tests.support.seeds import EXAMPLES, current_seed, forget_current_seed, seed_base
+
+pytest_plugins = ["tests.schedule"]
+
+# The time of one example depends on the load of the machine, so it has no deadline. Examples follow
+# from the seed base, as all other chance of the tests does.
 settings.register_profile(
     "tidemill",
-    own,
     deadline=None,
+    derandomize=False,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", str(own.max_examples))),
+    max_examples=EXAMPLES,
 )
 settings.load_profile("tidemill")
+core.global_force_seed = seed_base()  # type: ignore[assignment]  # Declared by its default, None.
+
+
+def pytest_report_header() -> str:
+    return f"first seed: {seed_base()}, examples: {EXAMPLES}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the command that repeats a failure to its report."""
+    report = yield
+    if call.when == "call":
+        if report.failed:
+            report.sections.append(("repeat this failure", replay_command(item)))
+        forget_current_seed()
+    return report
+
+
+def replay_command(item: pytest.Item) -> str:
+    """Return the command that runs the test with the same seed."""
+    parameters = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    seed = parameters.get("seed", current_seed())
+    if isinstance(seed, int):
+        return f"TIDEMILL_TEST_SEEDS={seed} make test ARGS='{item.nodeid.partition('[')[0]}'"
+    return f"TIDEMILL_TEST_SEED_BASE={seed_base()} make test ARGS='{item.nodeid}'"

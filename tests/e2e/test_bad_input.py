@@ -1,7 +1,7 @@
 """Nothing that anybody sends to the public port harms the broker or what it stores.
 
 10,000 inputs from a seed: random bytes, mutated requests, mutated receipt handles; and bytes that
-are no gRPC at all. BAD_INPUT_SEED chooses other ones.
+are no gRPC at all.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from tests.support.clients.api import (
 )
 from tests.support.clients.mutation import mutated, mutated_handle, random_bytes
 from tests.support.processes.processes import Standalone, is_running, standalone
+from tests.support.seeds import seed_base
 from tidemill.message import limits
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
-SEED = int(os.environ.get("BAD_INPUT_SEED", "1"))
+SEED = seed_base()
 RANDOM, MUTATED, HANDLES = 3_000, 4_000, 3_000
 AT_ONCE = 32  # calls under way
 CALL_S = 4.0  # no time for a long poll: a receive that says nothing about it is refused at once

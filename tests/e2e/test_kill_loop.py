@@ -1,8 +1,8 @@
 """kill -9 under load, again and again: nothing is lost, comes back, or comes from nowhere.
 
 Short by default. `make soak` runs it for SOAK_MINUTES, and has the data pipeline audit the log at
-its end: that comes to what the clients' history comes to. KILL_LOOP_SEED repeats the choices of a
-run, though not the moments at which they met the processes.
+its end: that comes to what the clients' history comes to. The seed repeats the choices of a run,
+but not the moments at which they met the processes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from tests.support.clients.history_against_audit import Failed
 from tests.support.clients.load import Load
 from tests.support.processes.killing import RECOVERY_S, Stuck, kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
+from tests.support.seeds import seed_base
 
 pytestmark = pytest.mark.heavy
 
 BROKER_KILLS, PROXY_KILLS = 6, 4
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
-SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
+SEED = seed_base()
 DRAIN_S = 120.0
 SOAK_PAUSE_S = 20.0  # at most, between two kills of a soak
 PROGRESS = (5, 400)  # messages stored between two kills, at least and at most

@@ -5,8 +5,7 @@ push consumer in Go goes on with the next message where its listener fails, so t
 
 Short by default. `make soak` runs it for SOAK_MINUTES, and has the data pipeline audit the logs of
 the broker groups that are left: it names the one send that never was, and nothing else.
-CLIENTS_LOOP_SEED repeats the choices of a run, though not the moments at which they met the
-clients.
+The seed repeats the choices of a run, but not the moments at which they met the clients.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from tests.support.clients.disturbed_clients import (
 from tests.support.clients.looping_clients import ROLES, judge
 from tests.support.processes.killing import child_pid
 from tests.support.processes.processes import Standalone, broker, command, environment, standalone
+from tests.support.seeds import seed_base
 
 pytestmark = [
     pytest.mark.large,
@@ -43,7 +43,7 @@ pytestmark = [
 ]
 
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
-SEED = int(os.environ.get("CLIENTS_LOOP_SEED", "1"))
+SEED = seed_base()
 FLAGS = ("--groups=3", "--proxies=2")
 BROKERS = ("broker-0", "broker-1", "broker-2")
 PROXIES = ("proxy-0", "proxy-1")

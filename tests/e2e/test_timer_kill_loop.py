@@ -21,13 +21,14 @@ from tests.support.disk.log_checker import LogChecker, records_of
 from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
 from tests.support.processes.killing import RECOVERY_S, Stuck, kill, until
 from tests.support.processes.processes import Standalone, standalone
+from tests.support.seeds import seed_base
 from tidemill.broker.posix_disk import PosixDisk
 
 KILLS = 6
 pytestmark = pytest.mark.heavy
 
 SOAK_S = float(os.environ.get("SOAK_MINUTES", "0")) * 60
-SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
+SEED = seed_base()
 DELAY_MS_MAX = 60_000 if SOAK_S else 5_000
 PAUSE_S = (0.5, 5.0)  # between two kills of a soak
 PROGRESS = (20, 400)  # messages scheduled between two kills, at least and at most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 from pathlib import Path
@@ -17,13 +16,14 @@ from tests.support.clients.history_against_audit import Failed
 from tests.support.clients.load import Load
 from tests.support.processes.killing import kill_and_note, until
 from tests.support.processes.processes import Standalone, standalone
+from tests.support.seeds import seed_base
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.large
 
-SEED = int(os.environ.get("KILL_LOOP_SEED", "1"))
+SEED = seed_base()
 VICTIMS = ["broker-0"] * 3 + ["proxy-0", "proxy-1"]
 PROGRESS = (5, 200)  # messages stored between two kills, at least and at most
 DRAIN_S = 120.0

@@ -5,12 +5,11 @@ further life starts, serves clients, writes its files, and is ended again; the l
 cut, since only that takes what earlier lives believed to be there. Afterwards the same promises
 hold as after one power cut, and every start in between was one.
 
-A seed says it all. TIDEMILL_TEST_EXAMPLES scales the number of seeds.
+The seed of a failure repeats all its lives.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -20,16 +19,15 @@ import pytest
 
 from tests.property import test_power_cut as store
 from tests.property import test_timer_power_cut as timers
-from tests.support.chunks import chunks
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.seeds import each, seed_chunks
 from tests.support.worlds.engine_world import SMALL, World
 from tests.support.worlds.timer_world import SECOND_MS, START_MS, TimerWorld
 from tidemill.broker.engine.store.disk import DiskFailed
 
 LIVES_MAX = 5
-SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) * 17
+SEEDS = 1_020
 CHUNKS = 8  # the seeds are split into this many tests
-LIGHT = 2  # of them `make test` runs so many, `make heavy` the others
 ENDS = ("kill", "kill", "power cut", "failed sync")
 SHORT = 60  # operations of a life that is to end early
 W = TypeVar("W", bound=World)
@@ -100,9 +98,9 @@ def serve(world: World, answered: store.Answered, name: str) -> None:
     world.checkpoint()
 
 
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
-def test_nothing_answered_is_lost_in_crash_upon_crash(chunk: int) -> None:
-    for seed in range(chunk, SEEDS, CHUNKS):
+@pytest.mark.parametrize("chunk", seed_chunks("crashes", SEEDS, chunks=CHUNKS))
+def test_nothing_answered_is_lost_in_crash_upon_crash(chunk: list[int]) -> None:
+    for seed in each(chunk):
         lives: Lives[World] = Lives(Random(seed), now_ms=1_000_000)
         answered = store.Answered()
         try:
@@ -150,9 +148,9 @@ def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:
     world.background()
 
 
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
-def test_no_timer_is_lost_early_or_doubled_in_crash_upon_crash(chunk: int) -> None:
-    for seed in range(chunk, SEEDS, CHUNKS):
+@pytest.mark.parametrize("chunk", seed_chunks("crashes of timers", SEEDS, chunks=CHUNKS))
+def test_no_timer_is_lost_early_or_doubled_in_crash_upon_crash(chunk: list[int]) -> None:
+    for seed in each(chunk):
         lives: Lives[TimerWorld] = Lives(Random(seed), now_ms=START_MS)
         told = timers.Answered()
         try:

@@ -7,11 +7,11 @@ be elected, and let the others cut what it has lost (F-4, F-26; rows 24 and 25 o
 
 from __future__ import annotations
 
-import os
 from random import Random
 
 import pytest
 
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_group import MARK_MS, Group, Node
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.common.replica_group import ReplicaId
@@ -25,11 +25,10 @@ from tidemill.controller.election.sessions import (
     ReplicaSessions,
 )
 
-SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "24"))
 STORE = "s"
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("damaged replicas", 24))
 @pytest.mark.parametrize("how", ["killed", "power cut"])
 def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
     random, is_power_cut = Random(seed), how == "power cut"

@@ -10,7 +10,6 @@ again from its beginning, in pieces, with nothing kept, and says the same.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from random import Random
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.seeds import examples
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, forget_event_lookups
 from tests.support.worlds.timer_world import TimerWorld
 from tidemill.broker.engine.events.event import Event, EventKind, EventQuery
@@ -380,7 +380,7 @@ class EventModel(RuleBasedStateMachine):
 
 
 EventModel.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

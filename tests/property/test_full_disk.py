@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from tests.support.disk.faulty_disk import UNBOUNDED, FaultyDisk
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped
 from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, START_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
@@ -28,7 +28,6 @@ CAPACITY_BYTES = 12 << 20
 BODY_BYTES = 20_000
 OTHER = "payments"
 SMALL_RESERVE_BYTES = 512 << 10
-SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) // 2
 STEPS = 400
 
 
@@ -347,7 +346,7 @@ def test_the_largest_file_is_repaired_on_a_disk_that_is_full() -> None:
     assert entries(world) == before
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("full disk", 30))
 def test_no_write_fails_on_a_full_disk_whatever_is_done(seed: int) -> None:
     random, world = Random(seed), small_world(seed)
     fill(world)

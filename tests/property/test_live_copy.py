@@ -8,16 +8,16 @@ import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.offline_world import SEGMENT, BusySource, Life, finish
+from tests.support.seeds import seeds
 from tests.support.worlds.timer_world import DAY_MS, MINUTE_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
 
-SEEDS = 150
 SLICE_BYTES = 4096  # so that much happens between the slices of one segment
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("live copies", 150))
 def test_a_copy_of_a_live_store_has_all_that_was_answered_before(seed: int) -> None:
     life = Life(seed)
     life.live(life.random.choice((5, 60, 300)))
@@ -36,7 +36,7 @@ def test_a_copy_of_a_live_store_has_all_that_was_answered_before(seed: int) -> N
     life.judge(target)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds("live copies of timers", 20))
 def test_a_copy_has_all_delayed_messages_that_were_answered_before(seed: int) -> None:
     random = Random(seed)
     world = TimerWorld(

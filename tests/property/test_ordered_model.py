@@ -7,7 +7,6 @@ the lowest unsettled message comes first, and nothing acked comes again.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.support.disk.log_checker import judge
+from tests.support.seeds import examples
 from tests.support.worlds.engine_world import SMALL, TOPIC, Popped, World
 from tidemill.broker.engine.pop.deliveries import AckResult
 from tidemill.common.errors import Conflict, InvalidReceiptHandle
@@ -209,7 +209,7 @@ class OrderedModel(RuleBasedStateMachine):
 
 
 OrderedModel.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

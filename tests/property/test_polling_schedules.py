@@ -7,14 +7,13 @@ popped message reaches a client or goes back to the broker.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
+from tests.support.seeds import seeds
 from tests.support.worlds.polling_world import World
 
-SEEDS = int(os.environ.get("TIDEMILL_POLLING_SEEDS", "120"))
 EVENTS = 60
 
 
@@ -79,7 +78,7 @@ def refuse(world: World, name: str, what: str) -> None:
 
 
 @pytest.mark.parametrize("has_failures", [False, True], ids=["well", "failing"])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("polling", 120))
 def test_polls_under_any_schedule(seed: int, has_failures: bool) -> None:
     world = World(seed, brokers=seed % 4 + 1)
     story(world, has_failures=has_failures)

@@ -7,7 +7,6 @@ and change nothing that the model knows.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, settings
@@ -23,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from tests.support.disk.log_checker import judge
+from tests.support.seeds import examples
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.pop_checkpoint import FLAG_RENEWS
@@ -308,7 +308,7 @@ class PopModel(RuleBasedStateMachine):
 
 
 PopModel.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -19,15 +19,14 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.support.chunks import chunks
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.disk.log_checker import judge
+from tests.support.seeds import seed_base
 from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.worlds.overlapping import OverlappingWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 
 CHUNKS = 8  # the runs are split into this many tests
-LIGHT = 4  # of them `make test` runs so many, `make heavy` the others
 FIFO_GROUP = "ordered"
 SCHEDULE = 1  # seed of the syncs among rounds that overlap
 OVERLAPS_MIN = 60  # rounds written while another was being synced: most of them
@@ -194,12 +193,12 @@ def test_rounds_of_the_scenario_overlap() -> None:
 
 
 @pytest.mark.parametrize("open_world", OPERATIONS)
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_nothing_answered_is_lost_when_power_goes_at_any_disk_operation(
     open_world: OpenWorld, chunk: int
 ) -> None:
     for cut_at in range(chunk, OPERATIONS[open_world], CHUNKS):
-        disk = FaultyDisk(Random(cut_at))
+        disk = FaultyDisk(Random(f"{seed_base()} {cut_at}"))
         disk.cut_at = cut_at
         answered = Answered()
         world: World | None = None

@@ -8,18 +8,17 @@ is in play; without those it counts right. It changes nothing: neither the log n
 from __future__ import annotations
 
 import contextlib
-import os
 from random import Random
 
 import pytest
 
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.pop.readiness import READY_COUNT_MAX, ReadyMessages
 from tidemill.common.errors import InvalidReceiptHandle
 
-SEEDS = int(os.environ.get("TIDEMILL_READINESS_SEEDS", "30"))
 STEPS = 60
 QUEUES = 3
 TAGS = ("red", "green", "blue")
@@ -110,7 +109,7 @@ def fingerprint(engine: Engine) -> object:
 
 
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["any order", "ordered"])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("readiness", 30))
 def test_a_look_tells_of_all_that_a_pop_finds(seed: int, is_ordered: bool) -> None:
     trial = Trial(seed, is_ordered=is_ordered)
     for _ in range(STEPS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.simulation.replica_engines import Clients
 from tests.simulation.replica_group import run_seed
 from tests.simulation.replica_process import Answer, ReplicaProcess
 from tests.simulation.situations import OPERATED, SITUATIONS
-from tests.support.chunks import chunks
+from tests.support.seeds import each, seed_chunks
 from tests.support.worlds.replica_mutants import MUTANTS, NEVER_ASKED, mutated, replaced
 from tidemill.broker.engine.configuration.administration import Administration
 from tidemill.broker.engine.engine import Engine
@@ -23,7 +22,7 @@ from tidemill.broker.engine.replication import fencing
 from tidemill.controller.election import replacement
 
 ROOT = Path(__file__).parents[2]
-SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "120"))
+SEEDS = 120
 TROUBLE_S = 10.0  # of virtual time, for which things happen
 # Where each relaxed rule is seen: the situation, and a seed of it. `tests.simulation.find_mutants`
 # searches anew, among runs that draw their situation.
@@ -54,13 +53,12 @@ SEEN = {
 FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
 FORGOTTEN_WITH_ENGINES = [name for name in FORGOTTEN if name in Clients.situations]
 ENGINE_PART = 5  # of so many seeds one is run with engines, too: it takes as much longer
-CHUNKS = 20  # the seeds are split into this many tests
-LIGHT = 4  # of them `make test` runs so many, `make heavy` the others
+CHUNKS = 12  # the seeds are split into this many tests
 
 
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
-def test_no_answer_is_taken_back(chunk: int) -> None:
-    for seed in range(chunk, SEEDS, CHUNKS):
+@pytest.mark.parametrize("chunk", seed_chunks("simulation of replicas", SEEDS, chunks=CHUNKS))
+def test_no_answer_is_taken_back(chunk: list[int]) -> None:
+    for seed in each(chunk):
         run = run_seed(seed, trouble_s=TROUBLE_S)
         assert not run.findings, str(run)
         assert run.answered > 0
@@ -152,9 +150,11 @@ def test_no_frame_of_another_epoch_is_heard_of(situation: str) -> None:
     assert not run.findings
 
 
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
-def test_no_promise_of_a_broker_is_broken(chunk: int) -> None:
-    for seed in range(chunk, SEEDS // ENGINE_PART, CHUNKS):
+@pytest.mark.parametrize(
+    "chunk", seed_chunks("simulation of engines", SEEDS // ENGINE_PART, chunks=CHUNKS)
+)
+def test_no_promise_of_a_broker_is_broken(chunk: list[int]) -> None:
+    for seed in each(chunk):
         run = run_seed(seed, trouble_s=TROUBLE_S, contents=Clients)
         assert not run.findings, str(run)
         assert run.answered > 0

@@ -6,12 +6,12 @@ all where a master dies first. What is more of time and network is in `tests/sim
 
 from __future__ import annotations
 
-import os
 from random import Random
 
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import ENTROPY, SMALL, Popped, World
 from tests.support.worlds.following import Follower
 from tidemill.broker.engine.pop.consumption import AckResult
@@ -31,7 +31,6 @@ from tidemill.broker.engine.replication.messages import Ack, Hello
 from tidemill.broker.engine.replication.replication import Replication
 from tidemill.common.replica_group import ReplicaId, ReplicaRun, ReplicationView
 
-SEEDS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "24"))
 STEPS = 30
 GROUP, TOPIC = "group", "topic"
 
@@ -259,7 +258,7 @@ def compare(group: Group) -> None:
             follower.compare(master.engine, group.now_ms, has_restarted=False)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("replicated engines", 24))
 def test_nothing_is_lost_or_delivered_again_when_masters_die(seed: int) -> None:
     random = Random(seed)
     group = Group(random)

@@ -6,15 +6,14 @@ find a violation for each relaxed rule of `replica_mutants.py`.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from tests.support.seeds import each, seeds
 from tests.support.worlds.exploration import explore, walk
 from tests.support.worlds.replica_mutants import MUTANTS, mutated
 from tests.support.worlds.replica_world import Scope, beginning
 
-WALKS = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "40"))
+WALKS = 40
 STEPS = 300
 MEMORY = Scope(is_synced=False, epochs=9, appends=6, crashes=8, power_cuts=6, proposals=30)
 FSYNC = Scope(is_synced=True, epochs=9, appends=6, crashes=8, proposals=30)
@@ -94,7 +93,7 @@ def test_nothing_breaks_in_a_small_scope(scope: Scope, members: tuple[int, ...])
 
 @pytest.mark.parametrize("scope", [MEMORY, FSYNC], ids=["memory", "fsync"])
 def test_nothing_breaks_in_long_walks(scope: Scope) -> None:
-    for seed in range(WALKS):
+    for seed in each(seeds("walks", WALKS)):
         found = walk(beginning(scope), scope, seed=seed, length=STEPS)
         assert not found.broken, f"seed {seed}: {found.broken}"
 

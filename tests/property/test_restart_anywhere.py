@@ -8,7 +8,6 @@ the one before it, whichever of the derived files survived.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -21,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.support.disk.observation import lows_of, observe
 from tests.support.disk.quiet import has_pending
+from tests.support.seeds import examples, seeds
 from tests.support.worlds.engine_world import SMALL, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -275,7 +275,7 @@ class RestartAnywhere(RuleBasedStateMachine):
 
 
 RestartAnywhere.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")),
+    max_examples=examples(60),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -303,7 +303,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "60")) // 3))
+@pytest.mark.parametrize("seed", seeds("long restarts", 20))
 def test_a_restart_changes_nothing_in_long_histories(seed: int) -> None:
     """Hypothesis thinks of short ones; checkpoints and retirement that come to an end take long."""
     random = Random(seed)

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.simulation.push import run_push
 from tests.simulation.run import run_seed
-from tests.support.chunks import chunks
+from tests.support.seeds import each, seed_chunks, seeds
 
-SEEDS = int(os.environ.get("TIDEMILL_SIMULATION_SEEDS", "100"))
 TROUBLE_S = 15.0  # of virtual time, for which things happen
-CHUNKS = 20  # the seeds are split into this many tests
-LIGHT = 3  # of them `make test` runs so many, `make heavy` the others
+SEEDS = 100  # of a full round, as all such constants: see tests/support/seeds.py
+CHUNKS = 12  # the seeds are split into this many tests
 
 
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
-def test_no_promise_is_broken_in_any_order_of_events(chunk: int) -> None:
-    for seed in range(chunk, SEEDS, CHUNKS):
+@pytest.mark.parametrize("chunk", seed_chunks("simulation", SEEDS, chunks=CHUNKS))
+def test_no_promise_is_broken_in_any_order_of_events(chunk: list[int]) -> None:
+    for seed in each(chunk):
         run = run_seed(seed, trouble_s=TROUBLE_S)
         assert not run.findings, str(run)
         assert run.received > 0
 
 
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
-def test_no_promise_is_broken_with_several_broker_groups(chunk: int) -> None:
-    for seed in range(chunk, SEEDS // 4, CHUNKS):
+@pytest.mark.parametrize(
+    "chunk", seed_chunks("simulation of three broker groups", SEEDS // 4, chunks=CHUNKS)
+)
+def test_no_promise_is_broken_with_several_broker_groups(chunk: list[int]) -> None:
+    for seed in each(chunk):
         run = run_seed(seed, trouble_s=TROUBLE_S, groups=3)
         assert not run.findings, str(run)
         assert run.received > 0
 
 
-@pytest.mark.parametrize("seed", range(max(SEEDS // 40, 1)))  # of ten minutes each
+@pytest.mark.parametrize("seed", seeds("simulation of push consumers", 2))  # of ten minutes each
 def test_nobody_gets_what_a_living_push_consumer_has(seed: int) -> None:
     run, holding = run_push(seed)
     assert not run.findings, str(run)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.timer_log_fold import DELIVERED
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import SMALL
 from tests.support.worlds.timer_world import (
     HOUR_MS,
@@ -131,7 +132,7 @@ def test_a_flipped_bit_in_a_file_changes_no_outcome(name: str, seed: int) -> Non
     check_outcome(start_on(world, disk))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds("damaged timers", 12))
 def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     """T-14. It stays pending and pinned; all others come in time."""
     random = Random(seed)
@@ -167,7 +168,7 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     assert world.engine.timers.index.links.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds("damage under a broker", 6))
 def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> None:
     random = Random(seed)
     world = seeded_world(seed, timer=TIMER)
@@ -183,7 +184,7 @@ def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> 
     assert world.engine.timers.commands.status(TimerId(4)).is_quarantined
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds("evacuation", 10))
 def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> None:
     """One damaged header once stopped the broker, or hid whatever was behind it."""
     random = Random(seed)

@@ -7,7 +7,6 @@ model knows, but for how late a message may come: that is bounded.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.disk.faulty_disk import FaultyDisk
 from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED, DROPPED, PENDING
+from tests.support.seeds import examples
 from tests.support.worlds.engine_world import SMALL
 from tests.support.worlds.timer_world import (
     DAY_MS,
@@ -309,7 +309,7 @@ def _config_of(world: TimerWorld) -> EngineConfig:
 
 
 TimerModel.TestCase.settings = settings(
-    max_examples=int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "40")),
+    max_examples=examples(40),
     stateful_step_count=30,
     deadline=None,
     report_multiple_bugs=False,

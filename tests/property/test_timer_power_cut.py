@@ -34,9 +34,9 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.support.chunks import chunks
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
+from tests.support.seeds import seed_base
 from tests.support.worlds.engine_world import SMALL
 from tests.support.worlds.overlapping import OverlappingTimerWorld
 from tests.support.worlds.timer_world import (
@@ -52,7 +52,6 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageNotFound
 
 CHUNKS = 8  # the runs are split into this many tests
-LIGHT = 4  # of them `make test` runs so many, `make heavy` the others
 CONFIG = replace(
     SMALL,
     segment_bytes=16 << 10,
@@ -231,13 +230,13 @@ def test_rounds_of_the_scenario_overlap() -> None:
 
 
 @pytest.mark.parametrize("open_world", OPERATIONS)
-@pytest.mark.parametrize("chunk", chunks(CHUNKS, light=LIGHT))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_timer_is_lost_early_or_doubled_when_power_goes_at_any_operation(
     open_world: OpenWorld, chunk: int
 ) -> None:
     operations = OPERATIONS[open_world]
     for cut_at in range(chunk, len(operations), CHUNKS):
-        disk = FaultyDisk(Random(cut_at))
+        disk = FaultyDisk(Random(f"{seed_base()} {cut_at}"))
         disk.cut_at = cut_at
         told = Answered()
         world: TimerWorld | None = None

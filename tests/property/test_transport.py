@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.clients import http2_peer as peer
 from tests.support.clients.streams import half_close, stream_count
 from tests.support.clients.transport_trial import LIMITS, End, random_frames, run_trial
+from tests.support.seeds import examples
 from tidemill.transport.grpc.client_connection import (
     ClientCall,
     ClientConnection,
@@ -36,7 +36,7 @@ from tidemill.transport.http2.events import DataReceived, Event
 from tidemill.transport.http2.limits import Limits
 from tidemill.transport.http2.stream import Stream
 
-EXAMPLES = int(os.environ.get("TIDEMILL_TEST_EXAMPLES", "100"))
+EXAMPLES = examples(100)
 SEEDS = st.integers(min_value=0, max_value=2**32)
 
 quickly = settings(max_examples=EXAMPLES, deadline=None)

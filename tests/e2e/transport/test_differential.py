@@ -1,13 +1,12 @@
 """The same calls, as bytes, to our server and to one of grpcio's: is the outcome the same?
 
-Calls are made up from a seed, and cut at random places; `DIFFERENTIAL_SEED` picks another, which a
-failure prints. What differs for a reason is in `DIFFERENCES`, with the reason.
+A seed chooses the calls and the places where their bytes are cut. `DIFFERENCES` lists the known
+differences with their reasons.
 """
 
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
@@ -19,12 +18,13 @@ from tests.support.clients.binary_fields import encode_binary
 from tests.support.clients.grpcio_server import grpcio_server
 from tests.support.clients.http2_peer import grpc_message
 from tests.support.clients.rpc_server import SERVICE, RawClient, request_to, rpc_server
+from tests.support.seeds import seed_base
 from tidemill.transport.grpc.messages import PREFIX_SIZE
 from tidemill.transport.http2 import frames
 
 pytestmark = pytest.mark.heavy
 
-SEED = int(os.environ.get("DIFFERENTIAL_SEED", "1"))
+SEED = seed_base()
 RUNS = 4  # of each kind of call
 MESSAGE_BYTES_MAX = 1 << 20
 # Fields that say nothing about the call; grpcio tells in them which encodings it knows.

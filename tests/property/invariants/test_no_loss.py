@@ -10,6 +10,7 @@ import pytest
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
 from tests.support.disk.log_checker import judge
 from tests.support.disk.observation import observe
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import DeliverySlot, GroupId, LogOffset, QueueId, TopicId
@@ -48,7 +49,7 @@ def test_invariant_1_all_that_was_sent_is_seen_by_every_group_though_power_goes_
         assert bodies == set(sent)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds("offsets after crashes", 5))
 def test_invariant_2_and_3_below_the_consumer_offset_nothing_is_nowhere_after_any_crash(
     seed: int,
 ) -> None:

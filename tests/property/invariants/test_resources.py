@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.configuration.administration import ResetTarget
@@ -89,7 +90,7 @@ def test_invariant_43_a_disk_that_cannot_be_written_ends_the_process_unanswered(
     assert failed.value.subgroup(DiskFailed) is not None
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds("counters", 4))
 def test_invariant_44_counters_are_the_live_deliveries_after_any_mix(seed: int) -> None:
     random = Random(seed)
     world = World(FaultyDisk(random))

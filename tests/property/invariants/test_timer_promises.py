@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.timer_log_fold import CANCELLED, DELIVERED
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import TOPIC
 from tests.support.worlds.timer_world import (
     DAY_MS,
@@ -31,7 +32,7 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageNotFound
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds("order of timers", 4))
 def test_t_1_and_t_2_what_waits_comes_at_its_millisecond_and_in_order(seed: int) -> None:
     """An owner that wakes when it asked to is late by nothing at all, in slots of every fill."""
     random = Random(seed)
