@@ -393,7 +393,7 @@ def test_a_proxy_that_goes_ends_what_it_is_asked() -> None:
             with pytest.raises(RpcError) as gone:
                 await asking
         assert refused_as(gone.value) == "ProxyUnreachable"
-        assert gone.value.message == "proxy proxy-7 has gone"
+        assert gone.value.message == "proxy proxy-7 has disconnected; try again"
         request = pb.AskProxyRequest(process_id=name.process_id, question=ALL, timeout_ms=LONG_MS)
         with pytest.raises(RpcError) as unknown:
             await world.relay.AskProxy(request)

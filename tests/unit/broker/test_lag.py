@@ -11,7 +11,7 @@ from tests.support.disk.counted_work import Meter
 from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.layout.numbers import GroupId
 from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
-from tidemill.broker.server.admin.service import BrokerAdminService
+from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
 from tidemill.broker.server.scrape import lag as lag_module
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND, LagReader
 from tidemill.common.errors import Overloaded
@@ -85,7 +85,7 @@ def test_the_queues_of_wide_groups_are_looked_at_some_a_round() -> None:
             assert {one.in_flight_count for one in topics} == {1}
             assert 0 < most <= PROGRESS_A_ROUND
             most = 0
-            admin = BrokerAdminService(world.rounds, auto_create=False)
+            admin = ConsumerGroupAdmin(world.rounds)
             answer = await admin.GetGroupProgress(pb.GetGroupProgressRequest(name="wide"))
             assert len(answer.queues) == 4 * (queues + 10)
             assert sum(one.ready_count for one in answer.queues) == 8

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import GroupId
-from tidemill.broker.server.reader.service import NAMES_A_SLICE, BrokerReader
+from tidemill.broker.server.reader.listings import NAMES_A_SLICE, BrokerReader
 from tidemill.message import limits
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.grpc.status import RpcError

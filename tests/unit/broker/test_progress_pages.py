@@ -10,12 +10,12 @@ import pytest
 
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.server.reader.listings import BrokerReader
 from tidemill.broker.server.reader.progress_pages import (
     QUEUES_A_PAGE,
     QUEUES_A_SLICE,
     QUEUES_A_TOPIC,
 )
-from tidemill.broker.server.reader.service import BrokerReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
 

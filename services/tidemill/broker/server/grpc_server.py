@@ -1,4 +1,4 @@
-"""The broker's gRPC server: the link, the admin service, health and reflection."""
+"""The broker's gRPC server: links, admin calls, reads, members, replicas, health, reflection."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.server.admin.broker_groups import BrokerGroupAdmin
+from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
 from tidemill.broker.server.admin.deliveries import DeliveryAdmin
 from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.relay import Relay
-from tidemill.broker.server.admin.service import BrokerAdminService
 from tidemill.broker.server.admin.timers import TimerAdmin
+from tidemill.broker.server.admin.topics import TopicAdmin
 from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.members.home_service import BrokerHomeService
+from tidemill.broker.server.reader.listings import BrokerReader
 from tidemill.broker.server.reader.pulls import PullReader
-from tidemill.broker.server.reader.service import BrokerReader
 from tidemill.broker.server.replicas.mending import FETCH_RANGE
 from tidemill.broker.server.replicas.probes import PROBE
 from tidemill.broker.server.replicas.streams import STREAM
@@ -52,17 +53,17 @@ SERVICES: Final = (
     READER.full_name,
 )
 
-# Proxies of ours: few, with frames of many requests each.
+# For proxies: few connections, with many requests in each frame.
 LIMITS: Final = Limits(
     stream_window_bytes=16 << 20,
     frame_bytes=1 << 20,
-    # The frames of a link bound themselves, at the proxy and by the rounds' own room.
+    # The proxy and the rounds limit the frames of a link.
     large_messages_bytes=72 << 20,
     held_bytes_max=256 << 20,
     # A link limits itself (link/proxy_link.py), and may have more unread bytes than a client.
     unread_bytes_max=1 << 30,
-    # Both ends notice a machine that vanished without waiting for TCP; a broker about as soon as a
-    # proxy, since polls that are parked here for one that is gone take messages.
+    # Both ends notice a vanished machine without waiting for TCP. The broker notices it about as
+    # soon as a proxy, because parked polls of a vanished proxy take messages.
     keepalive_period_s=5.0,
     keepalive_timeout_s=15.0,
     idle_timeout_s=3_600.0,  # the admin process keeps its connection for the next click
@@ -78,7 +79,7 @@ class BrokerServer:
 
     @property
     def address(self) -> str:
-        """Where the broker serves."""
+        """The address of the server."""
         return self._server.address
 
     def collect(self) -> Iterator[Metric]:
@@ -86,13 +87,13 @@ class BrokerServer:
         return metrics.collect(self._server)
 
     async def drain(self, timeout_ms: int) -> None:
-        """Accept nothing new, answer what is in flight, at most for `timeout_ms`."""
+        """Accept no new calls, and answer those in flight, for at most `timeout_ms`."""
         self._health.drain()
         await self._server.drain(timeout_ms / 1000)
 
 
 def replica_methods(replicas: ReplicaShell) -> dict[str, RpcMethod]:
-    """Return what other replicas of the broker group ask this one."""
+    """Return the methods for the other replicas of the broker group."""
     return {
         STREAM: bidirectional(replicas.stream),
         FETCH_RANGE: bidirectional(replicas.fetch_range),
@@ -116,7 +117,8 @@ async def broker_server(
         auto_create=settings.auto_create,
         view=lambda: None if replicas is None else replicas.view,
     )
-    admin = BrokerAdminService(rounds, auto_create=settings.auto_create)
+    topics = TopicAdmin(rounds, auto_create=settings.auto_create)
+    consumer_groups = ConsumerGroupAdmin(rounds)
     messages, timers = MessageAdmin(rounds, traffic), TimerAdmin(rounds)
     broker_groups = BrokerGroupAdmin(rounds, members, replica_name=settings.replica_name)
     deliveries = DeliveryAdmin(rounds)
@@ -127,7 +129,9 @@ async def broker_server(
         f"/{HOME.full_name}/Follow": bidirectional(BrokerHomeService(rounds).follow),
         f"/{RELAY.full_name}/Attach": bidirectional(relay.attach),
         **({} if replicas is None else replica_methods(replicas)),
-        **unary_methods(ADMIN, admin, messages, timers, deliveries, broker_groups, relay),
+        **unary_methods(
+            ADMIN, topics, consumer_groups, messages, timers, deliveries, broker_groups, relay
+        ),
         **unary_methods(READER, BrokerReader(rounds), PullReader(rounds, traffic)),
         **serving.methods(),
         **reflection_methods((*SERVICES, health.SERVICE)),

@@ -1,4 +1,4 @@
-"""BrokerAdmin's look at what is in flight, and its release by an operator."""
+"""BrokerAdmin's calls about deliveries in flight: list and release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.queries.in_flight import Place, Wanted
-from tidemill.broker.server.admin.service import find_group, find_topic
+from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find_topic
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.wire import config_log
 from tidemill.common.errors import BadRequest, InvalidReceiptHandle, Overloaded
@@ -19,21 +19,18 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
-PAGE_MAX: Final = 1_000  # messages of one call, whatever is asked for
-RELEASED_MAX: Final = 1_000  # messages of one call: a record each, and later a copy
+PAGE_MAX: Final = 1_000  # messages of one page, even if a request wants more
+RELEASED_MAX: Final = 1_000  # messages of one call: each needs a record and later a copy
 
 
 class DeliveryAdmin:
-    """Shows the deliveries of a group or a client, and takes a group's from its consumers."""
+    """Lists the deliveries in flight of a consumer group or a client, and releases them."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
 
     async def GetDeliveries(self, request: pb.GetDeliveriesRequest) -> pb.GetDeliveriesReply:
-        """Return some of what a group has in flight, in the order of the pops.
-
-        The look takes a round a slice, so that nobody waits for it.
-        """
+        """Return a page of a consumer group's deliveries, by pop time; each slice takes a round."""
         count = min(request.page_size or PAGE_MAX, PAGE_MAX)
 
         def begin(engine: Engine, _turn: Turn) -> InFlightLook:
@@ -43,7 +40,7 @@ class DeliveryAdmin:
 
         def step(engine: Engine, turn: Turn) -> bool:
             more = look.step(turn.now_ms)
-            reply.deliveries.extend([_told(engine, one) for one in look.take()])
+            reply.deliveries.extend([_rendered(engine, one) for one in look.take()])
             return more
 
         while has_more:
@@ -53,7 +50,7 @@ class DeliveryAdmin:
         return reply
 
     async def GetHeld(self, request: pb.GetHeldRequest) -> pb.GetHeldReply:
-        """Return what a client has in flight."""
+        """Return the number of a client's deliveries in flight."""
 
         def count(engine: Engine, _turn: Turn) -> pb.GetHeldReply:
             return pb.GetHeldReply(
@@ -65,17 +62,17 @@ class DeliveryAdmin:
     async def ReleaseDeliveries(
         self, request: pb.ReleaseDeliveriesRequest
     ) -> pb.ReleaseDeliveriesReply:
-        """Give some of what a group has in flight back at once, or count it.
+        """Make a page of a consumer group's deliveries visible again now; a dry run counts them.
 
-        As when its time is up the delivery counts as an attempt; but its handles are refused from
-        here on. Where the table of deliveries has no room for more of them the page ends there, and
-        the next one says why if that is still so. Raises Overloaded where none was released.
+        As at the end of the invisible duration, the delivery counts as an attempt; but its receipt
+        handles are invalid from now on. If the delivery table becomes full, the page ends there.
+        Raises Overloaded if it is full at the first delivery.
         """
         reply, has_more = pb.ReleaseDeliveriesReply(), True
         last: Place | None = _after(request)
 
         def begin(engine: Engine, _turn: Turn) -> InFlightLook:
-            # What is popped from here on is none of it: it may be what was released.
+            # Excludes later pops, which may deliver the released messages again.
             reply.before_id = request.before_id or engine.log.log_end
             return _look(
                 engine,
@@ -95,7 +92,7 @@ class DeliveryAdmin:
                     reply.count += 1
                     continue
                 try:
-                    # Who was acked in this round has nothing to release.
+                    # A message may have been acked in this round.
                     with contextlib.suppress(InvalidReceiptHandle):
                         engine.commands.release(found.delivery, turn.now_ms)
                         reply.count += 1
@@ -120,28 +117,26 @@ class DeliveryAdmin:
 
 def _look(
     engine: Engine,
-    wanted: pb.DeliveryFilter,
+    selection: pb.DeliveryFilter,
     after: Place | None,
     *,
     max_messages: int,
     before_id: int | None = None,
 ) -> InFlightLook:
-    group = find_group(engine, wanted.group)
-    topic = find_topic(engine, wanted.topic) if wanted.topic else None
-    queue_id = QueueId(wanted.queue_id) if wanted.HasField("queue_id") else None
-    if queue_id is not None and topic is None:
-        raise BadRequest("a queue is one of a topic: say which topic")
-    if queue_id is not None and topic is not None and queue_id >= topic.queues:
-        raise BadRequest(
-            f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, not {queue_id}"
-        )
+    group = find_group(engine, selection.group)
+    topic = find_topic(engine, selection.topic) if selection.topic else None
+    queue_id = QueueId(selection.queue_id) if selection.HasField("queue_id") else None
+    if queue_id is not None:
+        if topic is None:
+            raise BadRequest("a filter by queue needs a topic; name the topic of the queue")
+        check_queue_id(topic, queue_id)
     return engine.inspection.in_flight(
         Wanted(
             group.id,
             None if topic is None else topic.id,
             queue_id,
-            wanted.client_id,
-            wanted.message_id,
+            selection.client_id,
+            selection.message_id,
         ),
         after=after,
         before_id=engine.log.log_end if before_id is None else before_id,
@@ -161,7 +156,7 @@ def _place(place: Place) -> pb.DeliveryPosition:
     )
 
 
-def _told(engine: Engine, found: InFlight) -> pb.InFlight:
+def _rendered(engine: Engine, found: InFlight) -> pb.InFlight:
     return pb.InFlight(
         topic=engine.catalog.topics[found.delivery.topic_id].name,
         queue_id=found.queue_id,

@@ -1,4 +1,4 @@
-"""BrokerAdmin's sends and reads, for those who are no clients of the public protocol."""
+"""BrokerAdmin's calls about messages: send, read and find."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.server.admin.service import find_topic
+from tidemill.broker.server.admin.lookup import check_queue_id, find_topic
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.wire import config_frames, config_log
 from tidemill.common.errors import BadRequest, Forbidden, IllegalOffset, MessageCorrupted
@@ -20,17 +20,18 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import Topic
-    from tidemill.broker.engine.queries.inspection import QueueRead
+    from tidemill.broker.engine.queries.inspection import MessageSearch, QueueRead
     from tidemill.broker.metrics import Traffic
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
-READ_MAX: Final = 256  # messages of one call, whatever is asked for
-READ_BYTES_MAX: Final = 4 << 20  # and bytes: one message more than that at most
+READ_MAX: Final = 256  # messages of one read, even if a request wants more
+READ_BYTES_MAX: Final = 4 << 20  # of one read, which may end with one more message
+FOUND_MESSAGES_MAX: Final = 256  # messages of one search, even if a request wants more
 
 
 class MessageAdmin:
-    """Stores messages under the rules that the proxies apply to theirs, and reads queues."""
+    """Stores messages by the rules of the proxies, and reads queues."""
 
     def __init__(self, rounds: Rounds, traffic: Traffic) -> None:
         self._rounds = rounds
@@ -38,7 +39,7 @@ class MessageAdmin:
         self._queues = RoundRobin()
 
     async def StoreMessage(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
-        """Store a message, or schedule it when its type is DELAY."""
+        """Store a message; schedule it if its type is DELAY."""
 
         def store(engine: Engine, turn: Turn) -> pb.StoreMessageReply:
             fields = _decode(request.blob)
@@ -46,10 +47,10 @@ class MessageAdmin:
             kind = v2.MessageType.ValueType(fields.message_type)
             topic = _use_topic(engine, request.topic, turn.now_ms)
             check_type(kind, topic.name, pb.TopicType.ValueType(topic.type))
-            queue_id = self._queue(request, message_group, topic)
+            queue_id = self._choose_queue(request, message_group, topic)
             has_delay = request.HasField("delay_ms")
             if has_delay and kind != v2.DELAY:
-                raise BadRequest("only messages of type DELAY have a delay")
+                raise BadRequest("a delay needs a message of type DELAY")
             queue_offset, due_at_ms = engine.commands.send(
                 topic.id,
                 QueueId(queue_id),
@@ -67,20 +68,13 @@ class MessageAdmin:
         return await in_round(self._rounds, store)
 
     async def ReadMessages(self, request: pb.ReadMessagesRequest) -> pb.ReadMessagesReply:
-        """Return messages of one queue in their order; nothing is consumed.
-
-        Reading takes a round a slice, so that nobody waits for it.
-        """
+        """Return messages of one queue in order, without consuming; each slice takes a round."""
 
         def begin(engine: Engine, _turn: Turn) -> QueueRead:
             topic = find_topic(engine, request.topic)
-            if request.queue_id >= topic.queues:
-                raise BadRequest(
-                    f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, "
-                    f"not {request.queue_id}"
-                )
+            check_queue_id(topic, request.queue_id)
             if request.from_offset < 0:
-                raise IllegalOffset(f"an offset is 0 or more, not {request.from_offset}")
+                raise IllegalOffset(f"from_offset {request.from_offset} is negative; use 0 or more")
             return engine.inspection.read(
                 engine.catalog.queues_of(topic)[request.queue_id],
                 request.from_offset,
@@ -91,13 +85,33 @@ class MessageAdmin:
         read, reply, has_more = await in_round(self._rounds, begin), pb.ReadMessagesReply(), True
         while has_more:
             has_more = await in_round(self._rounds, lambda _engine, _turn: read.step())
-            # What is in the reply need not be kept a second time.
+            # Taken step by step, so that no message is kept twice.
             reply.messages.extend(map(config_frames.found_message, read.take()))
         reply.next_offset = read.next_offset
         reply.min_offset, reply.max_offset = read.bounds()
         return reply
 
-    def _queue(self, request: pb.StoreMessageRequest, message_group: str, topic: Topic) -> int:
+    async def FindMessages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
+        """Find messages by id or by key; each slice of the search takes a round."""
+
+        def begin(engine: Engine, _turn: Turn) -> MessageSearch:
+            return engine.inspection.search(
+                find_topic(engine, request.topic),
+                message_id=request.message_id,
+                key=request.key,
+                max_messages=min(request.max_messages or FOUND_MESSAGES_MAX, FOUND_MESSAGES_MAX),
+            )
+
+        search, reply, has_more = await in_round(self._rounds, begin), pb.FindMessagesReply(), True
+        while has_more:
+            has_more = await in_round(self._rounds, lambda _engine, _turn: search.step())
+            # Taken step by step, so that no message is kept twice.
+            reply.messages.extend(map(config_frames.found_message, search.take()))
+        return reply
+
+    def _choose_queue(
+        self, request: pb.StoreMessageRequest, message_group: str, topic: Topic
+    ) -> int:
         if request.HasField("queue_id"):
             return request.queue_id
         if message_group:
@@ -121,14 +135,14 @@ def _decode(blob: bytes) -> stored_message.StoredMessage:
 
 
 def _use_topic(engine: Engine, name: str, now_ms: int) -> Topic:
-    """Return a topic for sending, created by this first use where that is allowed."""
+    """Return a topic for sending; create it if it is missing and auto-create is on."""
     topic = engine.catalog.find_topic(name)
     if topic is None or name.startswith(HIDDEN_TOPIC_PREFIX):
         check_own_topic(name)
         engine.administration.ensure(name, "", now_ms)
         topic = engine.catalog.find_topic(name)
-        assert topic is not None, "what was ensured is there"
+        assert topic is not None, "ensure creates the topic"
         config_log.topic_put(None, topic, auto_create=True)
     if topic.is_system:
-        raise Forbidden(f"messages get to {name} by the broker only")
+        raise Forbidden(f"only the broker stores messages in {name}; send to another topic")
     return topic

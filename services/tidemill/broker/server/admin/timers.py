@@ -1,4 +1,4 @@
-"""BrokerAdmin's timers: delayed messages that are looked at, moved, cancelled or fired by hand."""
+"""BrokerAdmin's calls about timers: list, count, cancel, reschedule and fire delayed messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 from tidemill.broker.engine.layout.numbers import TimerId
 from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
-from tidemill.broker.server.admin.service import find_topic
+from tidemill.broker.server.admin.lookup import find_topic
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.common.errors import BadRequest, MessageNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -24,16 +24,13 @@ log = structlog.get_logger()
 
 
 class TimerAdmin:
-    """The gRPC face of the engine's timers."""
+    """Lists and changes the engine's timers."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
 
     async def ListTimers(self, request: pb.ListTimersRequest) -> pb.ListTimersReply:
-        """Return a page of pending timers, those due first first.
-
-        The search takes a round a slice, so that nobody waits for it.
-        """
+        """Return a page of pending timers by due time; each slice of the search takes a round."""
         search = await in_round(
             self._rounds,
             lambda engine, _turn: engine.timers.commands.search(_query(engine, request)),
@@ -49,7 +46,7 @@ class TimerAdmin:
         )
 
     async def CountTimers(self, request: pb.CountTimersRequest) -> pb.CountTimersReply:
-        """Count by topic what is due soon; as a search, it takes a round a slice."""
+        """Count by topic the timers that are due soon; each slice of the count takes a round."""
 
         def begin(engine: Engine, turn: Turn) -> DueCount:
             return engine.timers.commands.count_due(request.within_ms, firing_ms=turn.firing_ms)
@@ -71,7 +68,7 @@ class TimerAdmin:
         return await in_round(self._rounds, name)
 
     async def GetTimer(self, request: pb.GetTimerRequest) -> pb.Timer:
-        """Return one timer, also one that was delivered, cancelled or dropped."""
+        """Return one timer, even if it was delivered, cancelled or dropped."""
         return _timer(
             await in_round(
                 self._rounds,
@@ -80,7 +77,7 @@ class TimerAdmin:
         )
 
     async def CancelTimer(self, request: pb.CancelTimerRequest) -> pb.Timer:
-        """Cancel a pending timer, or look whether that can be; doing it again is no error."""
+        """Cancel a pending timer; a dry run only checks it. A second cancel succeeds, too."""
 
         def cancel(engine: Engine, turn: Turn) -> TimerStatus:
             if request.dry_run:
@@ -101,12 +98,12 @@ class TimerAdmin:
         return _timer(status)
 
     async def RescheduleTimer(self, request: pb.RescheduleTimerRequest) -> pb.Timer:
-        """Let a pending timer be due at another time."""
+        """Change the due time of a pending timer."""
         expected = request.expected_due_at_ms if request.HasField("expected_due_at_ms") else None
 
         def reschedule(engine: Engine, turn: Turn) -> tuple[int | None, TimerStatus]:
             old_due_at_ms = None
-            with contextlib.suppress(MessageNotFound):  # Told, and counted, by what follows.
+            with contextlib.suppress(MessageNotFound):  # reschedule() raises and counts it.
                 old_due_at_ms = engine.timers.commands.status(TimerId(request.timer_id)).due_at_ms
             due_at_ms = request.due_at_ms
             if request.HasField("delay_ms"):
@@ -149,7 +146,7 @@ class TimerAdmin:
 
 def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:
     if request.HasField("after_due_ms") != request.HasField("after_timer_id"):
-        raise BadRequest("a page begins behind a due time and a timer id")
+        raise BadRequest("set both after_due_ms and after_timer_id, or neither")
     query = TimerQuery(
         page_size=request.page_size,
         topic_id=find_topic(engine, request.topic).id if request.topic else None,

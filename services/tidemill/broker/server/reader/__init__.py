@@ -1,1 +1,1 @@
-"""BrokerReader: pulls, and pages of lifecycle events and progress."""
+"""BrokerReader: pulls, and pages of queues, events, progress and deliveries."""

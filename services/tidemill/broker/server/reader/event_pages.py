@@ -1,4 +1,4 @@
-"""A page of lifecycle events: read beside the rounds, in slices, and encoded as it comes."""
+"""Pages of lifecycle events: read between the rounds, in slices, and encoded slice by slice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.rounds import Rounds
 
 EVENTS_A_PAGE: Final = 4_096
-PAGE_BYTES: Final = 1 << 20  # and a slice more: a client takes four by default
-LOG_BYTES_MAX: Final = 64 << 20  # of a call, whatever is asked for
-# Of a page, so that its answer comes in time where nothing is wanted of what is read.
+PAGE_BYTES: Final = 1 << 20  # of a page, and one slice more: clients accept 4 MiB by default
+LOG_BYTES_MAX: Final = 64 << 20  # read for one request, even if it wants more
+# Read for one page, so that it is answered in time even if no event matches.
 LOG_BYTES_A_PAGE: Final = 16 << 20
 
 _KINDS: Final = {kind: pb.EventKind.ValueType(kind) for kind in EventKind}
@@ -27,11 +27,11 @@ _KINDS: Final = {kind: pb.EventKind.ValueType(kind) for kind in EventKind}
 
 @final
 class EventPages:
-    """Reads events for those who ask, a slice of one of them in a turn of the loop."""
+    """Reads pages of events; each turn of the event loop does one slice of one page."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
-        # However many read, nobody else waits for more than one slice.
+        # With many readers, other tasks still wait for at most one slice.
         self._turn = asyncio.Lock()
 
     async def read(self, request: pb.ReadEventsRequest) -> pb.ReadEventsReply:
@@ -79,7 +79,7 @@ class EventPages:
         return reply
 
     async def _find_place(self, engine: Engine, position: int) -> int:
-        """Return where the first record begins that does not begin before `position`."""
+        """Return the begin of the first record at or after `position`."""
         look, has_more = engine.events.record_starts.look(position), True
         while has_more:
             async with self._turn:
@@ -89,7 +89,7 @@ class EventPages:
         return look.place
 
     async def _find_first(self, engine: Engine, message_id: str) -> int:
-        """Return the position of the first record of a message, or where the log ends now."""
+        """Return the position of the first record of a message, or the end of the log."""
         begin, low = int(engine.log.committed_offset), engine.log.min_offset
         slices = engine.events.find_records(message_id)
         while True:
@@ -103,7 +103,7 @@ class EventPages:
 
     def _check_master(self) -> None:
         if not self._rounds.is_master:
-            raise NotMaster("this replica of the broker group is not its master; ask the master")
+            raise NotMaster("this replica of the broker group is not the master; call the master")
 
 
 def _query(request: pb.ReadEventsRequest) -> EventQuery:
@@ -111,28 +111,28 @@ def _query(request: pb.ReadEventsRequest) -> EventQuery:
     limits.EVENT_KINDS.check_count(len(request.kinds))
     numbers = [request.from_position, request.until_position, request.log_bytes_max]
     if min(numbers) < 0:
-        raise BadRequest("positions, and how much is read, are 0 or more")
+        raise BadRequest("from_position, until_position and log_bytes_max must not be negative")
     if request.from_message and not request.message_id:
-        raise BadRequest("to begin with a message its message_id is needed")
+        raise BadRequest("from_message needs a message_id")
     unknown = set(request.kinds) - set(EventKind)
     if unknown:
-        raise BadRequest(f"there is no kind of event {min(unknown)}")
+        raise BadRequest(f"event kind {min(unknown)} is unknown")
     return EventQuery(frozenset(request.topics), frozenset(request.kinds), request.message_id)
 
 
 def _check_position(engine: Engine, request: pb.ReadEventsRequest) -> None:
     log_id, end = log_id_of(engine), engine.log.committed_offset
     if request.log_id not in ("", log_id):
-        raise LogChanged(f"the log is {log_id} now, and not {request.log_id}: read it from 0 on")
+        raise LogChanged(f"the log id is {log_id} now, not {request.log_id}; read from position 0")
     if request.from_index and request.from_position >= end:
         raise LogChanged(
-            f"no record begins at position {request.from_position}, where the log ends, and none"
-            f" has been told of it: read from index 0 on"
+            f"no record begins at position {request.from_position}, the end of the log; read from"
+            f" index 0"
         )
     if request.from_position > end:
         raise LogChanged(
-            f"the log ends at {end}, before position {request.from_position}: that is one of"
-            f" another log, or of what was lost when this one was restored; read it from 0 on"
+            f"the log ends at {end}, before position {request.from_position}; it is a different"
+            f" log, or was restored and has lost records; read from position 0"
         )
 
 

@@ -1,4 +1,4 @@
-"""The name of a log, by which a position in it is known to be of it."""
+"""The id of a log, which tells positions in different logs apart."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ if TYPE_CHECKING:
 
 
 def log_id_of(engine: Engine) -> str:
-    """Return a name of the log: what its secret, which no other log has, is hashed to."""
+    """Return the id of the log: a hash of its secret, which is unique."""
     return blake2b(engine.catalog.handle_secret, digest_size=8, person=b"log id").hexdigest()

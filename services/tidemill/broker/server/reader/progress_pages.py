@@ -1,4 +1,4 @@
-"""A page of how far groups are: a queue after the other, those that nobody popped among them."""
+"""Pages of the progress of consumer groups, queue by queue, unread queues included."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pop.progress_index import ProgressKey
 
 QUEUES_A_SLICE: Final = 256  # one to two milliseconds
-QUEUES_A_TOPIC: Final = 2  # that take as long as to find those of a topic
+QUEUES_A_TOPIC: Final = 2  # the cost of finding the queues of one topic, in queues
 QUEUES_A_PAGE: Final = 4_096  # up to 350 bytes each
 
 
 @final
 class ProgressPage:
-    """A page that is being gathered: by group, topic and queue, in the order of their numbers."""
+    """A page in progress, ordered by the ids of group, topic and queue."""
 
     def __init__(self, group_id: int, topic_id: int, queue_id: int) -> None:
-        """Begin with a queue of a group, or with what comes behind it."""
+        """Begin with a queue of a group, or with the next one after it."""
         self._first = group_id, topic_id, queue_id
-        self._group_ids: deque[GroupId] = deque()  # that are not looked at yet
-        # Of the group that is looked at: topics that are left, and queues of one of them.
-        self._topics: deque[_Topic] = deque()
+        self._group_ids: deque[GroupId] = deque()  # not begun yet
+        # Of the current group: the topics not begun yet, and the queues of the current topic.
+        self._topics: deque[_TopicQueues] = deque()
         self._queues: deque[ProgressKey] = deque()
-        self._is_popped = False  # that topic
+        self._is_popped = False  # whether the group pops the current topic
         self.reply = pb.ListProgressReply()
 
-    def look_at(self, group_ids: Iterable[GroupId]) -> None:
-        """Take the ids of the groups that are wanted."""
+    def add_groups(self, group_ids: Iterable[GroupId]) -> None:
+        """Add the ids of the requested groups."""
         self._group_ids.extend(sorted(id_ for id_ in group_ids if id_ >= self._first[0]))
 
     def step(self, engine: Engine) -> bool:
-        """Do one slice; True while there is more to do."""
-        left = QUEUES_A_SLICE
-        while left > 0:
+        """Do one slice; return True if there is more to do."""
+        budget = QUEUES_A_SLICE
+        while budget > 0:
             if self._queues:
                 key = self._queues[0]
                 if len(self.reply.items) >= QUEUES_A_PAGE:
@@ -48,13 +48,13 @@ class ProgressPage:
                     return False
                 self._queues.popleft()
                 self._describe(engine, key)
-                left -= 1
+                budget -= 1
             elif self._topics:
                 self._begin_topic()
-                left -= QUEUES_A_TOPIC
+                budget -= QUEUES_A_TOPIC
             elif self._group_ids:
                 self._begin_group(engine)
-                left -= QUEUES_A_TOPIC * (1 + len(self._topics))
+                budget -= QUEUES_A_TOPIC * (1 + len(self._topics))
             else:
                 return False
         return True
@@ -96,24 +96,24 @@ class ProgressPage:
         self.reply.items.append(item)
 
 
-class _Topic(NamedTuple):
-    """A topic that a group reads: all its queues where it pops them, else those that it pulls."""
+class _TopicQueues(NamedTuple):
+    """The queues of a topic that a group reads: all if it pops, else those that it pulls."""
 
     topic_id: TopicId
     queues: Iterable[QueueId]
     is_popped: bool
 
 
-def _topics_of(engine: Engine, group_id: GroupId) -> list[_Topic]:
+def _topics_of(engine: Engine, group_id: GroupId) -> list[_TopicQueues]:
     catalog = engine.catalog
     group = catalog.groups.get(group_id)
     if group is None:
         return []
-    found: dict[TopicId, _Topic] = {}
+    topics: dict[TopicId, _TopicQueues] = {}
     pulled = sorted(catalog.pull_offsets.of_group(group_id))
     for topic_id, keys in itertools.groupby(pulled, key=lambda key: key[1]):
-        found[topic_id] = _Topic(topic_id, [key[2] for key in keys], is_popped=False)
+        topics[topic_id] = _TopicQueues(topic_id, [key[2] for key in keys], is_popped=False)
     for topic_id in engine.inspection.topics_read(group):
         queues = map(QueueId, range(catalog.topics[topic_id].queues))
-        found[topic_id] = _Topic(topic_id, queues, is_popped=True)
-    return sorted(found.values())
+        topics[topic_id] = _TopicQueues(topic_id, queues, is_popped=True)
+    return sorted(topics.values())

@@ -1,8 +1,7 @@
-"""BrokerReader's pulls: messages of a queue, the wait for them, and offsets (ADR 0046).
+"""BrokerReader's calls about pulls: messages of a queue, the wait for them, and offsets (ADR 0046).
 
-Messages are read between rounds, since only what is committed is read; of all pulls a turn of the
-event loop has one, so that however many there are the rounds have every other turn. Everything else
-is a call in a round.
+A pull reads only committed messages, between the rounds. All pulls together do one slice per turn
+of the event loop, so the rounds get every other turn. The other calls run in a round.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, Tim
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.queries.pull import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
+from tidemill.broker.server.admin.lookup import check_queue_id
 from tidemill.broker.server.reader.log_id import log_id_of
 from tidemill.broker.server.round.long_polling import NotificationPoll
 from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.common.errors import (
-    BadRequest,
     Forbidden,
     GroupNotFound,
     LogChanged,
@@ -44,14 +43,15 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
-PULL_MAX: Final = 1_024  # messages of one pull, whatever is asked for
-PULL_BYTES_MAX: Final = 1 << 20  # and bytes of the log; one message is given however large it is
-WAIT_MS_MAX: Final = 60_000  # whatever is asked for: a proxy does not wait for so long
-NO_GROUP: Final = 0  # under which those wait who pull: no consumer group has this id
+PULL_MAX: Final = 1_024  # messages of one pull, even if a request wants more
+PULL_BYTES_MAX: Final = 1 << 20  # bytes of the log of one pull, but always one message
+WAIT_MS_MAX: Final = 60_000  # more than any proxy waits
+NO_GROUP: Final = 0  # the group id of parked pulls, which no consumer group has
 
 
+@final
 class PullReader:
-    """Answers pulls."""
+    """Pulls, waits for messages, and offsets."""
 
     def __init__(self, rounds: Rounds, traffic: Traffic) -> None:
         self._rounds = rounds
@@ -60,9 +60,10 @@ class PullReader:
         self._wait_ids = itertools.count(1)
 
     async def Pull(self, request: pb.PullRequest) -> pb.PullReply:
-        """Return messages of one queue in their order."""
+        """Return messages of one queue in order."""
         if not self._rounds.is_master:
-            raise rpc_error(NotMaster("this replica of the broker group is not its master"))
+            reason = "this replica of the broker group is not the master; call the master"
+            raise rpc_error(NotMaster(reason))
         began_s, reply = time.monotonic(), pb.PullReply()
         try:
             await run_slices(self._pull(request, reply), one_by_one=self._one_by_one)
@@ -75,10 +76,12 @@ class PullReader:
     def _pull(self, request: pb.PullRequest, reply: pb.PullReply) -> Generator[None, None, None]:
         engine = self._rounds.engine
         if request.log_id not in ("", log_id_of(engine)):
-            raise LogChanged(f"the log is another one than {request.log_id}: its queues are, too")
+            reason = f"the log id is {log_id_of(engine)} now, not {request.log_id}"
+            raise LogChanged(f"{reason}; query the offsets again")
         queue = _queue(engine, request.topic_id, request.queue_id)
         if request.topic not in ("", engine.catalog.topics[TopicId(request.topic_id)].name):
-            raise TopicNotFound(f"the topic {request.topic} has another id")
+            reason = f"topic {request.topic} does not have the id {request.topic_id}"
+            raise TopicNotFound(f"{reason}; query its route again")
         pull = engine.inspection.pull(
             queue,
             request.offset,
@@ -98,7 +101,7 @@ class PullReader:
         _finish(reply, pull)
 
     async def AwaitMessage(self, request: pb.AwaitMessageRequest) -> pb.AwaitMessageReply:
-        """Return when a queue has a message at an offset, or the time is up."""
+        """Return as soon as a queue has a message at an offset, or after the wait."""
         wait = MessageWait(self._rounds, request, next(self._wait_ids))
         wait_ms = min(request.wait_ms, WAIT_MS_MAX)
         try:
@@ -111,7 +114,7 @@ class PullReader:
                 self._rounds.put(_WaitEnd(wait))
 
     async def QueryOffset(self, request: pb.QueryOffsetRequest) -> pb.OffsetReply:
-        """Return where a queue begins or ends, or the messages of a time do."""
+        """Return the first or end offset of a queue, or the first offset of a time."""
 
         def begin(engine: Engine, _turn: Turn) -> int | TimeSearch:
             queue = _queue(engine, request.topic_id, request.queue_id)
@@ -130,19 +133,19 @@ class PullReader:
         return pb.OffsetReply(offset=search.offsets[0])
 
     async def GetPullOffset(self, request: pb.GetPullOffsetRequest) -> pb.OffsetReply:
-        """Return how far a group has pulled, by its own word."""
+        """Return the pull offset that a consumer group has stored; -1 if there is none."""
 
         def get(engine: Engine, _turn: Turn) -> int | None:
             _queue(engine, request.topic_id, request.queue_id)
             if request.group_id not in engine.catalog.groups:
-                raise GroupNotFound("the consumer group was deleted")
+                raise GroupNotFound("the consumer group was deleted; create it again")
             return engine.catalog.pull_offsets.find(_pull_key(request))
 
         found = await in_round(self._rounds, get)
         return pb.OffsetReply(offset=-1 if found is None else found)
 
     async def UpdatePullOffset(self, request: pb.UpdatePullOffsetRequest) -> pb.OffsetReply:
-        """Keep how far a group has pulled."""
+        """Store the pull offset of a consumer group."""
 
         def update(engine: Engine, turn: Turn) -> None:
             _queue(engine, request.topic_id, request.queue_id)
@@ -204,7 +207,7 @@ class MessageWait:
             return
         if isinstance(self._result, ServiceError):
             self.outcome.set_exception(self._result)
-            self.outcome.exception()  # It may have gone.
+            self.outcome.exception()  # Marks it as retrieved: the caller may be cancelled.
         else:
             self.outcome.set_result(self._result)
         yield
@@ -225,16 +228,13 @@ class _WaitEnd:
 
 
 def _queue(engine: Engine, topic_id: int, queue_id: int) -> ConsumeQueue:
-    """Return a queue that may be read."""
+    """Return a queue. Raises TopicNotFound, Forbidden, BadRequest."""
     topic = engine.catalog.topics.get(TopicId(topic_id))
     if topic is None or not engine.catalog.is_alive(topic.id):
         raise TopicNotFound("the topic was deleted; query its route again")
     if topic.name.startswith(HIDDEN_TOPIC_PREFIX):
-        raise Forbidden(f"the topic {topic.name} is the broker's own")
-    if queue_id >= topic.queues:
-        raise BadRequest(
-            f"topic {topic.name!r} has the queues 0 to {topic.queues - 1}, not {queue_id}"
-        )
+        raise Forbidden(f"the topic {topic.name} is internal and cannot be read")
+    check_queue_id(topic, queue_id)
     return engine.catalog.queue(topic.id, QueueId(queue_id))
 
 
@@ -272,7 +272,7 @@ def _add(engine: Engine, reply: pb.PullReply, found: list[PulledMessage]) -> Non
 def _provenance(
     engine: Engine, cause: Cause | TimerCause, stored_at_ms: int
 ) -> tuple[v2.Provenance, str]:
-    """Return how a message came to its place, and of a dead letter from which topic."""
+    """Return the provenance of a message, and the origin topic of a dead letter."""
     if isinstance(cause, TimerCause):
         if cause.reason == TimerReason.DELIVERED:
             return v2.Provenance(fired_at_ms=stored_at_ms, timer_id=cause.timer_id), ""

@@ -1,1 +1,1 @@
-"""Values that the broker reads in a round for its metrics."""
+"""Values that the broker reads in rounds for its metrics."""

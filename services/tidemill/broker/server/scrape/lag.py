@@ -1,4 +1,4 @@
-"""Consumer progress for the metrics: read in rounds when somebody scrapes, and not too often."""
+"""Consumer progress for the metrics, read in rounds at a scrape, at most once per second."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.turn import Turn
     from tidemill.common.clock import Clock
 
-LAG_WAIT_S = 1  # then a scrape shows the last numbers, and the next one goes on with the look
-PROGRESS_A_ROUND = 256  # queues of a group each: one to two milliseconds
+LAG_WAIT_S = 1  # after it a scrape shows the previous values, and the next scrape continues
+PROGRESS_A_ROUND = 256  # queues of groups read in one round: one to two milliseconds
 
 
 class LagReader:
@@ -28,14 +28,14 @@ class LagReader:
         self._lag = lag
         self._clock = clock
         self._read_at_ms = -LAG_AGE_MS_MAX
-        # The look under way: what was not seen yet, and what was found.
+        # The current pass: queues not read yet, and the values so far.
         self._unseen: list[ProgressKey] = []
         self._seen_topics: set[tuple[GroupId, TopicId]] = set()
         self._found: dict[tuple[GroupId, TopicId, bool], TopicLag] = {}
         self._in_flight_count = 0
 
     async def __call__(self) -> None:
-        """Read the progress of all groups, unless it was read a moment ago."""
+        """Read the progress of all groups, unless the values are younger than a second."""
         now_ms = self._clock.monotonic_ms()
         if not self._unseen:
             if now_ms - self._read_at_ms < LAG_AGE_MS_MAX:
@@ -49,7 +49,7 @@ class LagReader:
                 while self._unseen:
                     await self._rounds.call(self._look_at_some)
         except (UnavailableError, TimeoutError):
-            return  # Draining, a disk that stalls, or many queues: the last numbers stay.
+            return  # Draining, a stalled disk, or many queues: the previous values stay.
         self._lag.of_topics = self._found
         self._lag.in_flight_count = self._in_flight_count
         self._lag.now_ms = self._clock.wall_ms()
@@ -64,7 +64,7 @@ class LagReader:
                 continue
             if (group_id, topic_id) not in self._seen_topics:
                 self._seen_topics.add((group_id, topic_id))
-                # Queues that the topic has got since the group's last pop.
+                # Queues that were added to the topic after the group's last pop.
                 self._unseen += [
                     (group_id, topic_id, QueueId(number))
                     for number in range(engine.catalog.topics[topic_id].queues)

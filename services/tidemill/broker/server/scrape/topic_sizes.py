@@ -1,4 +1,4 @@
-"""How much of the log each topic holds, for the metrics: read in rounds when somebody scrapes."""
+"""The size of each topic in the log, for the metrics; read in rounds at a scrape."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tidemill.broker.server.round.turn import Turn
     from tidemill.common.clock import Clock
 
-SIZES_AGE_MS_MAX = 10_000  # sizes are looked at again for a scrape unless they are younger
-SIZES_WAIT_S = 1  # then a scrape shows the last sizes, and the next one goes on with the look
-QUEUES_A_ROUND = 32  # each is read in a few places, which may be cold: a millisecond
+SIZES_AGE_MS_MAX = 10_000  # a scrape reads the sizes again unless they are younger
+SIZES_WAIT_S = 1  # after it a scrape shows the previous sizes, and the next scrape continues
+QUEUES_A_ROUND = 32  # a few reads each, perhaps of uncached pages: a millisecond
 
 
 class SizeReader:
@@ -28,12 +28,12 @@ class SizeReader:
         self._sizes = sizes
         self._clock = clock
         self._read_at_ms = -SIZES_AGE_MS_MAX
-        # The look under way: queues that were not seen yet, and what the others hold.
+        # The current pass: queues not read yet, and the sizes so far.
         self._unseen: list[tuple[TopicId, QueueId]] = []
         self._found: dict[TopicId, int] = {}
 
     async def __call__(self) -> None:
-        """Look at all queues, unless that was a moment ago."""
+        """Read the sizes of all queues, unless the last ones are young enough."""
         if not self._unseen:
             now_ms = self._clock.monotonic_ms()
             if now_ms - self._read_at_ms < SIZES_AGE_MS_MAX:
@@ -46,7 +46,7 @@ class SizeReader:
                 while self._unseen:
                     await self._rounds.call(self._look_at_some)
         except (UnavailableError, TimeoutError):
-            return  # Draining, a disk that stalls, or many queues: the last numbers stay.
+            return  # Draining, a stalled disk, or many queues: the previous sizes stay.
         self._sizes.log_bytes = self._found
 
     def _look_at_some(self, engine: Engine, _turn: Turn) -> None:

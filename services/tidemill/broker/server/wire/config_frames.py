@@ -1,4 +1,4 @@
-"""What the engine knows as messages of the broker's contract, and requests as what it takes."""
+"""Configuration and listings as messages of the broker's protobuf contract."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def _beginnings(group: ConsumerGroup) -> list[pb.Beginning]:
 
 
 def begun_frame(group: ConsumerGroup) -> pb.GroupBeginnings:
-    """Render what a group has begun to read, as a follower tells its home."""
+    """Render since when a group reads its topics, as a follower reports it to its home."""
     return pb.GroupBeginnings(group_id=group.home_id, begun=_beginnings(group))
 
 
 def read_begun(begun: Iterable[pb.Beginning]) -> Beginnings:
-    """Read since when topics are read."""
+    """Read since when a group reads its topics."""
     return tuple([(each.topic_id, each.begun_at_ms) for each in begun])
 
 
@@ -92,7 +92,7 @@ def _visible(topics: Iterable[Topic]) -> list[pb.TopicConfig]:
 
 
 def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
-    """Render all that a proxy needs to know before it serves."""
+    """Render the whole configuration, which a proxy needs before it serves."""
     return pb.ConfigUpdate(
         is_complete=True,
         topics=_visible(engine.catalog.topics.values()),
@@ -105,7 +105,7 @@ def complete_config(engine: Engine, *, auto_create: bool) -> pb.ConfigUpdate:
 
 
 def changed_config(changes: ConfigChanges) -> pb.ConfigUpdate:
-    """Render what changed."""
+    """Render configuration changes."""
     return pb.ConfigUpdate(
         topics=_visible(changes.topics.values()),
         groups=[group_config(group) for group in changes.groups.values()],
@@ -116,7 +116,7 @@ def changed_config(changes: ConfigChanges) -> pb.ConfigUpdate:
 
 
 def membership_frame(membership: Membership) -> pb.Membership:
-    """Render what is known of the cluster."""
+    """Render the members of the cluster; empty without a home."""
     home = membership.home
     if home is None:
         return pb.Membership()
@@ -129,13 +129,13 @@ def membership_frame(membership: Membership) -> pb.Membership:
 
 
 def member(group: BrokerGroup) -> pb.Member:
-    """Render a broker group of the home's list."""
+    """Render a broker group of the cluster."""
     state = pb.MEMBER_STATE_DRAINING if group.state == "draining" else pb.MEMBER_STATE_ACTIVE
     return pb.Member(name=group.name, address=group.address, state=state)
 
 
 def read_topic(config: pb.TopicConfig) -> Topic:
-    """Read what the home says of a topic; ids are its own."""
+    """Read a topic of the home, with the ids of the home."""
     return Topic(
         id=TopicId(config.id),
         version=config.version,
@@ -149,7 +149,7 @@ def read_topic(config: pb.TopicConfig) -> Topic:
 
 
 def read_group(config: pb.GroupConfig) -> ConsumerGroup:
-    """Read what the home says of a consumer group; ids are its own."""
+    """Read a consumer group of the home, with the ids of the home."""
     return ConsumerGroup(
         id=GroupId(config.id),
         version=config.version,
@@ -165,7 +165,7 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
 
 
 def left_frame(left: Left) -> pb.Backlog:
-    """Render what is left at a broker."""
+    """Render the backlog of a broker group."""
     return pb.Backlog(
         ready_count=left.ready_count,
         in_flight_count=left.in_flight_count,
@@ -176,7 +176,7 @@ def left_frame(left: Left) -> pb.Backlog:
 
 
 def readers_frame(engine: Engine) -> Iterator[pb.GroupTopics]:
-    """Render who has begun to read what, as a follower is to be told, group by group."""
+    """Render which topics each consumer group reads, for a follower; one group at a time."""
     topics = engine.catalog.topics
     for group in list(engine.catalog.groups.values()):
         found = sorted(engine.inspection.topics_read(group))
@@ -185,17 +185,17 @@ def readers_frame(engine: Engine) -> Iterator[pb.GroupTopics]:
 
 
 def read_readers(readers: Iterable[pb.GroupTopics]) -> Readers:
-    """Read what `readers_frame` has rendered."""
+    """Read the result of `readers_frame`."""
     return {reader.group_id: set(reader.topic_ids) for reader in readers if reader.topic_ids}
 
 
 def queue_status(status: QueueStatus) -> pb.QueueStatus:
-    """Render where a queue begins and ends."""
+    """Render the offsets of a queue."""
     return pb.QueueStatus(**status._asdict())
 
 
 def queue_progress(progress: QueueProgress, lock: QueueLock | None) -> pb.QueueProgress:
-    """Render how far a group is in a queue."""
+    """Render the progress of a group in a queue."""
     return pb.QueueProgress(
         topic=progress.topic,
         queue_id=progress.queue_id,
@@ -212,7 +212,7 @@ def queue_progress(progress: QueueProgress, lock: QueueLock | None) -> pb.QueueP
 
 
 def queue_lock(lock: QueueLock) -> pb.QueueLock:
-    """Render what locks a queue."""
+    """Render the lock of a queue."""
     return pb.QueueLock(**lock._asdict())
 
 
@@ -222,20 +222,20 @@ def found_message(found: FoundMessage) -> pb.FoundMessage:
 
 
 def topic_type(value: int) -> TopicType | None:
-    """Read a topic type; unspecified is None."""
+    """Read a topic type; None if it is unspecified."""
     try:
         return TopicType(value) if value else None
     except ValueError as error:
-        raise BadRequest(f"there is no topic type {value}") from error
+        raise BadRequest(f"topic type {value} is unknown") from error
 
 
 def delivery_spread_ms(request: pb.PutTopicRequest) -> int | None:
-    """Read how far deliveries may be spread; unset is None."""
+    """Read the time over which deliveries may be spread; None if it is unset."""
     return request.delivery_spread_ms if request.HasField("delivery_spread_ms") else None
 
 
 class GroupFields(TypedDict):
-    """What may be chosen about a group, as `Engine.put_group` takes it."""
+    """The configurable fields of a consumer group, as arguments of `put_group`."""
 
     is_ordered: bool | None
     max_attempts: int
@@ -245,7 +245,7 @@ class GroupFields(TypedDict):
 
 
 def group_fields(request: pb.PutGroupRequest) -> GroupFields:
-    """Read what is chosen about a group."""
+    """Read the configurable fields of a consumer group."""
     is_ordered = (
         request.delivery_order == pb.DELIVERY_ORDER_ORDERED if request.delivery_order else None
     )
@@ -269,7 +269,7 @@ def _exponential(policy: pb.PutGroupRequest | pb.GroupConfig) -> ExponentialRetr
 
 
 def reset_target(request: pb.ResetOffsetRequest) -> ResetTarget:
-    """Read where a group goes on, if not by time."""
+    """Read the target of an offset reset, unless it is a time."""
     match request.WhichOneof("target"):
         case "earliest":
             return ResetTarget(earliest=True)
@@ -278,4 +278,4 @@ def reset_target(request: pb.ResetOffsetRequest) -> ResetTarget:
         case "offset":
             return ResetTarget(offset=request.offset)
         case _:
-            raise BadRequest("a reset names its target")
+            raise BadRequest("set a target: earliest, latest, offset or timestamp_ms")
