@@ -94,6 +94,7 @@ class MemoryTimers:
     """Delayed messages by timer id."""
 
     def __init__(self) -> None:
+        self.commands = self
         self.messages: list[Message | None] = []  # None: delivered
         self.cancelled: set[int] = set()
 
