@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, final
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -18,7 +18,7 @@ from tidemill.controller.meta_store import StoreUnreachable, WriteFailure
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from tidemill.controller.group import BrokerGroupControl
+    from tidemill.controller.election.swap import StoredRecord
 
 # Microseconds: of a call of a session or of the store, from a local file to one that is given up.
 LATENCY_BOUNDS_US: Final = (
@@ -40,6 +40,28 @@ ROLE_LEADER: Final = 3
 
 Election = Literal["new_master_elected", "keep_current_master", "no_master_elected"]
 T = TypeVar("T")
+
+
+class MeasuredGroup(Protocol):
+    """The state of a broker group that the metrics report."""
+
+    @property
+    def stored(self) -> StoredRecord | None:
+        """The group record; None: unknown yet."""
+
+    @property
+    def alarm(self) -> str:
+        """The reason why the group needs an operator, or nothing."""
+
+    @property
+    def live_count(self) -> int:
+        """Registered replicas that are live."""
+
+    def diverged_replicas(self) -> Collection[object]:
+        """Return replicas whose log differs from their master's and must not be cut."""
+
+    def unheard_pairs(self) -> Collection[object]:
+        """Return pairs of live replicas that do not hear each other."""
 
 
 @final
@@ -84,7 +106,7 @@ class ControllerMetrics:
         self._failovers.observe((group, reason), away_ms / 1_000)
 
     def collector(
-        self, groups: Callable[[], Mapping[str, BrokerGroupControl]], is_leading: Callable[[], bool]
+        self, groups: Callable[[], Mapping[str, MeasuredGroup]], is_leading: Callable[[], bool]
     ) -> Callable[[], Iterator[Metric]]:
         """Return what yields the metrics."""
 
