@@ -40,7 +40,7 @@ class RestProblem(NamedTuple):
 
 
 class RestRejection(Exception):
-    """The API rejected a request, or its answer is not one of the API (`problem` is None)."""
+    """The API rejected a request, or the response is not from the API (`problem` is None)."""
 
     def __init__(
         self, text: str, status: int, reason_phrase: str, problem: RestProblem | None
@@ -66,15 +66,14 @@ class RestClient:
     def call(
         self, method: str, path: str, *, body: Json = None, query: Mapping[str, str] | None = None
     ) -> Json:
-        """Send one request and return the JSON of its answer; None: the answer is empty.
+        """Send one request and return the JSON of the response; None if it is empty.
 
         Raises RestRejection, RestUnreachable, RestOptionError.
         """
         with _without_command_line():
             import httpx
 
-        # trust_env: the API is in our network, to which an HTTP proxy of the environment does not
-        # lead.
+        # trust_env is off, because an HTTP proxy of the environment does not reach our network.
         with httpx.Client(
             verify=self._trust(), timeout=self.timeout_s, trust_env=False, transport=self.transport
         ) as client:
@@ -104,7 +103,7 @@ class RestClient:
 
     def _trust(self) -> ssl.SSLContext | bool:
         if self.ca_file is None:
-            # Plain HTTP needs no certificates, and they take a while to read.
+            # Plain HTTP needs no certificates, and reading them takes time.
             return not self.url.startswith("http://")
         try:
             return ssl.create_default_context(cafile=self.ca_file)
@@ -114,9 +113,9 @@ class RestClient:
 
 @contextlib.contextmanager
 def _without_command_line() -> Iterator[None]:
-    """Import httpx without its own command line.
+    """Import httpx without its command line.
 
-    That imports click, rich and pygments, which take a third of the time of a command.
+    Its command line imports click, rich and pygments, which take a third of a command's time.
     """
     is_blocked = sys.modules.setdefault("httpx._main", None) is None  # type: ignore[arg-type]  # None blocks an import
     try:

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import typer
 
-DURATION = "DURATION"  # how help texts call what `duration_ms` reads
-INSTANT = "TIME"  # and `instant_ms`
+DURATION = "DURATION"  # name in help texts for the input of `duration_ms`
+INSTANT = "TIME"  # name in help texts for the input of `instant_ms`
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-# Each unit at most once, the largest first: "30m1h" is more often a slip than meant.
+# Each unit at most once, the largest first, because "30m1h" is probably a mistake.
 _DURATION = re.compile("".join(rf"(?:(\d{{1,15}}){unit}(?![a-z]))?" for unit in _UNITS_MS))
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,15})?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -20,7 +20,7 @@ _SHOWN_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 
 
 def duration_ms(text: str) -> int:
-    """Read a duration such as 250ms, 10m, 1h30m or 2d; end the command for anything else."""
+    """Read a duration such as 250ms, 10m, 1h30m or 2d; end the command for other text."""
     found = _DURATION.fullmatch(text.strip())
     if not found or not any(found.groups()):
         raise typer.BadParameter(f"{text!r} is not a duration; write 250ms, 10m, 1h30m or 2d")
@@ -29,7 +29,7 @@ def duration_ms(text: str) -> int:
 
 
 def seconds(given: str | float) -> float:
-    """Read a duration, or a number alone, which is one of seconds; end the command for others.
+    """Read a duration, or a number of seconds; end the command for other values.
 
     Files of options have numbers where a command line has text.
     """
@@ -38,9 +38,9 @@ def seconds(given: str | float) -> float:
 
 
 def instant_ms(text: str) -> int:
-    """Read a time with its zone, such as 2027-01-01T08:00:00Z; end the command for anything else.
+    """Read a time with its zone, such as 2027-01-01T08:00:00Z; end the command for other text.
 
-    What is finer than a millisecond counts up: nothing is to come early.
+    Fractions of a millisecond are rounded up, so that no time is too early.
     """
     try:
         at = datetime.fromisoformat(text.strip())
@@ -54,7 +54,7 @@ def instant_ms(text: str) -> int:
 
 
 def utc(at_ms: int) -> str:
-    """Return an instant as people read it."""
+    """Return an instant as text for people."""
     if not 0 <= at_ms <= _SHOWN_MS_MAX:
         return f"{at_ms} ms"
     at = _EPOCH + at_ms * _MILLISECOND
@@ -62,14 +62,14 @@ def utc(at_ms: int) -> str:
 
 
 def from_now(at_ms: int, now_ms: int) -> str:
-    """Return how far off an instant is: "in 3 m 20 s", or "2 h 1 m ago"."""
+    """Return the distance of an instant from now: "in 3 m 20 s", or "2 h 1 m ago"."""
     if at_ms >= now_ms:
         return f"in {span(at_ms - now_ms)}"
     return f"{span(now_ms - at_ms)} ago"
 
 
 def age(at_ms: int | None, now_ms: int) -> str | None:
-    """Return how long ago something was, in its two largest units: "3 m 20 s"."""
+    """Return the age of an instant in its two largest units: "3 m 20 s"."""
     if at_ms is None:
         return None
     return span(max(now_ms - at_ms, 0))

@@ -68,7 +68,9 @@ def _kind_fields(encoding: int, message_type: int) -> bytes:
 
 
 def encode_stored(message: v2.Message, *, message_type: int, now_ms: int) -> bytes:
-    """Build the stored message of a message whose names and sizes have been checked.
+    """Build the stored message of a message with checked names and sizes.
+
+    It is one flat function because every send calls it.
 
     A message of type DELAY without a delivery timestamp is due in 1970, until code that knows its
     delay sets the time. Raises IllegalDeliveryTime, BadRequest, PropertiesTooLarge.

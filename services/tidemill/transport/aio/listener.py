@@ -221,7 +221,7 @@ class RpcListener:
             return
         accepted.setblocking(False)
         self._open_count += 1
-        assert self._tasks is not None, "who accepts has a group for the tasks"
+        assert self._tasks is not None, "an accepting listener has a task group"
         task = self._tasks.create_task(self._connect(connection), name="connect")
         self._connecting.add(task)
 

@@ -1,4 +1,8 @@
-"""One client's connection at a server: the transport's callbacks, its calls and their tasks."""
+"""One client's connection at a server: the transport's callbacks, its calls and their tasks.
+
+The module is one class and the protocol of its server, because a lost connection, a cancelled call
+and a failed task must all clean up the same state.
+"""
 
 from __future__ import annotations
 

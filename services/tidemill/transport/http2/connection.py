@@ -8,7 +8,7 @@ This module receives frames. Other modules handle one subject each: header block
 (`header_receiver`, `header_frames`), sending on streams and their ends (`streams`,
 `stream_states`), windows and the data that waits for them (`flow_control`), the peer's settings
 (`settings`), its allowances (`allowances`), its liveness (`liveness`), and the output that it has
-read (`read_marks`).
+read (`read_marks`). The handlers of frames stay together, because they share all of this state.
 """
 
 from __future__ import annotations

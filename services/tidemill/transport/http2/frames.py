@@ -6,7 +6,7 @@
     │   u24   │  u8  │  u8   │ u31 (top 0)│         │
     └─────────┴──────┴───────┴────────────┴─────────┘
 
-Length and type are read as one u32, which is cheaper.
+A single u32 holds length and type, because reading two values is slower.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def encode_ping(payload: bytes, *, is_ack: bool) -> bytes:
 
 
 def encode_goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """Encode a GOAWAY frame; `reason` is for people who debug the connection."""
+    """Encode a GOAWAY frame; `reason` helps to debug the connection."""
     text = reason.encode()[:200]
     head = HEADER.pack((GOAWAY_SIZE_MIN + len(text)) << 8 | GOAWAY, 0, 0)
     return head + _PAIR.pack(last_stream_id, code) + text

@@ -38,7 +38,7 @@ def depends_on(priority: bytes) -> int:
 
 
 def block_too_long() -> ConnectionFailure:
-    """Return the failure of a connection whose header block is too long."""
+    """Return the failure for a header block that is too long."""
     return ConnectionFailure(
         ErrorCode.ENHANCE_YOUR_CALM, "a header block is too long", limit=Limit.HEADER_BYTES
     )

@@ -54,6 +54,6 @@ ON_LOCAL_END: Final = TRANSITIONS[StreamChange.LOCAL_END]
 ON_REMOTE_END: Final = TRANSITIONS[StreamChange.REMOTE_END]
 ON_RESET: Final = TRANSITIONS[StreamChange.RESET]
 
-# States in which the peer sends nothing more, and states in which we do not.
+# States after the last frame of the peer, and states after ours.
 REMOTE_ENDED: Final = frozenset({StreamState.REMOTE_CLOSED, StreamState.CLOSED, StreamState.RESET})
 LOCAL_ENDED: Final = frozenset({StreamState.LOCAL_CLOSED, StreamState.CLOSED, StreamState.RESET})
