@@ -102,9 +102,9 @@ def decode(data: bytes | memoryview) -> DeliveryRows:
     if at == len(data):
         return DeliveryRows(rows, gaps)
     clients = []
-    left = int.from_bytes(data[at : at + COUNT_SIZE], "big")
+    client_count = int.from_bytes(data[at : at + COUNT_SIZE], "big")
     at += COUNT_SIZE
-    for _ in range(left):
+    for _ in range(client_count):
         end = at + 1 + data[at]
         clients.append(str(data[at + 1 : end], "utf-8", "replace"))
         at = end

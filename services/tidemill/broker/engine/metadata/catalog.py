@@ -5,7 +5,7 @@ later topic of the same name. Queues are separate from topics: a replay that beg
 the log may meet a message before the record of its topic.
 
 A retry topic lives as long as its group and its topic. A deletion may remove tens of thousands of
-them. They are dead at once, and forgotten one by one (`forget_next`).
+them. They are dead at once, and forgotten one by one (`forget_next_orphan`).
 """
 
 from __future__ import annotations
@@ -321,11 +321,11 @@ class Catalog:
         if topic_ids:
             self.orphans.append(topic_ids)
 
-    def forget_next(self) -> TopicId:
+    def forget_next_orphan(self) -> TopicId:
         """Forget one orphan, and return its id."""
-        some = self.orphans[0]
-        topic_id, _ = some.popitem()
-        if not some:
+        topic_ids = self.orphans[0]
+        topic_id, _ = topic_ids.popitem()
+        if not topic_ids:
             self.orphans.popleft()
         if topic_id in self.topics:  # Its group and its topic may have died one after the other.
             self._forget_topic(topic_id)
@@ -433,8 +433,8 @@ class Catalog:
         return group_item(self.groups[GroupId(int(number))])
 
 
-def _name(gone: DeletedName | None) -> str:
-    return "" if gone is None else gone.name
+def _name(deleted: DeletedName | None) -> str:
+    return "" if deleted is None else deleted.name
 
 
 _Id = TypeVar("_Id", GroupId, TopicId)

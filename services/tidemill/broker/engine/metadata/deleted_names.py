@@ -21,7 +21,7 @@ class DeletedName(NamedTuple):
     """The name of a deleted topic or group."""
 
     name: str
-    gone_at: int  # log offset of the deletion
+    deleted_at: int  # log offset of the deletion
     stated_at: int  # log offset of the newest record with the name
 
 
@@ -33,27 +33,27 @@ class DeletedNames:
         self.topics: dict[int, DeletedName] = {}
         self.groups: dict[int, DeletedName] = {}
         # Offset of the last deletion. It also applies to the orphans that are forgotten after it.
-        self._gone_at = 0
+        self._deleted_at = 0
 
     def __bool__(self) -> bool:
         return bool(self.topics or self.groups)
 
     def note_deletion(self, log_offset: int) -> None:
         """Set the offset of the deletion for the following additions."""
-        self._gone_at = max(self._gone_at, log_offset)
+        self._deleted_at = max(self._deleted_at, log_offset)
 
     def add_topic(self, topic_id: int, name: str, stated_at: int) -> None:
         """Add a deleted topic."""
-        _add(self.topics, topic_id, DeletedName(name, self._gone_at, stated_at))
+        _add(self.topics, topic_id, DeletedName(name, self._deleted_at, stated_at))
 
     def add_group(self, group_id: int, name: str, stated_at: int) -> None:
         """Add a deleted group."""
-        _add(self.groups, group_id, DeletedName(name, self._gone_at, stated_at))
+        _add(self.groups, group_id, DeletedName(name, self._deleted_at, stated_at))
 
     def drop_before(self, log_offset: int) -> None:
         """Forget deletions before `log_offset`, the begin of the log."""
         for names in (self.topics, self.groups):
-            for id_ in [id_ for id_, one in names.items() if one.gone_at < log_offset]:
+            for id_ in [id_ for id_, one in names.items() if one.deleted_at < log_offset]:
                 del names[id_]
 
     def items(self, stated_before: int | None = None) -> Iterator[dict[str, Any]]:
@@ -61,21 +61,21 @@ class DeletedNames:
         for of, names in (("topics", self.topics), ("groups", self.groups)):
             rows = iter(
                 [
-                    [id_, one.name, one.gone_at]
+                    [id_, one.name, one.deleted_at]
                     for id_, one in names.items()
-                    if stated_before is None or one.stated_at < stated_before <= one.gone_at
+                    if stated_before is None or one.stated_at < stated_before <= one.deleted_at
                 ]
             )
-            while some := list(islice(rows, NAMES_AN_ITEM)):
-                yield {"op": "gone", of: some}
+            while part := list(islice(rows, NAMES_AN_ITEM)):
+                yield {"op": "gone", of: part}
 
     def apply(self, item: dict[str, Any], log_offset: int) -> None:
         """Apply an item of the record at `log_offset`."""
         for of, names in (("topics", self.topics), ("groups", self.groups)):
-            for id_, name, gone_at in item.get(of, ()):
-                self.note_deletion(gone_at)
+            for id_, name, deleted_at in item.get(of, ()):
+                self.note_deletion(deleted_at)
                 names.pop(id_, None)
-                _add(names, id_, DeletedName(name, gone_at, log_offset))
+                _add(names, id_, DeletedName(name, deleted_at, log_offset))
 
 
 def _add(names: dict[int, DeletedName], id_: int, one: DeletedName) -> None:

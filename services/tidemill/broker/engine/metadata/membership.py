@@ -98,8 +98,8 @@ def broker_group_item(group: BrokerGroup) -> dict[str, Any]:
     return {"op": "brokerGroup", "group": values}
 
 
-def redistribute(placements: Placements, gone: str, others: Sequence[str]) -> Placements:
-    """Replace the queues of `gone` in `placements` by queues of `others`.
+def redistribute(placements: Placements, removed: str, others: Sequence[str]) -> Placements:
+    """Replace the queues of `removed` in `placements` by queues of `others`.
 
     All other placements stay, so that no other message group moves. Every broker group with a topic
     has the same number of its queues.
@@ -107,7 +107,7 @@ def redistribute(placements: Placements, gone: str, others: Sequence[str]) -> Pl
     assert others, "a topic keeps its messages somewhere"
     found: list[tuple[str, int]] = []
     for name, queues in placements:
-        if name != gone:
+        if name != removed:
             found.append((name, queues))
             continue
         each, more = divmod(queues, len(others))

@@ -52,8 +52,8 @@ class PullOffsets:
 
     def has_room(self, group_id: GroupId) -> bool:
         """Return whether a group may have another offset."""
-        left = PULL_OFFSETS_MAX - len(self._offsets)
-        return left > (0 if self.count_of_group(group_id) < FEW_OFFSETS else RESERVED_OFFSETS)
+        free_count = PULL_OFFSETS_MAX - len(self._offsets)
+        return free_count > (0 if self.count_of_group(group_id) < FEW_OFFSETS else RESERVED_OFFSETS)
 
     def count_of_group(self, group_id: GroupId) -> int:
         """Return the number of offsets of a group."""

@@ -20,33 +20,33 @@ class Quota:
         self._topics_max = topics_max
         self._groups_max = groups_max
         self._per_s = auto_create_per_s
-        self._left = float(AUTO_CREATE_BURST)
-        self._looked_at_ms = 0
+        self._allowance = float(AUTO_CREATE_BURST)
+        self._refilled_at_ms = 0
 
     def check_topics(self, count: int) -> None:
         """Raise Conflict if `count` topics, retry topics included, are the maximum."""
         if count >= self._topics_max:
             raise Conflict(
-                f"there are {count} topics, retry and dead-letter topics among them, and "
-                f"topics_max is {self._topics_max}; delete some, or raise it"
+                f"{count} topics exist, including retry and dead-letter topics; the limit is"
+                f" topics_max = {self._topics_max}. Delete topics, or raise topics_max"
             )
 
     def check_groups(self, count: int) -> None:
         """Raise Conflict if `count` consumer groups are the maximum."""
         if count >= self._groups_max:
             raise Conflict(
-                f"there are {count} consumer groups, and groups_max is {self._groups_max}; delete "
-                f"some, or raise it"
+                f"{count} consumer groups exist; the limit is groups_max = {self._groups_max}."
+                f" Delete consumer groups, or raise groups_max"
             )
 
     def take(self, now_ms: int) -> None:
         """Take one automatic creation from the allowance. Raises Overloaded."""
-        passed_ms = max(now_ms - self._looked_at_ms, 0)
-        self._left = min(self._left + passed_ms * self._per_s / 1000, AUTO_CREATE_BURST)
-        self._looked_at_ms = now_ms
-        if self._left < 1:
+        passed_ms = max(now_ms - self._refilled_at_ms, 0)
+        self._allowance = min(self._allowance + passed_ms * self._per_s / 1000, AUTO_CREATE_BURST)
+        self._refilled_at_ms = now_ms
+        if self._allowance < 1:
             raise Overloaded(
-                f"too many topics and groups were created by their first use: auto_create_per_s is "
-                f"{self._per_s}; create them before, or repeat after a pause"
+                f"too many topics and groups are created by their first use; the limit is"
+                f" auto_create_per_s = {self._per_s}. Create them in advance, or retry later"
             )
-        self._left -= 1
+        self._allowance -= 1

@@ -467,7 +467,7 @@ class PopState:
         """Forget a bounded number of deleted queues, or sweep a part of the table."""
         index, count = self.index, 0
         while self.catalog.orphans and count < FORGOTTEN_A_SLICE:
-            index.delete_topic(self.catalog.forget_next())
+            index.delete_topic(self.catalog.forget_next_orphan())
             count += 1
         while count < FORGOTTEN_A_SLICE and (progress := index.take_deleted()) is not None:
             self._forget(progress)

@@ -59,13 +59,13 @@ def with_view(commitment: Commitment, view: ReplicationView) -> Commitment:
 
 
 def with_proposal(
-    commitment: Commitment, wanted: frozenset[ReplicaRun]
+    commitment: Commitment, members: frozenset[ReplicaRun]
 ) -> tuple[Commitment, Proposal]:
     """Return the commitment and the proposal of a set. The set is in force before it is sent."""
     me, view = commitment.me, commitment.view
-    assert me in wanted, "a master belongs to its set"
-    proposal = Proposal(view.epoch, view.version, me, wanted)
-    return commitment._replace(proposed=commitment.proposed | wanted), proposal
+    assert me in members, "a master belongs to its set"
+    proposal = Proposal(view.epoch, view.version, me, members)
+    return commitment._replace(proposed=commitment.proposed | members), proposal
 
 
 def with_ack(commitment: Commitment, member: ReplicaRun, end: int) -> Commitment:

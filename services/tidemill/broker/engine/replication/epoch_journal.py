@@ -49,9 +49,9 @@ Agreement: TypeAlias = CommonPrefix | FullCopy | Divergence
 
 def with_epoch(journal: Journal, epoch: int, start: int) -> Journal:
     """Return the journal with an epoch that begins at `start`, without entries at or after it."""
-    kept = tuple(entry for entry in journal if entry.start < start)
-    assert not kept or kept[-1].epoch < epoch, f"epoch {epoch} after {kept[-1].epoch}"
-    return (*kept, EpochEntry(epoch, start))
+    earlier = tuple(entry for entry in journal if entry.start < start)
+    assert not earlier or earlier[-1].epoch < epoch, f"epoch {epoch} after {earlier[-1].epoch}"
+    return (*earlier, EpochEntry(epoch, start))
 
 
 def cut_at(journal: Journal, log_offset: int) -> Journal:

@@ -105,8 +105,8 @@ class SyncState:
             return
         self._propose_at_ms = now_ms
         for member in before.view.sss - view.sss:
-            kept = deque[int](maxlen=self._config.removals_max)
-            self._removals.setdefault(member.replica_id, kept).append(now_ms)
+            times = deque[int](maxlen=self._config.removals_max)
+            self._removals.setdefault(member.replica_id, times).append(now_ms)
         for member in view.sss - {self._me}:
             self.peers.setdefault(member, ReplicaPeer(now_ms))
         self._forget_ended_runs()
@@ -141,16 +141,16 @@ class SyncState:
         self._sample_log_end(log_end, now_ms)
         self._update_peers(now_ms)
         self._hold_for_joiners(log_end, now_ms)
-        wanted = self.desired_set(now_ms)
-        if wanted == self.view.sss and not self.commitment.proposed:
+        members = self.desired_set(now_ms)
+        if members == self.view.sss and not self.commitment.proposed:
             return None
         if now_ms < self._propose_at_ms:
             return None
-        return self.propose(wanted, now_ms)
+        return self.propose(members, now_ms)
 
-    def propose(self, wanted: frozenset[ReplicaRun], now_ms: int) -> Proposal:
+    def propose(self, members: frozenset[ReplicaRun], now_ms: int) -> Proposal:
         """Propose a set. From now on its members must ack, even if the proposal is rejected."""
-        self.commitment, proposal = with_proposal(self.commitment, wanted)
+        self.commitment, proposal = with_proposal(self.commitment, members)
         self._propose_at_ms = now_ms + self._config.proposal_again_ms
         return proposal
 

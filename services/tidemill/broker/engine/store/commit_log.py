@@ -165,8 +165,8 @@ class CommitLog:
         """Close the active segment with a pad and begin the next one; return its begin."""
         if size > self._segment_bytes:
             raise MessageBodyTooLarge(
-                f"the message needs {size} bytes in the log, more than a segment "
-                f"({self._segment_bytes} bytes); send a smaller one"
+                f"the message takes {size} bytes in the log, and a segment has only"
+                f" {self._segment_bytes} bytes; send a smaller message"
             )
         start = self._active_end
         if self.segments:

@@ -243,17 +243,17 @@ class LogOpening:
         Raises CorruptStore if broken bytes were durable.
         """
         end = self._log.log_end
-        remains = list(self._find_remains(end))
-        if end < proofs.durable_offset or any(proofs.prove(end, found) for found in remains):
+        remnants = list(self._find_remnants(end))
+        if end < proofs.durable_offset or any(proofs.prove(end, found) for found in remnants):
             segment = self._log.segment_of(end)
             view = self._log.reader.readable(segment, end - segment.start)
             why = record.find_damage(view, end - segment.start, log_offset=end)
             raise damaged(segment, end, why or "the record is missing")
-        cut_bytes = self._cut(end, has_remains=bool(remains), proofs=proofs)
+        cut_bytes = self._cut(end, has_remnants=bool(remnants), proofs=proofs)
         self._log.open_for_append()
         return cut_bytes
 
-    def _find_remains(self, end: int) -> Iterator[TailRemnant]:
+    def _find_remnants(self, end: int) -> Iterator[TailRemnant]:
         """Yield everything that begins like a record after `end`."""
         for segment in self._log.segments:
             if segment.end <= end:
@@ -283,10 +283,10 @@ class LogOpening:
         except PageUnreadable as error:
             raise unreadable(segment, begin, error) from error
 
-    def _cut(self, end: int, *, has_remains: bool, proofs: DurabilityProofs) -> int:
+    def _cut(self, end: int, *, has_remnants: bool, proofs: DurabilityProofs) -> int:
         """Erase everything from `end` on, so that no torn record ever comes back."""
         segments = self._log.segments
-        if has_remains and proofs.is_same_boot:
+        if has_remnants and proofs.is_same_boot:
             proofs.doubt()
         drop_segments_from(self._disk, self._views, segments, end)
         if not segments:
@@ -295,11 +295,11 @@ class LogOpening:
         file = active.file = self._disk.open(active.name)
         at = end - active.start
         # Read without a mapping: on a full tmpfs an unwritten page has no memory.
-        remains = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
-        cut_bytes = len(remains.rstrip(b"\0"))
+        remnants = self._read_chunk(active, at, min(at + TORN_BYTES_MAX, active.size))
+        cut_bytes = len(remnants.rstrip(b"\0"))
         if cut_bytes and proofs.is_same_boot:
             proofs.doubt()
-        if cut_bytes or has_remains:
+        if cut_bytes or has_remnants:
             erase(file, at, active.size)
         file.sync()
         return cut_bytes

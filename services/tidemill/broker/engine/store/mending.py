@@ -31,10 +31,10 @@ def intact_end(data: memoryview, segment: Segment, begin: int) -> int:
     while at < min(len(data), room):
         found = intact_at(data[:room], at, LogOffset(begin + at))
         if found is None:
-            rest = room - at
-            is_end = rest < record.PAD.size or (
+            remaining = room - at
+            is_end = remaining < record.PAD.size or (
                 len(data) - at >= record.PAD.size
-                and record.PAD.unpack_from(data, at) == (record.PAD_MAGIC, rest)
+                and record.PAD.unpack_from(data, at) == (record.PAD_MAGIC, remaining)
             )
             return min(len(data), room) if is_end else at
         at += found.header.size

@@ -64,9 +64,9 @@ class MessageIndex:
 
     def drop_before(self, log_offset: LogOffset) -> list[BlockFile]:
         """Drop and return the files that only describe records before `log_offset`."""
-        gone = [file for file in self.files if file.to_offset <= log_offset]
+        dropped = [file for file in self.files if file.to_offset <= log_offset]
         self.files = [file for file in self.files if file.to_offset > log_offset]
-        return gone
+        return dropped
 
     def find(self, hash_: int) -> Iterator[list[LogOffset]]:
         """Return the log offsets of messages with this hash, in bounded slices.

@@ -18,14 +18,14 @@ def in_slices(buffers: list[bytes | memoryview]) -> Iterator[tuple[list[bytes | 
     piece: list[bytes | memoryview] = []
     room = SLICE_BYTES
     for buffer in buffers:
-        rest = buffer
-        while len(rest) > room:
-            view = memoryview(rest)
+        remaining = buffer
+        while len(remaining) > room:
+            view = memoryview(remaining)
             piece.append(view[:room])
             yield piece, SLICE_BYTES
-            rest, piece, room = view[room:], [], SLICE_BYTES
-        piece.append(rest)
-        room -= len(rest)
+            remaining, piece, room = view[room:], [], SLICE_BYTES
+        piece.append(remaining)
+        room -= len(remaining)
         if len(piece) == SLICE_BUFFERS:
             yield piece, SLICE_BYTES - room
             piece, room = [], SLICE_BYTES

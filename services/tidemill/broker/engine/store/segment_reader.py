@@ -132,11 +132,11 @@ class SegmentReader:
 
     def is_pad(self, segment: Segment, log_offset: int) -> bool:
         """Return whether this segment has no record at or after `log_offset`."""
-        rest = segment.end - log_offset
-        if rest < HEADER_SIZE:
+        remaining = segment.end - log_offset
+        if remaining < HEADER_SIZE:
             return True
-        data = self._views.salvage(segment.name, segment.size - rest, record.PAD.size)
-        return bool(record.PAD.unpack(data) == (record.PAD_MAGIC, rest))
+        data = self._views.salvage(segment.name, segment.size - remaining, record.PAD.size)
+        return bool(record.PAD.unpack(data) == (record.PAD_MAGIC, remaining))
 
     def _salvaged(self, segment: Segment, at: int) -> memoryview:
         """Return the record at `at`, or its first bytes if damaged, with zeros for lost pages."""

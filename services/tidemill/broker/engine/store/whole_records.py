@@ -66,11 +66,11 @@ def records_between(log: CommitLog, begin: int, end: int) -> Iterator[Record]:
     at = begin
     while at < end:
         segment = log.segment_of(LogOffset(at))
-        rest = segment.end - at
+        remaining = segment.end - at
         view = log.reader.view(segment)
-        if rest < record.HEADER_SIZE or record.PAD.unpack_from(view, at - segment.start) == (
+        if remaining < record.HEADER_SIZE or record.PAD.unpack_from(view, at - segment.start) == (
             record.PAD_MAGIC,
-            rest,
+            remaining,
         ):
             at = segment.end
             continue
