@@ -1,6 +1,6 @@
-"""`make setup` tells what it does, a line a step, and shows what goes wrong in full.
+"""`make setup` prints one line per step and the whole output of a failed step.
 
-Python is a script here that makes nothing and says what it is told to.
+A shell script replaces Python. It installs nothing and fails on request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ esac
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Path:
-    """A folder like that of a fresh clone."""
+    """A folder with the files of a fresh clone that `make setup` needs."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "requirements.lock").write_text(LOCK)
     (tmp_path / "proto").mkdir()
@@ -46,12 +46,12 @@ def fresh(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    # Without what a make around the tests has put there.
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    # A make that runs the tests sets variables such as MAKEFLAGS.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
         ["make", "setup", "PYTHON=./fake-python"],
         cwd=folder,
-        env={**outside, **variables},
+        env={**inherited, **variables},
         capture_output=True,
         text=True,
         timeout=60,
@@ -59,18 +59,18 @@ def make(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_each_step_is_told_on_standard_error_once(fresh: Path) -> None:
+def test_each_step_is_printed_once_on_standard_error(fresh: Path) -> None:
     first = make(fresh)
     assert first.returncode == 0, first.stderr
-    told = first.stderr.splitlines()
-    for line, step in zip(told, (*STEPS, "installing and compiling tidemill"), strict=True):
+    lines = first.stderr.splitlines()
+    for line, step in zip(lines, (*STEPS, "installing and compiling tidemill"), strict=True):
         assert line.startswith(f"setup: {step}")
     assert first.stdout == ""
     again = make(fresh)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 
 
-def test_what_goes_wrong_is_shown_in_full_and_the_step_is_done_again(fresh: Path) -> None:
+def test_a_failed_step_prints_its_whole_output_and_runs_again(fresh: Path) -> None:
     failed = make(fresh, FAILS="yes")
     assert failed.returncode != 0
     assert "no wheel\nfor this\n" in failed.stderr
