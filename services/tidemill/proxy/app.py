@@ -32,7 +32,6 @@ from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.server.call import Boundary
 from tidemill.proxy.server.client import ClientLife
-from tidemill.proxy.server.consumer import Consumer
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import Methods, methods
 from tidemill.proxy.server.otlp import MetricsReceiver
@@ -41,7 +40,9 @@ from tidemill.proxy.server.pipeline_source import pipeline_methods
 from tidemill.proxy.server.producer import Producer
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
+from tidemill.proxy.server.receive import Receiver
 from tidemill.proxy.server.route import Routes
+from tidemill.proxy.server.settle import Settler
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -253,7 +254,8 @@ def wire(
     """Put the families of methods together."""
     return methods(
         producer=Producer(cluster, clock),
-        consumer=Consumer(cluster, polling, clock, settings),
+        receiver=Receiver(cluster, polling, clock, settings),
+        settler=Settler(cluster),
         routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
         telemetry=telemetry,
         client_life=ClientLife(cluster, clients, clock),

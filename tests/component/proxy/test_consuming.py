@@ -20,8 +20,8 @@ from tests.support.worlds.proxy_world import (
     run,
 )
 from tidemill.common.errors import Overloaded
-from tidemill.proxy.server import consumer
-from tidemill.proxy.server.consumer import REPLY_ROOM_BYTES, ROOM_POLL_MS
+from tidemill.proxy.server import receive
+from tidemill.proxy.server.receive import REPLY_ROOM_BYTES, ROOM_POLL_MS
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -373,7 +373,7 @@ def test_what_cannot_be_made_an_answer_is_given_back(monkeypatch: pytest.MonkeyP
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(queues=1)
         await world.send(message(), message())
-        monkeypatch.setattr(consumer, "encode_received", broken)
+        monkeypatch.setattr(receive, "encode_received", broken)
         answer, *_ = await world.receive(receive_request())
         assert answer.status.code == v2.INTERNAL_SERVER_ERROR
         frame = await world.broker.wait_for_frame("changes")

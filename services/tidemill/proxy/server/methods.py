@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
     from tidemill.proxy.server.call import BidirectionalMethod, StreamingMethod, UnaryMethod
     from tidemill.proxy.server.client import ClientLife
-    from tidemill.proxy.server.consumer import Consumer
     from tidemill.proxy.server.producer import Producer
     from tidemill.proxy.server.puller import Puller
+    from tidemill.proxy.server.receive import Receiver
     from tidemill.proxy.server.route import Routes
+    from tidemill.proxy.server.settle import Settler
     from tidemill.proxy.server.telemetry import Telemetry
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
@@ -37,7 +38,8 @@ class Methods:
 def methods(
     *,
     producer: Producer,
-    consumer: Consumer,
+    receiver: Receiver,
+    settler: Settler,
     routes: Routes,
     telemetry: Telemetry,
     client_life: ClientLife,
@@ -51,15 +53,15 @@ def methods(
             "SendMessage": producer.send_message,
             "RecallMessage": producer.recall_message,
             "QueryAssignment": routes.query_assignment,
-            "AckMessage": consumer.ack_message,
-            "ForwardMessageToDeadLetterQueue": consumer.forward_to_dead_letter_queue,
+            "AckMessage": settler.ack_message,
+            "ForwardMessageToDeadLetterQueue": settler.forward_to_dead_letter_queue,
             "NotifyClientTermination": client_life.notify_client_termination,
-            "ChangeInvisibleDuration": consumer.change_invisible_duration,
+            "ChangeInvisibleDuration": settler.change_invisible_duration,
             "QueryOffset": puller.query_offset,
             "GetOffset": puller.get_offset,
             "UpdateOffset": puller.update_offset,
         },
-        streaming={"ReceiveMessage": consumer.receive_message, "PullMessage": puller.pull_message},
+        streaming={"ReceiveMessage": receiver.receive_message, "PullMessage": puller.pull_message},
         bidirectional={"Telemetry": telemetry.telemetry},
     )
 
