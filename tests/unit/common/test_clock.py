@@ -1,4 +1,4 @@
-"""The wall clock that never goes back."""
+"""The wall clock never goes back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from tidemill.common.clock import SystemClock
 
 
-def test_the_wall_clock_goes_on_at_its_pace_while_the_machine_is_set_back(
+def test_the_wall_clock_continues_at_its_pace_while_the_machine_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SystemClock()
     history = (
-        # machine's wall clock, machine's monotonic clock, what is shown
+        # wall clock of the machine, its monotonic clock, the returned value
         (1_000, 50, 1_000),
         (400, 60, 1_010),
         (900, 560, 1_510),

@@ -1,4 +1,4 @@
-"""Deadlines on few timers: who comes up, when, and what is left of who ended before."""
+"""Deadlines on few timers: order, delay, and the removal of discarded items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.common.deadlines import TICK_S, Deadlines
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time goes on only when there is nothing else to do."""
+    """A loop whose time advances only when it has nothing to do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 class World:
-    """A deadline queue of names, and who has come up when."""
+    """Deadlines of names, with the time at which each expired."""
 
     def __init__(self) -> None:
         self.expired: list[tuple[str, float]] = []
@@ -48,7 +48,7 @@ def run(scenario: Callable[[World], Awaitable[None]]) -> None:
         runner.run(main())
 
 
-def test_each_comes_up_after_its_time_and_at_most_a_tick_late() -> None:
+def test_each_item_expires_after_its_time_and_at_most_one_tick_late() -> None:
     async def scenario(world: World) -> None:
         timeouts_s = {"a": 0.0, "b": 0.01, "c": 0.05, "d": 0.07, "e": 3.0}
         for name, timeout_s in timeouts_s.items():
@@ -61,7 +61,7 @@ def test_each_comes_up_after_its_time_and_at_most_a_tick_late() -> None:
     run(scenario)
 
 
-def test_those_of_one_tick_share_a_timer_and_come_up_in_order() -> None:
+def test_items_of_one_tick_share_a_timer_and_expire_in_order() -> None:
     async def scenario(world: World) -> None:
         for n in range(100):
             world.deadlines.add(f"{n:02}", 1.0)
@@ -73,7 +73,7 @@ def test_those_of_one_tick_share_a_timer_and_come_up_in_order() -> None:
     run(scenario)
 
 
-def test_who_is_discarded_does_not_come_up_and_leaves_no_timer() -> None:
+def test_a_discarded_item_does_not_expire_and_leaves_no_timer() -> None:
     async def scenario(world: World) -> None:
         far = world.deadlines.add("far", 36_000.0)
         near = world.deadlines.add("near", 1.0)
@@ -88,7 +88,7 @@ def test_who_is_discarded_does_not_come_up_and_leaves_no_timer() -> None:
     run(scenario)
 
 
-def test_one_that_expires_may_discard_another_of_its_tick() -> None:
+def test_an_expired_item_may_discard_another_of_its_tick() -> None:
     async def scenario(world: World) -> None:
         ticks: dict[str, int] = {}
 

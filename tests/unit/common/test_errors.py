@@ -17,7 +17,7 @@ BRANCHES = {RequestError, UnavailableError}
 
 
 def below(error: type[ServiceError]) -> Iterator[type[ServiceError]]:
-    """Yield what is derived from an error, but for what never leaves its module."""
+    """Yield the subclasses of an error, except those that stay in their module."""
     for child in error.__subclasses__():
         if not child.__name__.startswith("_"):
             yield child

@@ -1,4 +1,4 @@
-"""What SIGHUP does to a process of ours."""
+"""The effect of SIGHUP on a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-# Says "reload" for each SIGHUP that asks for one, and ends with 0 when it is to stop.
+# Prints "reload" for each SIGHUP that requests one, and exits with 0 at a stop.
 PROGRAM = """
 import asyncio
 from tidemill.common.lifecycle import stop_on_signal
@@ -30,7 +30,7 @@ async def serve():
 asyncio.run(serve())
 """
 
-# A process that is still starting until it is told to go on.
+# A process that stays in its start until the test continues it.
 STARTING = """
 import signal, sys
 from tidemill import __main__
@@ -70,7 +70,7 @@ def end(process: subprocess.Popen[str]) -> int:
         return process.wait(timeout=30)
 
 
-def test_a_hangup_asks_for_a_reload() -> None:
+def test_a_hangup_requests_a_reload() -> None:
     process = start(subprocess.DEVNULL)
     for _ in range(2):
         process.send_signal(signal.SIGHUP)
@@ -79,7 +79,7 @@ def test_a_hangup_asks_for_a_reload() -> None:
     assert end(process) == 0
 
 
-def test_a_hangup_at_a_terminal_asks_for_a_reload_until_that_is_gone() -> None:
+def test_a_hangup_requests_a_reload_while_the_terminal_exists() -> None:
     ours, theirs = pty.openpty()
     process = start(theirs)
     os.close(theirs)
@@ -91,7 +91,9 @@ def test_a_hangup_at_a_terminal_asks_for_a_reload_until_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("opened", [os.pipe, lambda: pty.openpty()[::-1]])
-def test_a_hangup_during_the_start_ends_nothing(opened: Callable[[], tuple[int, int]]) -> None:
+def test_a_hangup_during_the_start_does_not_end_the_process(
+    opened: Callable[[], tuple[int, int]],
+) -> None:
     theirs, ours = opened()
     process = start(theirs, STARTING.format(wait="sys.stdin.readline()"), says="starting")
     os.close(theirs)

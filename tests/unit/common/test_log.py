@@ -1,4 +1,4 @@
-"""The log: its stream, which outlives what it writes to, and its lines for people."""
+"""The log: a stream that survives the loss of its target, and lines for people."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_line_to_a_closed_pipe_is_lost_and_counted() -> None:
     assert stream.lost_count == 3
 
 
-def test_the_first_line_after_a_loss_tells_how_many_were_lost(tmp_path: Path) -> None:
+def test_the_first_line_after_a_loss_has_the_number_of_lost_lines(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     full = os.open("/dev/full", os.O_WRONLY)
     spare = os.dup(fd)
@@ -56,12 +56,12 @@ def test_lines_for_people_are_aligned() -> None:
     assert line_of(event="stopped").endswith("stopped")
 
 
-def test_what_a_client_says_cannot_move_the_cursor_or_forge_a_field() -> None:
+def test_text_of_a_client_cannot_move_the_cursor_or_forge_a_field() -> None:
     line = line_of(event="client met", client="a\x1b[31m b=c\nnext", empty="", names=["a", "b"])
     assert line.partition("client=")[2] == ('"a\\u001b[31m b=c\\nnext" empty="" names=["a", "b"]')
 
 
-def test_a_trace_stands_below_its_line() -> None:
+def test_a_trace_follows_its_line() -> None:
     assert line_of(event="failed", exception="Traceback\n  x").splitlines()[1:] == [
         "Traceback",
         "  x",
@@ -71,7 +71,7 @@ def test_a_trace_stands_below_its_line() -> None:
 @pytest.mark.parametrize(
     ("log_format", "is_json"), [("auto", True), ("json", True), ("text", False)]
 )
-def test_elsewhere_than_on_a_terminal_lines_are_json_unless_text_is_asked_for(
+def test_without_a_terminal_lines_are_json_unless_text_is_configured(
     log_format: LogFormat, is_json: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     configure_logging(process="broker-0", level="info", log_format=log_format)
@@ -82,7 +82,7 @@ def test_elsewhere_than_on_a_terminal_lines_are_json_unless_text_is_asked_for(
     assert "broker-0" in line
 
 
-def test_on_a_terminal_lines_are_for_people() -> None:
+def test_on_a_terminal_lines_are_text() -> None:
     ours, terminal = os.openpty()
     program = (
         "import structlog\n"

@@ -1,4 +1,4 @@
-"""The metrics endpoint, and the guard against too many label sets."""
+"""The metrics endpoint, and the limit of label sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidemill.common.metrics import (
 )
 from tidemill.common.readiness import ProcessReadiness
 
-WAIT_S = 30.0  # far more than anything here takes
+WAIT_S = 30.0  # much more than any test needs
 
 
 def registry() -> Registry:
@@ -68,7 +68,7 @@ def test_names_and_labels_appear_as_declared() -> None:
     asyncio.run(scenario())
 
 
-def test_readiness_is_what_the_process_says() -> None:
+def test_readyz_reports_the_state_of_the_process() -> None:
     async def scenario() -> None:
         readiness = ProcessReadiness()
         async with MetricsServer(registry(), readiness).serving("127.0.0.1", 0) as server:
@@ -105,7 +105,7 @@ def test_label_sets_beyond_the_limit_are_folded_and_counted() -> None:
     [("", text_string_to_metric_families), ("application/openmetrics-text", open_families)],
 )
 def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: Any) -> None:
-    """Seconds of work at twenty thousand topics, in the loop that serves all others."""
+    """Twenty thousand topics take seconds, in the event loop of all other work."""
     metrics, count = registry(), 10 * SAMPLES_PER_PART
     observed: Histogram[int] = Histogram((1, 10))
     for n in range(count):
@@ -154,7 +154,7 @@ def test_a_scrape_of_many_samples_is_written_in_slices(accept: str, families: An
     assert text.count("# EOF") == (accept != "")
 
 
-def test_other_methods_are_told_which_ones_there_are() -> None:
+def test_other_methods_get_the_list_of_methods() -> None:
     async def scenario() -> None:
         async with MetricsServer(registry(), ProcessReadiness()).serving("127.0.0.1", 0) as server:
             head, _ = await fetch(server, "/livez", "POST")
@@ -165,7 +165,9 @@ def test_other_methods_are_told_which_ones_there_are() -> None:
     asyncio.run(scenario())
 
 
-def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_the_response_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("tidemill.common.metrics._WRITE_TIMEOUT_S", 0.01)
     metrics, count = registry(), 2_000
     # More than the buffers of both ends.
@@ -194,7 +196,7 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
             reader, writer = await asyncio.open_connection(host, int(port), limit=1)
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
             async with asyncio.timeout(WAIT_S):
-                await reader.readuntil(b"H")  # It is being written.
+                await reader.readuntil(b"H")  # The response is being written.
                 await is_let_go.wait()
             writer.transport.abort()
 

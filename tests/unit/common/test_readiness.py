@@ -1,4 +1,4 @@
-"""When a process is ready, and what it says of those it needs."""
+"""The readiness of a process, and its report about brokers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def serving(*peers: PeerStatus) -> ProcessReadiness:
         ((SILENT, SILENT), False),
     ],
 )
-def test_one_peer_that_was_there_a_short_while_ago_is_enough(
+def test_one_recently_reachable_peer_is_enough(
     peers: tuple[PeerStatus, ...], is_ready: bool
 ) -> None:
     assert serving(*peers).report().is_ready == is_ready
 
 
-def test_each_peer_is_named_with_what_is_wrong() -> None:
+def test_each_peer_is_named_with_its_error() -> None:
     assert serving(UP, SILENT).report().lines == [
         "ready",
         "[+] broker-0 at host:1: up",
@@ -45,7 +45,7 @@ def test_each_peer_is_named_with_what_is_wrong() -> None:
     ]
 
 
-def test_metrics_tell_of_each_peer_at_once() -> None:
+def test_metrics_show_the_current_state_of_each_peer() -> None:
     ready, reachable = serving(UP, RESTARTS).collect()
     assert [sample.value for sample in ready.samples] == [1]
     assert [(sample.labels["broker"], sample.value) for sample in reachable.samples] == [
@@ -54,7 +54,7 @@ def test_metrics_tell_of_each_peer_at_once() -> None:
     ]
 
 
-def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_change_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "CHECK_PERIOD_S", 0)
     peers = [UP]
     found = ProcessReadiness(lambda: peers)
@@ -79,7 +79,7 @@ def test_who_watches_is_told_of_each_change(monkeypatch: pytest.MonkeyPatch) -> 
     assert told == [True, False, True]
 
 
-def test_what_is_lacking_keeps_it_unready_and_is_said() -> None:
+def test_a_missing_part_makes_the_process_unready_and_is_named() -> None:
     lacking = ["it has not all that its master has"]
     found = ProcessReadiness(find_missing=lambda: "".join(lacking))
     found.phase = "serving"

@@ -1,4 +1,4 @@
-"""Where settings come from, and what happens to those that cannot be used."""
+"""The sources of settings, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Settings(ProcessSettings):
 
 
 class Linked(ProcessSettings):
-    """A process that has peers, for tests."""
+    """A process with peers, for tests."""
 
     command: ClassVar[str] = "linked"
 
@@ -37,7 +37,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"TIDEMILL_{name}", raising=False)
 
 
-def test_flags_win_over_environment_over_file(
+def test_flags_override_environment_and_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "tidemill.yaml"
@@ -56,13 +56,13 @@ def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.M
     assert Settings.load([]).limit == 7
 
 
-def test_a_file_may_hold_settings_of_other_processes(tmp_path: Path) -> None:
+def test_a_file_may_have_settings_of_other_processes(tmp_path: Path) -> None:
     file = tmp_path / "tidemill.yaml"
     file.write_text("long_polling_max_ms: 1\nlimit: 2\n")
     assert Settings.load([f"--config={file}"]).limit == 2
 
 
-def test_names_are_separated_by_commas_or_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_separated_by_commas_or_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.load(["--brokers=a:1,b:2"]).brokers == ["a:1", "b:2"]
     assert Settings.load(["--brokers=a:1", "--brokers=b:2"]).brokers == ["a:1", "b:2"]
     monkeypatch.setenv("TIDEMILL_BROKERS", "a:1, b:2")
@@ -82,7 +82,7 @@ def test_a_flag_has_a_negative() -> None:
         (["--config=/nowhere.yaml"], "does not exist"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_a_sentence(
+def test_an_invalid_setting_ends_the_start_with_a_reason(
     capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
     with pytest.raises(SystemExit) as refusal:
@@ -91,7 +91,7 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(
     assert reason in capsys.readouterr().err
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings.load([]).limit = 6  # type: ignore[misc]  # The point of the test.
 
@@ -103,7 +103,7 @@ def test_an_address_is_a_host_and_a_port(capsys: pytest.CaptureFixture[str], add
     assert f"{address!r} is not an address of the form host:port" in capsys.readouterr().err
 
 
-def test_an_address_may_be_a_name_or_of_either_protocol() -> None:
+def test_the_host_of_an_address_may_be_a_name_or_an_ip_address() -> None:
     addresses = ["broker-0.broker:10911", "127.0.0.1:1", "[::1]:65535"]
     assert Linked.load([f"--peers={','.join(addresses)}"]).peers == addresses
 
@@ -117,7 +117,7 @@ def test_an_address_may_be_a_name_or_of_either_protocol() -> None:
         ("\0", "is not valid YAML"),
     ],
 )
-def test_a_file_that_holds_no_settings_is_refused_with_a_sentence(
+def test_a_file_without_settings_ends_the_start_with_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, reason: str
 ) -> None:
     file = tmp_path / "tidemill.yaml"
@@ -128,7 +128,7 @@ def test_a_file_that_holds_no_settings_is_refused_with_a_sentence(
     assert reason in capsys.readouterr().err
 
 
-def test_a_folder_is_no_file_of_settings(
+def test_a_folder_is_not_a_file_of_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -136,12 +136,12 @@ def test_a_folder_is_no_file_of_settings(
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_an_empty_file_holds_no_settings(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_settings(tmp_path: Path) -> None:
     (tmp_path / "tidemill.yaml").touch()
     assert Settings.load([f"--config={tmp_path / 'tidemill.yaml'}"]).limit == 5
 
 
-def test_names_that_no_process_knows_are_refused(
+def test_unknown_names_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tidemill.yaml"
@@ -169,7 +169,7 @@ def test_the_file_itself_may_allow_unknown_names(tmp_path: Path) -> None:
     assert Settings.load([f"--config={file}"]).limit == 5
 
 
-def test_a_name_that_is_misspelt_is_told_beside_what_is_wrong_without_it(
+def test_a_misspelt_name_is_reported_beside_other_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tidemill.yaml"
@@ -180,7 +180,7 @@ def test_a_name_that_is_misspelt_is_told_beside_what_is_wrong_without_it(
 
 
 @pytest.mark.parametrize("service", ["TIDEMILL", "TIDEMILL_BROKER"])
-def test_what_kubernetes_makes_for_services_is_no_setting(
+def test_variables_that_kubernetes_sets_for_services_are_ignored(
     service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"{service}_SERVICE_HOST", "10.0.0.1")
@@ -201,7 +201,7 @@ def test_a_child_leaves_unknown_names_to_its_supervisor(monkeypatch: pytest.Monk
 
 
 class Behind(FrontSettings):
-    """A process behind a balancer, for tests."""
+    """A process behind a load balancer, for tests."""
 
     command: ClassVar[str] = "behind"
 

@@ -1,4 +1,4 @@
-"""What can be the address of a broker."""
+"""Valid and invalid addresses of brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemill.message.broker_names import check_address, is_loopback
         "x" * 63 + ":1",
     ],
 )
-def test_what_can_be_an_address_is_taken(address: str) -> None:
+def test_a_valid_address_is_accepted(address: str) -> None:
     check_address(address)
 
 
@@ -28,12 +28,12 @@ def test_what_can_be_an_address_is_taken(address: str) -> None:
     "address",
     ["localhost:1", "LOCALHOST.:1", "a.localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1"],
 )
-def test_what_leads_each_machine_to_itself_is_loopback(address: str) -> None:
+def test_an_address_of_each_machine_itself_is_loopback(address: str) -> None:
     assert is_loopback(address)
 
 
 @pytest.mark.parametrize("address", ["h:1", "localhost.example:1", "10.0.0.1:1", "[fd00::1]:1"])
-def test_what_leads_all_machines_to_one_is_not_loopback(address: str) -> None:
+def test_an_address_of_one_machine_is_not_loopback(address: str) -> None:
     assert not is_loopback(address)
 
 
@@ -61,6 +61,6 @@ def test_what_leads_all_machines_to_one_is_not_loopback(address: str) -> None:
         ".".join(["x" * 60] * 5) + ":1",
     ],
 )
-def test_what_cannot_be_an_address_is_refused(address: str) -> None:
+def test_an_invalid_address_is_rejected(address: str) -> None:
     with pytest.raises(BadRequest):
         check_address(address)

@@ -1,4 +1,4 @@
-"""What a request may hold: each limit refuses one more, with its code; and before it is parsed."""
+"""The limits of a request: each rejects a larger value with its code, some before parsing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.message.wire import bytes_field
 
 
 @pytest.mark.parametrize("limit", limits.FIELDS, ids=lambda row: row.field)
-def test_a_limit_takes_what_it_says_and_no_more(limit: FieldLimit) -> None:
+def test_a_limit_accepts_its_value_and_rejects_one_more(limit: FieldLimit) -> None:
     limit.check_count(limit.limit)
     with pytest.raises(limit.error, match=f"at most {limit.limit} {limit.unit}"):
         limit.check_count(limit.limit + 1)
@@ -45,7 +45,7 @@ def many(part: bytes, count: int) -> bytes:
         pytest.param(bytes_field(1, many(b"\x20\x01", 40_000)), BadRequest, id="fields"),
     ],
 )
-def test_counts_of_a_large_send_are_refused_before_it_is_parsed(
+def test_counts_of_a_large_send_are_rejected_before_it_is_parsed(
     request_wire: bytes, error: type[Exception]
 ) -> None:
     assert len(request_wire) > SMALL_BYTES
@@ -53,7 +53,7 @@ def test_counts_of_a_large_send_are_refused_before_it_is_parsed(
         check_send(request_wire)
 
 
-def test_an_ordinary_large_send_passes_and_what_makes_no_sense_is_the_parsers() -> None:
+def test_a_large_send_passes_and_the_parser_rejects_invalid_bytes() -> None:
     body = bytes_field(4, bytes(4 << 20))
     message = bytes_field(1, b"topic") + bytes_field(3, b"x" * 500) + body
     check_send(bytes_field(1, message) * 3)
@@ -65,7 +65,7 @@ def test_an_ordinary_large_send_passes_and_what_makes_no_sense_is_the_parsers() 
 TRACE = bytes_field(3, bytes_field(1, b"nonce") + bytes_field(2, b"x" * (900 << 10)))
 
 
-def test_a_stack_trace_may_be_large_where_it_was_asked_for() -> None:
+def test_a_requested_stack_trace_may_be_large() -> None:
     answer = bytes_field(1, b"\x08\x01") + TRACE
     check_telemetry(answer, is_requested=True)
     with pytest.raises(BadRequest):
@@ -82,6 +82,6 @@ def test_a_stack_trace_may_be_large_where_it_was_asked_for() -> None:
         pytest.param(bytes_field(2, bytes(SMALL_BYTES + 1)), id="settings"),
     ],
 )
-def test_a_large_telemetry_command_of_another_kind_is_refused(large: bytes) -> None:
+def test_another_large_telemetry_command_is_rejected(large: bytes) -> None:
     with pytest.raises(BadRequest):
         check_telemetry(large, is_requested=True)

@@ -1,4 +1,4 @@
-"""Queues: groups of messages stay together, and all others spread."""
+"""Queues: messages of a message group share one, all others are spread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.message.queue_choice import (
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def test_messages_without_a_group_go_round_the_queues() -> None:
+def test_messages_without_a_group_use_the_queues_in_turn() -> None:
     turns = RoundRobin()
     assert sorted(turns.choose_queue(8) for _ in range(16)) == sorted([*range(8), *range(8)])
 
@@ -26,7 +26,7 @@ def test_a_message_group_always_goes_to_the_same_queue(group: str, count: int) -
 
 
 def test_the_queue_of_a_message_group_is_the_same_in_every_release() -> None:
-    """Golden: another answer would break the order of groups that are under way."""
+    """Golden: another result would break the order of existing message groups."""
     assert [queue_of_message_group(f"order-{n}", queues=8) for n in range(8)] == [
         2,
         1,
@@ -39,8 +39,8 @@ def test_the_queue_of_a_message_group_is_the_same_in_every_release() -> None:
     ]
 
 
-def test_a_message_group_has_one_place_among_all_queues_of_all_broker_groups() -> None:
-    """Frozen as the queues are: whoever sends has to find the same place."""
+def test_a_message_group_has_one_queue_among_all_broker_groups() -> None:
+    """Frozen as the queues are, because every sender must find the same queue."""
     placements = [
         pb.Placement(broker_group="a", queues=2),
         pb.Placement(broker_group="b", queues=1),

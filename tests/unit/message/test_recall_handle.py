@@ -1,4 +1,4 @@
-"""Recall handles: every handle opens for the topic it was made for, and nothing else opens."""
+"""Recall handles: a handle opens for its topic, and other text does not open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ recalls = st.builds(
     message_id=st.text(min_size=1, max_size=100),
 )
 
-# As in the golden file, line by line: topic and what the handle names.
+# As in the golden file, line by line: topic and fields of the handle.
 SAMPLES = [
     ("topic", RecallFields(0, 0, "i")),
     ("topic", RecallFields(7, 1_790_000_000_123, "01A2B3C4D5E6F708090A0B0C0D0E0F1011")),
@@ -46,8 +46,8 @@ def test_the_longest_message_id_has_room() -> None:
 
 
 @pytest.mark.parametrize("id_size", [33, 34, 35])
-def test_no_other_character_is_accepted_anywhere(id_size: int) -> None:
-    """For each of the three numbers of bits that the last character may leave over."""
+def test_no_changed_character_is_accepted(id_size: int) -> None:
+    """For each of the three numbers of unused bits in the last character."""
     handle = SIGNER.sign("topic", RecallFields(7, 1_790_000_000_123, "i" * id_size))
     for position, right in enumerate(handle):
         for character in ALPHABET + "+/= \n\0é":
@@ -56,7 +56,7 @@ def test_no_other_character_is_accepted_anywhere(id_size: int) -> None:
 
 
 @given(names, recalls, st.data())
-def test_a_handle_that_was_cut_or_lengthened_is_refused(
+def test_a_cut_or_lengthened_handle_is_rejected(
     topic: str, recall: RecallFields, data: st.DataObject
 ) -> None:
     handle = SIGNER.sign(topic, recall)
@@ -66,23 +66,25 @@ def test_a_handle_that_was_cut_or_lengthened_is_refused(
 
 
 @given(st.text(max_size=200))
-def test_text_that_is_no_handle_is_refused(text: str) -> None:
+def test_other_text_is_rejected(text: str) -> None:
     assert_refused(text)
 
 
 @given(names, names, recalls)
-def test_a_handle_of_another_topic_is_refused(topic: str, other: str, recall: RecallFields) -> None:
+def test_a_handle_of_another_topic_is_rejected(
+    topic: str, other: str, recall: RecallFields
+) -> None:
     handle = SIGNER.sign(topic, recall)
     for foreign in (other, topic + "x", topic[1:]):
         if foreign != topic:
             assert_refused(handle, foreign)
 
 
-def test_a_character_moved_from_the_message_id_to_the_topic_is_refused() -> None:
+def test_a_character_moved_from_the_message_id_to_the_topic_is_rejected() -> None:
     assert_refused(SIGNER.sign("bc", RecallFields(1, 2, "a")), "abc")
 
 
-def test_the_handle_of_another_broker_or_secret_is_refused() -> None:
+def test_a_recall_handle_of_another_broker_or_secret_is_rejected() -> None:
     handle = SIGNER.sign("topic", RecallFields(1, 2, "id"))
     with pytest.raises(BadRequest, match="another broker"):
         RecallSigner(SECRET, "broker-1").open(handle, "topic")
@@ -90,7 +92,7 @@ def test_the_handle_of_another_broker_or_secret_is_refused() -> None:
         RecallSigner(b"k" * 32, "broker-0").open(handle, "topic")
 
 
-def test_a_receipt_handle_is_no_recall_handle() -> None:
+def test_a_receipt_handle_is_not_a_recall_handle() -> None:
     signed = HandleSigner(SECRET, "broker-0").sign(
         "group", "topic", slot=1, delivery_id=2, visible_at_ms=3
     )
@@ -98,7 +100,7 @@ def test_a_receipt_handle_is_no_recall_handle() -> None:
 
 
 def test_a_handle_keeps_its_text_across_releases() -> None:
-    """Golden: a handle given out before an upgrade must still be good after it."""
+    """Golden: a handle issued before an upgrade must be valid after it."""
     handles = GOLDEN.read_text().splitlines()
     assert handles == [SIGNER.sign(topic, recall) for topic, recall in SAMPLES]
     for handle, (topic, recall) in zip(handles, SAMPLES, strict=True):

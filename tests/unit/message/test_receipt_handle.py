@@ -1,4 +1,4 @@
-"""Receipt handles: every handle opens for whom it was made, and nothing else opens."""
+"""Receipt handles: a handle opens for its group and topic, and other text does not."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_a_handle_names_its_delivery_and_message(
 
 
 @pytest.mark.parametrize("position", range(PREFIX_CHARS))
-def test_no_other_character_is_accepted_in_the_prefix(position: int) -> None:
+def test_no_changed_character_is_accepted_in_the_prefix(position: int) -> None:
     handle = handle_of()
     for character in ALPHABET + "+/= \n\0é":
         if character != handle[position]:
             assert_refused(handle[:position] + character + handle[position + 1 :])
 
 
-def test_no_other_character_is_accepted_in_a_check() -> None:
+def test_no_changed_character_is_accepted_in_a_check() -> None:
     for index in range(INDEX_COUNT_MAX):
         handle = handle_of(index=index)
         for position in (PREFIX_CHARS + 1, PREFIX_CHARS + 2):
@@ -53,8 +53,8 @@ def test_no_other_character_is_accepted_in_a_check() -> None:
                     assert_refused(handle[:position] + character + handle[position + 1 :])
 
 
-def test_a_handle_with_another_index_is_refused() -> None:
-    """The check of one index fits another once in 4096; this delivery has no such pair."""
+def test_a_handle_with_another_index_is_rejected() -> None:
+    """The check of one index fits another one once in 4096; this delivery has no such pair."""
     for index in range(INDEX_COUNT_MAX):
         handle = handle_of(index=index)
         for character in ALPHABET:
@@ -63,22 +63,22 @@ def test_a_handle_with_another_index_is_refused() -> None:
 
 
 @given(st.text(max_size=80))
-def test_text_that_is_no_handle_is_refused(text: str) -> None:
+def test_text_that_is_not_a_handle_is_rejected(text: str) -> None:
     assert_refused(text)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 51, 52, 54])
-def test_a_shortened_handle_is_refused(cut: int) -> None:
+def test_a_shortened_handle_is_rejected(cut: int) -> None:
     assert_refused(handle_of()[:cut])
 
 
 @pytest.mark.parametrize("suffix", ["A", "=", "==", "\n", " "])
-def test_a_lengthened_handle_is_refused(suffix: str) -> None:
+def test_a_lengthened_handle_is_rejected(suffix: str) -> None:
     assert_refused(handle_of() + suffix)
 
 
 @given(names, names)
-def test_a_foreign_group_or_topic_is_refused(group: str, topic: str) -> None:
+def test_another_group_or_topic_is_rejected(group: str, topic: str) -> None:
     handle = handle_of(group, topic)
     for other_group, other_topic in [(group + "x", topic), (group, topic + "x"), (topic, group)]:
         if (other_group, other_topic) != (group, topic):
@@ -86,13 +86,13 @@ def test_a_foreign_group_or_topic_is_refused(group: str, topic: str) -> None:
                 SIGNER.open(handle, other_group, other_topic)
 
 
-def test_a_character_moved_from_the_group_to_the_topic_is_refused() -> None:
+def test_a_character_moved_from_the_group_to_the_topic_is_rejected() -> None:
     handle = handle_of("ab", "c")
     with pytest.raises(InvalidReceiptHandle):
         SIGNER.open(handle, "a", "bc")
 
 
-def test_the_handle_of_another_broker_or_secret_is_refused() -> None:
+def test_a_handle_of_another_broker_or_secret_is_rejected() -> None:
     handle = handle_of()
     for stranger in (
         HandleSigner(bytes(range(32)), "broker-1"),
@@ -103,7 +103,7 @@ def test_the_handle_of_another_broker_or_secret_is_refused() -> None:
 
 
 def test_a_handle_keeps_its_text_across_releases() -> None:
-    """Golden: a handle given out before an upgrade must still be good after it."""
+    """Golden: a handle issued before an upgrade must be valid after it."""
     assert handle_of() == "AeB4AAAABwAAAQAAAAAAAAABoMRQbAD29vYJjqnQL3J_b-sR8r8YD-n"
 
 

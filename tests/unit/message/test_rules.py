@@ -1,4 +1,4 @@
-"""The rules for names and sizes, row by row of the public protocol."""
+"""Rules for names and sizes, row by row of the public protocol."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def message(
 
 
 @pytest.mark.parametrize("name", ["a", "A-z_0-9%|", "t" * 127, "TBW1020", "%DLQ%group"])
-def test_a_topic_may_be_named(name: str) -> None:
+def test_a_valid_topic_name_is_accepted(name: str) -> None:
     check_topic(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", " ", "\t", "a b", "a.b", "a/b", "ä", "a\n", "t" * 128, *SYSTEM_TOPICS]
 )
-def test_a_topic_may_not_be_named(name: str) -> None:
+def test_an_invalid_topic_name_is_rejected(name: str) -> None:
     with pytest.raises(IllegalTopic):
         check_topic(name)
 
 
 @pytest.mark.parametrize("name", ["a", "A-z_0-9%|", "g" * 120])
-def test_a_group_may_be_named(name: str) -> None:
+def test_a_valid_group_name_is_accepted(name: str) -> None:
     check_group(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", " ", "a b", "a.b", "ä", "g" * 121, "rmq_sys_x", "%DLQ%g", "%RETRY%g"]
 )
-def test_a_group_may_not_be_named(name: str) -> None:
+def test_an_invalid_group_name_is_rejected(name: str) -> None:
     with pytest.raises(IllegalGroup):
         check_group(name)
 
@@ -86,7 +86,7 @@ def test_a_group_may_not_be_named(name: str) -> None:
         message(body=b"x" * 4_194_304),
         message(user_properties={f"key{n}": "v" for n in range(128)}),
         message(user_properties={"": ""}),
-        # Together exactly the limit.
+        # Together they reach the limit.
         message(tag="t", keys=["k"], user_properties={"p": "v" * 16_381}),
     ],
     ids=lambda _: "legal",
@@ -123,13 +123,13 @@ def test_a_message_within_the_limits_is_accepted(legal: v2.Message) -> None:
         (message(body=b"x" * 4_194_305), MessageBodyTooLarge),
     ],
 )
-def test_a_message_over_a_limit_is_refused(illegal: v2.Message, error: type[RequestError]) -> None:
+def test_a_message_over_a_limit_is_rejected(illegal: v2.Message, error: type[RequestError]) -> None:
     with pytest.raises(error):
         check_message(illegal)
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTY_KEYS))
-def test_a_reserved_property_is_refused(name: str) -> None:
+def test_a_reserved_property_is_rejected(name: str) -> None:
     with pytest.raises(IllegalPropertyKey):
         check_message(message(user_properties={name: "v"}))
 

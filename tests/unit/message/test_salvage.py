@@ -1,4 +1,4 @@
-"""What is made of a damaged stored message can be parsed, and says nothing that was not said."""
+"""A salvaged message can be parsed and contains only intact values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stored(body: bytes = b"a body") -> bytes:
 
 
 def parse(blob: bytes) -> v2.Message:
-    """Parse what consumers get of a stored message."""
+    """Parse a stored message as consumers receive it."""
     fields = stored_message.decode(blob)
     system = blob[fields.system_at : fields.user_at]
     parsed = v2.Message.FromString(blob[fields.user_at :])
@@ -35,13 +35,13 @@ def parse(blob: bytes) -> v2.Message:
     return parsed
 
 
-def test_of_a_damaged_body_all_but_the_body_is_left() -> None:
+def test_a_damaged_body_leaves_all_properties() -> None:
     blob = bytearray(stored())
     blob[-3] ^= 1
     assert encode(properties_of(bytes(blob))) == stored(b"")
 
 
-def test_of_nothing_a_message_without_properties_is_made() -> None:
+def test_damaged_properties_leave_an_empty_message() -> None:
     blob = encode(properties_of(b""))
     assert properties_of(blob) == SalvagedProperties()
     assert stored_message.is_well_formed(blob)
@@ -49,7 +49,7 @@ def test_of_nothing_a_message_without_properties_is_made() -> None:
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_whichever_bit_is_flipped_what_is_left_is_true_and_can_be_parsed(bit: int) -> None:
+def test_a_flipped_bit_leaves_true_properties_that_can_be_parsed(bit: int) -> None:
     original, intact = stored(), message()
     for at in range(len(original)):
         damaged = bytearray(original)

@@ -1,4 +1,4 @@
-"""What is said of a message whose type does not fit its topic."""
+"""Errors for a message whose type does not fit its topic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def test_a_delay_for_a_normal_topic_names_the_command_that_lets_it_take_both() -> None:
+def test_a_delay_message_for_a_normal_topic_names_the_command_for_both() -> None:
     with pytest.raises(MessageTypeConflict, match="tidemill topic create jobs --type MIXED"):
         check_type(v2.DELAY, "jobs", pb.TOPIC_TYPE_NORMAL)
 
 
-def test_no_command_is_named_where_none_helps() -> None:
+def test_no_command_is_named_if_none_helps() -> None:
     with pytest.raises(MessageTypeConflict) as refused:
         check_type(v2.PRIORITY, "jobs", pb.TOPIC_TYPE_NORMAL)
     assert "tidemill topic" not in str(refused.value)

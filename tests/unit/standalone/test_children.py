@@ -1,4 +1,4 @@
-"""Which processes a standalone has, where they keep their data, and on which ports they serve."""
+"""The processes of a standalone, their data folders and their ports."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def stores(*flags: str) -> dict[str, Path]:
     return {one.name: one.data_dir for one in brokers_of(load(*flags))}
 
 
-def test_the_first_broker_keeps_the_store_that_one_alone_has() -> None:
+def test_the_first_broker_uses_the_store_of_a_single_broker() -> None:
     assert stores() == {"broker-0": Path("/d")}
     assert stores("--groups=2") == {"broker-0": Path("/d"), "broker-1": Path("/d/broker-1")}
 
 
-def test_replica_0_keeps_the_store_that_its_group_had_alone() -> None:
+def test_replica_0_uses_the_store_of_its_broker_group_without_replicas() -> None:
     assert stores("--groups=2", "--replicas=2") == {
         "broker-0-0": Path("/d"),
         "broker-0-1": Path("/d/broker-0-1"),
@@ -51,7 +51,7 @@ def test_replica_0_keeps_the_store_that_its_group_had_alone() -> None:
     }
 
 
-def test_replicas_take_metrics_ports_in_their_order_and_the_controller_the_last() -> None:
+def test_replicas_take_metrics_ports_in_order_and_the_controller_the_last() -> None:
     settings = load("--groups=2", "--replicas=2", "--metrics-port=7000")
     assert metrics_ports_of(settings) == {
         "broker-0-0": 7000,
@@ -64,11 +64,11 @@ def test_replicas_take_metrics_ports_in_their_order_and_the_controller_the_last(
     }
 
 
-def test_one_broker_group_is_as_before() -> None:
+def test_one_broker_group_has_three_processes() -> None:
     assert child_names(load()) == ["broker-0", "proxy-0", "admin"]
 
 
-def test_a_store_that_no_broker_would_serve_refuses_the_start(tmp_path: Path) -> None:
+def test_a_store_without_a_broker_prevents_the_start(tmp_path: Path) -> None:
     for name in ("broker-1", "broker-2", "broker-other"):
         (tmp_path / name).mkdir()
     at = f"--data-dir={tmp_path}"
@@ -79,7 +79,7 @@ def test_a_store_that_no_broker_would_serve_refuses_the_start(tmp_path: Path) ->
     check_all_served(load(at, "--groups=4"))
 
 
-def test_fewer_replicas_than_there_were_refuse_the_start(tmp_path: Path) -> None:
+def test_fewer_replicas_than_stores_prevent_the_start(tmp_path: Path) -> None:
     for name in ("broker-0-1", "broker-0-2"):
         (tmp_path / name).mkdir()
     at = f"--data-dir={tmp_path}"
@@ -90,7 +90,7 @@ def test_fewer_replicas_than_there_were_refuse_the_start(tmp_path: Path) -> None
     check_all_served(load(at, "--replicas=5"))
 
 
-def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
+def test_drained_replicas_need_not_be_started(tmp_path: Path) -> None:
     for number in range(1, 5):
         (tmp_path / f"broker-0-{number}").mkdir()
     at = f"--data-dir={tmp_path}"
@@ -134,17 +134,17 @@ def test_replicas_that_were_drained_need_not_be_started(tmp_path: Path) -> None:
     keep(drained={4}, sss={0, 1, 2, 3})
     with pytest.raises(StartError, match=r"drain them first with .* broker-0-3`, and stop"):
         check_all_served(load(at, "--replicas=3"))
-    # It is to go, and is needed still.
+    # It is draining, and it is still needed.
     keep(drained={3, 4}, sss={0, 3})
     with pytest.raises(StartError, match=r"drain broker-0-3`, and stop"):
         check_all_served(load(at, "--replicas=3"))
-    # One that stays alone would be none.
+    # A single replica would not be a replica.
     keep(drained={1, 2, 3, 4}, sss={0})
     with pytest.raises(StartError):
         check_all_served(load(at))
 
 
-def test_a_replica_is_not_started_as_if_it_were_alone(tmp_path: Path) -> None:
+def test_a_replica_is_not_started_as_a_single_broker(tmp_path: Path) -> None:
     (tmp_path / "replica").mkdir()
     at = f"--data-dir={tmp_path}"
     with pytest.raises(StartError, match="is that of a replica"):
@@ -152,5 +152,5 @@ def test_a_replica_is_not_started_as_if_it_were_alone(tmp_path: Path) -> None:
     check_all_served(load(at, "--replicas=2"))
 
 
-def test_a_data_directory_that_is_not_there_yet_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_data_directory_is_empty(tmp_path: Path) -> None:
     check_all_served(load(f"--data-dir={tmp_path / 'none'}"))

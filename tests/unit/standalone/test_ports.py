@@ -1,4 +1,4 @@
-"""Which taken port is named, and what to change, is no matter of chance."""
+"""Errors for ports in use; they do not depend on the order of the processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refusal(**ports: int) -> str:
     return str(refused.value)
 
 
-def test_the_first_taken_port_is_named_in_one_order_with_its_own_flag() -> None:
+def test_the_first_port_in_use_is_named_with_its_flag() -> None:
     with ports(3) as taken:
         grpc, admin, metrics = map(number_of, taken)
         wanted = {"grpc_port": grpc, "admin_port": admin, "metrics_port": metrics}
@@ -53,12 +53,12 @@ def test_the_first_taken_port_is_named_in_one_order_with_its_own_flag() -> None:
 
 def test_a_port_of_a_later_child_is_tried_too() -> None:
     with ports(1) as (taken,):
-        first = number_of(taken) - 2  # The broker's; of the admin process it is the third.
+        first = number_of(taken) - 2  # Of the broker; that of the admin process is the third.
         told = refusal(grpc_port=0, admin_port=0, metrics_port=first)
     assert told.endswith("or change --metrics-port")
 
 
-def test_a_port_that_two_children_would_get_is_told_with_both_flags() -> None:
+def test_a_port_for_two_children_is_named_with_both_flags() -> None:
     with ports(1) as (free,):
         port = number_of(free)
     assert refusal(grpc_port=port, admin_port=0, metrics_port=port - 1) == (
@@ -67,12 +67,12 @@ def test_a_port_that_two_children_would_get_is_told_with_both_flags() -> None:
     )
 
 
-def test_metrics_ports_end_where_ports_do() -> None:
+def test_metrics_ports_end_at_the_highest_port() -> None:
     assert refusal(grpc_port=0, admin_port=0, metrics_port=PORT_MAX) == (
         f"port {PORT_MAX + 1} for metrics of proxy-0 is higher than {PORT_MAX}; "
         f"lower --metrics-port"
     )
 
 
-def test_free_ports_are_of_no_interest() -> None:
+def test_free_ports_are_not_checked() -> None:
     check_free(requested_ports(settings_of(grpc_port=0, admin_port=0, metrics_port=0)))

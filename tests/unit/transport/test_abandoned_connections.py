@@ -1,4 +1,4 @@
-"""A connection that comes in the turn in which it is given up: nothing of it is left."""
+"""A connection that is established after its caller stopped waiting leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import uvloop
 from tidemill.transport.aio.channel import ClientProtocol, connected
 from tidemill.transport.http2.limits import Limits
 
-TURNS_MAX = 12  # more than a connection on the loopback takes
+TURNS_MAX = 12  # more than a loopback connection needs
 
 
 @pytest.mark.parametrize("turns", range(TURNS_MAX))
-def test_nothing_is_left_of_a_connection_that_is_given_up(turns: int) -> None:
-    """uvloop closes it without a word where it had come: then it looked on for ever."""
+def test_an_abandoned_connection_leaves_nothing_behind(turns: int) -> None:
+    """uvloop closes an established transport silently, and the check timer ran for ever."""
 
     async def connect(address: str) -> None:
         async with connected(address, Limits(), message_bytes_max=1 << 10, timeout_s=5.0):
@@ -39,4 +39,4 @@ def test_nothing_is_left_of_a_connection_that_is_given_up(turns: int) -> None:
         runner.run(scenario(f"127.0.0.1:{listening.getsockname()[1]}"))
         gc.collect()
         left = [one for one in gc.get_objects() if isinstance(one, ClientProtocol)]
-        assert not left, "its timer holds it"
+        assert not left, "its timer refers to it"

@@ -1,4 +1,4 @@
-"""What those who serve streams of requests see of one."""
+"""Streams of requests and responses as a handler sees them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.transport.aio.server_protocol import ServerProtocol
 from tidemill.transport.grpc.server_call import ServerCall
 
 
-def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
+def test_a_request_holds_its_room_until_the_next_one_is_read() -> None:
     consumed: list[tuple[int, int]] = []
 
     def consume(_call: ServerCall, wire_bytes: int, held_bytes: int) -> None:
@@ -26,7 +26,7 @@ def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
         call.put_request(b"second", 11, 0)
         call.end_requests()
         assert await anext(call) == b"first"
-        assert consumed == [], "it is being answered"
+        assert consumed == [], "the first request is in progress"
         assert await anext(call) == b"second"
         assert consumed == [(10, 400)]
         assert await anext(call, None) is None
@@ -35,13 +35,13 @@ def test_a_request_has_its_room_until_the_next_one_is_asked_for() -> None:
     asyncio.run(scenario())
 
 
-def test_who_sends_on_and_on_lets_others_have_their_turns() -> None:
-    """Also where windows are open, and the transport takes it all: nothing else makes it wait."""
+def test_a_busy_sender_lets_other_senders_take_turns() -> None:
+    """Even with open windows and an empty transport, nothing else makes the sender wait."""
     sent: list[bytes] = []
 
     def send(_call: ServerCall, batch: list[bytes]) -> bool:
         sent.extend(batch)
-        return True  # as much as a turn may have
+        return True  # as much as one turn allows
 
     async def serve(_call: RpcCall) -> None: ...
 
@@ -57,14 +57,14 @@ def test_who_sends_on_and_on_lets_others_have_their_turns() -> None:
                     cast("ServerCall", state),
                     bidirectional(serve),
                 )
-                messages = [name.ljust(SEND_BYTES_MAX)] * 3  # A batch each.
+                messages = [name.ljust(SEND_BYTES_MAX)] * 3  # Each message is a batch.
                 tasks.create_task(call.send_all(messages))
 
     asyncio.run(scenario())
     assert [one.strip() for one in sent] == [b"first", b"second"] * 3
 
 
-def test_a_stream_gets_one_request_in_a_turn_of_the_loop() -> None:
+def test_a_stream_gets_one_request_per_turn_of_the_loop() -> None:
     served: list[str] = []
 
     async def read(name: str, call: RpcCall) -> None:

@@ -1,4 +1,4 @@
-"""A connection to an address that cannot be one."""
+"""Connections to invalid addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.transport.http2.limits import Limits
 
 
 @pytest.mark.parametrize("address", ["x" * 70 + ":1", "..:1", "127.0.0.1:99999", "127.0.0.1:"])
-def test_an_address_that_cannot_be_one_is_a_server_that_is_not_there(address: str) -> None:
+def test_an_invalid_address_counts_as_an_unreachable_server(address: str) -> None:
     async def connect() -> None:
         async with connected(address, Limits(), message_bytes_max=1 << 10, timeout_s=5):
             pass

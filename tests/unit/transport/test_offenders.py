@@ -1,4 +1,4 @@
-"""Who flooded is remembered by address, for a while."""
+"""Addresses of floods are remembered for a while."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.transport.aio.offenders import ADDRESSES_MAX, REMEMBERED_S, Offend
 from tidemill.transport.http2.limits import Limits
 
 
-def test_a_new_connection_of_an_address_that_flooded_may_do_less_for_a_while() -> None:
+def test_a_new_connection_from_a_flooding_address_has_smaller_bursts_for_a_while() -> None:
     limits = Limits()
     offenders = Offenders(limits)
     offenders.add("10.0.0.1", 0.0)
@@ -17,7 +17,7 @@ def test_a_new_connection_of_an_address_that_flooded_may_do_less_for_a_while() -
     assert offenders.limits_of("10.0.0.1", REMEMBERED_S) is limits
 
 
-def test_so_many_addresses_are_remembered_and_the_oldest_are_forgotten() -> None:
+def test_the_number_of_addresses_is_limited_and_the_oldest_are_removed() -> None:
     offenders = Offenders(Limits())
     for n in range(ADDRESSES_MAX + 1):
         offenders.add(f"host{n}", 0.0)

@@ -1,4 +1,4 @@
-"""What a connection is told of output that its transport has not written."""
+"""Reports of unwritten output to a connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAME_BYTES = 16_000
 
 
 class FullTransport:
-    """A transport that writes nothing until it is let."""
+    """A transport that writes only when the test allows it."""
 
     def __init__(self) -> None:
         self.buffered_bytes = 0
@@ -33,7 +33,7 @@ class FullTransport:
         return False
 
 
-def test_what_is_written_later_is_told_by_the_next_look() -> None:
+def test_output_that_is_written_later_is_reported_at_the_next_check() -> None:
     told: list[int] = []
     transport = FullTransport()
 
@@ -49,7 +49,7 @@ def test_what_is_written_later_is_told_by_the_next_look() -> None:
         assert stream is not None
         writer.flush()
         transport.buffered_bytes = 0
-        assert told == [], "so little is not told of"
+        assert told == [], "small amounts are not reported"
         http.send_data(stream, bytes(FRAME_BYTES))
         writer.flush()
         http.send_data(stream, bytes(FRAME_BYTES))
@@ -63,9 +63,9 @@ def test_what_is_written_later_is_told_by_the_next_look() -> None:
         assert transport.limits[-1] == BUFFER_BYTES
         transport.buffered_bytes = 0
         writer.flush()
-        assert told[-1] == 0, "and by whoever looks after that"
+        assert told[-1] == 0, "and at each later check"
         count = len(told)
         writer.recount()
-        assert len(told) == count, "there is nothing more to tell"
+        assert len(told) == count, "there is nothing more to report"
 
     asyncio.run(scenario())

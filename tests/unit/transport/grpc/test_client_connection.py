@@ -1,4 +1,4 @@
-"""The client's end of gRPC, answered with frames that are written by hand."""
+"""The client's end of gRPC; the test writes the server's frames."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_call_is_headers_a_message_and_the_end() -> None:
     assert (end.payload, end.is_last) == (b"", True)
 
 
-def test_an_answer_is_messages_and_a_status() -> None:
+def test_a_response_is_messages_and_a_status() -> None:
     connection = greeted()
     call = called(connection)
     raw = RESPONSE + peer.data(1, grpc_message(b"a") + grpc_message(b"b")) + OK
@@ -68,7 +68,7 @@ def test_an_answer_is_messages_and_a_status() -> None:
     assert stream_count(connection.http) == 0
 
 
-def test_an_answer_may_be_nothing_but_a_status() -> None:
+def test_a_response_may_be_only_a_status() -> None:
     connection = greeted()
     call = called(connection)
     fields = (*peer.RESPONSE, ("grpc-status", "5"), ("grpc-message", "no %C3%A9"))
@@ -90,7 +90,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_an_answer_that_fails_ends_the_call_once(name: str) -> None:
+def test_a_failing_response_ends_the_call_once(name: str) -> None:
     raw, code = FAILURES[name]
     connection = greeted()
     call = called(connection)
@@ -101,7 +101,7 @@ def test_an_answer_that_fails_ends_the_call_once(name: str) -> None:
     assert connection.receive(peer.ping(), 0.0) == []
 
 
-def test_a_compressed_answer_is_unpacked() -> None:
+def test_a_compressed_response_is_decompressed() -> None:
     connection = greeted()
     call = called(connection)
     raw = peer.headers(1, (*peer.RESPONSE, ("grpc-encoding", "gzip")))
@@ -112,7 +112,7 @@ def test_a_compressed_answer_is_unpacked() -> None:
 
 
 def test_a_call_that_the_server_ends_first_leaves_nothing_behind() -> None:
-    """A server need not reset the rest of the request; the stream stayed open for ever."""
+    """A server need not reset the remaining request. The stream stayed open for ever."""
     connection = greeted()
     call = connection.open("/test.Service/Method")
     connection.send(call, b"one of many")
@@ -134,7 +134,7 @@ def test_a_unary_call_ends_its_request_and_leaves_nothing_behind() -> None:
     assert stream_count(connection.http) == 0
 
 
-def test_what_goes_with_the_status_of_a_refused_call_is_told() -> None:
+def test_metadata_beside_the_status_of_a_failed_call_is_returned() -> None:
     connection = greeted()
     call = called(connection)
     trailers = (("grpc-status", "9"), ("grpc-message", "no"), ("tidemill-error", "Conflict"))
@@ -144,7 +144,7 @@ def test_what_goes_with_the_status_of_a_refused_call_is_told() -> None:
     )
 
 
-def test_a_cancelled_call_is_heard_of_no_more() -> None:
+def test_a_cancelled_call_has_no_more_events() -> None:
     connection = greeted()
     call = called(connection)
     connection.cancel(call)
@@ -153,7 +153,7 @@ def test_a_cancelled_call_is_heard_of_no_more() -> None:
     assert stream_count(connection.http) == 0
 
 
-def test_no_call_begins_on_a_connection_that_ends() -> None:
+def test_no_call_begins_on_a_draining_connection() -> None:
     connection = greeted()
     call = called(connection)
     assert connection.receive(peer.goaway(1), 0.0) == [GoAwayReceived(0, "")]
@@ -163,7 +163,7 @@ def test_no_call_begins_on_a_connection_that_ends() -> None:
     assert connection.receive(RESPONSE + OK, 0.0) == [ResponseEnded(call, RpcCode.OK, "")]
 
 
-def test_a_connection_that_fails_ends_its_calls_and_says_so() -> None:
+def test_a_failing_connection_ends_its_calls_and_reports_it() -> None:
     connection = greeted()
     call = called(connection)
     ended, failed = connection.close(ErrorCode.NO_ERROR, "lost")
@@ -173,7 +173,7 @@ def test_a_connection_that_fails_ends_its_calls_and_says_so() -> None:
     assert connection.close(ErrorCode.NO_ERROR, "lost") == []
 
 
-def test_a_request_that_waits_for_the_window_tells_when_it_is_gone() -> None:
+def test_a_request_that_waits_for_the_window_is_reported_when_sent() -> None:
     connection = greeted()
     connection.receive(peer.settings({Setting.INITIAL_WINDOW_SIZE: 10}), 0.0)
     call = connection.open("/test.Service/Method")
@@ -182,7 +182,7 @@ def test_a_request_that_waits_for_the_window_tells_when_it_is_gone() -> None:
 
 
 @pytest.mark.parametrize("frame_bytes", [1_000, 16_384])
-def test_a_large_answer_comes_whole_through_the_windows_that_are_granted(frame_bytes: int) -> None:
+def test_a_large_response_arrives_through_granted_windows(frame_bytes: int) -> None:
     connection = greeted()
     call = called(connection)
     connection.receive(RESPONSE, 0.0)

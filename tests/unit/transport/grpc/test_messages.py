@@ -1,4 +1,4 @@
-"""Messages in the content of a stream: split anywhere, compressed well and badly."""
+"""Messages in the content of a stream: split at any byte, validly and invalidly compressed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refusal(raw: bytes, encoding: str = "gzip") -> RpcCode:
     return refused.value.code
 
 
-def test_messages_are_the_same_however_they_are_cut() -> None:
+def test_messages_do_not_depend_on_the_cuts() -> None:
     sent = [b"", b"a", b"bc" * 1_000, bytes(50_000), b"", b"last"]
     raw = b"".join(map(grpc_message, sent))
     assert messages.encode_all(sent) == raw == b"".join(map(messages.encode, sent))
@@ -43,7 +43,7 @@ def test_messages_are_the_same_however_they_are_cut() -> None:
         assert taken.is_empty
 
 
-def test_a_reader_says_how_many_bytes_have_to_come() -> None:
+def test_an_assembler_knows_the_number_of_missing_bytes() -> None:
     taken = reader()
     assert (taken.is_empty, taken.missing_bytes) == (True, 5)
     taken.feed(grpc_message(bytes(1_000))[:3])
@@ -55,7 +55,7 @@ def test_a_reader_says_how_many_bytes_have_to_come() -> None:
 
 
 def test_small_pieces_cost_little_more_than_their_bytes() -> None:
-    """A piece of two bytes once cost 44: an object, and its place in a list."""
+    """A piece of two bytes once cost 44: an object and an entry of a list."""
     taken = reader()
     taken.feed(grpc_message(b"", length=60_000))
     for _ in range(25_000):
@@ -64,7 +64,7 @@ def test_small_pieces_cost_little_more_than_their_bytes() -> None:
     assert fed(taken, b"ab" * 5_000) == [b"ab" * 30_000]
 
 
-def test_the_easy_case_is_exactly_one_message() -> None:
+def test_the_fast_path_needs_exactly_one_message() -> None:
     raw = grpc_message(b"whole")
     assert messages.whole_message(raw) == b"whole"
     assert messages.whole_message(grpc_message(b"")) == b""
@@ -72,7 +72,7 @@ def test_the_easy_case_is_exactly_one_message() -> None:
         assert messages.whole_message(other) is None
 
 
-def test_a_message_over_the_limit_is_refused_by_its_length_alone() -> None:
+def test_a_message_over_the_limit_is_rejected_by_its_length() -> None:
     assert refusal(grpc_message(b"", length=MESSAGE_BYTES_MAX + 1)) is RpcCode.RESOURCE_EXHAUSTED
     assert fed(reader(), grpc_message(bytes(MESSAGE_BYTES_MAX))) == [bytes(MESSAGE_BYTES_MAX)]
 
@@ -80,7 +80,7 @@ def test_a_message_over_the_limit_is_refused_by_its_length_alone() -> None:
 # ---------------------------------------------------------------- compression
 
 
-def test_a_compressed_message_is_unpacked() -> None:
+def test_a_compressed_message_is_decompressed() -> None:
     raw = grpc_message(gzip.compress(b"text" * 100), compressed=1) + grpc_message(b"plain")
     packed = gzip.compress(b"text" * 100)
     assert reader("gzip").feed(raw) == [
@@ -89,15 +89,15 @@ def test_a_compressed_message_is_unpacked() -> None:
     ]
 
 
-def test_a_message_may_grow_up_to_the_limit_and_no_further() -> None:
+def test_a_message_may_grow_to_the_limit_and_no_further() -> None:
     exact = gzip.compress(bytes(MESSAGE_BYTES_MAX))
     assert fed(reader("gzip"), grpc_message(exact, compressed=1)) == [bytes(MESSAGE_BYTES_MAX)]
     bomb = gzip.compress(bytes(MESSAGE_BYTES_MAX + 1))
     assert refusal(grpc_message(bomb, compressed=1)) is RpcCode.RESOURCE_EXHAUSTED
 
 
-def test_a_message_of_any_size_does_not_inflate_over_its_own_limit() -> None:
-    """A connection's windows do not bound what comes of a few bytes."""
+def test_a_message_of_any_size_does_not_inflate_beyond_its_limit() -> None:
+    """The windows of a connection do not limit the inflated size."""
     taken = MessageAssembler("gzip", 130 << 20)
     bomb = gzip.compress(bytes(messages.INFLATED_BYTES_MAX + 1))
     with pytest.raises(RpcError, match="inflated") as refused:
@@ -115,7 +115,7 @@ def test_a_message_of_any_size_does_not_inflate_over_its_own_limit() -> None:
         pytest.param(gzip.compress(b"text")[:-8] + bytes(8), id="a wrong checksum"),
     ],
 )
-def test_what_is_not_gzip_is_refused(packed: bytes) -> None:
+def test_a_message_that_is_not_gzip_is_rejected(packed: bytes) -> None:
     assert refusal(grpc_message(packed, compressed=1)) is RpcCode.INTERNAL
 
 

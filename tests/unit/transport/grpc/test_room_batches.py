@@ -1,7 +1,7 @@
-"""Large messages that come as clients send them, several DATA frames a read, in any order.
+"""Large messages as clients send them: several DATA frames per read, in any order.
 
-The clients keep to their windows, as those do that are let come; so whatever is refused, granted
-twice, or not given back is the server's mistake.
+The clients keep to their windows. So a rejection, a second grant or missing room is an error of the
+server.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tidemill.transport.http2.limits import Limits
 
 FRAME_BYTES = 16_384
 STEPS = 250
-# Of messages, in bytes: one frame, about a window, beyond it, and as large as may be.
+# Sizes of messages: one frame, about a window, more than a window, and the largest.
 LENGTHS = (10_000, 65_000, 70_000, 500_000, MIB, LARGE_BYTES, 12 * MIB)
 
 
 @dataclass(slots=True)
 class Sending:
-    """A message on its way, as its client sees it."""
+    """A message in flight, as its client sees it."""
 
     length: int
     left: int
@@ -51,13 +51,13 @@ class Sender:
     next_id: int = 1
 
     def begin(self, length: int, now_s: float) -> list[ServerEvent]:
-        """Begin a call with a message of `length`, its prefix included."""
+        """Begin a call with a message of `length`, including its prefix."""
         stream_id, self.next_id = self.next_id, self.next_id + 2
         self.streams[stream_id] = Sending(length, length, 65_535)
         return self.client.connection.receive(peer.headers(stream_id, peer.GRPC_REQUEST), now_s)
 
     def send(self, stream_id: int, bytes_max: int, now_s: float) -> list[ServerEvent]:
-        """Send so much of a message as may go, in frames that come in one read."""
+        """Send as much of a message as the windows allow, in frames of one read."""
         sending = self.streams[stream_id]
         count = min(sending.left, sending.window, bytes_max)
         whole = grpc_message(b"", length=sending.length - 5) + bytes(count)
@@ -73,7 +73,7 @@ class Sender:
         return self.client.connection.receive(raw, now_s)
 
     def read(self) -> None:
-        """Take what the server has sent."""
+        """Process the server's output."""
         for frame in parse(self.client.connection.http.take_output()):
             sending = self.streams.get(frame.stream_id)
             if sending is not None and frame.kind == frames.WINDOW_UPDATE:
@@ -82,19 +82,19 @@ class Sender:
                 sending.granted += increment
 
 
-def test_what_was_granted_comes_in_reads_of_several_frames() -> None:
+def test_a_granted_message_may_arrive_in_reads_of_several_frames() -> None:
     world, address = World(), AddressShare()
     sender = Sender(world.client(address))
     sender.begin(LARGE_BYTES, 0.0)
     sender.send(1, 100, 0.0)
     sender.read()
     assert sender.streams[1].granted
-    # Room is short by then, and a second message of its address waits for some.
+    # By then there is little room, and a second message of the address waits for some.
     world.fill()
     world.client(address).begin()
     now_s, events = 0.0, list[ServerEvent]()
     while sender.streams[1].left:
-        now_s += 0.16  # 400 KB a second: longer than anybody waits for room
+        now_s += 0.16  # 400 KB per second: longer than the limit of waiting for room
         events += sender.send(1, 4 * FRAME_BYTES, now_s)
         events += sender.client.connection.check(now_s)
         sender.read()
@@ -104,14 +104,16 @@ def test_what_was_granted_comes_in_reads_of_several_frames() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_frames_grants_each_message_once_and_gives_all_back(seed: int) -> None:
-    """Only who waits for too long is ended; nobody is let send more than the message is."""
+def test_any_order_of_frames_grants_each_message_once_and_returns_all_room(seed: int) -> None:
+    """Only calls that wait too long end. No client may send more than its message."""
     chance, world = Random(seed), World()
     addresses = [AddressShare() for _ in range(4)]
     senders: list[Sender] = []
     now_s = 0.0
     for _ in range(STEPS):
-        now_s += chance.random() / 8  # within the time for a stall, and far over that of waiting
+        now_s += (
+            chance.random() / 8
+        )  # less than the stall timeout, and much more than the limit of waiting
         if len(senders) < 12 and chance.random() < 0.3:
             senders.append(Sender(world.client(chance.choice(addresses))))
         if not senders:
@@ -151,17 +153,17 @@ def test_any_order_of_frames_grants_each_message_once_and_gives_all_back(seed: i
 
 
 def forget(sender: Sender, events: list[ServerEvent]) -> None:
-    """Let a sender forget what has ended, and answer what has come."""
+    """Remove ended messages from a sender, and answer complete ones."""
     for event in events:
         if isinstance(event, CallEnded | MessageReceived):
             sending = sender.streams.pop(event.call.stream.id, None)
             if isinstance(event, MessageReceived):
                 sender.client.connection.respond(event.call, b"")
             elif sending is not None:
-                assert not sending.granted, "what was granted is not refused"
+                assert not sending.granted, "a granted message is not rejected"
 
 
-def test_padding_takes_nothing_of_what_was_granted() -> None:
+def test_padding_takes_nothing_from_a_grant() -> None:
     world = World()
     client = world.client()
     stream_id = client.begin()
@@ -169,9 +171,9 @@ def test_padding_takes_nothing_of_what_was_granted() -> None:
     left, events = LARGE_BYTES - 100, list[ServerEvent]()
     window = left
     while left:
-        # Of what was granted exactly, every frame but the last takes more than its content.
+        # With an exact grant, every frame except the last takes more than its content.
         count = min(left, 16_000, max(window - 256, 1))
-        assert count, "the message comes to its end"
+        assert count, "the whole message arrives"
         padding = 255 if window - count > 255 else None
         padded = peer.data(stream_id, bytes(count), padding=padding, is_last=count == left)
         left, window = left - count, window - count - (256 if padding else 0)
@@ -183,8 +185,8 @@ def test_padding_takes_nothing_of_what_was_granted() -> None:
     assert [type(one) for one in events] == [MessageReceived]
 
 
-def test_a_message_that_needs_no_room_any_more_leaves_the_queue() -> None:
-    """On a stream, what was read of the messages before opens the window while one waits."""
+def test_a_message_that_needs_no_more_room_leaves_the_queue() -> None:
+    """In a stream, reading the earlier messages opens the window while a message waits."""
     world = World()
     world.fill(free_bytes=100_000)
     client = world.client()
@@ -205,8 +207,8 @@ def test_a_message_that_needs_no_room_any_more_leaves_the_queue() -> None:
 
 
 @pytest.mark.parametrize("length", [50_000, MIB])
-def test_a_message_of_a_stream_that_comes_byte_by_byte_is_ended(length: int) -> None:
-    """The stream is open for as long as its client likes; a message on it is not."""
+def test_a_message_of_a_stream_that_arrives_byte_by_byte_is_ended(length: int) -> None:
+    """A stream may stay open as long as its client likes; a message in it may not."""
     world = World()
     client = world.client()
     stream_id = client.begin(begun=grpc_message(b"", length=length))
@@ -217,12 +219,12 @@ def test_a_message_of_a_stream_that_comes_byte_by_byte_is_ended(length: int) -> 
         client.connection.receive(peer.data(stream_id, b"x"), now_s)
         events += client.connection.check(now_s)
     assert [type(one) for one in events] == [CallEnded]
-    # What was granted beyond the window is what others wait for.
+    # Other messages wait for the room granted beyond the window.
     assert now_s < (200.0 if length > 65_535 else 400.0)
     assert client.connection.share.bytes == 0
 
 
-def test_a_message_that_comes_slowly_enough_to_be_sent_comes() -> None:
+def test_a_message_may_arrive_as_slowly_as_the_limit_allows() -> None:
     world = World()
     client = world.client()
     stream_id = client.begin(begun=grpc_message(b"", length=200_000))
@@ -236,7 +238,7 @@ def test_a_message_that_comes_slowly_enough_to_be_sent_comes() -> None:
     assert [type(one) for one in events] == [MessageReceived]
 
 
-def test_a_stream_that_has_been_open_for_long_may_send_its_next_message() -> None:
+def test_an_old_stream_may_send_its_next_message() -> None:
     world = World()
     client = world.client()
     stream_id = client.begin(begun=grpc_message(b"one"))
@@ -245,7 +247,7 @@ def test_a_stream_that_has_been_open_for_long_may_send_its_next_message() -> Non
     assert client.connection.check(5_050.0) == []
 
 
-def test_a_message_over_its_limit_is_thrown_away_and_its_stream_goes_on() -> None:
+def test_a_message_over_its_limit_is_discarded_and_its_stream_continues() -> None:
     world = World()
     policies = {"/test.Service/Method": RequestPolicy(MIB, skipped_bytes_max=4 * MIB)}
     connection = ServerConnection(
@@ -264,7 +266,7 @@ def test_a_message_over_its_limit_is_thrown_away_and_its_stream_goes_on() -> Non
     at, window, events = 0, 65_535, list[ServerEvent]()
     while at < len(content):
         count = min(window, FRAME_BYTES, len(content) - at)
-        assert count, "what is thrown away opens its window again"
+        assert count, "discarded data opens its window again"
         events += connection.receive(peer.data(1, content[at : at + count]), 0.0)
         at, window = at + count, window - count
         assert connection.share.bytes < 65_536
@@ -278,4 +280,4 @@ def test_a_message_over_its_limit_is_thrown_away_and_its_stream_goes_on() -> Non
         MessageReceived(call, b"next", 9, False, events[1].held_bytes),  # type: ignore[union-attr]  # It is one.
     ]
     [ended] = connection.receive(peer.data(1, grpc_message(b"", length=4 * MIB + 1)), 0.0)
-    assert isinstance(ended, CallEnded), "what would be thrown away has a bound"
+    assert isinstance(ended, CallEnded), "the size of a discarded message is limited"

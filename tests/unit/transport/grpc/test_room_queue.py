@@ -1,4 +1,4 @@
-"""Large messages that wait for room: who is next, for how long, and how many may."""
+"""Large messages that wait for room: their order, their time and their number."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tidemill.transport.http2.limits import Limit, Limits
 
 MIB = 1 << 20
 LARGE_BYTES = 4 * MIB
-# Of a message, in its first frame: the prefix and a little.
+# Of a message, in its first frame: the prefix and a few bytes.
 BEGUN = grpc_message(bytes(100), length=LARGE_BYTES)
 
 
 class Client:
-    """One connection of an address, on which large messages are begun."""
+    """One connection of an address, with large messages."""
 
     def __init__(
         self, account: MemoryAccount, address: AddressShare | None, hits: Counter[Limit]
@@ -54,7 +54,7 @@ class Client:
         self.wakes += 1
 
     def begin(self, *, now_s: float = 0.0, timeout: str = "", begun: bytes = BEGUN) -> int:
-        """Begin a call with a large message; return its stream's id."""
+        """Begin a call with a large message; return the id of its stream."""
         stream_id, self._next_id = self._next_id, self._next_id + 2
         fields = (*peer.GRPC_REQUEST, *((("grpc-timeout", timeout),) if timeout else ()))
         events = self.connection.receive(
@@ -64,14 +64,14 @@ class Client:
         return stream_id
 
     def granted(self) -> list[int]:
-        """Return the streams whose windows were opened since the last look, in order."""
+        """Return the streams whose windows were opened since the last call, in order."""
         self.frames = parse(self.connection.http.take_output())
         opened = peer.of(frames.WINDOW_UPDATE, self.frames)
         return [one.stream_id for one in opened if one.stream_id]
 
 
 class World:
-    """An account, and clients of it."""
+    """An account and its clients."""
 
     def __init__(self, bytes_max: int = 64 * MIB) -> None:
         self.account = MemoryAccount(bytes_max)
@@ -81,13 +81,13 @@ class World:
         return Client(self.account, address, self.hits)
 
     def fill(self, *, free_bytes: int = MIB) -> MemoryShare:
-        """Let somebody else hold all but what may wait, and `free_bytes`."""
+        """Let others hold all except `free_bytes` and the reserved bytes."""
         share = MemoryShare(self.account, self.account.bytes_max)
         self.leave(share, free_bytes)
         return share
 
     def leave(self, others: MemoryShare, free_bytes: int) -> None:
-        """Let others hold all but what may wait, and `free_bytes`."""
+        """Let others hold all except `free_bytes` and the reserved bytes."""
         others.count_granted(0)
         reserved_bytes = self.account.queue.reserved_for(room_queue.RoomTicket(None))
         free_bytes += reserved_bytes
@@ -113,25 +113,25 @@ def test_a_large_message_waits_for_room_and_gets_it_when_there_is_some() -> None
     assert [type(one) for one in events] == [MessageReceived]
 
 
-def test_who_may_find_room_is_told_once_somebody_waits() -> None:
+def test_on_room_is_called_only_while_a_message_waits() -> None:
     world = World()
     told: list[None] = []
     world.account.queue.on_room = lambda: told.append(None)
     others, client = world.fill(), world.client()
-    assert not told, "nobody waits"
+    assert not told, "no message waits"
     client.begin()
     del told[:]
     others.count_granted(0)
     assert told
 
 
-def test_connections_have_turns_however_many_messages_wait_on_each() -> None:
+def test_connections_take_turns_independent_of_their_waiting_messages() -> None:
     world = World()
     others = world.fill()
     many, one = world.client(), world.client()
     first, second, _ = (many.begin() for _ in range(3))
     only = one.begin()
-    # Room for one at a time.
+    # Room for one message at a time.
     world.leave(others, 5 * LARGE_BYTES // 2)
     order: list[tuple[Client, int]] = []
     for _ in range(3):
@@ -143,18 +143,18 @@ def test_connections_have_turns_however_many_messages_wait_on_each() -> None:
     assert order == [(many, first), (one, only), (many, second)]
 
 
-def test_who_comes_later_does_not_pass_those_who_wait() -> None:
+def test_a_later_message_does_not_overtake_a_waiting_one() -> None:
     world = World()
     others, before, later = world.fill(), world.client(), world.client()
     waits = before.begin()
     others.count_granted(0)
     comes = later.begin()
-    assert later.granted() == [], "there is room, and somebody has waited for it"
+    assert later.granted() == [], "there is room, and an earlier message waits for it"
     world.account.queue.grant_room()
     assert (before.granted(), later.granted()) == ([waits], [comes])
 
 
-def test_another_address_does_not_wait_behind_one_that_has_its_share() -> None:
+def test_another_address_does_not_wait_behind_one_with_a_full_share() -> None:
     world = World(128 * MIB)
     crowded = AddressShare()
     clients = [world.client(crowded) for _ in range(8)]
@@ -170,8 +170,8 @@ def test_another_address_does_not_wait_behind_one_that_has_its_share() -> None:
     assert not any(client.granted() for client in clients)
 
 
-def test_what_waits_and_what_comes_leaves_room_for_small_calls() -> None:
-    """A message that took the last room would have those refused that hold nothing."""
+def test_waiting_and_arriving_messages_leave_room_for_small_calls() -> None:
+    """A message that took the last room would cause rejections of clients that hold nothing."""
     world = World()
     address = AddressShare()
     clients = [world.client(address) for _ in range(32)]
@@ -185,7 +185,7 @@ def test_what_waits_and_what_comes_leaves_room_for_small_calls() -> None:
     assert world.hits == {}
 
 
-def test_what_was_granted_comes_however_little_room_there_is_by_then() -> None:
+def test_a_granted_message_arrives_even_if_the_room_is_used_up() -> None:
     world = World()
     client = world.client()
     comes = client.begin()
@@ -195,7 +195,7 @@ def test_what_was_granted_comes_however_little_room_there_is_by_then() -> None:
     assert world.hits == {}
 
 
-def test_who_holds_much_is_passed_by_and_not_waited_for() -> None:
+def test_a_connection_with_too_much_memory_is_skipped() -> None:
     world = World()
     full, other = world.client(), world.client()
     holds = full.begin(begun=b"")
@@ -208,7 +208,9 @@ def test_who_holds_much_is_passed_by_and_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("timeout", "wait_s"), [("", ROOM_WAIT_S_MAX), ("3S", 1.5)])
-def test_who_waits_for_too_long_is_refused_and_holds_nothing(timeout: str, wait_s: float) -> None:
+def test_a_call_that_waits_too_long_is_rejected_and_holds_nothing(
+    timeout: str, wait_s: float
+) -> None:
     world = World()
     world.fill()
     client = world.client()
@@ -223,7 +225,7 @@ def test_who_waits_for_too_long_is_refused_and_holds_nothing(timeout: str, wait_
     assert (client.connection.share.bytes, world.account.queue.bytes) == (0, 0)
 
 
-def test_who_is_gone_waits_no_more() -> None:
+def test_a_cancelled_stream_leaves_the_room_queue() -> None:
     world = World()
     others, client = world.fill(), world.client()
     cancelled, waits = client.begin(), client.begin()
@@ -238,8 +240,8 @@ def test_who_is_gone_waits_no_more() -> None:
     assert not world.account.queue._addresses
 
 
-def test_so_many_wait_and_an_address_leaves_others_as_much() -> None:
-    """What waits holds a window's worth each, and three quarters of the account together."""
+def test_the_waiting_messages_are_limited_and_an_address_leaves_as_much_for_others() -> None:
+    """Each waiting message holds a window, and together they hold three quarters of the account."""
     world = World()
     world.fill(free_bytes=16 * MIB)
     held_bytes = CALL_BYTES + Limits().stream_window_bytes
@@ -254,12 +256,12 @@ def test_so_many_wait_and_an_address_leaves_others_as_much() -> None:
         assert not any(client.granted() for client in clients)
         counts.append(count - 1)
     most = world.account.bytes_max * 3 // 4 // held_bytes
-    # The last one of each had as much left for it as all of its address had by then.
+    # For the last message of each address, as much remained as its address then held.
     assert counts == [(most + 1) // 2, (most - counts[0] + 1) // 2]
     assert world.account.queue.bytes == sum(counts) * held_bytes
 
 
-def test_what_waits_leaves_its_address_room_for_what_comes_and_for_small_calls() -> None:
+def test_waiting_messages_leave_their_address_room_for_granted_and_small_calls() -> None:
     world = World()
     address = AddressShare()
     clients = [world.client(address) for _ in range(64)]
@@ -277,7 +279,7 @@ def test_what_waits_leaves_its_address_room_for_what_comes_and_for_small_calls()
     assert world.hits == {}
 
 
-def test_a_look_is_bounded_in_addresses_and_in_connections() -> None:
+def test_a_turn_examines_a_limited_number_of_addresses_and_connections() -> None:
     world = World()
     looked: list[int] = []
 
@@ -304,7 +306,7 @@ def test_a_look_is_bounded_in_addresses_and_in_connections() -> None:
 
 
 class Waits:
-    """One connection that waits in a queue, and may have room or not."""
+    """A connection that waits in a queue and may have room or not."""
 
     is_short_of_room = False
 
@@ -323,14 +325,14 @@ class Waits:
 
 
 class Broken(Waits):
-    """One that fails whenever it is asked."""
+    """A connection that fails each time."""
 
     def grant_next(self) -> bool:
         raise ValueError("broken")
 
 
 def offers_until_quiet(queue: room_queue.RoomQueue) -> int:
-    """Offer as the shell does, once for each turn in which it is told to; return how often."""
+    """Grant room as the shell does, once per scheduled turn; return the number of turns."""
     asked: list[None] = []
     queue.on_room = lambda: asked.append(None)
     queue.recheck()
@@ -342,7 +344,7 @@ def offers_until_quiet(queue: room_queue.RoomQueue) -> int:
     return count
 
 
-def test_those_behind_many_who_hold_too_much_have_their_turn() -> None:
+def test_connections_behind_many_full_ones_get_their_turn() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
     for _ in range(3 * room_queue.TICKETS_PER_TURN):
         Waits(queue, address, has_budget=False)
@@ -351,14 +353,14 @@ def test_those_behind_many_who_hold_too_much_have_their_turn() -> None:
     assert last.granted_count == 1
 
 
-def test_where_nobody_may_come_each_is_looked_at_once() -> None:
+def test_without_room_each_connection_is_examined_once() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
     for _ in range(3 * room_queue.TICKETS_PER_TURN):
         Waits(queue, address, has_budget=False)
     assert offers_until_quiet(queue) == 3
 
 
-def test_one_that_fails_takes_nobody_elses_turn() -> None:
+def test_a_failing_connection_does_not_take_the_turn_of_another() -> None:
     queue, address = room_queue.RoomQueue(MIB), AddressShare()
     Broken(queue, address, has_budget=True)
     waits = [Waits(queue, AddressShare(), has_budget=True) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The server's end of gRPC, fed with frames that are written by hand."""
+"""The server's end of gRPC; the test writes the client's frames."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def status_of(found: list[Frame]) -> tuple[str, str]:
     return fields["grpc-status"], fields.get("grpc-message", "")
 
 
-def test_what_the_client_has_read_is_told_also_where_it_stood_behind_many_calls() -> None:
+def test_a_read_mark_behind_many_calls_is_reported() -> None:
     connection = served()
     mark = connection.http.mark_output()
     connection.http.request_marks(0.0, is_pressing=False)
@@ -86,7 +86,7 @@ def test_what_the_client_has_read_is_told_also_where_it_stood_behind_many_calls(
     assert MarkReached(mark) in connection.close(ErrorCode.NO_ERROR, "the end")
 
 
-def test_a_unary_call_is_a_message_and_its_answer() -> None:
+def test_a_unary_call_is_a_message_and_its_response() -> None:
     connection = served()
     started, message = connection.receive(peer.request(1, b"question"), 0.0)
     assert isinstance(started, CallStarted)
@@ -101,7 +101,7 @@ def test_a_unary_call_is_a_message_and_its_answer() -> None:
     assert connection.call_count == stream_count(connection.http) == 0
 
 
-def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
+def test_messages_of_a_stream_arrive_one_by_one_and_then_their_end() -> None:
     connection = served()
     call = called(connection)
     raw = grpc_message(b"one") + grpc_message(b"two") + grpc_message(b"three")
@@ -117,7 +117,7 @@ def test_messages_of_a_stream_come_one_by_one_and_then_their_end() -> None:
     ]
 
 
-def test_the_last_message_tells_that_it_is_the_last() -> None:
+def test_the_last_message_is_marked_as_the_last() -> None:
     connection = served()
     call = called(connection)
     raw = grpc_message(b"one") + grpc_message(b"two")
@@ -130,13 +130,13 @@ def test_the_last_message_tells_that_it_is_the_last() -> None:
 @pytest.mark.parametrize(
     "end", [peer.data(1, is_last=True), peer.headers(1, (("x", ""),), is_last=True)]
 )
-def test_a_call_without_a_message_ends_all_the_same(end: bytes) -> None:
+def test_a_call_without_a_message_ends_too(end: bytes) -> None:
     connection = served()
     call = called(connection)
     assert connection.receive(end, 0.0) == [RequestsEnded(call)]
 
 
-def test_headers_that_end_the_request_end_the_requests() -> None:
+def test_headers_that_end_the_stream_end_the_requests() -> None:
     events = served().receive(peer.headers(1, is_last=True), 0.0)
     assert [type(event) for event in events] == [CallStarted, RequestsEnded]
 
@@ -151,7 +151,7 @@ def test_headers_that_end_the_request_end_the_requests() -> None:
         pytest.param(b"\0", "13", id="a prefix that is cut"),
     ],
 )
-def test_what_is_no_message_ends_the_call(content: bytes, code: str) -> None:
+def test_an_invalid_message_ends_the_call(content: bytes, code: str) -> None:
     connection = served()
     call = called(connection)
     assert connection.receive(peer.data(1, content, is_last=True), 0.0) == [CallEnded(call)]
@@ -159,14 +159,14 @@ def test_what_is_no_message_ends_the_call(content: bytes, code: str) -> None:
     assert connection.call_count == stream_count(connection.http) == 0
 
 
-def test_messages_before_a_broken_one_do_not_hide_it() -> None:
+def test_messages_before_an_invalid_one_do_not_hide_it() -> None:
     connection = served()
     call = called(connection)
     events = connection.receive(peer.data(1, grpc_message(b"a") + b"\7\0\0\0\0"), 0.0)
     assert events == [CallEnded(call)]
 
 
-def test_a_compressed_request_is_unpacked() -> None:
+def test_a_compressed_request_is_decompressed() -> None:
     connection = served()
     call = called(connection, peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip"))))
     raw = peer.data(1, grpc_message(gzip.compress(b"text"), compressed=1), is_last=True)
@@ -184,9 +184,7 @@ def test_a_compressed_request_is_unpacked() -> None:
 @pytest.mark.parametrize(
     ("field", "code"), [(("grpc-encoding", "snappy"), "12"), (("grpc-timeout", "soon"), "13")]
 )
-def test_a_request_that_cannot_be_understood_is_not_started(
-    field: tuple[str, str], code: str
-) -> None:
+def test_a_request_with_invalid_headers_is_not_started(field: tuple[str, str], code: str) -> None:
     connection = served()
     raw = peer.request(1, fields=(*peer.GRPC_REQUEST, field))
     assert connection.receive(raw, 0.0) == []
@@ -194,7 +192,7 @@ def test_a_request_that_cannot_be_understood_is_not_started(
     assert connection.call_count == stream_count(connection.http) == 0
 
 
-def test_a_timeout_is_handed_over_in_seconds() -> None:
+def test_a_timeout_is_in_seconds() -> None:
     raw = peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-timeout", "250m")))
     assert called(served(), raw).timeout_s == pytest.approx(0.25)
 
@@ -202,7 +200,7 @@ def test_a_timeout_is_handed_over_in_seconds() -> None:
 @pytest.mark.parametrize(
     ("field", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")]
 )
-def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
+def test_a_request_that_is_not_grpc_is_answered_for_people_when_complete(
     field: tuple[str, str], status: str
 ) -> None:
     connection = served()
@@ -220,7 +218,7 @@ def test_what_is_not_grpc_is_answered_for_people_once_it_is_complete(
     assert stream_count(connection.http) == 0
 
 
-def test_what_is_not_grpc_is_answered_at_once_where_there_is_no_room(
+def test_a_request_that_is_not_grpc_is_answered_at_once_without_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connection = served()
@@ -234,7 +232,7 @@ def test_what_is_not_grpc_is_answered_at_once_where_there_is_no_room(
     assert stream_count(connection.http) == 0
 
 
-def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
+def test_a_request_that_is_not_grpc_and_makes_no_progress_is_reset() -> None:
     connection = served()
     connection.receive(peer.headers(1, ((":method", "GET"), *peer.GRPC_REQUEST[1:])), 0.0)
     assert connection.check(61.0) == []
@@ -242,7 +240,7 @@ def test_a_request_that_is_not_grpc_and_stands_still_is_reset() -> None:
     assert stream_count(connection.http) == 0
 
 
-def test_a_call_that_is_cancelled_is_answered_no_more() -> None:
+def test_a_cancelled_call_is_not_answered() -> None:
     connection = served()
     call = called(connection)
     assert connection.receive(peer.rst_stream(1), 0.0) == [CallEnded(call)]
@@ -272,7 +270,7 @@ def test_a_stream_of_responses_is_headers_messages_and_a_status() -> None:
     assert status_of(found) == ("10", "enough")
 
 
-def test_a_slow_reader_makes_messages_wait_and_tells_when_they_are_gone() -> None:
+def test_a_slow_reader_delays_messages_and_their_end_is_reported() -> None:
     connection = served()
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 10}), 0.0)
     call = called(connection)
@@ -281,14 +279,14 @@ def test_a_slow_reader_makes_messages_wait_and_tells_when_they_are_gone() -> Non
     assert connection.receive(peer.window_update(1, 5), 0.0) == [CallWritable(call)]
 
 
-def test_a_request_that_stands_still_is_ended_and_a_stream_may_take_its_time() -> None:
+def test_a_request_without_progress_is_ended_and_a_stream_may_pause() -> None:
     hits: Counter[Limit] = Counter()
     connection = served(hits=hits)
     slow, cut, stream = (
         called(connection, peer.headers(n) + content)
         for n, content in ((1, peer.data(1, b"\0")), (3, peer.data(3, b"\0")), (5, b""))
     )
-    # Between messages, and not in the middle of one.
+    # Between messages, and not inside one.
     stream.has_request_stream = cut.has_request_stream = True
     assert connection.check(60.0) == []
     assert connection.check(61.0) == [CallEnded(slow), CallEnded(cut)]
@@ -297,7 +295,7 @@ def test_a_request_that_stands_still_is_ended_and_a_stream_may_take_its_time() -
     assert connection.call_count == 1
 
 
-def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
+def test_a_request_that_arrives_byte_by_byte_is_ended_in_the_end() -> None:
     connection = served()
     call = called(connection, peer.headers(1) + peer.data(1, grpc_message(b"", length=1_000)))
     for now_s in range(0, 301, 50):
@@ -307,7 +305,7 @@ def test_a_request_that_comes_byte_by_byte_is_ended_at_last() -> None:
     assert connection.check(301.0) == [CallEnded(call)]
 
 
-def test_connections_share_what_may_be_held() -> None:
+def test_connections_share_the_memory() -> None:
     call_bytes = CALL_BYTES + header_block.list_bytes(
         [(name, value, False) for name, value in peer.GRPC_REQUEST]
     )
@@ -315,14 +313,16 @@ def test_connections_share_what_may_be_held() -> None:
     first, second = served(account=account), served(account=account)
     half = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=800))
     slow = called(first, half)
-    assert account.bytes == call_bytes + 805, "the rest is less than what is reserved"
+    assert account.bytes == call_bytes + 805, (
+        "the remaining bytes are fewer than the reserved bytes"
+    )
     larger = peer.headers(1) + peer.data(1, grpc_message(b"x" * 600, length=2_000))
     [started, ended] = second.receive(larger, 0.0)
     assert isinstance(started, CallStarted)
     assert ended == CallEnded(started.call)
     assert status_of(output(second))[0] == "8"
     first.receive(peer.data(1, b"x" * 200, is_last=True), 0.0)
-    assert account.bytes == call_bytes + 800, "who answers it holds it"
+    assert account.bytes == call_bytes + 800, "the handler holds it"
     first.respond(slow, b"")
     assert account.bytes == 0
     third = served(account=account)
@@ -331,7 +331,7 @@ def test_connections_share_what_may_be_held() -> None:
     assert account.bytes == 0
 
 
-def test_what_a_message_inflates_to_has_room_first_or_is_refused() -> None:
+def test_an_inflated_message_needs_room_first() -> None:
     account = MemoryAccount(1_600_000)
     connection = served(account=account)
     packed = gzip.compress(bytes(150_000))
@@ -352,7 +352,7 @@ def test_what_a_message_inflates_to_has_room_first_or_is_refused() -> None:
     assert account.bytes == held
 
 
-def test_a_length_that_is_only_told_takes_no_room() -> None:
+def test_an_announced_length_takes_no_room() -> None:
     account = MemoryAccount(1 << 20)
     connection = served(account=account)
     call = called(connection)
@@ -360,7 +360,7 @@ def test_a_length_that_is_only_told_takes_no_room() -> None:
     assert connection.receive(peer.data(1, grpc_message(b"", length=60_000)), 0.0) == []
     assert account.bytes == before + 5 + RESERVED_BYTES
     connection.receive(peer.data(1, bytes(10_000)), 0.0)
-    assert account.bytes == before + 10_005 + RESERVED_BYTES, "what comes does"
+    assert account.bytes == before + 10_005 + RESERVED_BYTES, "received bytes do"
     for _ in range(5):
         events = connection.receive(peer.data(1, bytes(10_000)), 0.0)
     assert [type(one) for one in events] == [MessageReceived]
@@ -369,7 +369,7 @@ def test_a_length_that_is_only_told_takes_no_room() -> None:
     assert account.bytes == 0
 
 
-def test_a_message_that_finds_no_room_on_its_way_is_refused() -> None:
+def test_an_arriving_message_without_room_is_rejected() -> None:
     account = MemoryAccount(1 << 20)
     first, second = served(account=account), served(account=account)
     slow = called(first, peer.headers(1) + peer.data(1, grpc_message(bytes(5_000), length=60_000)))
@@ -382,10 +382,10 @@ def test_a_message_that_finds_no_room_on_its_way_is_refused() -> None:
 
 @pytest.mark.parametrize("has_request_stream", [False, True])
 @pytest.mark.parametrize("is_split", [False, True])
-def test_inflating_has_one_price_and_all_of_it_is_given_back(
+def test_inflating_has_one_price_and_all_of_it_is_returned(
     has_request_stream: bool, is_split: bool
 ) -> None:
-    """However the bytes are cut, and whether the call's kind was known before its body or not."""
+    """Independent of the cuts, and of the time at which the kind of the call is known."""
     connection = served()
     packed = gzip.compress(bytes(50_000))
     headers = peer.headers(1, (*peer.GRPC_REQUEST, ("grpc-encoding", "gzip")))
@@ -410,7 +410,7 @@ def test_inflating_has_one_price_and_all_of_it_is_given_back(
     assert connection.share.bytes == before
 
 
-def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
+def test_a_rejection_without_room_is_the_response_of_the_policy() -> None:
     policies = {"/test.Service/Method": RequestPolicy(1_000, b"too large", b"no room")}
     hits: Counter[Limit] = Counter()
     connection = ServerConnection(
@@ -423,7 +423,7 @@ def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
     )
     connection.receive(peer.CLIENT_GREETING + peer.SETTINGS_ACK, 0.0)
     output(connection)
-    # At the headers: nothing of the body is read.
+    # At the headers, before the body is read.
     assert connection.receive(peer.headers(1) + peer.data(1, grpc_message(b"body")), 0.0) == []
     assert peer.content(answer := output(connection), 1) == grpc_message(b"no room")
     assert status_of(answer)[0] == "0"
@@ -436,20 +436,20 @@ def test_a_refusal_for_want_of_room_is_the_answer_that_the_path_has() -> None:
     assert connection.share.bytes == 0
 
 
-def test_a_turn_begins_so_many_calls_and_the_rest_later() -> None:
+def test_a_turn_starts_a_limited_number_of_calls() -> None:
     connection = served()
     raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_PER_TURN + 10))
     begun = [one for one in connection.receive(raw, 0.0) if isinstance(one, CallStarted)]
     assert len(begun) == CALLS_PER_TURN
     assert connection.has_more
-    # Cancelled before its turn: it is never begun.
+    # Cancelled before its turn, so it never starts.
     cancelled = 2 * (CALLS_PER_TURN + 9) + 1
     rest = connection.receive(peer.rst_stream(cancelled), 0.0)
     assert len([one for one in rest if isinstance(one, CallStarted)]) == 9
     assert not connection.has_more
 
 
-def test_of_small_messages_few_wait_and_the_others_stay_bytes_until_some_are_read() -> None:
+def test_few_small_messages_are_decoded_before_they_are_read() -> None:
     connection = served()
     call = called(connection)
     raw = grpc_message(b"") * 3_000
@@ -461,7 +461,7 @@ def test_of_small_messages_few_wait_and_the_others_stay_bytes_until_some_are_rea
     ]
     held_bytes = connection.share.bytes - before
     assert held_bytes <= len(raw) + RESERVED_BYTES + MESSAGES_UNREAD_MAX * MESSAGE_BYTES
-    assert not connection.has_more, "nothing is to be done until one is read"
+    assert not connection.has_more, "nothing is left to do until a message is read"
     seen = len(events)
     while seen < 3_000:
         for event in events:
@@ -474,12 +474,12 @@ def test_of_small_messages_few_wait_and_the_others_stay_bytes_until_some_are_rea
     assert (seen, events[-1].is_last, connection.has_more) == (3_000, True, False)
 
 
-def test_a_stream_that_ends_while_messages_wait_is_looked_at_no_more() -> None:
+def test_a_stream_that_ends_while_messages_wait_is_not_decoded_further() -> None:
     connection = served()
     call = called(connection)
     call.has_request_stream = True
     connection.receive(peer.data(1, grpc_message(b"") * 100), 0.0)
-    assert connection.check(Limits().stall_timeout_s + 1) == [], "it waits for us"
+    assert connection.check(Limits().stall_timeout_s + 1) == [], "it waits for the server"
     connection.consume(call, 5)
     connection.finish(call, RpcCode.OK)
     assert not connection.has_more
@@ -493,7 +493,7 @@ def test_messages_of_streams_count_for_a_turn_as_calls_do() -> None:
         called(connection, peer.headers(stream_id))
     few = grpc_message(b"") * (MESSAGES_UNREAD_MAX - 1)
     events = connection.receive(b"".join(peer.data(one, few) for one in streams), 0.0)
-    # The first of a stream belongs to the call that was counted.
+    # The first message of a stream belongs to the counted call.
     assert len(events) <= CALLS_PER_TURN + len(streams)
     turns = 1
     while connection.has_more:
@@ -510,7 +510,7 @@ def test_a_reply_is_counted_until_it_is_written() -> None:
     connection = served()
     connection.receive(peer.window_update(0, 1 << 30), 0.0)
     connection.http.take_output()
-    # Within the windows: it waits for nothing of the protocol's.
+    # Within the windows, so it does not wait for the protocol.
     call = called(connection, peer.request(1, b""))
     connection.respond(call, bytes(60_000))
     assert connection.share.bytes == 60_005
@@ -521,7 +521,7 @@ def test_a_reply_is_counted_until_it_is_written() -> None:
     assert connection.share.bytes == 0
 
 
-def test_a_large_reply_that_finds_no_room_is_refused_and_a_small_one_is_not() -> None:
+def test_a_large_reply_without_room_is_rejected_and_a_small_one_is_not() -> None:
     hits: Counter[Limit] = Counter()
     connection = served(hits=hits, account=MemoryAccount(150_000))
     connection.receive(peer.window_update(0, 1 << 30), 0.0)
@@ -537,7 +537,7 @@ def test_a_large_reply_that_finds_no_room_is_refused_and_a_small_one_is_not() ->
     assert connection.share.bytes == 60_000
 
 
-def test_after_large_replies_no_call_begins_for_as_many_turns() -> None:
+def test_after_large_replies_no_call_starts_for_as_many_turns() -> None:
     connection = served()
     connection.receive(peer.window_update(0, 1 << 30), 0.0)
     call = called(connection, peer.request(1, b""))
@@ -551,7 +551,7 @@ def test_after_large_replies_no_call_begins_for_as_many_turns() -> None:
     assert begun == [0, 0, 0, 2]
 
 
-def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
+def test_data_that_waits_for_a_turn_ends_with_its_connection() -> None:
     connection = served()
     raw = b"".join(peer.request(2 * n + 1) for n in range(CALLS_PER_TURN + 10))
     connection.receive(raw, 0.0)
@@ -561,13 +561,13 @@ def test_what_waits_for_a_turn_ends_with_its_connection() -> None:
     assert connection.share.bytes == 0
 
 
-def test_what_waits_for_a_turn_is_counted_and_waits_as_bytes() -> None:
+def test_data_that_waits_for_a_turn_is_counted_and_stays_bytes() -> None:
     connection = served()
     some = b"".join(peer.request(n, b"") for n in range(1, 801, 2))
     events = connection.receive(some, 0.0, frames_max=128)
     assert sum(isinstance(one, CallStarted) for one in events) == CALLS_PER_TURN
     while connection.has_more:
-        # As many events as frames in a turn, at most, and the others as they came.
+        # At most as many events as frames of a turn; other data stays as received.
         calls_bytes = sum(call.held_bytes for call in connection._calls.values())
         assert connection.share.bytes == len(connection.http.unparsed) + calls_bytes
         assert len(connection._http_events) <= 128
@@ -578,10 +578,8 @@ def test_what_waits_for_a_turn_is_counted_and_waits_as_bytes() -> None:
 
 @pytest.mark.parametrize("frame_bytes", [1_000, 16_384])
 @pytest.mark.parametrize("size", [65_530, 65_531, 131_072, MESSAGE_BYTES_MAX])
-def test_a_large_message_comes_whole_through_the_windows_that_are_granted(
-    size: int, frame_bytes: int
-) -> None:
-    """The client sends as the windows allow, and the end of its request needs none."""
+def test_a_large_message_arrives_through_granted_windows(size: int, frame_bytes: int) -> None:
+    """The client sends as the windows allow; the end of its request needs no window."""
     connection = served()
     call = called(connection)
     content, window, at = grpc_message(bytes(size)), 65_535, 0
@@ -602,7 +600,7 @@ def test_a_large_message_comes_whole_through_the_windows_that_are_granted(
     assert connection.http._incoming.budget_left == Limits().large_messages_bytes
 
 
-def test_the_same_bytes_are_the_same_calls_however_they_are_cut() -> None:
+def test_the_calls_do_not_depend_on_the_cuts() -> None:
     raw = peer.CLIENT_GREETING + b"".join(
         peer.request(2 * n + 1, bytes(n * 97), frame_bytes=50 + n) for n in range(20)
     )

@@ -1,4 +1,4 @@
-"""What travels in header fields: statuses, timeouts, bytes."""
+"""Values in header fields: statuses, timeouts, bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_timeout_is_a_number_and_a_unit(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "1", "S", "123456789S", "-1S", "+1S", "1s", "1 S", "٣S", "1S\n", "1.5S"]
 )
-def test_what_is_no_timeout_is_refused(text: str) -> None:
+def test_an_invalid_timeout_is_rejected(text: str) -> None:
     with pytest.raises(RpcError) as refused:
         metadata.parse_timeout(text)
     assert refused.value.code is RpcCode.INTERNAL
@@ -30,22 +30,22 @@ def test_what_is_no_timeout_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "message", ["", "plain", "100 %", "grün 🌊", "tab\there\r\n", "~ !", "%41"]
 )
-def test_a_status_message_comes_back_as_it_was(message: str) -> None:
+def test_a_status_message_survives_encoding(message: str) -> None:
     encoded = status.encode_message(message)
     assert encoded.isascii()
     assert encoded.isprintable()
     assert status.decode_message(encoded) == message
 
 
-def test_a_status_message_that_is_badly_encoded_is_shown_as_it_is() -> None:
+def test_a_badly_encoded_status_message_stays_as_it_is() -> None:
     assert status.decode_message("100% %4 %zz %41") == "100% %4 %zz A"
     assert status.decode_message("%ff") == "\N{REPLACEMENT CHARACTER}"
     assert status.encode_message("\ud800") == "?"
 
 
 @pytest.mark.parametrize("character", ["a", "é", "淘", "🌊", "%"])
-def test_a_status_message_is_cut_so_that_clients_take_its_trailers(character: str) -> None:
-    """Clients refuse header lists of 8 KiB, and a character may need twelve bytes."""
+def test_a_status_message_is_cut_so_that_clients_accept_its_trailers(character: str) -> None:
+    """Clients reject header lists of 8 KiB, and a character may need twelve bytes."""
     encoded = status.encode_message(character * 5_000)
     assert len(encoded) <= 4_096
     decoded = status.decode_message(encoded)
@@ -53,7 +53,7 @@ def test_a_status_message_is_cut_so_that_clients_take_its_trailers(character: st
     assert len(decoded) > 300
 
 
-def test_trailers_say_ok_without_a_message_and_the_rest_with_one() -> None:
+def test_trailers_of_ok_have_no_message_and_others_have_one() -> None:
     assert peer.fields_of(status.encode_trailers(RpcCode.OK, "ignored")) == {"grpc-status": "0"}
     assert peer.fields_of(status.encode_trailers(RpcCode.NOT_FOUND, "no é")) == {
         "grpc-status": "5",
@@ -67,7 +67,7 @@ def test_trailers_say_ok_without_a_message_and_the_rest_with_one() -> None:
     }
 
 
-def test_numbers_of_statuses_and_resets_are_understood_or_unknown() -> None:
+def test_numbers_of_statuses_and_resets_are_known_or_unknown() -> None:
     assert [status.code_of(str(code.value)) for code in RpcCode] == list(RpcCode)
     assert {status.code_of(text) for text in ("17", "-1", "", "x")} == {RpcCode.UNKNOWN}
     assert status.code_of_reset(ErrorCode.REFUSED_STREAM) is RpcCode.UNAVAILABLE

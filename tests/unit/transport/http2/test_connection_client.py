@@ -30,7 +30,7 @@ def opened(connection: Connection) -> Stream:
     return stream
 
 
-def test_a_client_begins_with_its_preface_and_wants_no_pushes() -> None:
+def test_a_client_begins_with_its_preface_and_disables_push() -> None:
     connection = Connection(Role.CLIENT, Limits(), now_s=0.0)
     output = connection.take_output()
     assert output.startswith(frames.PREFACE)
@@ -39,7 +39,7 @@ def test_a_client_begins_with_its_preface_and_wants_no_pushes() -> None:
     assert Setting.MAX_CONCURRENT_STREAMS not in told
 
 
-def test_streams_have_odd_numbers_in_their_order() -> None:
+def test_streams_have_odd_ids_in_order() -> None:
     connection = greeted_client()
     assert [opened(connection).id for _ in range(3)] == [1, 3, 5]
     assert [one.stream_id for one in peer.parse(connection.take_output())] == [1, 3, 5]
@@ -62,7 +62,7 @@ def test_a_response_is_headers_data_and_trailers() -> None:
     assert stream_count(connection) == 0
 
 
-def test_no_more_streams_are_opened_than_the_server_takes() -> None:
+def test_a_client_opens_no_more_streams_than_the_server_accepts() -> None:
     connection = greeted_client()
     connection.receive(peer.settings({Setting.MAX_CONCURRENT_STREAMS: 1}), 0.0)
     stream = opened(connection)
@@ -71,7 +71,7 @@ def test_no_more_streams_are_opened_than_the_server_takes() -> None:
     assert opened(connection).id == 3
 
 
-def test_a_connection_whose_numbers_are_used_up_opens_no_more_streams() -> None:
+def test_a_connection_without_unused_ids_opens_no_more_streams() -> None:
     connection = greeted_client()
     connection._streams._next_id = frames.STREAM_ID_MAX
     assert opened(connection).id == frames.STREAM_ID_MAX
@@ -79,7 +79,7 @@ def test_a_connection_whose_numbers_are_used_up_opens_no_more_streams() -> None:
     assert connection.open_stream(BLOCK) is None
 
 
-def test_streams_that_a_server_going_away_has_not_seen_are_refused() -> None:
+def test_streams_that_a_draining_server_has_not_seen_are_refused() -> None:
     connection = greeted_client()
     first, second = opened(connection), opened(connection)
     events = connection.receive(peer.goaway(1, 0, b"stop"), 0.0)
@@ -97,7 +97,7 @@ def test_streams_that_a_server_going_away_has_not_seen_are_refused() -> None:
         pytest.param(peer.settings({Setting.ENABLE_PUSH: 1}), id="the permission to push"),
     ],
 )
-def test_what_a_server_may_not_do_ends_the_connection(raw: bytes) -> None:
+def test_a_server_that_breaks_the_protocol_ends_the_connection(raw: bytes) -> None:
     events = greeted_client().receive(raw, 0.0)
     assert isinstance(events[-1], ConnectionEnded)
     assert events[-1].code is ErrorCode.PROTOCOL_ERROR
@@ -106,7 +106,7 @@ def test_what_a_server_may_not_do_ends_the_connection(raw: bytes) -> None:
 @pytest.mark.parametrize(
     "fields", [(("Upper", ""),), ((":path", "/"),), (*peer.RESPONSE, (":status", "200"))]
 )
-def test_a_malformed_response_costs_only_its_stream(fields: peer.Fields) -> None:
+def test_a_malformed_response_ends_only_its_stream(fields: peer.Fields) -> None:
     connection = greeted_client()
     stream = opened(connection)
     connection.take_output()
@@ -116,7 +116,7 @@ def test_a_malformed_response_costs_only_its_stream(fields: peer.Fields) -> None
     assert connection.take_output() == peer.rst_stream(1, ErrorCode.PROTOCOL_ERROR)
 
 
-def test_what_comes_late_for_a_stream_that_we_have_reset_is_read_over() -> None:
+def test_late_frames_for_a_stream_that_we_reset_are_ignored() -> None:
     connection = greeted_client()
     stream = opened(connection)
     connection.reset(stream, ErrorCode.CANCEL)

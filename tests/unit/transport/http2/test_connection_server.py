@@ -1,4 +1,4 @@
-"""A server's end of a connection: what frames of a client mean, and what ends what."""
+"""A server's end of a connection: the events of a client's frames, and the ends of streams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opened(connection: Connection, stream_id: int = 1, *, is_last: bool = False)
 
 
 def failure(connection: Connection, raw: bytes) -> ErrorCode:
-    """Return how `raw` ends the connection, which it must, with GOAWAY as the last word."""
+    """Return how `raw` ends the connection; GOAWAY must be the last frame."""
     events = connection.receive(raw, 0.0)
     assert isinstance(events[-1], ConnectionEnded), events
     last = peer.parse(connection.take_output())[-1]
@@ -56,7 +56,7 @@ def resets(connection: Connection) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- preface and settings
 
 
-def test_a_server_greets_once_the_preface_is_complete() -> None:
+def test_a_server_sends_its_settings_when_the_preface_is_complete() -> None:
     connection = Connection(Role.SERVER, Limits(), now_s=0.0)
     for byte in frames.PREFACE[:-1]:
         assert connection.receive(bytes((byte,)), 0.0) == []
@@ -73,17 +73,17 @@ def test_a_server_greets_once_the_preface_is_complete() -> None:
 
 
 @pytest.mark.parametrize("first", [peer.ping(), peer.headers(1), peer.window_update(0, 1)])
-def test_settings_come_before_all_other_frames(first: bytes) -> None:
+def test_settings_must_be_the_first_frame(first: bytes) -> None:
     connection = Connection(Role.SERVER, Limits(), now_s=0.0)
     assert failure(connection, frames.PREFACE + first) is ErrorCode.PROTOCOL_ERROR
 
 
-def test_what_is_no_preface_ends_the_connection() -> None:
+def test_an_invalid_preface_ends_the_connection() -> None:
     connection = Connection(Role.SERVER, Limits(), now_s=0.0)
     assert failure(connection, b"PRI * HTTP/2.0\r\n\r\nXX") is ErrorCode.PROTOCOL_ERROR
 
 
-def test_a_client_of_http_1_is_told_so_in_its_language() -> None:
+def test_a_client_of_http_1_gets_a_response_in_http_1() -> None:
     connection = Connection(Role.SERVER, Limits(), now_s=0.0)
     [event] = connection.receive(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", 0.0)
     assert isinstance(event, ConnectionEnded)
@@ -105,15 +105,15 @@ def test_settings_out_of_range_end_the_connection(values: dict[int, int], code: 
     assert failure(greeted_server(), peer.settings(values)) is code
 
 
-def test_unknown_settings_and_good_ones_are_acknowledged() -> None:
+def test_unknown_and_valid_settings_are_acknowledged() -> None:
     connection = greeted_server()
     values = {0xFFFF: 1, Setting.ENABLE_PUSH: 1, Setting.MAX_HEADER_LIST_SIZE: 0}
     assert connection.receive(peer.settings(values), 0.0) == []
     assert connection.take_output() == peer.SETTINGS_ACK
 
 
-def test_a_client_with_a_smaller_header_table_is_told_that_none_is_used() -> None:
-    """RFC 7541 section 4.2: the next block begins with the table's size; some insist on it."""
+def test_a_client_with_a_smaller_header_table_gets_a_table_size_of_0() -> None:
+    """RFC 7541 section 4.2: the next block begins with the table size; some clients require it."""
     connection = greeted_server()
     first, second = opened(connection), opened(connection, 3)
     connection.receive(peer.settings({Setting.HEADER_TABLE_SIZE: 0}), 0.0)
@@ -136,7 +136,7 @@ def test_a_request_opens_a_stream() -> None:
     assert stream_count(connection) == 1
 
 
-def test_padding_and_priority_are_read_over() -> None:
+def test_padding_and_priority_are_ignored() -> None:
     connection = greeted_server()
     [event] = connection.receive(peer.headers(1, padding=7, priority=b"\0\0\0\0\x10"), 0.0)
     assert isinstance(event, RequestReceived)
@@ -160,7 +160,7 @@ def test_a_block_may_be_continued_anywhere(cuts: tuple[int, ...]) -> None:
     "between",
     [peer.ping(), peer.data(1), peer.frame(0x77), peer.continuation(3, b"", is_complete=True)],
 )
-def test_nothing_comes_between_the_frames_of_a_block(between: bytes) -> None:
+def test_no_frame_may_interrupt_the_frames_of_a_block(between: bytes) -> None:
     raw = peer.headers(1, is_complete=False) + between
     assert failure(greeted_server(), raw) is ErrorCode.PROTOCOL_ERROR
 
@@ -198,7 +198,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_what_ends_the_connection(name: str) -> None:
+def test_a_frame_that_ends_the_connection(name: str) -> None:
     raw, code = ENDINGS[name]
     assert failure(greeted_server(), raw) is code
 
@@ -211,11 +211,11 @@ def test_what_ends_the_connection(name: str) -> None:
         pytest.param((*peer.GRPC_REQUEST, ("content-length", "-1")), id="content-length"),
     ],
 )
-def test_a_malformed_request_costs_only_its_stream(fields: peer.Fields) -> None:
+def test_a_malformed_request_ends_only_its_stream(fields: peer.Fields) -> None:
     connection = greeted_server()
     assert connection.receive(peer.headers(1, fields), 0.0) == []
     assert resets(connection) == [(1, ErrorCode.PROTOCOL_ERROR)]
-    # What was on its way is read over, and others are served.
+    # Frames in flight are ignored, and other streams are served.
     assert connection.receive(peer.data(1, b"late", is_last=True), 0.0) == []
     assert opened(connection, 3).id == 3
 
@@ -228,8 +228,8 @@ def test_a_stream_that_depends_on_itself_is_reset() -> None:
     assert stream_count(connection) == 0
 
 
-def test_a_stream_is_not_served_after_we_have_reset_it_though_its_block_goes_on() -> None:
-    """It was reset for its priority before its block was complete, and opened by the rest."""
+def test_a_stream_that_we_reset_stays_reset_when_its_block_continues() -> None:
+    """Its priority caused the reset before its block was complete, and the next frame opened it."""
     connection = greeted_server()
     first = peer.headers(1, (), priority=b"\0\0\0\x01\x10", is_complete=False)
     rest = peer.continuation(1, peer.block(peer.GRPC_REQUEST), is_complete=True)
@@ -238,7 +238,7 @@ def test_a_stream_is_not_served_after_we_have_reset_it_though_its_block_goes_on(
     assert len(events) == stream_count(connection)
 
 
-def test_a_client_opens_streams_in_the_order_of_their_numbers() -> None:
+def test_a_client_opens_streams_in_the_order_of_their_ids() -> None:
     connection = greeted_server()
     opened(connection, 5)
     assert failure(connection, peer.headers(3)) is ErrorCode.STREAM_CLOSED
@@ -262,7 +262,7 @@ def test_trailers_of_a_request_end_it_and_other_headers_do_not() -> None:
     assert isinstance(reset, StreamReset)
 
 
-def test_streams_over_the_limit_are_refused_and_may_come_again() -> None:
+def test_streams_over_the_limit_are_refused_and_may_be_opened_later() -> None:
     connection = greeted_server(Limits(streams_max=2))
     first = opened(connection, 1, is_last=True)
     opened(connection, 3)
@@ -288,7 +288,7 @@ def test_a_refused_request_still_counts_for_the_header_table() -> None:
 # ---------------------------------------------------------------- DATA
 
 
-def test_data_comes_as_it_was_sent_without_its_padding() -> None:
+def test_data_arrives_as_sent_without_its_padding() -> None:
     connection = greeted_server()
     stream = opened(connection)
     raw = peer.data(1, b"one") + peer.data(1, b"two", padding=9) + peer.data(1, is_last=True)
@@ -299,7 +299,7 @@ def test_data_comes_as_it_was_sent_without_its_padding() -> None:
     ]
 
 
-def test_more_padding_than_frame_ends_the_connection() -> None:
+def test_padding_longer_than_its_frame_ends_the_connection() -> None:
     connection = greeted_server()
     opened(connection)
     raw = peer.frame(frames.DATA, b"\x04abc", stream_id=1, flags=frames.PADDED)
@@ -309,7 +309,7 @@ def test_more_padding_than_frame_ends_the_connection() -> None:
 @pytest.mark.parametrize(
     ("announced", "sent", "is_good"), [(3, b"abc", True), (2, b"abc", False), (4, b"abc", False)]
 )
-def test_content_is_as_long_as_announced(announced: int, sent: bytes, is_good: bool) -> None:
+def test_content_must_have_the_announced_length(announced: int, sent: bytes, is_good: bool) -> None:
     connection = greeted_server()
     fields = (*peer.GRPC_REQUEST, ("content-length", str(announced)))
     connection.receive(peer.headers(1, fields), 0.0)
@@ -317,7 +317,7 @@ def test_content_is_as_long_as_announced(announced: int, sent: bytes, is_good: b
     assert resets(connection) == ([] if is_good else [(1, ErrorCode.PROTOCOL_ERROR)])
 
 
-def test_data_on_a_stream_that_both_have_ended_ends_the_connection() -> None:
+def test_data_on_a_stream_that_both_sides_ended_ends_the_connection() -> None:
     connection = greeted_server()
     stream = opened(connection, is_last=True)
     connection.send_response(stream, BLOCK, b"", TRAILERS)
@@ -325,7 +325,7 @@ def test_data_on_a_stream_that_both_have_ended_ends_the_connection() -> None:
     assert failure(connection, peer.data(1, b"x")) is ErrorCode.STREAM_CLOSED
 
 
-def test_frames_that_were_on_their_way_to_a_stream_we_have_reset_are_read_over() -> None:
+def test_frames_in_flight_for_a_stream_that_we_reset_are_ignored() -> None:
     connection = greeted_server()
     stream = opened(connection)
     connection.reset(stream, ErrorCode.CANCEL)
@@ -335,14 +335,14 @@ def test_frames_that_were_on_their_way_to_a_stream_we_have_reset_are_read_over()
     assert not connection.is_closed
 
 
-def test_nothing_is_on_its_way_any_more_after_the_end_of_a_stream_we_have_reset() -> None:
+def test_no_frame_may_follow_the_last_one_of_a_stream_that_we_reset() -> None:
     connection = greeted_server()
     connection.reset(opened(connection), ErrorCode.CANCEL)
     raw = peer.data(1, is_last=True) + peer.data(1, b"more")
     assert failure(connection, raw) is ErrorCode.STREAM_CLOSED
 
 
-def test_an_answer_before_the_end_of_the_request_resets_the_rest() -> None:
+def test_a_response_before_the_end_of_the_request_resets_the_stream() -> None:
     connection = greeted_server()
     stream = opened(connection)
     connection.send_headers(stream, TRAILERS, is_last=True)
@@ -372,14 +372,14 @@ def test_a_ping_is_answered_and_unknown_frames_are_not() -> None:
     assert connection.take_output() == peer.ping(b"abcdefgh", is_ack=True)
 
 
-def test_a_drain_has_two_steps_so_that_no_request_on_its_way_is_refused() -> None:
+def test_a_drain_has_two_steps_so_that_no_request_in_flight_is_refused() -> None:
     connection = greeted_server()
     opened(connection)
     connection.start_drain()
     announced, ping = peer.parse(connection.take_output())
     assert (announced.kind, announced.payload[:4]) == (frames.GOAWAY, b"\x7f\xff\xff\xff")
     assert ping.kind == frames.PING
-    # Still served: the client had not read that we stop.
+    # Still served, because the client had not read the first GOAWAY.
     assert opened(connection, 3).id == 3
     connection.receive(peer.ping(ping.payload, is_ack=True), 0.0)
     [final] = peer.parse(connection.take_output())
@@ -389,7 +389,7 @@ def test_a_drain_has_two_steps_so_that_no_request_on_its_way_is_refused() -> Non
     assert stream_count(connection) == 2
 
 
-def test_an_answer_to_a_drain_that_was_not_begun_means_nothing() -> None:
+def test_an_answer_to_a_drain_that_was_not_started_is_ignored() -> None:
     connection = greeted_server()
     assert connection.receive(peer.ping(b"draining", is_ack=True), 0.0) == []
     assert not connection.has_output
@@ -406,7 +406,7 @@ def test_a_drain_before_the_preface_waits_for_our_settings() -> None:
     assert frames.GOAWAY in kinds
 
 
-def test_a_client_that_goes_away_is_served_to_the_end() -> None:
+def test_a_client_that_sends_goaway_is_served_to_the_end() -> None:
     connection = greeted_server()
     stream = opened(connection)
     [event] = connection.receive(peer.goaway(0, 0, b"bye \xff"), 0.0)
@@ -415,8 +415,8 @@ def test_a_client_that_goes_away_is_served_to_the_end() -> None:
     assert data == DataReceived(stream, b"x", is_last=True)
 
 
-def test_a_failure_resets_every_stream_and_says_so_last() -> None:
-    """Also where the end of one stream would let another, which waits for room, send more."""
+def test_a_failure_resets_every_stream_and_sends_goaway_last() -> None:
+    """Even if the end of one stream lets another one, which waits for room, send more."""
     limits = Limits(large_messages_bytes=100_000)
     connection = greeted_server(limits)
     first, second = opened(connection, 1), opened(connection, 3)
@@ -433,7 +433,7 @@ def test_a_failure_resets_every_stream_and_says_so_last() -> None:
 # ---------------------------------------------------------------- cut anywhere
 
 
-def test_the_same_bytes_mean_the_same_however_they_are_cut() -> None:
+def test_the_events_do_not_depend_on_the_cuts() -> None:
     raw = (
         peer.CLIENT_GREETING
         + peer.headers(1, is_complete=False)

@@ -1,4 +1,4 @@
-"""What a peer may do at once, and then a second; and what ends when nothing happens."""
+"""The allowances of a peer, the limits of a turn, and timeouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.transport.http2.frames import ErrorCode
 from tidemill.transport.http2.limits import Limit, Limits
 
 
-def test_an_allowance_is_a_burst_and_then_so_many_a_second() -> None:
+def test_an_allowance_is_a_burst_and_a_rate() -> None:
     allowance = TokenBucket(burst=3, per_s=2, now_s=0.0)
     assert [allowance.take(0.0) for _ in range(4)] == [True, True, True, False]
     assert [allowance.take(1.0) for _ in range(3)] == [True, True, False]
@@ -40,7 +40,7 @@ SMALL = Limits(
     control_burst=20,
     control_per_s=1,
 )
-# Each attack as the bytes of its turn n, of which 19 are taken after a first request.
+# Each attack as the bytes of its turn n; 19 turns are accepted after a first request.
 FLOODS: dict[str, tuple[Limit, Callable[[int], bytes]]] = {
     "rapid reset": (Limit.RESETS, lambda n: peer.headers(2 * n + 3) + peer.rst_stream(2 * n + 3)),
     "resets of what is gone": (Limit.RESETS, lambda n: peer.rst_stream(1)),
@@ -85,7 +85,7 @@ LATE: dict[str, bytes] = {"empty data": peer.data(1), "headers": peer.headers(1,
 
 
 @pytest.mark.parametrize("name", LATE)
-def test_frames_for_a_stream_that_we_have_reset_are_no_way_round_the_limits(name: str) -> None:
+def test_frames_for_a_stream_that_we_reset_count_for_the_limits(name: str) -> None:
     connection = greeted_server(SMALL)
     connection.receive(peer.headers(1, (("a", "b"),)), 0.0)
     events = connection.receive(LATE[name] * 25, 0.0)
@@ -93,7 +93,7 @@ def test_frames_for_a_stream_that_we_have_reset_are_no_way_round_the_limits(name
     assert events[-1].limit is Limit.CONTROL
 
 
-def test_work_that_is_done_earns_pings_and_windows() -> None:
+def test_completed_work_earns_pings_and_window_updates() -> None:
     connection = greeted_server(SMALL)
     for n in range(200):
         stream_id = 2 * n + 1
@@ -103,7 +103,7 @@ def test_work_that_is_done_earns_pings_and_windows() -> None:
     assert not connection.is_closed
 
 
-def test_data_of_streams_earns_pings_and_windows() -> None:
+def test_data_of_streams_earns_pings_and_window_updates() -> None:
     connection = greeted_server(SMALL)
     connection.receive(peer.headers(1), 0.0)
     for _ in range(200):
@@ -113,7 +113,7 @@ def test_data_of_streams_earns_pings_and_windows() -> None:
 
 
 def test_a_peer_that_reads_much_at_once_may_answer_it_later() -> None:
-    """A Node.js client updates two windows for each piece that it reads, however long it took."""
+    """A Node.js client updates two windows for each piece that it reads, at any later time."""
     connection = greeted_server(SMALL)
     window = peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1 << 30})
     connection.receive(window + peer.window_update(0, 1 << 30) + peer.headers(1), 0.0)
@@ -123,7 +123,7 @@ def test_a_peer_that_reads_much_at_once_may_answer_it_later() -> None:
     assert not connection.is_closed
 
 
-def test_a_turn_reads_so_many_frames_and_the_rest_later() -> None:
+def test_a_turn_reads_a_limited_number_of_frames() -> None:
     connection = greeted_server()
     raw = b"".join(peer.ping(bytes((n,)) * 8) for n in range(10))
     turns = []
@@ -148,7 +148,7 @@ def in_frames(stream_id: int, block: bytes) -> bytes:
     )
 
 
-# 40 KB as they are, and 40 KB out of 4: a field for the table, and its index again and again.
+# 40 KB uncompressed, and 40 KB from 4: one field in the table and its index many times.
 LONG_LISTS = {
     "block": peer.block((*peer.GRPC_REQUEST, *((f"x-{n}", "v" * 1_000) for n in range(40)))),
     "list": peer.block(peer.GRPC_REQUEST) + b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 9,
@@ -156,7 +156,7 @@ LONG_LISTS = {
 
 
 @pytest.mark.parametrize("name", LONG_LISTS)
-def test_a_header_list_that_is_too_long_ends_its_stream_and_no_other(name: str) -> None:
+def test_a_header_list_that_is_too_long_ends_only_its_stream(name: str) -> None:
     hits: Counter[Limit] = Counter()
     connection = Connection(Role.SERVER, Limits(), now_s=0.0, hits=hits)
     connection.receive(peer.CLIENT_GREETING + peer.headers(1), 0.0)
@@ -170,14 +170,14 @@ def test_a_header_list_that_is_too_long_ends_its_stream_and_no_other(name: str) 
     assert connection.receive(raw, 0.0) == []
     assert connection.take_output() == peer.rst_stream(3, ErrorCode.ENHANCE_YOUR_CALM)
     assert hits == {Limit.HEADER_BYTES: 1}
-    # What followed it was on its way, the table is still the peer's, and others are served.
+    # The frames after it were in flight, the table still matches the peer's, and others are served.
     connection.receive(peer.data(3, b"late", is_last=True), 0.0)
     [event] = connection.receive(peer.headers(5, is_last=True), 0.0)
     assert isinstance(event, RequestReceived)
     assert stream_count(connection) == 2
 
 
-def test_a_block_that_is_a_bomb_ends_the_connection() -> None:
+def test_a_header_bomb_ends_the_connection() -> None:
     full = bytes(16_384)
     raw = peer.frame(frames.HEADERS, full, stream_id=1)
     raw += peer.continuation(1, full, is_complete=False) * 16
@@ -186,7 +186,7 @@ def test_a_block_that_is_a_bomb_ends_the_connection() -> None:
     assert events[-1].limit is Limit.HEADER_BYTES
 
 
-def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
+def test_small_windows_that_stay_closed_end_only_their_stream() -> None:
     connection = greeted_server(Limits(stall_timeout_s=60.0))
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 1}), 0.0)
     connection.receive(peer.headers(1, is_last=True) + peer.headers(3, is_last=True), 0.0)
@@ -195,7 +195,7 @@ def test_small_windows_that_stay_closed_cost_a_stream_and_no_other() -> None:
     connection.send_data(second, bytes(3 * PROGRESS_BYTES))
     connection.receive(peer.window_update(0, 3 * PROGRESS_BYTES), 0.0)
     for now in (30.0, 59.0):
-        # A byte now and then is no progress: all that waits is held for it.
+        # A byte now and then is no progress, and all queued data must be held for it.
         connection.receive(peer.window_update(1, 1), now)
         connection.receive(peer.window_update(3, PROGRESS_BYTES), now)
         assert connection.check(now) == []
@@ -215,7 +215,7 @@ def ended(connection: Connection, now_s: float) -> Limit | None:
     return None
 
 
-def test_a_handshake_has_to_be_complete_in_time() -> None:
+def test_a_handshake_must_be_complete_in_time() -> None:
     for begun in (b"", frames.PREFACE[:5], frames.PREFACE):
         connection = Connection(Role.SERVER, Limits(handshake_timeout_s=10.0), now_s=100.0)
         connection.receive(begun, 109.0)
@@ -224,7 +224,7 @@ def test_a_handshake_has_to_be_complete_in_time() -> None:
 
 
 @pytest.mark.parametrize("begun", [peer.ping()[:-1], peer.headers(1, is_complete=False)])
-def test_a_frame_or_block_has_to_go_on(begun: bytes) -> None:
+def test_an_incomplete_frame_or_block_must_continue(begun: bytes) -> None:
     connection = greeted_server()
     connection.receive(begun, 0.0)
     assert ended(connection, 60.0) is None
@@ -237,13 +237,13 @@ def test_a_connection_without_streams_is_closed_after_a_while() -> None:
     connection.receive(peer.rst_stream(1), 50.0)
     connection.receive(peer.ping(), 169.0)
     assert ended(connection, 170.0) is None
-    # First it is told, since a call may be on its way.
+    # The client is asked to leave first, because a call may be in flight.
     assert ended(connection, 171.0) is None
     assert frames.GOAWAY in [frame.kind for frame in peer.parse(connection.take_output())]
     assert ended(connection, 172.0) is Limit.IDLE
 
 
-def test_a_peer_that_is_silent_is_asked_for_a_sign_of_life() -> None:
+def test_a_silent_peer_gets_a_ping() -> None:
     connection = greeted_server()
     connection.receive(peer.headers(1, is_last=True), 0.0)
     assert ended(connection, 61.0) is None
@@ -257,7 +257,7 @@ def test_a_peer_that_is_silent_is_asked_for_a_sign_of_life() -> None:
     assert ended(connection, 143.1) is Limit.KEEPALIVE
 
 
-def test_responses_that_nobody_reads_end_the_connection_beyond_a_limit() -> None:
+def test_unread_responses_beyond_a_limit_end_the_connection() -> None:
     connection = greeted_server(Limits(unread_bytes_max=1_000))
     connection.receive(peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}), 0.0)
     connection.receive(peer.headers(1, is_last=True), 0.0)

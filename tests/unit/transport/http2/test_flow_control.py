@@ -1,4 +1,4 @@
-"""Windows in both directions: what waits, who goes first, and that nothing waits for ever."""
+"""Windows in both directions: queued data, the order of streams, and progress of all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WINDOW = Setting.INITIAL_WINDOW_SIZE
 
 
 def with_windows(connection: Connection, *, stream: int, connection_more: int = 1 << 20) -> None:
-    """Tell a connection which windows its peer gives it."""
+    """Send a connection the windows of its peer."""
     connection.receive(peer.settings({WINDOW: stream}), 0.0)
     if connection_more:
         connection.receive(peer.window_update(0, connection_more), 0.0)
@@ -51,7 +51,7 @@ def sizes(found: list[Frame]) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- what we send
 
 
-def test_data_goes_out_as_far_as_the_streams_window_allows() -> None:
+def test_data_is_sent_as_far_as_the_streams_window_allows() -> None:
     connection = greeted_server()
     with_windows(connection, stream=10)
     stream = opened(connection)
@@ -65,7 +65,7 @@ def test_data_goes_out_as_far_as_the_streams_window_allows() -> None:
     assert stream.queued_bytes == 0
 
 
-def test_data_goes_out_as_far_as_the_connections_window_allows() -> None:
+def test_data_is_sent_as_far_as_the_connections_window_allows() -> None:
     connection = greeted_server()
     with_windows(connection, stream=1 << 20, connection_more=0)
     stream = opened(connection)
@@ -75,7 +75,7 @@ def test_data_goes_out_as_far_as_the_connections_window_allows() -> None:
     assert sizes(sent(connection)) == [(1, 70_000 - 65_535)]
 
 
-def test_frames_are_as_long_as_the_peer_takes_them() -> None:
+def test_frames_are_as_long_as_the_peer_accepts() -> None:
     connection = greeted_server()
     with_windows(connection, stream=1 << 20)
     stream = opened(connection)
@@ -87,7 +87,7 @@ def test_frames_are_as_long_as_the_peer_takes_them() -> None:
     assert [size for _, size in sizes(sent(connection))] == [30_000, 10_000]
 
 
-def test_trailers_come_after_what_is_queued() -> None:
+def test_trailers_follow_the_queued_data() -> None:
     connection = greeted_server()
     with_windows(connection, stream=3)
     stream = opened(connection)
@@ -101,7 +101,7 @@ def test_trailers_come_after_what_is_queued() -> None:
 
 
 def test_the_end_of_a_stream_needs_no_window() -> None:
-    """Its frame is empty: a peer that has read all may never open the window again."""
+    """Its frame is empty. A peer that has read all data may never open the window again."""
     connection = greeted_client()
     with_windows(connection, stream=10)
     stream = connection.open_stream(BLOCK)
@@ -116,7 +116,7 @@ def test_the_end_of_a_stream_needs_no_window() -> None:
     ]
 
 
-def test_the_end_of_a_stream_is_sent_though_its_window_is_below_zero() -> None:
+def test_the_end_of_a_stream_is_sent_even_if_its_window_is_negative() -> None:
     connection = greeted_client()
     stream = connection.open_stream(BLOCK)
     assert stream is not None
@@ -129,7 +129,7 @@ def test_the_end_of_a_stream_is_sent_though_its_window_is_below_zero() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_384, 16_385, 60_000, 65_535, 65_536])
-def test_data_that_is_the_last_ends_the_stream_whatever_its_size(size: int) -> None:
+def test_the_last_data_ends_the_stream_whatever_its_size(size: int) -> None:
     connection = greeted_client()
     stream = connection.open_stream(BLOCK)
     assert stream is not None
@@ -143,7 +143,7 @@ def test_data_that_is_the_last_ends_the_stream_whatever_its_size(size: int) -> N
     assert found[-1].is_last
 
 
-def test_a_window_that_is_lowered_below_zero_is_filled_up_first() -> None:
+def test_a_negative_window_must_be_filled_up_first() -> None:
     connection = greeted_server()
     stream = opened(connection)
     connection.send_data(stream, bytes(1_000))
@@ -157,7 +157,7 @@ def test_a_window_that_is_lowered_below_zero_is_filled_up_first() -> None:
     assert sizes(sent(connection)) == [(1, 3)]
 
 
-def test_a_larger_initial_window_lets_every_stream_go_on() -> None:
+def test_a_larger_initial_window_lets_every_stream_continue() -> None:
     connection = greeted_server()
     with_windows(connection, stream=0)
     for stream_id in (1, 3):
@@ -167,8 +167,8 @@ def test_a_larger_initial_window_lets_every_stream_go_on() -> None:
     assert sizes(sent(connection)) == [(1, 5), (3, 5)]
 
 
-def test_what_a_larger_window_allows_comes_after_its_acknowledgement() -> None:
-    """A peer counts with its old windows until then; the C core ends streams that overrun them."""
+def test_data_of_a_larger_window_follows_its_acknowledgement() -> None:
+    """Until then a peer counts with its old windows; the C core ends streams that overrun them."""
     connection = greeted_server()
     with_windows(connection, stream=0)
     connection.send_data(opened(connection), b"content")
@@ -177,8 +177,8 @@ def test_what_a_larger_window_allows_comes_after_its_acknowledgement() -> None:
     assert [frame.kind for frame in sent(connection)] == [frames.SETTINGS, frames.DATA]
 
 
-def test_settings_that_open_windows_bit_by_bit_are_one_step() -> None:
-    """A frame of SETTINGS has room for 2730 windows: each let every stream send one byte."""
+def test_settings_that_open_windows_step_by_step_are_one_step() -> None:
+    """A SETTINGS frame may have 2730 changes, and each let every stream send a byte."""
     connection = greeted_server()
     with_windows(connection, stream=0)
     streams = [opened(connection, stream_id) for stream_id in range(1, 200, 2)]
@@ -211,7 +211,7 @@ def test_streams_take_turns_when_the_connections_window_opens() -> None:
     assert [stream_id for stream_id, _ in sizes(sent(connection))] == [3, 5, 3, 5]
 
 
-def test_streams_take_turns_though_the_connections_window_opens_little_by_little() -> None:
+def test_streams_take_turns_when_the_connections_window_opens_slowly() -> None:
     connection = greeted_server()
     with_windows(connection, stream=1 << 20, connection_more=0)
     for stream_id in (1, 3, 5):
@@ -224,7 +224,7 @@ def test_streams_take_turns_though_the_connections_window_opens_little_by_little
     assert served == {1, 3, 5}
 
 
-def test_a_streams_window_that_grows_too_far_costs_only_the_stream() -> None:
+def test_a_streams_window_that_grows_too_large_ends_only_the_stream() -> None:
     for increment, code in ((frames.WINDOW_MAX, 3), (0, 1)):
         connection = greeted_server()
         stream = opened(connection)
@@ -233,7 +233,7 @@ def test_a_streams_window_that_grows_too_far_costs_only_the_stream() -> None:
         ]
 
 
-def test_an_initial_window_that_carries_a_stream_too_far_ends_the_connection() -> None:
+def test_an_initial_window_that_makes_a_window_too_large_ends_the_connection() -> None:
     connection = greeted_server()
     opened(connection)
     connection.receive(peer.window_update(1, 100), 0.0)
@@ -242,7 +242,7 @@ def test_an_initial_window_that_carries_a_stream_too_far_ends_the_connection() -
     assert events[-1].code is ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_a_reset_drops_what_is_queued_and_tells_how_much_never_went() -> None:
+def test_a_reset_drops_queued_data_and_keeps_its_count() -> None:
     connection = greeted_server()
     with_windows(connection, stream=4)
     stream = opened(connection)
@@ -277,7 +277,7 @@ def test_padding_counts_for_the_window() -> None:
     assert isinstance(event, StreamReset)
 
 
-def test_the_connections_window_is_opened_at_once_whatever_becomes_of_the_stream() -> None:
+def test_the_connections_window_is_opened_at_once_even_for_ended_streams() -> None:
     connection = greeted_server(Limits(stream_window_bytes=CONNECTION_WINDOW_BYTES))
     stream = opened(connection, is_last=False)
     connection.reset(stream, ErrorCode.CANCEL)
@@ -301,7 +301,7 @@ def test_a_streams_window_is_opened_when_half_of_it_has_been_read() -> None:
     assert stream.receive_window == 0
 
 
-def test_padding_is_given_back_with_what_is_read() -> None:
+def test_padding_is_returned_with_the_read_data() -> None:
     connection = greeted_server(Limits(stream_window_bytes=100))
     stream = opened(connection, is_last=False)
     connection.receive(peer.data(1, b"x" * 10, padding=59), 0.0)
@@ -315,7 +315,7 @@ def test_padding_is_given_back_with_what_is_read() -> None:
 LIMITS = Limits(stream_window_bytes=100, large_messages_bytes=1_000)
 
 
-def test_a_large_message_is_granted_what_it_needs_beyond_the_window() -> None:
+def test_a_large_message_gets_a_grant_beyond_the_window() -> None:
     connection = greeted_server(LIMITS)
     stream = opened(connection, is_last=False)
     connection.request_room(stream, 100)
@@ -326,7 +326,7 @@ def test_a_large_message_is_granted_what_it_needs_beyond_the_window() -> None:
     assert window_updates(connection) == []
 
 
-def test_what_is_read_goes_back_to_the_budget_before_the_window() -> None:
+def test_read_data_returns_to_the_budget_before_the_window() -> None:
     connection = greeted_server(LIMITS)
     stream = opened(connection, is_last=False)
     connection.request_room(stream, 600)
@@ -340,12 +340,12 @@ def test_what_is_read_goes_back_to_the_budget_before_the_window() -> None:
     assert stream.receive_window == 100
 
 
-def test_streams_wait_for_room_in_their_order() -> None:
+def test_streams_wait_for_room_in_order() -> None:
     connection = greeted_server(LIMITS)
     first, second, third = (opened(connection, n, is_last=False) for n in (1, 3, 5))
     connection.request_room(first, 1_000)
     connection.request_room(second, 700)
-    connection.request_room(third, 150)  # It would fit, and waits for the second all the same.
+    connection.request_room(third, 150)  # It would fit, but it waits for the second one.
     assert window_updates(connection) == [(1, 900)]
     connection.receive(peer.rst_stream(1), 0.0)
     assert window_updates(connection) == [(3, 600), (5, 50)]
@@ -354,8 +354,8 @@ def test_streams_wait_for_room_in_their_order() -> None:
     assert connection._incoming.budget_left == 1_000
 
 
-def test_a_stream_that_waits_for_room_asks_once_however_small_its_frames() -> None:
-    """Each frame that came in the meantime once asked again, and all of them were granted."""
+def test_a_stream_that_waits_for_room_has_one_request_for_all_its_frames() -> None:
+    """Each frame that arrived meanwhile once made a new request, and all of them were granted."""
     connection = greeted_server(LIMITS)
     first, second = opened(connection, 1, is_last=False), opened(connection, 3, is_last=False)
     connection.request_room(first, 1_000)
@@ -369,7 +369,7 @@ def test_a_stream_that_waits_for_room_asks_once_however_small_its_frames() -> No
     assert second.large_bytes == 300
 
 
-def test_a_stream_that_ends_while_it_waits_for_room_lets_the_next_have_it() -> None:
+def test_a_stream_that_ends_while_it_waits_for_room_is_removed() -> None:
     connection = greeted_server(LIMITS)
     first, second, third, fourth = (opened(connection, n, is_last=False) for n in (1, 3, 5, 7))
     connection.request_room(first, 600)
@@ -383,7 +383,7 @@ def test_a_stream_that_ends_while_it_waits_for_room_lets_the_next_have_it() -> N
     assert window_updates(connection) == [(7, 400)]
 
 
-def test_nothing_is_granted_to_a_stream_that_the_peer_has_ended() -> None:
+def test_a_stream_that_the_peer_has_ended_gets_no_grant() -> None:
     connection = greeted_server(LIMITS)
     stream = opened(connection, is_last=True)
     connection.request_room(stream, 500)
@@ -391,7 +391,7 @@ def test_nothing_is_granted_to_a_stream_that_the_peer_has_ended() -> None:
     assert window_updates(connection) == []
 
 
-def test_a_whole_response_waits_for_the_connections_window_as_well() -> None:
+def test_a_whole_response_also_waits_for_the_connections_window() -> None:
     connection = greeted_server()
     with_windows(connection, stream=1 << 20, connection_more=0)
     first, second = opened(connection, 1), opened(connection, 3)

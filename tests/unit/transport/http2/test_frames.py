@@ -15,7 +15,7 @@ def test_settings_are_six_bytes_each() -> None:
     assert frames.decode_settings(raw[9:]) == [(5, 16_384), (2, 0)]
 
 
-def test_the_small_frames_are_what_the_protocol_draws() -> None:
+def test_small_frames_have_the_bytes_of_the_protocol() -> None:
     assert frames.encode_ping(b"12345678", is_ack=True) == peer.ping(is_ack=True)
     assert frames.encode_rst_stream(5, ErrorCode.CANCEL) == peer.rst_stream(5)
     assert frames.encode_window_update(0, 7) == peer.window_update(0, 7)

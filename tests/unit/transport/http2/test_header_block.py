@@ -1,4 +1,4 @@
-"""Header blocks: the walk before the decoder, Huffman's padding, limits, and what is no request."""
+"""Header blocks: the check before the decoder, Huffman padding, limits, and invalid requests."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def code_of(block: bytes) -> ErrorCode:
 # ---------------------------------------------------------------- what is good
 
 
-def test_examples_of_the_specification_are_read() -> None:
-    """RFC 7541 C.3 and C.4: requests on one connection, without and with Huffman's code."""
+def test_examples_of_the_specification_are_decoded() -> None:
+    """RFC 7541 C.3 and C.4: requests on one connection, without and with Huffman code."""
     plain = HeaderDecoder(LIST_BYTES_MAX)
     coded = HeaderDecoder(LIST_BYTES_MAX)
     for block, huffman, expected in (
@@ -75,14 +75,14 @@ def test_examples_of_the_specification_are_read() -> None:
             assert [f"{name} {value}" for name, value, _ in found] == expected
 
 
-def test_what_we_encode_is_what_was_meant_at_every_length_of_a_length() -> None:
+def test_encoded_fields_decode_at_every_length_of_a_length() -> None:
     for size in (0, 1, 126, 127, 128, 254, 255, 256, 16_000):
         fields = [("x-name", "v" * size), ("n" * max(size, 1), "")]
         assert fields_of(header_block.encode(fields)) == fields
         assert header_block.encode(fields) == peer.block(fields)
 
 
-def test_what_another_encoder_writes_is_read_whatever_it_does_with_its_table() -> None:
+def test_blocks_of_another_encoder_decode_however_it_uses_its_table() -> None:
     random = Random(7)
     encoder, decoder = Encoder(), HeaderDecoder(LIST_BYTES_MAX)
     names = [f"x-{n}" for n in range(40)]
@@ -128,16 +128,16 @@ def test_a_broken_block_ends_the_connection(block: str) -> None:
     assert code_of(bytes.fromhex(block)) is ErrorCode.COMPRESSION_ERROR
 
 
-def test_huffmans_code_is_taken_with_every_legal_padding_and_no_other() -> None:
+def test_huffman_code_is_accepted_with_valid_padding_only() -> None:
     for size in range(1, 40):
         block = Encoder().encode([(b"x", b"a" * size, True)], True)  # 5 bits each: 00011
         assert decode(block)[0][1] == "a" * size
-        if -5 * size % 8:  # Its last bit is padding; without it the rest is no code of anything.
+        if -5 * size % 8:  # Its last bit is padding; the bits before it are not a valid code.
             assert code_of(block[:-1] + bytes((block[-1] & 0xFE,))) is ErrorCode.COMPRESSION_ERROR
 
 
 def test_no_bytes_make_the_decoder_end_the_thread() -> None:
-    """The decoder in Rust reads over the end of some blocks; the walk keeps them from it."""
+    """The Rust decoder reads beyond the end of some blocks; the check rejects them first."""
     random = Random(11)
     good = peer.block((*peer.GRPC_REQUEST, ("x-long", "v" * 300)))
     coded = Encoder().encode([(b"x-coded", b"some text", False), (b":path", b"/a", False)], True)
@@ -154,8 +154,8 @@ def test_no_bytes_make_the_decoder_end_the_thread() -> None:
 # ---------------------------------------------------------------- limits
 
 
-def test_a_list_that_grows_out_of_a_small_block_is_refused_by_name() -> None:
-    """A bomb: one large field in the table, and its one byte of index again and again."""
+def test_a_long_list_from_a_small_block_is_rejected_by_its_limit() -> None:
+    """A bomb: one large field in the table, and its index of one byte many times."""
     block = b"\x40\x01a" + peer._length(4_000) + b"v" * 4_000 + b"\xbe" * 9
     with pytest.raises(ConnectionFailure) as failure:
         decode(block)
@@ -163,7 +163,7 @@ def test_a_list_that_grows_out_of_a_small_block_is_refused_by_name() -> None:
     assert failure.value.limit is Limit.HEADER_BYTES
 
 
-def test_names_that_were_found_to_be_good_are_remembered_up_to_a_limit() -> None:
+def test_valid_names_are_cached_up_to_a_limit() -> None:
     for n in range(3_000):
         header_block.check_trailers([(f"x-{n}", "", False)])
     assert len(header_block._valid_names) <= header_block._CACHED_MAX
@@ -176,7 +176,7 @@ def check(*fields: tuple[str, str]) -> dict[str, str]:
     return header_block.check_request([(name, value, False) for name, value in fields])
 
 
-def test_a_request_has_its_pseudo_fields_and_the_rest() -> None:
+def test_a_request_has_its_pseudo_fields_first() -> None:
     assert check(*peer.GRPC_REQUEST, ("x-twice", "1"), ("x-twice", "2")) == {
         ":method": "POST",
         ":scheme": "http",
@@ -214,7 +214,7 @@ GET = ((":method", "GET"), (":scheme", "http"), (":path", "/"))
         pytest.param((*GET[:2], (":path", "/\r")), id="a carriage return in the path"),
     ],
 )
-def test_what_is_no_request_is_malformed(fields: tuple[tuple[str, str], ...]) -> None:
+def test_an_invalid_request_is_malformed(fields: tuple[tuple[str, str], ...]) -> None:
     with pytest.raises(MalformedHeaders):
         check(*fields)
 
@@ -229,7 +229,7 @@ VALUES = ["POST", "/", "", "trailers", "a\nb", "é"]
         max_size=8,
     )
 )
-def test_a_request_whose_names_are_known_is_read_as_any_other(
+def test_a_request_with_known_names_is_decoded_as_any_other(
     requests: list[header_block.DecodedFields],
 ) -> None:
     usual = [(name, "/", False) for name in NAMES[:3]]
@@ -245,7 +245,7 @@ def test_a_request_whose_names_are_known_is_read_as_any_other(
             assert (header_block.known_request(decoded) is not None) == is_easy
 
 
-def test_names_of_requests_are_remembered_up_to_a_limit() -> None:
+def test_names_of_requests_are_cached_up_to_a_limit() -> None:
     for n in range(1_000):
         check(*GET, (f"x-{n}", ""))
     check(*GET, ("x" * 4_096, ""))

@@ -1,4 +1,4 @@
-"""What the peer has read of our output: asked by one ping at a time, and not too often."""
+"""Read marks: one ping at a time asks the peer what it has read, with a minimum period."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def pings(connection: Connection) -> list[bytes]:
     ]
 
 
-def test_a_ping_behind_the_output_asks_for_all_marks_before_it() -> None:
+def test_a_ping_asks_for_all_marks_before_it() -> None:
     connection = greeted_server()
     marks = connection.mark_output(), connection.mark_output()
     assert connection.request_marks(0.0) is None
     [payload] = pings(connection)
     later = connection.mark_output()
-    assert connection.request_marks(10.0) is None, "one at a time"
+    assert connection.request_marks(10.0) is None, "one ping at a time"
     assert pings(connection) == []
     events = connection.receive(peer.ping(payload, is_ack=True), 10.0)
     assert events == [MarkReached(marks[1])]
@@ -33,10 +33,10 @@ def test_a_ping_behind_the_output_asks_for_all_marks_before_it() -> None:
     events = connection.receive(peer.ping(payload, is_ack=True), 10.0)
     assert events == [MarkReached(later)]
     assert connection.request_marks(20.0) is None
-    assert pings(connection) == [], "there is nothing to ask"
+    assert pings(connection) == [], "there is no mark to ask for"
 
 
-def test_a_peer_is_not_asked_more_often_than_a_few_times_a_second() -> None:
+def test_a_peer_gets_only_a_few_pings_per_second() -> None:
     connection = greeted_server()
     connection.mark_output()
     connection.request_marks(5.0)
@@ -49,18 +49,18 @@ def test_a_peer_is_not_asked_more_often_than_a_few_times_a_second() -> None:
     assert pings(connection) == [payload]
 
 
-def test_other_pongs_tell_nothing() -> None:
+def test_other_pongs_confirm_nothing() -> None:
     connection = greeted_server()
     connection.mark_output()
     connection.request_marks(0.0)
     assert connection.receive(peer.ping(b"any ping", is_ack=True), 0.0) == []
-    # Nor does one that was never asked for: it is of marks that were answered.
+    # Nor does an unrequested one, because its marks were confirmed before.
     fresh = greeted_server()
     fresh.mark_output()
     assert fresh.receive(peer.ping(b"all read", is_ack=True), 0.0) == [MarkReached(0)]
 
 
-def test_what_is_pressing_is_asked_at_once_with_one_ping_out_all_the_same() -> None:
+def test_a_pressing_mark_is_requested_at_once_with_one_ping_in_flight() -> None:
     connection = greeted_server()
     connection.mark_output()
     connection.request_marks(5.0)

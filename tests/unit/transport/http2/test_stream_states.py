@@ -1,4 +1,4 @@
-"""The table of a stream's states: where it leads, and that nothing leads out of an end."""
+"""The table of stream states and its transitions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.transport.http2.stream_states import (
 
 
 def after(*changes: StreamChange) -> StreamState | None:
-    """Return the state of a stream after `changes`; None where one of them cannot happen."""
+    """Return the state of a stream after `changes`; None if one of them cannot happen."""
     state: StreamState | None = StreamState.OPEN
     for change in changes:
         state = TRANSITIONS[change].get(state) if state is not None else None
@@ -32,7 +32,7 @@ def test_a_stream_may_be_reset_until_it_is_closed() -> None:
     assert after(StreamChange.LOCAL_END, StreamChange.REMOTE_END, StreamChange.RESET) is None
 
 
-def test_nobody_ends_a_stream_twice_and_nothing_follows_the_end() -> None:
+def test_no_side_ends_twice_and_final_states_have_no_transition() -> None:
     for change in (StreamChange.LOCAL_END, StreamChange.REMOTE_END):
         assert after(change, change) is None
     for change in StreamChange:
