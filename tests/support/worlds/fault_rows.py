@@ -149,7 +149,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             "tests/e2e/test_full_disks.py",
             "tests/property/test_full_disk.py",
-            _LOG + "test_a_replica_without_room_gives_up_what_its_master_has_given_up",
+            _LOG + "test_a_full_replica_deletes_the_segments_that_its_master_deleted",
         ),
         ("volume-full",),
     ),
@@ -163,8 +163,8 @@ ROWS: Final[dict[int, Row]] = {
     24: Row(
         "a torn tail",
         (
-            _ON_DISK + "test_a_torn_tail_of_another_ones_records_is_cut_and_no_damage",
-            _CLAIMS + "test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful",
+            _ON_DISK + "test_a_torn_tail_of_the_masters_records_is_cut_and_not_damage",
+            _CLAIMS + "test_a_broken_last_record_without_a_power_cut_is_doubtful",
         ),
     ),
     25: Row(
@@ -178,8 +178,8 @@ ROWS: Final[dict[int, Row]] = {
     26: Row(
         "a segment, or what a replica must not forget, is gone or damaged",
         (
-            _ON_DISK + "test_a_replica_whose_log_is_gone_does_not_start_as_a_new_one",
-            _ON_DISK + "test_a_store_that_has_forgotten_what_it_acked_does_not_open",
+            _ON_DISK + "test_a_replica_with_a_missing_log_does_not_start_as_a_new_one",
+            _ON_DISK + "test_a_store_with_a_damaged_state_does_not_open",
         ),
     ),
     27: Row(
@@ -224,7 +224,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             _ELECTION
             + "test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon",
-            _MACHINES + "test_a_view_below_the_epoch_that_was_seen_is_refused",
+            _MACHINES + "test_a_view_with_an_epoch_below_the_seen_one_is_ignored",
         ),
     ),
     35: Row(
@@ -241,7 +241,7 @@ ROWS: Final[dict[int, Row]] = {
         "an old word arrives late",
         (
             "tests/unit/proxy/test_masters.py::test_a_route_of_a_lower_version_does_not_count",
-            _MACHINES + "test_a_welcome_of_an_epoch_that_is_over_is_not_followed",
+            _MACHINES + "test_a_welcome_of_an_ended_epoch_is_ignored",
         ),
     ),
     37: Row(
@@ -264,7 +264,9 @@ ROWS: Final[dict[int, Row]] = {
             ),
         ),
     ),
-    39: Row("a crash at each step of a cut", (_ON_DISK + "test_a_cut_is_whole_or_has_not_begun",)),
+    39: Row(
+        "a crash at each step of a cut", (_ON_DISK + "test_a_cut_is_complete_or_has_not_begun",)
+    ),
     40: Row(
         "an upgrade under load",
         (

@@ -1,6 +1,6 @@
-"""A page that becomes unreadable while the broker runs: damage to what stands there, no more.
+"""Pages that become unreadable while the broker runs: only the records on them are damaged.
 
-Each scenario runs in a process of its own: one that touches such a page through a mapping ends.
+Each scenario has a process of its own, because touching such a page of a mapping kills the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEGMENT = 64 << 10
 
 
 def world_of_an_earlier_life() -> World:
-    """Make a world of which nothing is left to replay, and spoil a page of its oldest segment."""
+    """Make a world without records to replay, and spoil a page of its oldest segment."""
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.group()
     for n in range(COUNT):
@@ -43,14 +43,14 @@ def world_of_an_earlier_life() -> World:
     world.commit()
     world.checkpoint()
     world.restart()
-    # The start has read around the end of the log, and what was read once stays readable.
+    # The start has read the bytes around the log end, and they stay readable.
     world.engine.mappings.forget(OLDEST)
     world.disk.spoil(OLDEST, PAGE)
     return world
 
 
 def on_the_page(world: World) -> list[int]:
-    """Return the offsets of the messages that stand on the page, in part or all."""
+    """Return the queue offsets of the messages that are on the page, in part or whole."""
     queue = world.engine.catalog.queue(world.topic(), QueueId(0))
     begin, end = PAGE * BLOCK, (PAGE + 1) * BLOCK
     return [n for n in range(COUNT) if queue.entry(n)[0] < end and sum(queue.entry(n)[:2]) > begin]
@@ -67,7 +67,7 @@ def messages_are_dead_letters() -> None:
     assert [one.body for one in dead] == [""] * len(lost)
     world.ack(*popped)
     world.restart()
-    assert world.pop(COUNT) == [], "the next life goes on"
+    assert world.pop(COUNT) == [], "the next process continues"
 
 
 def a_look_up_finds_the_others() -> None:
@@ -144,10 +144,10 @@ def chains_are_made_again() -> None:
 
 
 class Unjudged(TimerWorld):
-    """A world whose log has lost something: nobody judges it."""
+    """A world whose log has lost records. It is not checked against a model."""
 
     def judge(self) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,11 @@ class Unjudged(TimerWorld):
         chains_are_made_again,
     ],
 )
-def test_a_page_that_cannot_be_read_is_damage_to_what_stands_there(
-    scenario: Callable[[], None],
-) -> None:
+def test_an_unreadable_page_damages_only_the_messages_on_it(scenario: Callable[[], None]) -> None:
     in_own_process(scenario)
 
 
-def test_what_is_beside_a_bad_page_is_read_and_every_page_once() -> None:
+def test_the_neighbours_of_a_bad_page_are_read_and_every_page_once() -> None:
     disk = FaultyDisk(Random(0))
     name, count = "log/file", 40
     disk.open(name, create=True).write_at(0, [b"x" * (count * PAGE_BYTES - 1)])

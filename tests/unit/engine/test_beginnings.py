@@ -1,4 +1,4 @@
-"""Groups that start at the latest: what they have begun, and of which topic."""
+"""Groups that start at the latest message: their begins at broker groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exchange(follower: World, home: World) -> None:
         note_begun(home, group)
 
 
-def test_topics_that_are_gone_use_up_no_place_of_a_group() -> None:
+def test_deleted_topics_do_not_count_for_the_limit_of_a_group() -> None:
     home, follower = founded(), following()
     latest(home)
     for n in range(130):
@@ -45,7 +45,7 @@ def test_topics_that_are_gone_use_up_no_place_of_a_group() -> None:
     assert [one.body for one in follower.pop(9, group="latest", topic="orders")] == ["since"]
 
 
-def test_a_beginning_is_not_that_of_the_topic_that_has_the_number_next() -> None:
+def test_a_begin_does_not_apply_to_the_next_topic_with_the_same_id() -> None:
     home, follower = founded(), following()
     latest(home)
     backup = home.disk.after_power_cut()
@@ -68,7 +68,7 @@ def test_a_beginning_is_not_that_of_the_topic_that_has_the_number_next() -> None
         assert not world.pop(9, group="latest", topic="new")
 
 
-def test_the_first_pop_of_a_group_that_began_elsewhere_is_looked_up_in_slices() -> None:
+def test_the_first_pop_of_a_group_that_began_elsewhere_searches_in_slices() -> None:
     home, follower = founded(), following()
     put_topic = home.engine.administration.put_topic
     put_topic("wide", type_=TopicType.NORMAL, queues=QUEUES, now_ms=home.now_ms)
@@ -134,8 +134,8 @@ def fill(world: World, text: str) -> None:
         world.commit()
 
 
-def test_a_power_cut_leaves_no_progress_without_a_beginning() -> None:
-    """Behind such a cut the member would be told nothing, and pass over what came to it since."""
+def test_a_power_cut_leaves_no_progress_without_a_begin() -> None:
+    """After such a cut the member would skip the messages since the begin."""
     home = founded()
     latest(home)
     home.topic("orders")

@@ -1,4 +1,4 @@
-"""What a start may claim of its log: a broken end is a torn tail only where power was lost."""
+"""The verdict of a start about a broken log end: a torn tail only after a power cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOOT, OTHER_BOOT = b"\xab" * 16, b"\xcd" * 16
 
 
 def opened(node: Node, *, boot_id: bytes = BOOT, cuts_damage: bool = False) -> ReplicaEngine:
-    """Open the store of a node that was killed, as a start does."""
+    """Open the store of a killed node, as a start does."""
     node.disk = node.disk.after_kill()
     log, _ = open_replica_engine(
         node.disk,
@@ -30,7 +30,7 @@ def opened(node: Node, *, boot_id: bytes = BOOT, cuts_damage: bool = False) -> R
 
 
 def group_of() -> tuple[Group, Node]:
-    """Return a group, and a replica that has registered in it, of which nothing is saved since."""
+    """Return a group, and a registered replica without a saved mark since its registration."""
     group = Group(config=SMALL)
     group.elect(0)
     group.set_members(0, 1, 2)
@@ -39,7 +39,7 @@ def group_of() -> tuple[Group, Node]:
     group.send("a", "b", "c", size=400)
     group.settle()
     known_end._boot_id = BOOT
-    known_end.note_cut(before)  # As if what came since were of the last second.
+    known_end.note_cut(before)  # As if all later records were from the last second.
     known_end.note_opened(before)
     return group, node
 
@@ -53,7 +53,7 @@ def damage(node: Node, number: int) -> int:
     return log_offset
 
 
-def test_a_broken_record_before_intact_ones_is_damage_while_the_machine_runs() -> None:
+def test_a_broken_record_before_intact_ones_is_damage_without_a_power_cut() -> None:
     _, node = group_of()
     at = damage(node, 1)
     with pytest.raises(LogDamaged) as raised:
@@ -61,16 +61,16 @@ def test_a_broken_record_before_intact_ones_is_damage_while_the_machine_runs() -
     assert raised.value.log_offset == at
 
 
-def test_and_after_a_power_cut_it_may_be_a_torn_tail() -> None:
+def test_a_broken_record_before_intact_ones_may_be_torn_by_a_power_cut() -> None:
     _, node = group_of()
     at = damage(node, 1)
     log = opened(node, boot_id=OTHER_BOOT)
     assert (log.log_end, log.files.known_end.is_doubtful) == (at, False), (
-        "what was acked was synced"
+        "acked records were synced"
     )
 
 
-def test_but_not_where_the_process_was_stopped_in_order() -> None:
+def test_a_broken_record_after_an_orderly_stop_is_damage() -> None:
     _, node = group_of()
     node.log.files.close(node.log.durable_offset)
     at = damage(node, 2)
@@ -79,28 +79,28 @@ def test_but_not_where_the_process_was_stopped_in_order() -> None:
     assert raised.value.log_offset == at
 
 
-def test_the_last_record_may_be_torn_by_a_kill_or_damaged_which_is_doubtful() -> None:
+def test_a_broken_last_record_without_a_power_cut_is_doubtful() -> None:
     _, node = group_of()
     at = damage(node, 2)
     log = opened(node)
     assert (log.log_end, log.files.known_end.is_doubtful) == (at, True)
 
 
-def test_who_was_cut_at_damage_is_doubtful_until_it_is_a_member_again() -> None:
+def test_a_replica_that_was_cut_at_damage_is_doubtful_until_it_is_a_member_again() -> None:
     _, node = group_of()
     at = damage(node, 1)
     log = opened(node, cuts_damage=True)
     assert (log.log_end, log.files.known_end.is_doubtful) == (at, True)
     log = opened(node)
-    assert log.files.known_end.is_doubtful, "nobody has been told"
+    assert log.files.known_end.is_doubtful, "the doubt is unreported"
     log.files.close(log.durable_offset)
     log = opened(node)
-    assert log.files.known_end.is_doubtful, "an orderly end is no excuse"
+    assert log.files.known_end.is_doubtful, "an orderly stop does not clear the doubt"
     log.files.known_end.clear_doubt()
     assert not opened(node).files.known_end.is_doubtful
 
 
-def test_what_stands_behind_it_proves_what_stood_there() -> None:
+def test_equal_records_after_a_damaged_one_prove_its_bytes() -> None:
     group, node = group_of()
     at = damage(node, 1)
     log = node.engine.log
@@ -108,4 +108,4 @@ def test_what_stands_behind_it_proves_what_stood_there() -> None:
     data = bytes(other.bytes_at(LogOffset(at), other.log_end - at))
     assert proven_prefix(log, at, data) == data
     damage(node, 2)
-    assert proven_prefix(log, at, data) == b"", "nothing behind it is the same"
+    assert proven_prefix(log, at, data) == b"", "no later record is equal"

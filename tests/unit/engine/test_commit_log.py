@@ -1,4 +1,4 @@
-"""The commit log: what survives, what is cut, and what is refused."""
+"""The commit log: which records survive, which are cut, and which are rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = record.HEADER_SIZE + len(BODY)
 
 
 def open_log(disk: FaultyDisk) -> tuple[CommitLog, list[int]]:
-    """Recover a log, and return it with the offsets of the records found."""
+    """Recover a log; return it with the offsets of its records."""
     mappings = Mappings(disk)
     log = CommitLog(disk, mappings, segment_bytes=SEGMENT)
     opening = LogOpening(log, disk, mappings)
@@ -47,7 +47,7 @@ def append(log: CommitLog, count: int, body: bytes = BODY) -> list[int]:
     return [log.append(RecordKind.STATE, body, 0) for _ in range(count)]
 
 
-def test_records_are_found_again_in_order_across_segments() -> None:
+def test_records_are_recovered_in_order_across_segments() -> None:
     disk = FaultyDisk(Random(0))
     log, _ = open_log(disk)
     offsets = append(log, 100)
@@ -64,7 +64,7 @@ def test_a_record_never_crosses_a_segment() -> None:
         assert offset // SEGMENT == (offset + SIZE - 1) // SEGMENT
 
 
-def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing() -> None:
+def test_a_record_larger_than_a_segment_is_rejected_and_changes_nothing() -> None:
     log, _ = open_log(FaultyDisk(Random(0)))
     append(log, 1)
     end = log.log_end
@@ -81,7 +81,7 @@ def test_a_record_can_be_read_before_and_after_it_is_written() -> None:
     assert bytes(log.record_at(LogOffset(offset)).body) == b"early"
 
 
-def test_what_was_not_synced_is_not_committed() -> None:
+def test_unsynced_records_are_not_committed() -> None:
     log, _ = open_log(FaultyDisk(Random(0)))
     append(log, 3)
     log.write()
@@ -90,15 +90,15 @@ def test_what_was_not_synced_is_not_committed() -> None:
     assert log.committed_offset == log.log_end
 
 
-def test_a_torn_record_behind_a_lost_one_never_comes_back() -> None:
-    """The records of a torn round that survive must not join what is written later."""
+def test_a_torn_record_after_a_lost_one_never_comes_back() -> None:
+    """Records of a torn round that survive must not join later records."""
     disk = FaultyDisk(Random(0))
     log, _ = open_log(disk)
     append(log, 2)
     commit(log)
     first, *rest = append(log, 3)
     commit(log)
-    # The first record of the last round is lost, the others survive: a torn, unsynced round.
+    # The first record of the last round is lost and the others survive: a torn, unsynced round.
     disk.damage(log.segments[0].name, first + 60)
     torn, found = open_log(disk.after_kill())
     assert found == [0, SIZE]
@@ -159,7 +159,7 @@ def test_a_record_of_an_unknown_kind_stops_the_start() -> None:
         world.restart()
 
 
-def test_a_recycled_segment_shows_nothing_of_its_former_life() -> None:
+def test_a_recycled_segment_shows_no_record_of_its_former_use() -> None:
     disk = FaultyDisk(Random(0))
     log, _ = open_log(disk)
     append(log, 100)
@@ -183,7 +183,7 @@ def open_log_from(disk: FaultyDisk, offset: int) -> tuple[CommitLog, list[int]]:
     return log, found
 
 
-def test_a_prepared_segment_is_used_and_a_forgotten_one_is_dropped() -> None:
+def test_a_prepared_segment_is_used_and_an_unfinished_one_is_deleted() -> None:
     disk = FaultyDisk(Random(0))
     log, _ = open_log(disk)
     append(log, 15)

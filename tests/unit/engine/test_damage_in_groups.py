@@ -1,4 +1,4 @@
-"""Damage to the log of one replica, and what the others keep."""
+"""Damage to the log of one replica: the other replicas keep their records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESSAGE_BYTES = 5_000
 
 
 def with_a_replica_away() -> tuple[Group, Node, Node, int]:
-    """Return a group, its master, a replica that was away for half of the log, and its end."""
+    """Return a group, its master, a replica that was down for half of the log, and its log end."""
     group = Group()
     group.elect(0, 0, 1, 2)
     group.send(*(f"m{n}" for n in range(30)), size=MESSAGE_BYTES)
@@ -32,7 +32,7 @@ def damage(node: Node, log_offset: int) -> None:
     node.disk.damage(segment_name(0), log_offset)
 
 
-def test_damage_at_the_master_takes_nothing_from_a_replica_that_comes_back() -> None:
+def test_damage_at_the_master_removes_nothing_from_a_returning_replica() -> None:
     group, master, replica, end = with_a_replica_away()
     damage(master, end - 30_000)
     group.restart(2)
@@ -42,11 +42,11 @@ def test_damage_at_the_master_takes_nothing_from_a_replica_that_comes_back() -> 
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_where_the_master_has_nothing_intact_to_compare_it_refuses(
+def test_a_master_without_an_intact_record_to_compare_rejects_the_replica(
     monkeypatch: pytest.MonkeyPatch, is_readable: bool
 ) -> None:
     if not is_readable:
-        # So little is known to be in the kernel's cache.
+        # The kernel's cache counts as this small.
         monkeypatch.setattr(commit_log, "WARM_BYTES", 0)
     group, master, replica, end = with_a_replica_away()
     if is_readable:
@@ -60,7 +60,7 @@ def test_where_the_master_has_nothing_intact_to_compare_it_refuses(
     assert "is damaged at byte" in master.log.frames.damage
 
 
-def test_a_replica_that_is_damaged_itself_is_copied_again() -> None:
+def test_a_damaged_replica_is_copied_again() -> None:
     group, master, replica, end = with_a_replica_away()
     group.cut_off.add(2)
     group.restart(2)
@@ -71,7 +71,7 @@ def test_a_replica_that_is_damaged_itself_is_copied_again() -> None:
     assert len(replica.bodies()) == 60
 
 
-def test_a_record_that_is_larger_than_a_digest_is_compared_as_a_whole() -> None:
+def test_a_record_larger_than_a_digest_is_compared_as_a_whole() -> None:
     group, master, replica, _ = with_a_replica_away()
     group.send("large", size=200_000)
     group.restart(2)
@@ -86,14 +86,14 @@ def test_a_record_that_is_larger_than_a_digest_is_compared_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1_000])
-def test_a_record_that_is_damaged_is_sent_to_nobody_and_those_before_it_are(
+def test_a_damaged_record_is_not_sent_and_the_records_before_it_are(
     monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     monkeypatch.setattr(log_frames, "RECENT_BYTES", 0)
     _, master, _, end = with_a_replica_away()
     first = master.log.frame_at(end, 1)
     assert first is not None
-    # In its magic, which looks as if the log went on in another segment, and in the body.
+    # In its magic, as if the log continued in another segment, and in its body.
     damage(master, first.end + at)
     frame = master.log.frame_at(end, 1 << 20)
     assert frame is not None
@@ -102,7 +102,7 @@ def test_a_record_that_is_damaged_is_sent_to_nobody_and_those_before_it_are(
     assert "is damaged at byte" in master.log.frames.damage
 
 
-def test_a_copy_of_what_is_damaged_is_not_confirmed() -> None:
+def test_a_copy_of_a_damaged_record_is_not_confirmed() -> None:
     group, master, replica, end = with_a_replica_away()
     first = master.log.frame_at(end, 1)
     assert first is not None

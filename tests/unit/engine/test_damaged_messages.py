@@ -1,4 +1,4 @@
-"""A message of an earlier life is damaged: it alone is a dead letter, and all else goes on."""
+"""A damaged message of an earlier process: only this message is dead-lettered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD = HEADER_SIZE + 16  # bytes of an original's head
 
 
 def world_of(count: int = 6, *, restarts: bool = True, is_ordered: bool = False) -> World:
-    """Make a world with messages of an earlier life, m0 to m5 of 200 bytes each."""
+    """Make a world with messages m0 to m5 of 200 bytes each, written by an earlier process."""
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.group(is_ordered=is_ordered)
     world.topic("filler")
@@ -50,14 +50,14 @@ def world_of(count: int = 6, *, restarts: bool = True, is_ordered: bool = False)
 
 
 def begin_anew(world: World) -> None:
-    """Restart without a record left to replay: what is in the log is of an earlier life."""
+    """Restart without records to replay: the whole log is from an earlier process."""
     world.checkpoint()
     world.restart()
     assert world.engine.store.verified_from > 0
 
 
 def damage(world: World, offset: int, position: int, *, topic: str = TOPIC, bits: int = 1) -> None:
-    """Flip bits of a byte of the record of a message; from its end, where negative."""
+    """Flip bits of a byte in the record of a message; a negative position counts from its end."""
     queue = world.engine.catalog.queue(world.topic(topic), QueueId(0))
     log_offset, size, _ = queue.entry(offset)
     at = log_offset + (position if position >= 0 else size + position)
@@ -66,13 +66,13 @@ def damage(world: World, offset: int, position: int, *, topic: str = TOPIC, bits
 
 
 def dead_letters(world: World, topic: str = DEAD) -> list[Popped]:
-    """Do what a following round does, and look at the dead-letter topic."""
+    """Run the next round, and return the dead letters."""
     world.run_due()
     return world.pop(group="undertaker", topic=topic)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_others_arrive_and_the_damaged_ones_are_dead_letters(seed: int) -> None:
+def test_a_damaged_message_is_dead_lettered_and_the_others_arrive(seed: int) -> None:
     random = Random(seed)
     world = world_of(30)
     damaged = sorted(random.sample(range(30), 4))
@@ -89,13 +89,13 @@ def test_the_others_arrive_and_the_damaged_ones_are_dead_letters(seed: int) -> N
     world.ack(*popped)
     world.background()
     world.advance(DAY_MS)
-    assert world.pop() == [], "neither what was acked comes back, nor what is damaged"
+    assert world.pop() == [], "neither the acked nor the damaged message comes back"
     check_log(world.disk)
     begin_anew(world)
     assert world.pop() == []
 
 
-def test_a_damaged_message_keeps_its_id_its_tag_and_its_place() -> None:
+def test_a_damaged_message_keeps_its_id_tag_and_position() -> None:
     world = world_of()
     damage(world, 2, -1)
     world.pop()
@@ -142,7 +142,9 @@ def test_a_copy_on_a_retry_topic_may_be_damaged_anywhere(position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 8, 20, 40, 60, HEAD + 5, -1])
-def test_what_is_damaged_while_it_is_out_is_a_dead_letter_at_its_deadline(position: int) -> None:
+def test_a_message_that_is_damaged_in_flight_is_dead_lettered_at_its_deadline(
+    position: int,
+) -> None:
     world = world_of(restarts=False)
     world.pop(4, invisible_ms=60_000)
     begin_anew(world)
@@ -153,7 +155,7 @@ def test_what_is_damaged_while_it_is_out_is_a_dead_letter_at_its_deadline(positi
 
 
 @pytest.mark.parametrize("position", [0, 8, 20, 40, HEAD + 5, -1])
-def test_a_client_may_dead_letter_what_was_damaged_meanwhile(position: int) -> None:
+def test_a_client_may_dead_letter_a_message_that_was_damaged_in_flight(position: int) -> None:
     world = world_of()
     popped = world.pop(2)
     damage(world, 0, position)
@@ -162,7 +164,7 @@ def test_a_client_may_dead_letter_what_was_damaged_meanwhile(position: int) -> N
     assert [one.body for one in dead_letters(world)] == [""]
 
 
-def test_a_body_that_rots_in_the_life_that_wrote_it_is_not_copied_under_a_wrong_checksum() -> None:
+def test_a_body_that_is_damaged_by_its_own_process_is_not_copied_with_a_wrong_checksum() -> None:
     world = world_of(restarts=False)
     world.pop(2, invisible_ms=1_000)
     damage(world, 0, -1)
@@ -171,7 +173,7 @@ def test_a_body_that_rots_in_the_life_that_wrote_it_is_not_copied_under_a_wrong_
     assert "m1" in world.bodies()
 
 
-def test_an_ordered_queue_goes_on_behind_a_damaged_message() -> None:
+def test_an_ordered_queue_continues_after_a_damaged_message() -> None:
     world = world_of(is_ordered=True)
     for n in (0, 2, 3):
         damage(world, n, -1)
@@ -179,7 +181,7 @@ def test_an_ordered_queue_goes_on_behind_a_damaged_message() -> None:
     world.run_due()
     assert world.bodies(2) == ["m1"]
     world.advance(60_000)
-    assert world.bodies(2) == ["m1"], "the damaged one beside it is settled"
+    assert world.bodies(2) == ["m1"], "the damaged neighbour is settled"
     again = world.pop(3)
     assert again == []
     world.advance(60_000)
@@ -190,7 +192,7 @@ def test_an_ordered_queue_goes_on_behind_a_damaged_message() -> None:
     assert world.pop() == []
 
 
-def test_an_attempt_that_is_repeated_gets_what_can_be_read() -> None:
+def test_a_repeated_attempt_gets_the_readable_messages() -> None:
     world = world_of(is_ordered=True)
     damage(world, 1, -1)
     assert world.bodies(3, attempt_id="a") == ["m0", "m2"]
@@ -199,14 +201,14 @@ def test_an_attempt_that_is_repeated_gets_what_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("position", range(HEAD, HEAD + 90))
-def test_a_filter_does_not_pass_a_damaged_message_over(position: int) -> None:
+def test_a_filter_does_not_skip_a_damaged_message(position: int) -> None:
     world = world_of()
     damage(world, 1, position)
     assert world.bodies(tags=("t",)) == ["m0", "m2", "m3", "m4", "m5"]
     assert len(dead_letters(world)) == 1
 
 
-def test_a_dead_letter_that_is_damaged_is_one_of_who_reads_it() -> None:
+def test_a_damaged_dead_letter_is_dead_lettered_again_by_its_reader() -> None:
     world = world_of()
     popped = world.pop(2)
     world.engine.commands.dead_letter(popped[0].delivery, world.now_ms)
@@ -219,7 +221,7 @@ def test_a_dead_letter_that_is_damaged_is_one_of_who_reads_it() -> None:
     assert (dead.body, dead.origin) == ("", TOPIC)
 
 
-def test_a_message_is_settled_once_though_it_is_met_twice() -> None:
+def test_a_damaged_message_that_is_met_twice_is_settled_once() -> None:
     world = world_of()
     damage(world, 0, -1)
     group, topic = world.group(), world.topic()
@@ -248,7 +250,7 @@ def test_a_reset_before_the_next_round_leaves_nothing_to_settle() -> None:
     assert dead_letters(world) == []
 
 
-def test_a_damaged_message_is_no_obstacle_to_questions() -> None:
+def test_queries_skip_a_damaged_message() -> None:
     world = world_of()
     for position in (0, 20, 46):
         damage(world, 2, position)
@@ -266,9 +268,7 @@ def test_a_damaged_message_is_no_obstacle_to_questions() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_a_size_that_is_garbage_has_nothing_read(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_size_causes_no_large_read(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=16 << 20)
     world.group()
     world.send(*[f"m{n}" for n in range(count)], size=1_000)

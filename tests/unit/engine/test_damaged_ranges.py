@@ -1,4 +1,4 @@
-"""Whom to ask for what is damaged in the log, and when it is given up."""
+"""Requests to mend damaged ranges of the log, and when a range is given up."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def places_of(*offsets: int) -> DamagedRanges:
     return places
 
 
-def test_a_store_without_replicas_awaits_nothing() -> None:
+def test_a_store_without_replicas_requests_nothing() -> None:
     places = DamagedRanges()
     assert not places.request(100)
     assert not places.has_requests
 
 
-def test_one_replica_after_the_other_is_asked_until_one_has_it() -> None:
+def test_replicas_are_asked_in_turn_until_one_has_the_range() -> None:
     places = places_of(100)
     first = places.next_request(OTHERS, 0)
     assert first == MendRequest(1, LogOffset(100), LogOffset(101))
@@ -44,13 +44,13 @@ def test_one_replica_after_the_other_is_asked_until_one_has_it() -> None:
     assert (places.mended_count, places.given_up_count) == (1, 0)
 
 
-def test_what_nobody_has_is_given_up_and_asked_for_again_later() -> None:
+def test_a_range_that_no_replica_has_is_given_up_and_requested_again_later() -> None:
     places = places_of(100)
     for _ in OTHERS:
         question = places.next_request(OTHERS, 0)
         assert question is not None
         places.handle_outcome(question, MendOutcome.NOTHING, 0)
-    assert places.request(100), "not before it was looked at once more"
+    assert places.request(100), "not before a reader has tried again"
     assert places.next_request(OTHERS, 0) is None
     assert places.take_ended()
     assert not places.request(100)
@@ -58,19 +58,19 @@ def test_what_nobody_has_is_given_up_and_asked_for_again_later() -> None:
     assert places.request(100)
 
 
-def test_who_is_silent_is_asked_again_and_others_meanwhile() -> None:
+def test_a_silent_replica_is_asked_again_and_others_meanwhile() -> None:
     places = places_of(100, 200)
     question = places.next_request(OTHERS, 0)
     assert question is not None
     places.handle_outcome(question, MendOutcome.SILENT, 0)
     other = places.next_request(OTHERS, 0)
     assert other is not None
-    assert other.begin == 200, "the first place waits"
+    assert other.begin == 200, "the first range waits"
     again = places.next_request(OTHERS, AGAIN_MS)
     assert again == MendRequest(2, LogOffset(100), LogOffset(101))
 
 
-def test_nothing_is_given_up_while_a_replica_cannot_be_asked_until_time_is_up() -> None:
+def test_a_range_is_not_given_up_while_a_replica_is_unreachable_until_the_limit() -> None:
     places = places_of(100)
     now_ms = 0
     while now_ms < GIVE_UP_MS:
@@ -84,15 +84,15 @@ def test_nothing_is_given_up_while_a_replica_cannot_be_asked_until_time_is_up() 
     assert not places.request(100)
 
 
-def test_nothing_is_given_up_before_anybody_knows_the_others() -> None:
+def test_a_range_is_not_given_up_before_the_replicas_are_known() -> None:
     places = places_of(100)
     assert places.next_request(None, 0) is None
     assert places.request(100)
     assert places.next_request((), 0) is None
-    assert not places.request(100), "there are none"
+    assert not places.request(100), "there are no other replicas"
 
 
-def test_what_was_sound_all_along_is_no_matter_of_the_log() -> None:
+def test_an_intact_range_is_not_requested_again() -> None:
     places = places_of(100)
     question = places.next_request(OTHERS, 0)
     assert question is not None
@@ -101,13 +101,13 @@ def test_what_was_sound_all_along_is_no_matter_of_the_log() -> None:
     assert not places.request(100)
 
 
-def test_places_are_bounded_and_more_of_them_wait_all_the_same() -> None:
+def test_requested_ranges_are_bounded_and_further_ones_wait_all_the_same() -> None:
     places = places_of(*range(RANGES_MAX))
     assert places.request(RANGES_MAX)
     assert not places.is_requested(RANGES_MAX)
 
 
-def test_what_retention_has_taken_is_forgotten() -> None:
+def test_ranges_that_retention_has_removed_are_forgotten() -> None:
     places = places_of(100, 200)
     places.forget_before(150)
     assert places.take_ended()

@@ -1,7 +1,7 @@
-"""Entries of a queue that lead elsewhere: what stands there is delivered to nobody who did not ask.
+"""False entries of a queue file: they never deliver a message of another queue.
 
-A block is derived from a log that is damaged, or from the wrong stretch of it; or a bit rots in a
-block that was intact when it was verified.
+Causes are a block that was rebuilt from a damaged log or from a wrong range, and a bit that flips
+in a block after its verification.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECRETS = "secrets"
 
 
 def world_of_files(count: int) -> tuple[World, list[str]]:
-    """Return a world with some queue files, and what was sent to the topic."""
+    """Return a world with some queue files, and the messages that were sent."""
     world = World(FaultyDisk(Random(1)), files_merged=16)
     world.topic(SECRETS)
     sent: list[str] = []
@@ -43,7 +43,7 @@ def queue_of(world: World) -> ConsumeQueue:
 
 
 def rot_entry(world: World, offset: int, log_offset: int) -> None:
-    """Let the entry of a message name another log offset."""
+    """Change the log offset in the entry of a message."""
     run = queue_of(world)._run_of(offset)
     at = run.file.row(run.block).position + (offset - run.first) * SIZE
     before, _, _ = ENTRY.unpack_from(world.disk.read(run.file.name) or b"", at)
@@ -61,23 +61,23 @@ def drain(world: World) -> list[str]:
     return found
 
 
-def test_an_entry_that_leads_to_another_message_delivers_nothing_of_it() -> None:
+def test_an_entry_of_another_message_delivers_nothing() -> None:
     world, sent = world_of_files(1)
     secret = world.engine.catalog.find_topic(SECRETS)
     assert secret is not None
     stolen = world.engine.catalog.queues_of(secret)[0].entry(0)[0]
     world.engine.log.verify(stolen)
-    queue_of(world).entry(0)  # From now on its block counts as intact.
+    queue_of(world).entry(0)  # Its block counts as intact from now on.
     rot_entry(world, 5, stolen)
     assert sorted(drain(world)) == sorted(sent)
     assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}")
 
 
-def test_a_repair_does_not_believe_neighbours_that_have_rotted() -> None:
+def test_a_rebuild_does_not_trust_damaged_neighbours() -> None:
     world, sent = world_of_files(3)
     queue = queue_of(world)
     second = queue._run(1)
-    queue.data(0, len(sent))  # All of it was intact when it was verified.
+    queue.data(0, len(sent))  # All of it was intact at the verification.
     rot_entry(world, second.first, 1)
     first = queue._run(0)
     world.disk.damage(first.file.name, first.file.row(first.block).position + 3 * SIZE + 7)
@@ -87,7 +87,7 @@ def test_a_repair_does_not_believe_neighbours_that_have_rotted() -> None:
     assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}")
 
 
-def test_what_was_derived_from_a_damaged_log_is_derived_again_when_that_is_mended() -> None:
+def test_a_file_rebuilt_from_a_damaged_log_is_rebuilt_again_after_the_mending() -> None:
     world, sent = world_of_files(2)
     backup = FaultyDisk(Random(2))
     finish(copy(world.disk, backup))

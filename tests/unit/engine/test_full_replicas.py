@@ -1,4 +1,4 @@
-"""A replica whose disk is full while its master's is not."""
+"""A replica with a full disk whose master's disk has room."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.broker.engine.replication.replica_phases import ReplicaPhase
 from tidemill.broker.engine.store.cutting import erase
 
 SEGMENT_BYTES = 1 << 20
-SMALL_FILES_BYTES = 64 << 10  # of what a replica must not forget
+SMALL_FILES_BYTES = 64 << 10  # room for the durable state of a replica
 CONFIG = replace(SMALL, segment_bytes=SEGMENT_BYTES)
 
 
@@ -26,12 +26,12 @@ def founded() -> tuple[Group, Node, Node]:
 
 
 def leave_room(node: Node, size: int) -> None:
-    """Let a disk have so much room from now on, as if somebody else had taken the rest."""
+    """Limit the free space of a disk, as if other programs had used the rest."""
     node.disk.capacity_bytes += size - node.disk.free_bytes()
-    node.engine.room.measure()  # as the round loop does every second
+    node.engine.room.measure()  # as the round loop does once per second
 
 
-def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:
+def test_a_full_replica_takes_no_data_until_its_disk_has_room() -> None:
     group, master, replica = founded()
     leave_room(replica, FRAMES_LEFT_BYTES + SEGMENT_BYTES)
     group.send(*(f"m{n}" for n in range(40)), size=90_000)
@@ -41,7 +41,7 @@ def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:
     assert 0 < replica.log.log_end < master.log.log_end
     assert replica.replication.replica is not None
     assert replica.replication.replica.phase is ReplicaPhase.FOLLOWING, (
-        "it hears what it may give up"
+        "it still learns what it may delete"
     )
     assert master.replication.master is not None
     assert replica.me not in master.replication.master.sync_state.desired_set(group.now_ms)
@@ -51,7 +51,7 @@ def test_a_full_replica_takes_no_more_and_stays_until_there_is_room() -> None:
     assert replica.me in master.replication.master.sync_state.desired_set(group.now_ms)
 
 
-def test_a_start_on_a_full_disk_cuts_a_torn_tail_without_more_room() -> None:
+def test_a_start_on_a_full_disk_cuts_a_torn_tail_without_more_space() -> None:
     group, _, replica = founded()
     group.send("second", size=90_000)
     group.kill(2)
@@ -65,7 +65,7 @@ def test_a_start_on_a_full_disk_cuts_a_torn_tail_without_more_room() -> None:
     assert replica.log.log_end < end
 
 
-def test_only_what_was_written_is_erased() -> None:
+def test_only_written_ranges_are_erased() -> None:
     disk = FaultyDisk(Random(0), capacity_bytes=1 << 20)
     file = disk.open("f", create=True)
     file.resize(1 << 30)
@@ -77,12 +77,12 @@ def test_only_what_was_written_is_erased() -> None:
     assert disk.free_bytes() == used
 
 
-def test_what_a_master_has_given_up_is_given_up_by_who_is_always_a_little_behind() -> None:
+def test_a_lagging_replica_deletes_the_segments_that_its_master_deleted() -> None:
     group, master, replica = founded()
     retention = replica.engine.retention
     for n in range(3):
         group.send(f"m{n}")
         group.settle()
-        # It was told of what it has not applied yet, as by every busy master.
+        # It got a confirm offset ahead of its applied offset, as from every busy master.
         replica.log.follow_floor(100 * (n + 1), master.log.confirm_offset + 10)
     assert retention.may_go_before == 100

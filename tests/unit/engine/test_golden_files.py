@@ -61,7 +61,7 @@ def sync(files: list[object]) -> None:
 
 @cache
 def history() -> dict[str, bytes]:
-    """Write a store that holds every kind of record, and return its files by golden name."""
+    """Write a store with every kind of record, and return its files by golden name."""
     world = World(
         FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=SEGMENT, deliveries_max=1_000
     )
@@ -106,7 +106,7 @@ def history() -> dict[str, bytes]:
     found["checkpoint.bin"] = world.disk.read("checkpoint") or b""
     while len(engine.log.segments) < 2:
         world.send("filler", topic="filler", size=3_000)
-    # As if a later checkpoint had been written: only then a segment may go.
+    # Pretend that a later checkpoint exists: only then retention may drop a segment.
     engine.store.derived_offset = engine.log.committed_offset
     segments: dict[str, bytes] = {}
     for files in engine.retention.retire_oldest(world.now_ms):
@@ -145,7 +145,7 @@ def timer_history() -> dict[str, bytes]:
     engine.administration.delete_topic("gone", world.now_ms)
     world.commit()
     world.sleep(5_000)
-    # As if retention were near: the copies go to another segment.
+    # Pretend that retention is near: the copies go to another segment.
     while len(engine.log.segments) < 2:
         world.send("filler", topic="filler", size=3_000)
     engine.timers.evacuation._is_due = lambda _now_ms: True
@@ -170,10 +170,10 @@ def timer_history() -> dict[str, bytes]:
 
 @cache
 def two_lives_history() -> dict[str, bytes]:
-    """Write a log of two lives, with what the first history cannot have.
+    """Write a log of two starts, with records that the first history cannot have.
 
-    The second life brings back what was popped in its future, and evacuates a delayed message that
-    is larger than its segments.
+    The second start brings back deliveries that were popped in its future. It also evacuates a
+    delayed message that is larger than its segments.
     """
     world = TimerWorld(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=FIRST_LIFE_SEGMENT)
     world.group()
@@ -188,7 +188,8 @@ def two_lives_history() -> dict[str, bytes]:
         segment_bytes=SECOND_LIFE_SEGMENT,
         before=world,
     )
-    world.fold.timers.quarantined.add(0)  # The judge takes remains of what cannot be copied.
+    # The model accepts the intact parts of a message that cannot be copied.
+    world.fold.timers.quarantined.add(0)
     while len(world.engine.log.segments) < 2:
         world.send("filler", topic="filler", size=3_000)
     world.engine.timers.evacuation._is_due = lambda _now_ms: True
@@ -209,9 +210,9 @@ def released_history() -> dict[str, bytes]:
 
 
 def renewed_history() -> dict[str, bytes]:
-    """Write a log in which clients that hold messages live, fall silent and end.
+    """Write a log with clients that renew their deliveries, fall silent and end.
 
-    A row with a holder is in it, as an operator releases a batch.
+    An operator releases a batch, so the log has a row with a holder.
     """
     world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=RENEWED_SEGMENT)
     world.group()
@@ -229,7 +230,7 @@ def renewed_history() -> dict[str, bytes]:
 
 
 def pulled_history() -> dict[str, bytes]:
-    """Write a log in which a group says how far it has pulled, and a group that did so goes."""
+    """Write a log with pull offsets of a group, and of a group that is deleted."""
     world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PULLED_SEGMENT)
     topic_id = world.topic(queues=2)
     world.send("m0", "m1", "m2")
@@ -244,7 +245,7 @@ def pulled_history() -> dict[str, bytes]:
 
 
 def forgotten_history() -> dict[str, bytes]:
-    """Write a log in which it is forgotten how far a group has pulled one of two topics."""
+    """Write a log in which the pull offset of one of two topics is deleted."""
     world = World(FaultyDisk(Random(0)), now_ms=START_MS, segment_bytes=PULLED_SEGMENT)
     group_id, topic_ids = world.group("pulls"), [world.topic(), world.topic("kept")]
     for topic_id in topic_ids:
@@ -270,7 +271,7 @@ def schedule(
     queue_id: int = 0,
     keys: tuple[str, ...] = (),
 ) -> None:
-    """Schedule a message of a type that `Engine.send` would store at once, as the files have it."""
+    """Schedule a message of a topic type that `Commands.send` stores at once, as in the files."""
     data = blob(text, keys=keys)
     topic_id, now_ms, engine = world.topic(topic), world.now_ms, world.engine
     engine.timers.commands.schedule(
@@ -326,12 +327,12 @@ def golden_log_disk(name: str) -> FaultyDisk:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_todays_encoders_write_the_golden_bytes(name: str) -> None:
+def test_the_encoders_write_the_golden_bytes(name: str) -> None:
     assert history()[name] == golden(name)
 
 
 @pytest.mark.parametrize("name", TIMER_NAMES)
-def test_todays_encoders_write_the_golden_bytes_of_timers(name: str) -> None:
+def test_the_encoders_write_the_golden_bytes_of_timers(name: str) -> None:
     assert timer_history()[name] == golden(name)
 
 
@@ -352,8 +353,8 @@ def golden_timer_disk(*, with_timer_files: bool) -> FaultyDisk:
     return disk
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_timers() -> None:
-    """With their files and without them. No snapshot names the store, so all is folded anew."""
+def test_an_engine_continues_with_the_golden_timers() -> None:
+    """With their files and without them. No snapshot names the store, so it replays everything."""
     for with_timer_files in (False, True):
         world = TimerWorld(
             golden_timer_disk(with_timer_files=with_timer_files),
@@ -407,11 +408,11 @@ def test_the_golden_files_of_timers_are_intact() -> None:
     }
 
 
-def test_todays_encoders_write_the_golden_bytes_of_two_lives() -> None:
+def test_the_encoders_write_the_golden_bytes_of_two_starts() -> None:
     assert two_lives_history() == {"two_lives_log.bin": golden("two_lives_log.bin")}
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
+def test_an_engine_continues_with_the_golden_log_of_two_starts() -> None:
     disk, data = FaultyDisk(Random(0)), golden("two_lives_log.bin")
     starts = [0, *range(FIRST_LIFE_SEGMENT, len(data), SECOND_LIFE_SEGMENT)]
     for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
@@ -425,51 +426,51 @@ def test_an_engine_of_today_goes_on_with_the_golden_log_of_two_lives() -> None:
     assert entry.state == TimerState.PENDING
     original = timers.bodies.read(TimerId(0), entry)
     assert body_of(original.blob).startswith(b"large"), "its original is whole"
-    assert entry.log_offset > FIRST_LIFE_SEGMENT, "what is left of it is in the second segment"
+    assert entry.log_offset > FIRST_LIFE_SEGMENT, "its intact parts are in the second segment"
     assert 0 < world.engine.catalog.brought_back_before < FIRST_LIFE_SEGMENT
     assert len(world.engine.catalog.clock_falls) == 1
-    assert world.bodies() == [], "brought back, and hidden for as long as it was to be"
+    assert world.bodies() == [], "brought back, and hidden for its invisible duration"
     world.advance(30_000)
     assert world.bodies() == ["popped"]
 
 
-def test_todays_encoders_write_the_golden_bytes_of_a_release() -> None:
+def test_the_encoders_write_the_golden_bytes_of_a_release() -> None:
     assert released_history() == {"released_log.bin": golden("released_log.bin")}
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_a_release() -> None:
+def test_an_engine_continues_with_the_golden_log_of_a_release() -> None:
     disk = golden_log_disk("released_log.bin")
     world = World(disk, segment_bytes=RELEASED_SEGMENT, now_ms=START_MS + 1_000)
     assert [(one.body, one.attempt) for one in world.pop()] == [("m0", 2), ("m1", 2), ("m2", 1)]
 
 
-def test_todays_encoders_write_the_golden_bytes_of_pulls() -> None:
+def test_the_encoders_write_the_golden_bytes_of_pulls() -> None:
     assert pulled_history() == {"pulled_log.bin": golden("pulled_log.bin")}
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_pulls() -> None:
+def test_an_engine_continues_with_the_golden_log_of_pulls() -> None:
     disk = golden_log_disk("pulled_log.bin")
     world = World(disk, segment_bytes=PULLED_SEGMENT, now_ms=START_MS + 1_000)
     key = world.group("pulls"), world.topic(), QueueId(0)
     assert world.engine.catalog.pull_offsets.all == {key: 3}
 
 
-def test_todays_encoders_write_the_golden_bytes_of_what_is_forgotten() -> None:
+def test_the_encoders_write_the_golden_bytes_of_a_deleted_pull_offset() -> None:
     assert forgotten_history() == {"forgotten_log.bin": golden("forgotten_log.bin")}
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_what_is_forgotten() -> None:
+def test_an_engine_continues_with_the_golden_log_of_a_deleted_pull_offset() -> None:
     disk = golden_log_disk("forgotten_log.bin")
     world = World(disk, segment_bytes=PULLED_SEGMENT, now_ms=START_MS + 1_000)
     key = world.group("pulls"), world.topic("kept"), QueueId(0)
     assert world.engine.catalog.pull_offsets.all == {key: 0}
 
 
-def test_todays_encoders_write_the_golden_bytes_of_renewals() -> None:
+def test_the_encoders_write_the_golden_bytes_of_renewals() -> None:
     assert renewed_history() == {"renewed_log.bin": golden("renewed_log.bin")}
 
 
-def test_an_engine_of_today_goes_on_with_the_golden_log_of_renewals() -> None:
+def test_an_engine_continues_with_the_golden_log_of_renewals() -> None:
     disk = golden_log_disk("renewed_log.bin")
     world = World(disk, segment_bytes=RENEWED_SEGMENT, now_ms=START_MS + 131_000)
     assert sorted((one.body, one.attempt) for one in world.pop()) == [("m1", 2), ("m2", 2)]
@@ -503,7 +504,7 @@ def golden_disk(*, with_derived_files: bool) -> FaultyDisk:
     return disk
 
 
-def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> None:
+def test_the_golden_log_has_every_kind_of_record_and_every_optional_part() -> None:
     checker = check_log(golden_disk(with_derived_files=False))
     timer_checker = check_log(golden_timer_disk(with_timer_files=False))
     renewed_checker = check_log(golden_log_disk("renewed_log.bin"))
@@ -543,11 +544,11 @@ def test_the_golden_log_holds_every_kind_of_record_and_every_optional_part() -> 
     )
     assert states == {1, 2, 3, 4}
     assert operations == {b"broker", b"nextId", b"topic", b"group", b"reset", b"deleteTopic"}
-    assert reasons == set(Reason) - {Reason.DAMAGED}, "nothing is damaged in it"
+    assert reasons == set(Reason) - {Reason.DAMAGED}, "no message in it is damaged"
 
 
 @pytest.mark.parametrize("with_derived_files", [False, True])
-def test_an_engine_of_today_goes_on_with_the_golden_files(with_derived_files: bool) -> None:
+def test_an_engine_continues_with_the_golden_files(with_derived_files: bool) -> None:
     world = World(
         golden_disk(with_derived_files=with_derived_files),
         config=SMALL,

@@ -1,4 +1,4 @@
-"""Stores that grow: files are merged and few are open, whatever there is, and nothing is missed."""
+"""Growing stores: files are merged and few are open, and every message is found."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FOLDERS = ("queues", "index")
 
 
 def growing_world(disk: FaultyDisk | None = None, **changes: object) -> World:
-    """Open a world in which 4 KiB of log are worth a checkpoint, which nobody writes unasked."""
+    """Open a world that needs a checkpoint per 4 KiB of log; only the test writes one."""
     options = {"checkpoint_log_bytes": 4 << 10, "checkpoint_records": 1 << 40, **changes}
     return World(disk or FaultyDisk(Random(0)), **options)  # type: ignore[arg-type]  # as World
 
 
 def grow(world: World, checkpoints: int, *, between: Callable[[], None] = lambda: None) -> None:
-    """Send a message to each topic before each checkpoint, and merge what is to be merged."""
+    """Send a message to each topic before each checkpoint, and run the due merges."""
     for _ in range(checkpoints):
         for topic in TOPICS:
             world.send(f"{topic}-{len(sent(world, topic))}", topic=topic, size=1_300)
@@ -41,7 +41,7 @@ def grow(world: World, checkpoints: int, *, between: Callable[[], None] = lambda
 
 
 def sent(world: World, topic: str) -> list[str]:
-    """Return what was ever sent to a topic."""
+    """Return all messages that were sent to a topic."""
     if world.engine.catalog.find_topic(topic) is None:
         return []
     return [f"{topic}-{n}" for n in range(queue_of(world, topic).max_offset)]
@@ -79,7 +79,7 @@ def assert_all_found(world: World) -> None:
 
 
 def sizes(world: World, folder: str) -> list[int]:
-    """Return of each file how much of the log it tells of, in checkpoints."""
+    """Return for each file how many checkpoints of the log it covers."""
     ranges = [name.rpartition("/")[2].split("-") for name in world.disk.names(folder)]
     return [(int(end) - int(begin)) // (4 << 10) for begin, end in ranges]
 
@@ -87,7 +87,7 @@ def sizes(world: World, folder: str) -> list[int]:
 # ---------------------------------------------------------------- merging
 
 
-def test_files_grow_in_number_with_the_logarithm_of_the_log() -> None:
+def test_the_number_of_files_grows_with_the_logarithm_of_the_log() -> None:
     world = growing_world()
     grow(world, 60)
     for folder in FOLDERS:
@@ -103,7 +103,7 @@ def test_files_grow_in_number_with_the_logarithm_of_the_log() -> None:
     assert_all_found(world)
 
 
-def test_large_files_are_left_alone_and_both_kinds_end_at_the_same_places() -> None:
+def test_large_files_are_not_merged_and_both_kinds_end_at_the_same_offsets() -> None:
     world = growing_world()
     grow(world, 40)
     large = [size for size in sizes(world, "queues") if size >= 9 // 2]
@@ -132,7 +132,7 @@ def test_a_power_cut_at_any_operation_of_a_merge_loses_nothing(fails: bool) -> N
             is_over = True
         disk = world.disk.after_power_cut() if fails else world.disk.after_kill()
         world = growing_world(disk, files_merged=3)
-        assert world.report.replayed_records < 20, "the files are of use, whichever are there"
+        assert world.report.replayed_records < 20, "the files are used, whichever exist"
         assert_all_there(world)
         assert_all_found(world)
         merge(world)
@@ -163,7 +163,7 @@ def test_rounds_and_deletions_between_the_slices_of_a_merge_are_seen() -> None:
     assert world.engine.catalog.find_topic("short-lived") is None
 
 
-def test_retention_takes_merged_files_when_the_last_segment_they_tell_of_goes() -> None:
+def test_retention_deletes_a_merged_file_with_the_last_segment_that_it_covers() -> None:
     world = growing_world(segment_bytes=16 << 10)
     grow(world, 60, between=lambda: world.retire() if len(world.engine.log.segments) > 3 else None)
     low = world.engine.log.min_offset
@@ -182,7 +182,7 @@ def test_retention_takes_merged_files_when_the_last_segment_they_tell_of_goes() 
         assert world.drain(group="again", topic=topic) == sent(world, topic)[queue.min_offset :]
 
 
-def test_a_look_up_that_goes_on_while_files_are_merged_misses_nothing_and_repeats_nothing(
+def test_a_look_up_during_a_merge_misses_nothing_and_repeats_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(message_index, "BLOCKS_A_SLICE", 1)
@@ -214,9 +214,7 @@ def test_a_look_up_that_goes_on_while_files_are_merged_misses_nothing_and_repeat
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_damaged_merged_file_is_repaired_from_the_stretch_of_the_log_that_it_needs(
-    folder: str,
-) -> None:
+def test_a_damaged_merged_file_is_rebuilt_from_its_range_of_the_log(folder: str) -> None:
     for seed in range(20):
         world = growing_world()
         grow(world, 12)
@@ -237,14 +235,14 @@ def test_a_damaged_merged_file_is_repaired_from_the_stretch_of_the_log_that_it_n
 
 
 def meet_damage(file: BlockFile, item_size: int) -> None:
-    """Read all of a file, so that what is damaged is noted."""
+    """Read all of a file, so that its damage is noted."""
     blocks = [(number, row.items * item_size) for number, row in enumerate(file.rows())]
     with pytest.raises(BlockFileDamaged):
         [file.check_block(*block) for block in blocks]
 
 
 def count_walked(log: CommitLog) -> list[int]:
-    """Note the bytes of each stretch of the log that is walked from now on."""
+    """Record the size of each range of the log that is walked from now on."""
     walked: list[int] = []
     walk = log.walk_between
 
@@ -277,7 +275,7 @@ def test_a_store_of_many_segments_has_few_files_open_and_few_mapped() -> None:
     assert len(world.drain(group="late", topic="orders")) == len(offsets)
 
 
-def test_what_is_lent_outlives_the_mapping() -> None:
+def test_a_view_outlives_its_mapping() -> None:
     disk = FaultyDisk(Random(0))
     for name in ("log/a", "log/b"):
         file = disk.open(name, create=True)
@@ -309,8 +307,8 @@ def test_slices_of_a_merge_are_bounded() -> None:
     assert len(world.disk.names("queues")) == 1
 
 
-def test_a_look_up_finds_what_it_found_while_an_index_file_is_derived_again() -> None:
-    """Of what retention took nothing is derived: all blocks behind it stand in other places."""
+def test_a_look_up_finds_everything_while_an_index_file_is_rebuilt() -> None:
+    """Removed records are not indexed again, so all later blocks have other positions."""
     world = growing_world(segment_bytes=16 << 10)
     world.send("orders-0", topic="orders", size=1_300)  # A block of another size than all others.
     world.checkpoint()

@@ -1,4 +1,4 @@
-"""What clients do between two slices of a checkpoint or of a retirement, and a start behind it."""
+"""Calls of clients between two slices of a checkpoint or of a retirement, and a later start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLICES = range(14)  # more than either job has here
 
 
 def at(number: int, action: Callable[[], None]) -> Callable[[], None]:
-    """Return what is called after each slice, and acts after one of them."""
+    """Return a callback for each slice that acts after one of them."""
     left = [action]
     calls = iter(range(1 << 20))
     return lambda: left.pop()() if left and next(calls) >= number else None
@@ -26,7 +26,7 @@ def at(number: int, action: Callable[[], None]) -> Callable[[], None]:
 
 @pytest.mark.parametrize("how", ["ack", "dead letter"])
 @pytest.mark.parametrize("number", SLICES)
-def test_what_an_ordered_group_settles_during_a_checkpoint_does_not_come_back(
+def test_an_ordered_batch_that_is_settled_during_a_checkpoint_does_not_come_back(
     number: int, how: str
 ) -> None:
     """A batch may begin and end between the section of its queue and that of its slots."""
@@ -56,7 +56,9 @@ def test_what_an_ordered_group_settles_during_a_checkpoint_does_not_come_back(
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize("number", SLICES)
-def test_an_ack_during_a_retirement_holds_without_snapshots(number: int, is_ordered: bool) -> None:
+def test_an_ack_during_a_retirement_is_kept_without_snapshots(
+    number: int, is_ordered: bool
+) -> None:
     world = World(segment_bytes=64 << 10, retention_bytes=64 << 10)
     world.group(is_ordered=is_ordered)
     world.send("m0", "m1", "m2")
@@ -86,12 +88,10 @@ def test_an_ack_during_a_retirement_holds_without_snapshots(number: int, is_orde
     assert sum(one.in_flight for one in states) == 1
     pending = [one.ordered.pending for one in states if one.ordered is not None]
     low = min(one.queue.min_offset for one in states)
-    assert all(0 not in offsets or low > 0 for offsets in pending), "retention took it meanwhile"
+    assert all(0 not in offsets or low > 0 for offsets in pending), "retention removed it meanwhile"
 
 
-def test_the_epoch_rises_at_each_start_also_behind_a_checkpoint_that_leaves_nothing_to_replay() -> (
-    None
-):
+def test_each_start_raises_the_epoch_also_if_a_checkpoint_leaves_nothing_to_replay() -> None:
     world = World()
     world.send("m0")
     epochs = [world.engine.log.epoch]
@@ -112,7 +112,7 @@ def test_a_deleted_topic_leaves_no_queue_entries_in_memory() -> None:
     assert sum(len(owner.queue.tail) for owner in world.engine.state.owners) == 0
 
 
-def test_what_was_due_and_void_on_an_engine_that_followed_leaves_its_table() -> None:
+def test_due_void_deliveries_leave_the_table_of_an_engine_that_followed() -> None:
     world = World(is_followed=True)
     world.send(*[f"m{n}" for n in range(50)])
     world.pop(32, invisible_ms=1_000)
@@ -128,8 +128,8 @@ def test_what_was_due_and_void_on_an_engine_that_followed_leaves_its_table() -> 
     assert world.engine.state.table.used_count == 0
 
 
-def test_the_pad_of_a_recycled_segment_never_passes_for_that_of_its_next_use() -> None:
-    """The record before the next segment's first one is lost: what follows must be cut off."""
+def test_the_pad_of_a_recycled_segment_never_counts_for_its_next_use() -> None:
+    """The record before the next segment's first one is lost, so all later records must be cut."""
     size, room = 64 << 10, 400
     world = World(segment_bytes=size, retention_bytes=size, checkpoint_log_bytes=1 << 30)
     log = world.engine.log
@@ -151,7 +151,7 @@ def test_the_pad_of_a_recycled_segment_never_passes_for_that_of_its_next_use() -
     world.send("filler", topic="other", size=1_000)
     fill_to(2_000)
     world.checkpoint()
-    world.retire()  # and is used again as the third.
+    world.retire()  # and its file becomes the third.
     world.send("filler", topic="other", size=2_500)
     world.send("kept-1", "kept-2")
     fill_to(room)

@@ -1,4 +1,4 @@
-"""Replicas of which the master's log has gone on, at its beginning too, while they were away."""
+"""Replicas that were down while the master's log grew and lost its begin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = replace(SMALL, segment_bytes=SEGMENT_BYTES)
 
 
 def retire(node: Node, *, up_to: int) -> None:
-    """Let the segments of a master go that end before an offset, as retention does."""
+    """Drop the segments of a master before an offset, as retention does."""
     while node.engine.log.segments[0].end <= up_to:
         for files in node.engine.log.drop_oldest():
             for file in files:
@@ -28,7 +28,7 @@ def state_of(node: Node) -> ReplicaPhase | None:
     return None if replica is None else replica.phase
 
 
-def test_who_is_overtaken_by_retention_while_it_is_sent_the_log_begins_again(
+def test_a_replica_overtaken_by_retention_during_the_copy_begins_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_frames, "RECENT_BYTES", SEGMENT_BYTES)
@@ -50,7 +50,7 @@ def test_who_is_overtaken_by_retention_while_it_is_sent_the_log_begins_again(
     assert (learner.log.log_min, learner.log.log_end) == (master.log.log_min, master.log.log_end)
 
 
-def test_who_parts_before_the_beginning_of_the_new_masters_log_is_copied_again() -> None:
+def test_a_replica_that_diverged_before_the_begin_of_the_masters_log_is_copied_again() -> None:
     group = Group(config=CONFIG)
     group.elect(0, 0, 1)
     group.kill(2)
@@ -59,7 +59,7 @@ def test_who_parts_before_the_beginning_of_the_new_masters_log_is_copied_again()
     group.settle()
     group.cut_off.add(0)
     group.lose_streams(group.nodes[0])
-    group.send(*(f"lost{n}" for n in range(60)), size=3_000)  # nobody else has them
+    group.send(*(f"lost{n}" for n in range(60)), size=3_000)  # only this replica has them
     group.nodes[0].sync()
     group.kill(0)
     group.elect(1, 1)
@@ -76,7 +76,7 @@ def test_who_parts_before_the_beginning_of_the_new_masters_log_is_copied_again()
     assert (deposed.log.log_min, deposed.log.log_end) == (SEGMENT_BYTES, master.log.log_end)
 
 
-def test_who_hears_late_that_it_is_no_member_any_more_begins_again_then() -> None:
+def test_a_replica_that_learns_late_of_its_removal_is_copied_then() -> None:
     group = Group(config=CONFIG)
     group.elect(0, 0, 1, 2)
     group.send("a")

@@ -1,14 +1,14 @@
-"""Files that an earlier process was writing when it ended."""
+"""Unfinished files of an earlier process."""
 
 from __future__ import annotations
 
 from tests.support.worlds.engine_world import World
 
-BEFORE_COUNT = 8  # bytes of a block file's header: what it is, and its version
+BEFORE_COUNT = 8  # bytes of a block file's header: magic and version
 
 
-def test_a_snapshot_that_was_being_written_is_none() -> None:
-    """Its first bytes are right, and the checksum of no rows is zero."""
+def test_an_unfinished_snapshot_is_ignored() -> None:
+    """Its first bytes are right, and the checksum of zero rows is zero."""
     world = World()
     world.group()
     world.send("m0")

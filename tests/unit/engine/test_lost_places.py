@@ -1,7 +1,7 @@
-"""A page of zeros, a file that is cut, missing or cannot be read: of every kind, at a start.
+"""Starts after a loss: a zeroed page, and a cut, missing or unreadable file of every kind.
 
-What derived files have lost is made again, and nobody notices. What the log has lost stops the
-start, with the file, the place and what to do, unless nobody has to read it.
+A start rebuilds lost derived files without an error. If the log has lost bytes that the start must
+read, the start stops and names the file, the position and the remedy.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SEEDS = 8
 SEGMENT = 64 << 10
 OPTIONS = {"segment_bytes": SEGMENT, "checkpoint_log_bytes": 1 << 40, "checkpoint_records": 1 << 40}
 GROUP = "billing"
-# What a start reads by calls and makes again; all others but the checkpoint file are mapped, or
-# nobody looks into them.
+# Files that a start reads by calls and rebuilds. All others, except the checkpoint file, are mapped
+# or not read.
 CACHES_READ = ("timer/checkpoint.a", "timer/checkpoint.b", "timer/state/", "timer/wheel")
 
 
 class Unjudged(TimerWorld):
-    """A world whose log may have lost something: nobody judges it."""
+    """A world whose log may have lost records. It is not checked against a model."""
 
     def judge(self) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 @cache
 def history() -> TimerWorld:
-    """Make a store with files of every kind, those that a crash leaves unfinished among them."""
+    """Make a store with files of every kind, including unfinished files of a crash."""
     world = TimerWorld(timer=TIMERS, **OPTIONS)  # type: ignore[arg-type]  # as the world has them
     world.group()
     for n in range(120):
@@ -69,7 +69,7 @@ def lose(disk: FaultyDisk, name: str, how: str, seed: int) -> None:
     data = disk.read(name) or b""
     size = len(data)
     if how == "page":
-        # A page, or a sector of one, that holds something.
+        # A page, or a sector of a page, with content.
         stretch = (BLOCK, SECTOR)[seed % 2]
         used = [at for at in range(0, size, stretch) if any(data[at : at + stretch])]
         if used:
@@ -85,7 +85,7 @@ def start(disk: FaultyDisk) -> Unjudged:
 
 
 def outcome(disk: FaultyDisk) -> tuple[list[str], list[str], list[str]]:
-    """Start, and return what a group gets, what another gets, and what timers deliver."""
+    """Start, and return the messages of two groups and of the timers."""
     world = start(disk)
     for _ in range(8):
         world.advance(HOUR_MS // 4)
@@ -105,7 +105,7 @@ def expected() -> tuple[list[str], list[str], list[str]]:
     return outcome(history().disk.after_kill())
 
 
-def test_there_is_a_file_of_every_kind() -> None:
+def test_a_file_of_every_kind_exists() -> None:
     kinds = {re.sub(r"\d{20}", "N", name) for name in names()}
     assert kinds >= {
         "checkpoint",
@@ -129,7 +129,7 @@ def test_there_is_a_file_of_every_kind() -> None:
 
 @pytest.mark.parametrize("how", ["page", "cut", "missing"])
 @pytest.mark.parametrize("name", [one for one in names() if not one.endswith(".log")])
-def test_what_a_file_has_lost_that_is_no_segment_is_made_again(name: str, how: str) -> None:
+def test_a_lost_derived_file_is_rebuilt(name: str, how: str) -> None:
     for seed in range(SEEDS if how != "missing" else 1):
         disk = history().disk.after_kill()
         lose(disk, name, how, seed)
@@ -138,7 +138,7 @@ def test_what_a_file_has_lost_that_is_no_segment_is_made_again(name: str, how: s
 
 @pytest.mark.parametrize("how", ["page", "cut", "missing"])
 @pytest.mark.parametrize("name", [one for one in names() if one.endswith(".log")])
-def test_what_the_log_has_lost_is_named_or_concerns_nobody_else(name: str, how: str) -> None:
+def test_a_loss_in_the_log_stops_the_start_or_affects_only_its_records(name: str, how: str) -> None:
     for seed in range(SEEDS if how != "missing" else 1):
         disk = history().disk.after_kill()
         lose(disk, name, how, seed)
@@ -153,14 +153,16 @@ def test_what_the_log_has_lost_is_named_or_concerns_nobody_else(name: str, how: 
             assert re.search(r"log/\d{20}\.log", refusal)
             assert "from a backup" in refusal
             continue
-        assert how == "page" or is_empty, "a segment that is missing or cut stops the start"
+        assert how == "page" or is_empty, "a missing or cut segment stops the start"
         assert found == expected() or not is_empty
         for got, whole in zip(found[:2], expected()[:2], strict=True):
-            assert set(got) <= set(whole), "nothing acked comes back, nothing is made up"
+            assert set(got) <= set(whole), (
+                "no acked message is delivered again, and no message is invented"
+            )
 
 
 @pytest.mark.parametrize("name", names())
-def test_what_cannot_be_read_is_made_again_or_named(name: str) -> None:
+def test_an_unreadable_file_is_rebuilt_or_named(name: str) -> None:
     disk = history().disk.after_kill()
     disk.unreadable.add(name)
     if name.endswith(".log") and needed_by_a_start(name):
@@ -174,7 +176,7 @@ def test_what_cannot_be_read_is_made_again_or_named(name: str) -> None:
     assert outcome(disk) == expected()
     if name.startswith(CACHES_READ):
         assert name in disk.all_names()
-        assert not disk.unreadable, "it is in another place now, and the next start reads it"
+        assert not disk.unreadable, "it has another position now, and the next start reads it"
 
 
 @cache
@@ -183,19 +185,19 @@ def replayed_from() -> int:
 
 
 def needed_by_a_start(name: str, end: int = SEGMENT) -> bool:
-    """Whether a start reads on to byte `end` of a segment: the replay, or what looks behind it."""
+    """Return whether a start reads byte `end` of a segment, in the replay or after the log end."""
     return int(name.removeprefix("log/").removesuffix(".log")) + end > replayed_from()
 
 
 def pages(name: str) -> list[int]:
-    """Return the first page of a file, the last, and some between."""
+    """Return the first page of a file, the last page, and some between."""
     count = -(-len(history().disk.read(name) or b"x") // BLOCK)
     return sorted({0, count // 3, count // 2, count - 1})
 
 
 @pytest.mark.parametrize("name", [one for one in names() if one != "checkpoint"])
 def test_a_page_that_cannot_be_read_is_never_touched(name: str) -> None:
-    """The system ends a process that touches one in a mapped file, at each start again."""
+    """The system kills a process that touches such a mapped page, at every start again."""
     for page in pages(name):
         disk = history().disk.after_kill()
         disk.spoil(name, page)
@@ -211,12 +213,12 @@ def judge_page(name: str, page: int, disk: FaultyDisk) -> None:
     else:
         got, whole = outcome(disk), expected()
         lost = set(whole[1]) - set(got[1])
-        assert len(lost) < 20, "what stands on other pages is delivered"
+        assert len(lost) < 20, "messages on other pages are delivered"
         assert all(set(some) <= set(every) for some, every in zip(got[:2], whole[:2], strict=True))
 
 
 @pytest.mark.parametrize("name", [one for one in names() if one.startswith(CACHES_READ)])
-def test_a_sync_that_fails_ends_a_start_also_where_a_read_would_not(name: str) -> None:
+def test_a_failed_sync_stops_a_start_even_if_a_read_would_not(name: str) -> None:
     known = history().disk.after_kill()
     start(known)
     disk = history().disk.after_kill()

@@ -1,4 +1,4 @@
-"""Damage in the log of one replica costs nobody a message: another replica has the bytes."""
+"""Mending: damage in one replica's log loses no message, because another replica has the bytes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ def group_of(*, size: int = 400) -> Group:
 
 
 def reborn(group: Group, name: str = "", *pages: int) -> Node:
-    """Return replica 1 as the master, to whom all messages are of an earlier life.
-
-    Pages of a file were spoiled before its start.
-    """
+    """Return replica 1 as the master, after a restart and with spoiled pages of a file."""
     node = group.nodes[1]
     for files in node.engine.checkpoints.write():
         for file in files:
@@ -60,7 +57,7 @@ def reborn(group: Group, name: str = "", *pages: int) -> Node:
 
 
 def place_of(node: Node, number: int) -> tuple[int, int]:
-    """Return where message `number` stands, and its size."""
+    """Return the log offset of message `number`, and its size."""
     topic = node.engine.catalog.find_topic("orders")
     assert topic is not None
     log_offset, size, _ = node.engine.catalog.queue(topic.id, QueueId(0)).entry(number)
@@ -68,7 +65,7 @@ def place_of(node: Node, number: int) -> tuple[int, int]:
 
 
 def damage(node: Node, number: int, position: int = -1) -> LogOffset:
-    """Flip a bit of message `number`; from its end, where `position` is negative."""
+    """Flip a bit of message `number`; a negative `position` counts from its end."""
     log_offset, size = place_of(node, number)
     at = log_offset + (position if position >= 0 else size + position)
     segment = node.engine.log.segment_of(LogOffset(log_offset))
@@ -95,7 +92,7 @@ def write(group: Group, node: Node) -> None:
 
 
 def pop(group: Group, node: Node, count: int = 32) -> list[str]:
-    """Do what a round does with a pop: what is damaged of it is left out."""
+    """Pop as a round does: without the damaged messages."""
     topic_id, group_id = ids(group, node)
     engine = node.engine
     batches = engine.commands.pop(
@@ -126,11 +123,11 @@ def has_dead_letters(node: Node) -> bool:
 
 
 @pytest.mark.parametrize("position", [0, 8, 20, 40, 60, 100, -1])
-def test_a_damaged_message_is_fetched_and_delivered(position: int) -> None:
+def test_a_damaged_message_is_mended_and_delivered(position: int) -> None:
     group = group_of()
     node = reborn(group)
     place = damage(node, 1, position)
-    assert pop(group, node) == ["a", "c", "d"], "the others do not wait"
+    assert pop(group, node) == ["a", "c", "d"], "the other messages do not wait"
     run_due(group, node)
     assert pop(group, node) == []
     assert group.mend(1) == [MendOutcome.MENDED]
@@ -142,7 +139,7 @@ def test_a_damaged_message_is_fetched_and_delivered(position: int) -> None:
     check_log(node.disk)
 
 
-def test_what_all_have_lost_is_a_dead_letter_as_before() -> None:
+def test_a_message_that_every_replica_has_lost_is_dead_lettered() -> None:
     group = group_of()
     node = reborn(group)
     for one in group.nodes:
@@ -155,7 +152,7 @@ def test_what_all_have_lost_is_a_dead_letter_as_before() -> None:
     assert has_dead_letters(node)
 
 
-def test_a_replica_that_is_away_is_waited_for() -> None:
+def test_a_damaged_message_waits_for_an_unreachable_replica() -> None:
     group = group_of()
     node = reborn(group)
     damage(node, 1)
@@ -172,7 +169,7 @@ def test_a_replica_that_is_away_is_waited_for() -> None:
     assert not has_dead_letters(node)
 
 
-def test_and_not_for_ever() -> None:
+def test_the_wait_for_an_unreachable_replica_has_a_limit() -> None:
     group = group_of()
     node = reborn(group)
     damage(node, 1)
@@ -188,7 +185,7 @@ def test_and_not_for_ever() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 60, -1])
-def test_what_runs_out_and_is_damaged_comes_again_when_it_is_mended(position: int) -> None:
+def test_a_damaged_delivery_that_expires_is_revived_after_the_mending(position: int) -> None:
     group = group_of()
     node = group.nodes[0]
     assert pop(group, node) == TEXTS
@@ -202,7 +199,7 @@ def test_what_runs_out_and_is_damaged_comes_again_when_it_is_mended(position: in
     assert not has_dead_letters(node)
 
 
-def test_a_master_goes_on_sending_when_its_log_is_mended() -> None:
+def test_a_master_continues_to_send_after_its_log_is_mended() -> None:
     group = group_of()
     node = reborn(group)
     damage(node, 2)
@@ -211,7 +208,7 @@ def test_a_master_goes_on_sending_when_its_log_is_mended() -> None:
     group.restart(0)
     group.settle()
     assert group.nodes[0].log.log_end < node.log.log_end
-    # It lags, so it does not hold up what is asked of the third one.
+    # It lags, so it does not delay requests to the third replica.
     assert MendOutcome.MENDED in group.mend(1)
     group.settle()
     assert group.nodes[0].log.log_end == node.log.log_end
@@ -227,7 +224,7 @@ def run_until(group: Group, node: Node, holds: Callable[[], bool]) -> None:
 
 
 def delayed(group: Group, node: Node, text: str) -> LogOffset:
-    """Let the master keep a message for an hour, and return where it stands."""
+    """Delay a message by an hour, and return its log offset."""
     topic_id, _ = ids(group, node)
     data = blob(text, size=400, kind=stored_message.TYPE_DELAY)
     at = node.log.log_end
@@ -248,7 +245,7 @@ def delayed(group: Group, node: Node, text: str) -> LogOffset:
     )
 
 
-def test_a_delayed_message_that_is_damaged_comes_when_it_is_mended() -> None:
+def test_a_damaged_delayed_message_is_delivered_after_the_mending() -> None:
     group = group_of()
     node = group.nodes[0]
     assert pop(group, node) == TEXTS
@@ -264,21 +261,21 @@ def test_a_delayed_message_that_is_damaged_comes_when_it_is_mended() -> None:
     assert "later" in pop(group, node)
 
 
-def test_only_what_is_confirmed_is_served_and_only_whole_records() -> None:
+def test_only_whole_confirmed_records_are_served() -> None:
     group = group_of()
     node = group.nodes[1]
     begin, size = place_of(node, 0)
     confirm = node.log.confirm_offset
     assert len(served(node.log, begin, begin + 1)) >= size
     assert served(node.log, confirm, confirm + 1) == b""
-    assert served(node.log, begin + 1, begin + 2) == b"", "no record begins there"
+    assert served(node.log, begin + 1, begin + 2) == b"", "no record begins at this offset"
     assert served(node.log, begin, 1 << 40) == bytes(
         node.engine.log.bytes_at(LogOffset(begin), confirm - begin)
     )
 
 
 def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
-    """Pull to the end of what is given at once; return the bodies, and where it goes on."""
+    """Pull until the first empty result; return the bodies and the next offset."""
     topic = node.engine.catalog.find_topic("orders")
     assert topic is not None
     queue = node.engine.catalog.queue(topic.id, QueueId(0))
@@ -297,7 +294,7 @@ def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
     return found, pulling.next_offset
 
 
-def test_a_pull_ends_before_what_another_replica_may_have_and_is_told_to_come_again() -> None:
+def test_a_pull_stops_before_a_record_that_may_be_mended() -> None:
     group = group_of()
     node = reborn(group)
     whole, _ = pull(node, 0)
@@ -309,7 +306,7 @@ def test_a_pull_ends_before_what_another_replica_may_have_and_is_told_to_come_ag
     assert pull(node, 1) == (whole[1:], len(whole))
 
 
-def test_a_pull_passes_over_what_nobody_has() -> None:
+def test_a_pull_skips_records_that_every_replica_has_lost() -> None:
     group = group_of()
     node = reborn(group)
     whole, _ = pull(node, 0)
@@ -321,7 +318,7 @@ def test_a_pull_passes_over_what_nobody_has() -> None:
     assert pull(node, 0) == (whole[:1] + whole[2:], len(whole))
 
 
-def test_another_record_is_not_written_over_what_stands_here() -> None:
+def test_a_mend_does_not_overwrite_another_record() -> None:
     group, other = group_of(), Group(config=SMALL)
     other.now_ms += 7_000
     other.elect(0)
@@ -339,7 +336,7 @@ def test_another_record_is_not_written_over_what_stands_here() -> None:
     assert bytes(node.engine.log.bytes_at(LogOffset(begin), 400)) == before
 
 
-def test_pages_that_cannot_be_read_are_written_whole() -> None:
+def test_unreadable_pages_are_written_whole() -> None:
     group = group_of(size=10_000)
     node = group.nodes[1]
     begin, size = place_of(node, 1)
@@ -349,7 +346,7 @@ def test_pages_that_cannot_be_read_are_written_whole() -> None:
     node = reborn(group, segment.name, first, last)
     log = node.engine.log
     assert not log.is_readable(LogOffset(segment.start + first * 4096))
-    assert pop(group, node) == ["a", "d"], "the next one has a part of the last page"
+    assert pop(group, node) == ["a", "d"], "the next record has a part of the last page"
     assert MendOutcome.MENDED in group.mend(1)
     assert log.is_readable(LogOffset(segment.start + first * 4096))
     assert bytes(log.bytes_at(LogOffset(begin), size)) == expected
@@ -359,7 +356,7 @@ def test_pages_that_cannot_be_read_are_written_whole() -> None:
     assert not has_dead_letters(node)
 
 
-def test_a_power_cut_anywhere_in_mending_leaves_it_damaged_or_mended() -> None:
+def test_a_power_cut_during_a_mend_leaves_the_record_damaged_or_mended() -> None:
     outcomes: list[str] = []
     while "whole" not in outcomes:
         group = group_of(size=100_000)
@@ -383,6 +380,6 @@ def test_a_power_cut_anywhere_in_mending_leaves_it_damaged_or_mended() -> None:
         assert before is not None
         assert after is not None
         end = place + place_of(group.nodes[1], 1)[1]
-        assert (after[:place], after[end:]) == (before[:place], before[end:]), "nothing else"
+        assert (after[:place], after[end:]) == (before[:place], before[end:]), "no other state"
         assert after == before or outcomes[-1] == "cut"
     assert outcomes.count("cut") >= 2

@@ -1,4 +1,4 @@
-"""One bit flips in a file that says again what the log says: nothing stops, nothing is missing."""
+"""A flipped bit in a derived file: the broker continues, and no message is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ FOLDERS = ("queues", "index", "snapshots")
 
 
 def history() -> World:
-    """Make a world with several files of each kind, the oldest in part below the log's minimum."""
+    """Make a world with several files of each kind.
+
+    The oldest is partly before the log's minimum.
+    """
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT)
     world.group()
     for n in range(120):
@@ -65,7 +68,7 @@ def flip(disk: FaultyDisk, name: str, seed: int) -> None:
 
 
 def delivered(world: World) -> dict[str, list[str]]:
-    """Return all that two groups get, one of which was there before, with attempts and order."""
+    """Return the deliveries of two groups, an existing and a new one, with attempts and order."""
     found = {
         f"{group} {topic}": drain(world, group, topic)
         for group in (GROUP, "late")
@@ -78,12 +81,12 @@ def delivered(world: World) -> dict[str, list[str]]:
 
 
 def bodies(found: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return what was delivered under each name, in no order."""
+    """Return the bodies per group, sorted."""
     return {name: sorted(one.split()[0] for one in popped) for name, popped in found.items()}
 
 
 def drain(world: World, group: str, topic: str) -> list[str]:
-    """Pop all there is, in the order in which it comes: some of it only after a repair."""
+    """Pop all messages in their order. Some come only after a rebuild."""
     found: list[str] = []
     while True:
         popped = world.pop(group=group, topic=topic, invisible_ms=600_000)
@@ -99,7 +102,7 @@ def expected() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", derived_files())
-def test_a_start_over_a_damaged_derived_file_finds_everything(name: str) -> None:
+def test_a_start_with_a_damaged_derived_file_finds_every_message(name: str) -> None:
     for seed in range(SEEDS):
         disk = disk_of_history().after_kill()
         flip(disk, name, seed)
@@ -107,14 +110,14 @@ def test_a_start_over_a_damaged_derived_file_finds_everything(name: str) -> None
 
 
 @pytest.mark.parametrize("name", derived_files())
-def test_damage_while_the_broker_runs_costs_nobody_a_message(name: str) -> None:
-    """Some blocks were intact when the start verified them: what they say then is not believed."""
+def test_damage_in_a_running_broker_loses_no_message(name: str) -> None:
+    """Some blocks were intact when the start verified them. Their later content is not trusted."""
     for seed in range(SEEDS):
         world = restarted(disk_of_history().after_kill())
         flip(world.disk, name, seed)
         found = bodies(delivered(world))
         assert found == bodies(expected()), f"seed {seed}"
-        assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "nothing else is damaged"
+        assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "no other file is damaged"
         before = [drain(world, "later", topic) for topic in TOPICS]
         world.restart()
         after = [drain(world, "after the restart", topic) for topic in TOPICS]
@@ -128,7 +131,7 @@ SMALL_BLOCKS = 4  # entries
 
 @cache
 def disk_of_many_blocks() -> FaultyDisk:
-    """Return a disk whose oldest queue file has blocks before and behind the log's minimum."""
+    """Return a disk whose oldest queue file has blocks before and after the log's minimum."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "QUEUE_BLOCK_ENTRIES_MAX", SMALL_BLOCKS)
         world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
@@ -152,16 +155,14 @@ def expected_of_many_blocks() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("number", range(25))
-def test_a_start_that_meets_a_damaged_block_leaves_the_rest_to_the_repair(
-    number: int, count: int
-) -> None:
+def test_a_start_leaves_a_damaged_block_to_the_rebuild(number: int, count: int) -> None:
     disk = disk_of_many_blocks().after_kill()
     name = disk.names("queues")[0]
     rows = list(open_block_file(Mappings(disk), name, QUEUE_MAGIC, {}).rows())
     for row in rows[number : number + count]:
         disk.damage(name, row.position + 7)
     world = World(disk, segment_bytes=SEGMENT)
-    assert world.report.replayed_records < 40, "nothing is derived by the start"
+    assert world.report.replayed_records < 40, "the start rebuilds nothing"
     met = world.engine.store.damaged_files
     assert world.report.damaged_file == (name if met else "")
     intact = World(disk_of_many_blocks().after_kill(), segment_bytes=SEGMENT)
@@ -171,7 +172,7 @@ def test_a_start_that_meets_a_damaged_block_leaves_the_rest_to_the_repair(
             with pytest.raises(BlockFileDamaged):
                 queue.entry(hidden)
     assert delivered(world) == expected_of_many_blocks()
-    assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "what is gone is no damage"
+    assert not world.engine.catalog.find_topic(f"%DLQ%{GROUP}"), "removed messages are not damage"
     low = world.engine.log.min_offset
     for queue in world.engine.catalog.queues.values():
         if queue.min_offset < queue.max_offset:
@@ -180,7 +181,7 @@ def test_a_start_that_meets_a_damaged_block_leaves_the_rest_to_the_repair(
     assert not world.engine.store.damaged_files
 
 
-def test_a_repair_cuts_one_queue_a_slice_and_shows_nobody_what_is_gone() -> None:
+def test_a_rebuild_cuts_one_queue_per_slice_and_shows_no_removed_message() -> None:
     disk = disk_of_many_blocks().after_kill()
     name = disk.names("queues")[0]
     for row in open_block_file(Mappings(disk), name, QUEUE_MAGIC, {}).rows():
@@ -207,7 +208,7 @@ def test_a_repair_cuts_one_queue_a_slice_and_shows_nobody_what_is_gone() -> None
 
 @pytest.mark.parametrize("name", derived_files()[:-1])
 @pytest.mark.parametrize("position", range(16, 32, 3))
-def test_a_range_that_is_not_that_of_the_name_is_not_believed(name: str, position: int) -> None:
+def test_a_header_with_another_range_than_the_name_is_rejected(name: str, position: int) -> None:
     disk = disk_of_history().after_kill()
     disk.damage(name, position, bits=64)
     assert delivered(restarted(disk)) == expected()
@@ -219,7 +220,7 @@ FIFO = "fifo"
 
 
 def world_of_one_file(*, is_ordered: bool = False, retries: bool = False) -> World:
-    """Make a world whose one queue file nobody has read yet; group FIFO has some out."""
+    """Make a world whose only queue file is unread; group FIFO has deliveries in flight."""
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.group(FIFO, is_ordered=is_ordered, max_attempts=3)
     world.send("m0", "m1", "m2", "m3", tag="t")
@@ -233,7 +234,7 @@ def world_of_one_file(*, is_ordered: bool = False, retries: bool = False) -> Wor
 
 
 def damage_blocks(world: World, folder: str, magic: int) -> str:
-    """Flip a bit in every block of the one file of a folder; return its name."""
+    """Flip a bit in every block of the only file of a folder; return its name."""
     (name,) = world.disk.names(folder)
     for row in open_block_file(Mappings(world.disk), name, magic, {}).rows():
         if (
@@ -249,7 +250,7 @@ def damage_queues(world: World) -> str:
 
 
 @pytest.mark.parametrize(("folder", "magic"), [("queues", QUEUE_MAGIC), ("index", INDEX_MAGIC)])
-def test_a_file_that_is_derived_again_has_the_bytes_it_had(folder: str, magic: int) -> None:
+def test_a_rebuilt_file_has_the_same_bytes(folder: str, magic: int) -> None:
     world = world_of_one_file()
     (name,) = world.disk.names(folder)
     before = world.disk.read(name)
@@ -266,7 +267,7 @@ def test_a_file_that_is_derived_again_has_the_bytes_it_had(folder: str, magic: i
     assert world.engine.rebuilds.take_notices() == []
 
 
-def test_a_message_is_found_again_when_the_index_is_repaired() -> None:
+def test_a_message_is_found_after_its_index_is_rebuilt() -> None:
     world = world_of_one_file()
     damage_blocks(world, "index", INDEX_MAGIC)
     topic = world.engine.catalog.find_topic(TOPICS[0])
@@ -278,9 +279,7 @@ def test_a_message_is_found_again_when_the_index_is_repaired() -> None:
 
 
 @pytest.mark.parametrize("tags", [(), ("t",)])
-def test_a_pop_finds_nothing_in_a_damaged_queue_and_all_when_it_is_repaired(
-    tags: tuple[str, ...],
-) -> None:
+def test_a_pop_of_a_damaged_queue_is_empty_until_the_rebuild(tags: tuple[str, ...]) -> None:
     world = world_of_one_file()
     damage_queues(world)
     assert world.bodies(group="late", tags=tags) == []
@@ -294,7 +293,7 @@ def test_a_pop_finds_nothing_in_a_damaged_queue_and_all_when_it_is_repaired(
     assert world.bodies(group="late", tags=tags) == ["m0", "m1", "m2", "m3"]
 
 
-def test_an_ordered_queue_waits_for_its_repair_and_goes_on_in_order() -> None:
+def test_an_ordered_queue_waits_for_its_rebuild_and_keeps_its_order() -> None:
     world = world_of_one_file(is_ordered=True)
     damage_queues(world)
     world.advance(60_001)
@@ -303,7 +302,7 @@ def test_an_ordered_queue_waits_for_its_repair_and_goes_on_in_order() -> None:
     assert world.bodies(group=FIFO) == ["m0", "m1", "m2", "m3"]
 
 
-def test_a_repeated_attempt_at_a_damaged_queue_is_answered_when_it_is_repaired() -> None:
+def test_a_repeated_attempt_on_a_damaged_queue_is_answered_after_the_rebuild() -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.group(FIFO, is_ordered=True)
     world.send("m0", "m1")
@@ -316,20 +315,20 @@ def test_a_repeated_attempt_at_a_damaged_queue_is_answered_when_it_is_repaired()
 
 
 @pytest.mark.parametrize("retries", [False, True])
-def test_what_is_due_in_a_damaged_queue_is_revived_when_it_is_repaired(retries: bool) -> None:
+def test_due_messages_of_a_damaged_queue_are_revived_after_the_rebuild(retries: bool) -> None:
     world = world_of_one_file(retries=retries)
     damage_queues(world)
     world.advance(60_001)
     now_ms = world.now_ms
     world.engine.take_ready()
-    assert world.engine.next_due_ms(now_ms, firing_ms=now_ms) is None, "nothing is tried again"
+    assert world.engine.next_due_ms(now_ms, firing_ms=now_ms) is None, "no message is tried again"
     world.background()
     world.run_due()
     again = {one.body: one.attempt for one in world.pop(group=FIFO)}
     assert again == {"m0": 2 + retries, "m1": 2 + retries, "m2": 1 + retries, "m3": 1 + retries}
 
 
-def test_an_ordered_message_without_attempts_left_is_dead_when_its_queue_is_repaired() -> None:
+def test_an_ordered_message_without_attempts_is_dead_lettered_after_the_rebuild() -> None:
     world = world_of_one_file(is_ordered=True)
     world.engine.administration.put_group(FIFO, max_attempts=1, now_ms=world.now_ms)
     damage_queues(world)
@@ -339,7 +338,7 @@ def test_an_ordered_message_without_attempts_left_is_dead_when_its_queue_is_repa
     assert world.bodies(topic=f"%DLQ%{FIFO}") == ["m0", "m1"]
 
 
-def test_who_must_know_a_damaged_entry_is_told_to_try_again() -> None:
+def test_a_caller_that_needs_a_damaged_entry_is_asked_to_retry() -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.send("m0", "m1")
     popped = world.pop(1)
@@ -366,7 +365,7 @@ def test_who_must_know_a_damaged_entry_is_told_to_try_again() -> None:
     assert world.bodies(topic=f"%DLQ%{GROUP}") == ["m0"]
 
 
-def test_retention_waits_for_the_repair_of_a_queue_file() -> None:
+def test_retention_waits_for_the_rebuild_of_a_queue_file() -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=2 * SEGMENT)
     for n in range(100):
         world.send(f"m{n}", size=1_800)
@@ -379,8 +378,8 @@ def test_retention_waits_for_the_repair_of_a_queue_file() -> None:
     assert world.bodies(1) != []
 
 
-def test_what_neither_the_log_nor_a_queue_file_says_is_passed_over_by_nobody() -> None:
-    """The heads of two records are damaged, and so is the block that says where they lie."""
+def test_messages_lost_in_log_and_queue_file_are_not_skipped_silently() -> None:
+    """The heads of two records are damaged, and so is the block with their positions."""
     world = world_of_one_file()
     (name,) = world.disk.names("queues")
     block = open_block_file(Mappings(world.disk), name, QUEUE_MAGIC, {}).block(0, 4 * SIZE)
@@ -389,7 +388,7 @@ def test_what_neither_the_log_nor_a_queue_file_says_is_passed_over_by_nobody() -
     for log_offset, _, _ in entries[1:3]:
         world.disk.damage(segment, log_offset + 20)
     damage_queues(world)
-    # Nobody reads the messages yet.
+    # The messages are unread.
     world.engine.commands.pop(
         world.group("late"),
         world.topic(),

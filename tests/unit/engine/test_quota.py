@@ -1,4 +1,4 @@
-"""How many topics and groups there may be, and how fast their first use makes them."""
+"""Limits on the number of topics and groups, and on the rate of automatic creation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.broker.engine.metadata.quota import AUTO_CREATE_BURST
 from tidemill.common.errors import Conflict, Overloaded
 
 
-def test_first_uses_make_no_more_than_the_rate_allows() -> None:
+def test_automatic_creation_is_limited_to_the_rate() -> None:
     world = World(auto_create=True, auto_create_per_s=10)
     ensure = world.engine.administration.ensure
     for n in range(AUTO_CREATE_BURST // 2):
@@ -17,7 +17,7 @@ def test_first_uses_make_no_more_than_the_rate_allows() -> None:
     for topic, group in (("one-more", ""), ("", "one-more")):
         with pytest.raises(Overloaded, match="auto_create_per_s"):
             ensure(topic, group, world.now_ms)
-    # What is there can be used, and people can create.
+    # Existing topics can be used, and administrators can create more.
     ensure("t0", "g0", world.now_ms)
     world.engine.administration.put_topic("by-hand", type_=None, queues=1, now_ms=world.now_ms)
     world.now_ms += 1_000
@@ -27,7 +27,7 @@ def test_first_uses_make_no_more_than_the_rate_allows() -> None:
         ensure("too-many", "", world.now_ms)
 
 
-def test_there_are_no_more_topics_and_groups_than_allowed() -> None:
+def test_the_numbers_of_topics_and_groups_are_limited() -> None:
     world = World(auto_create=True, topics_max=5, groups_max=2)
     administration = world.engine.administration
     free = 5 - len(world.engine.catalog.topics)
@@ -39,7 +39,7 @@ def test_there_are_no_more_topics_and_groups_than_allowed() -> None:
         administration.put_topic("more", type_=None, queues=1, now_ms=world.now_ms)
     with pytest.raises(Conflict, match="groups_max"):
         administration.put_group("more", now_ms=world.now_ms)
-    # Those that there are can be changed, and deleted for others.
+    # Existing topics can be changed, and deleted to make room.
     administration.put_topic("t0", type_=None, queues=0, delivery_spread_ms=5, now_ms=world.now_ms)
     administration.delete_topic("t0", world.now_ms)
     administration.put_topic("more", type_=None, queues=1, now_ms=world.now_ms)

@@ -1,4 +1,4 @@
-"""Where a reader of events may begin: at a record, and never at what a body says is one."""
+"""Positions for readers of events: only true begins of records, never bytes inside a body."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_place(world: World, position: int) -> bool:
 
 
 def records(world: World) -> list[tuple[int, int]]:
-    """Return where each record begins and ends."""
+    """Return the begin and the end of each record."""
     log = world.engine.log
     found = log.walk_between(log.min_offset, log.committed_offset)
     heads = [one.header for one in found if isinstance(one, Record)]
@@ -34,7 +34,7 @@ def records(world: World) -> list[tuple[int, int]]:
 
 
 def forged(topic_id: int, at: int) -> bytes:
-    """Return bytes that are a record of the log, should they stand at `at`."""
+    """Return bytes that form a valid record of the log at `at`."""
     inner, body = blob("x", message_id="FORGED"), message.PLACE.pack(topic_id, 0, 0, 0)
     head_size = record.HEADER_SIZE + len(body)
     covered = record.COVERED.pack(
@@ -44,7 +44,7 @@ def forged(topic_id: int, at: int) -> bytes:
     return prefix + covered + body + inner
 
 
-def test_every_record_is_a_place_and_nothing_inside_one_is() -> None:
+def test_every_record_begin_is_a_position_and_nothing_inside_a_record_is() -> None:
     world = small()
     for n in range(4):
         world.send(*[f"{n}-{m}" for m in range(40)], size=200)
@@ -59,7 +59,7 @@ def test_every_record_is_a_place_and_nothing_inside_one_is() -> None:
         world.restart()
 
 
-def test_a_body_that_looks_like_a_record_is_none() -> None:
+def test_a_body_that_looks_like_a_record_is_not_a_position() -> None:
     world = World()
     topic_id = world.topic()
     carried = forged(topic_id, 0)
@@ -71,12 +71,14 @@ def test_a_body_that_looks_like_a_record_is_none() -> None:
         topic_id, QueueId(0), data, crc32(data), now_ms=world.now_ms, firing_ms=world.now_ms
     )
     world.commit()
-    assert [one.message_id for one in read(world, begin=at)] == ["FORGED"], "it would be believed"
+    assert [one.message_id for one in read(world, begin=at)] == ["FORGED"], (
+        "the check would accept it"
+    )
     assert place_of(world, at) == world.engine.log.committed_offset
     assert is_place(world, begin)
 
 
-def test_a_place_that_was_told_is_not_looked_for() -> None:
+def test_a_returned_position_is_not_searched_again() -> None:
     world = World()
     world.send(*[str(n) for n in range(4 * record_starts.RECORDS_A_STEP)])
     last = records(world)[-1][0]
@@ -88,11 +90,11 @@ def test_a_place_that_was_told_is_not_looked_for() -> None:
     assert look.place == last
     for n in range(record_starts.KNOWN_MAX):
         world.engine.events.record_starts.note(n)
-    assert world.engine.events.record_starts.look(last).step(), "as many are kept, and no more"
+    assert world.engine.events.record_starts.look(last).step(), "no more than this number is kept"
 
 
 def slices(world: World, position: int) -> int:
-    """Return in how many slices a place is found."""
+    """Return the number of slices until a position is found."""
     look, count = world.engine.events.record_starts.look(position), 1
     while look.step():
         count += 1
@@ -100,10 +102,8 @@ def slices(world: World, position: int) -> int:
     return count
 
 
-def test_what_was_walked_has_marks_for_who_asks_for_another_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else each position in a record would cost a walk from the begin of its segment."""
+def test_a_walk_leaves_marks_for_later_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each position would cost a walk from the begin of its segment."""
     monkeypatch.setattr(record_starts, "WAY_BYTES", 1 << 14)
     monkeypatch.setattr(record_starts, "RECORDS_A_STEP", 8)
     world = World()
@@ -118,7 +118,7 @@ def test_what_was_walked_has_marks_for_who_asks_for_another_place(
     assert place_of(world, last + 4) == end
 
 
-def test_marks_are_bounded_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_are_bounded_and_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_starts, "WAY_BYTES", 1 << 12)
     monkeypatch.setattr(record_starts, "WAYS_MAX", 4)
     monkeypatch.setattr(record_starts, "RECORDS_A_STEP", 8)
@@ -127,6 +127,6 @@ def test_marks_are_bounded_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) ->
     found = records(world)
     far = slices(world, found[-1][0] + 4)
     assert slices(world, found[-2][0] + 4) < far
-    # Of the first half nothing is kept any more, and it is found all the same.
+    # Marks of the first half are dropped, and its positions are found all the same.
     for start, behind in found:
         assert place_of(world, start + 4) == behind

@@ -1,4 +1,4 @@
-"""Starts over files that are not as they were left."""
+"""Starts with changed or missing files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def filled_world() -> World:
     return world
 
 
-def test_a_segment_that_was_cut_stops_the_start() -> None:
+def test_a_cut_segment_stops_the_start() -> None:
     world = World(FaultyDisk(Random(0)))
     world.send("m0", "m1")
     disk = world.disk.after_kill()
@@ -46,7 +46,7 @@ def test_a_missing_first_segment_stops_the_start() -> None:
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_a_missing_or_empty_last_segment_stops_the_start_and_what_is_there_stays(
+def test_a_missing_or_empty_last_segment_stops_the_start_and_the_other_files_stay(
     is_removed: bool,
 ) -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=64 << 10)
@@ -65,7 +65,7 @@ def test_a_missing_or_empty_last_segment_stops_the_start_and_what_is_there_stays
     assert disk.names("log") == before
 
 
-def test_a_checkpoint_file_that_cannot_be_read_costs_a_longer_start() -> None:
+def test_an_unreadable_checkpoint_file_makes_the_start_longer() -> None:
     world = World(FaultyDisk(Random(0)))
     world.send("m0")
     world.checkpoint()
@@ -97,7 +97,7 @@ def test_a_renamed_segment_is_not_deleted() -> None:
     assert disk.names("log") == ["log/saved.log"]
 
 
-def test_an_empty_file_left_by_the_making_of_a_segment_does_no_harm() -> None:
+def test_an_empty_file_of_an_unfinished_segment_is_ignored() -> None:
     disk = FaultyDisk(Random(0))
     disk.open("log/00000000000000000000.log", create=True)
     world = World(disk)
@@ -105,7 +105,7 @@ def test_an_empty_file_left_by_the_making_of_a_segment_does_no_harm() -> None:
     assert world.bodies() == ["m0"]
 
 
-def test_a_log_of_a_later_version_is_refused_with_a_sentence() -> None:
+def test_a_log_of_a_later_version_is_rejected_with_a_clear_error() -> None:
     world = World(FaultyDisk(Random(0)))
     world.engine.log.append(RecordKind.CONFIG, encode_item({"op": "fromTheFuture"}), 0)
     world.commit()
@@ -113,7 +113,7 @@ def test_a_log_of_a_later_version_is_refused_with_a_sentence() -> None:
         world.restart()
 
 
-def test_an_attempt_id_of_any_kind_survives_a_restart_or_is_refused() -> None:
+def test_an_attempt_id_of_any_kind_survives_a_restart_or_is_rejected() -> None:
     world = World(FaultyDisk(Random(0)))
     world.group(is_ordered=True)
     world.send("m0")
@@ -126,7 +126,7 @@ def test_an_attempt_id_of_any_kind_survives_a_restart_or_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", bytes(56), b"\x01\x01\x01\x00\xff\xff" + bytes(60)])
-def test_a_message_that_is_none_is_refused_and_not_stored(data: bytes) -> None:
+def test_an_invalid_message_is_rejected_and_not_stored(data: bytes) -> None:
     world = World()
     topic_id = world.topic()
     end = world.engine.log.log_end

@@ -1,4 +1,4 @@
-"""A log that replicas follow: what they have, what they apply, and what is cut."""
+"""An engine whose log has replicas: what they store, apply and cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def founded(config: EngineConfig = SMALL) -> Group:
     return group
 
 
-def test_replicas_apply_what_the_master_has_confirmed() -> None:
+def test_replicas_apply_confirmed_records() -> None:
     group = founded()
     group.send("a", "b", "c")
     group.settle()
@@ -38,7 +38,7 @@ def test_replicas_apply_what_the_master_has_confirmed() -> None:
     assert all(node.log.log_end == node.engine.log.committed_offset for node in group.nodes[1:])
 
 
-def test_nothing_is_applied_before_it_is_confirmed() -> None:
+def test_no_record_is_applied_before_it_is_confirmed() -> None:
     group = founded()
     group.send("a")
     group.settle()
@@ -50,7 +50,7 @@ def test_nothing_is_applied_before_it_is_confirmed() -> None:
     assert group.nodes[1].bodies() == ["a", "b"]
 
 
-def test_what_is_not_durable_here_is_not_applied() -> None:
+def test_no_record_is_applied_before_it_is_durable_here() -> None:
     group = founded()
     group.send("a")
     group.settle()
@@ -68,7 +68,7 @@ def test_what_is_not_durable_here_is_not_applied() -> None:
     assert learner.bodies() == ["a", "b"]
 
 
-def test_a_replica_is_elected_without_a_replay_and_the_others_follow_it() -> None:
+def test_an_elected_replica_needs_no_replay_and_the_others_follow_it() -> None:
     group = founded()
     group.send("a", "b")
     group.settle()
@@ -82,7 +82,7 @@ def test_a_replica_is_elected_without_a_replay_and_the_others_follow_it() -> Non
     assert group.nodes[0].bodies() == ["a", "b", "c"]
 
 
-def test_a_master_whose_clock_is_behind_the_one_before_is_looked_through_for_times() -> None:
+def test_a_new_master_with_an_earlier_clock_records_the_fall_of_times() -> None:
     group = founded()
     group.now_ms = 10_000_000
     group.send("a", "b")
@@ -101,10 +101,10 @@ def test_a_master_whose_clock_is_behind_the_one_before_is_looked_through_for_tim
     )
     while search.step():
         pass
-    assert search.offsets == [0], "the first two were stored later than that"
+    assert search.offsets == [0], "the first two were stored later"
 
 
-def test_a_tail_that_the_new_master_has_not_is_cut() -> None:
+def test_a_tail_that_the_new_master_does_not_have_is_cut() -> None:
     group = founded()
     group.send("a")
     group.settle()
@@ -125,7 +125,7 @@ def test_a_tail_that_the_new_master_has_not_is_cut() -> None:
     assert group.nodes[0].bodies() == ["a", "b"]
 
 
-def test_a_master_that_is_elected_again_goes_on() -> None:
+def test_a_master_that_is_elected_again_continues() -> None:
     group = founded()
     group.send("a")
     group.settle()
@@ -136,7 +136,7 @@ def test_a_master_that_is_elected_again_goes_on() -> None:
     assert {node.engine.log.epoch for node in group.nodes} == {2}
 
 
-def test_what_is_old_is_sent_little_by_little() -> None:
+def test_old_records_are_sent_in_small_parts() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(30)), size=700_000)
     group.settle()
@@ -149,7 +149,7 @@ def test_what_is_old_is_sent_little_by_little() -> None:
     assert log.frame_at(newest, 1 << 20) is not None
 
 
-def test_segments_are_the_same_in_all_logs() -> None:
+def test_all_logs_have_the_same_segments() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(40)), size=90_000)
     group.settle()
@@ -160,7 +160,7 @@ def test_segments_are_the_same_in_all_logs() -> None:
     assert starts == [starts[0]] * 3
 
 
-def test_a_replica_that_was_restarted_goes_on_where_its_files_end() -> None:
+def test_a_restarted_replica_continues_at_the_end_of_its_files() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(30)), size=20_000)
     group.settle()
@@ -179,7 +179,7 @@ def test_a_replica_that_was_restarted_goes_on_where_its_files_end() -> None:
     assert replica.bodies() == [*(f"m{n}" for n in range(30)), "x", "y"]
 
 
-def test_an_empty_replica_is_copied_from_where_the_log_begins() -> None:
+def test_an_empty_replica_is_copied_from_the_begin_of_the_log() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(30)), size=90_000)
     group.settle()
@@ -219,7 +219,7 @@ def test_an_empty_replica_is_copied_from_where_the_log_begins() -> None:
     assert group.nodes[1].bodies()[-1] == "z"
 
 
-def test_a_replica_without_room_gives_up_what_its_master_has_given_up() -> None:
+def test_a_full_replica_deletes_the_segments_that_its_master_deleted() -> None:
     group = founded(replace(SMALL, disk_reserve_bytes=32 << 20))
     group.send(*(f"m{n}" for n in range(30)), size=90_000)
     group.settle()
@@ -229,7 +229,7 @@ def test_a_replica_without_room_gives_up_what_its_master_has_given_up() -> None:
             file.sync()
     replica.engine.retention.retention_ms = 0
     used = replica.disk.capacity_bytes - replica.disk.free_bytes()
-    replica.disk.capacity_bytes = used + (512 << 10)  # less than what derived files leave alone
+    replica.disk.capacity_bytes = used + (512 << 10)  # less than the reserve of derived files
     log_end = replica.log.log_end
     for floor in (0, replica.engine.log.segments[0].end):
         replica.log.follow_floor(floor, 0)
@@ -242,7 +242,7 @@ def test_a_replica_without_room_gives_up_what_its_master_has_given_up() -> None:
         assert replica.log.log_end == log_end
 
 
-def test_a_cut_that_a_crash_has_interrupted_is_made_at_the_start() -> None:
+def test_a_start_completes_an_interrupted_cut() -> None:
     group = founded()
     group.send("a")
     group.settle()
@@ -263,12 +263,12 @@ def test_a_cut_that_a_crash_has_interrupted_is_made_at_the_start() -> None:
     assert replica.log.log_end == cut
     group.cut_off = set()
     assert replica.disk.read(INTENT) is None
-    assert replica.log.cut == expected, "which nobody may have heard of"
+    assert replica.log.cut == expected, "it may be unreported"
     group.settle(1_000)
     assert replica.log.log_end == group.nodes[0].log.log_end
 
 
-def test_a_store_that_was_one_brokers_says_nothing_of_a_group_and_founds_above_its_epochs() -> None:
+def test_the_store_of_a_single_broker_founds_a_group_above_its_epochs() -> None:
     disk, config = FaultyDisk(Random(0)), EngineConfig()
     for _ in range(3):
         engine, _ = open_engine(disk, config, now_ms=0, entropy=bytes(32))
@@ -281,7 +281,7 @@ def test_a_store_that_was_one_brokers_says_nothing_of_a_group_and_founds_above_i
     log.engine.close()
 
 
-def test_what_is_damaged_at_the_master_is_not_sent() -> None:
+def test_damaged_records_of_the_master_are_not_sent() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(30)), size=90_000)
     group.settle()
@@ -300,7 +300,7 @@ def test_what_is_damaged_at_the_master_is_not_sent() -> None:
     assert "is damaged at byte" in master.log.frames.damage
 
 
-def test_damage_to_what_is_confirmed_is_no_torn_tail() -> None:
+def test_damage_to_confirmed_records_is_not_a_torn_tail() -> None:
     group = founded()
     group.send(*(f"m{n}" for n in range(30)), size=90_000)
     group.settle()

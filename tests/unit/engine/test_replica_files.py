@@ -1,4 +1,4 @@
-"""A replica's log on its disk: the bytes of its master's, and cuts that no power cut undoes."""
+"""A replica's log and state on its disk: the master's bytes, and cuts that survive power cuts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FRESH = FreshIdentity(bytes(range(16)), bytes(range(32)))
 
 
 def open_log(disk: FaultyDisk) -> ReplicaEngine:
-    """Open a replica's store; nothing is confirmed in it, so that no record is applied."""
+    """Open a replica's store. Nothing is confirmed, so no record is applied."""
     return open_replica_engine(disk, CONFIG, now_ms=0, fresh=FRESH)[0]
 
 
@@ -59,7 +59,7 @@ def sync(log: ReplicaEngine) -> None:
 
 
 def append(log: ReplicaEngine, count: int, random: Random) -> list[bytes]:
-    """Let a master append and sync records of which no engine has to know more."""
+    """Let a master append and sync records that no engine must understand."""
     bodies = [random.randbytes(random.randint(1, 900)) for _ in range(count)]
     for body in bodies:
         log.engine.log.append(RecordKind.STATE, body, 0)
@@ -87,13 +87,15 @@ def frames_of(log: ReplicaEngine, size_max: int) -> Iterator[Data]:
 
 
 @pytest.mark.parametrize("size_max", [1, 700, 5_000, 1 << 20])
-def test_a_log_that_follows_is_the_same_in_the_same_files(size_max: int) -> None:
+def test_a_follower_writes_the_same_bytes_into_the_same_files(size_max: int) -> None:
     random, (source, target) = Random(size_max), logs()
     bodies: list[bytes] = []
     for _ in range(30):
         bodies += append(source, random.randint(1, 9), random)
         follow(source, target, size_max)
-        assert 0 <= target.log_end - source.log_end < 8, "a rest without room for a pad is passed"
+        assert 0 <= target.log_end - source.log_end < 8, (
+            "remaining bytes without room for a pad are skipped"
+        )
     sync(target)
     assert target.durable_offset == target.log_end
     assert source.digest(5, source.log_end) == target.digest(5, source.log_end)
@@ -112,7 +114,9 @@ def test_a_frame_ends_with_a_record_and_its_pad() -> None:
     ends = {frame.end for frame in frames}
     segment_ends = {segment.end for segment in log.engine.log.segments[:-1]}
     assert segment_ends < ends
-    assert {frame.offset for frame in frames} >= segment_ends, "the next one begins with a segment"
+    assert {frame.offset for frame in frames} >= segment_ends, (
+        "the next frame begins with a segment"
+    )
     for size_max in (500, 2_000):
         frames = list(frames_of(log, size_max))
         assert {frame.end for frame in frames} <= ends
@@ -123,9 +127,9 @@ def test_a_frame_ends_with_a_record_and_its_pad() -> None:
 def wherever_the_power_goes(
     prepare: Callable[[FaultyDisk], Callable[[], object]], *, at_least: int, seed: int = 0
 ) -> Iterator[tuple[ReplicaEngine, bool]]:
-    """Do what was prepared, with a power cut at each of its operations in turn.
+    """Run the prepared work with a power cut at each of its operations in turn.
 
-    Yields the store that starts then, and whether all was done before.
+    Yields the store after the restart, and whether the work was complete.
     """
     operations, is_done = 0, False
     while not is_done:
@@ -142,7 +146,7 @@ def wherever_the_power_goes(
 
 
 def _opened_with_power_cuts(disk: FaultyDisk) -> ReplicaEngine:
-    """Open a store after a power cut, which comes back at each operation of the start in turn."""
+    """Open a store after a power cut, with another one at each operation of the start in turn."""
     for operations in range(200):
         disk.cut_at = len(disk.operations) + operations
         try:
@@ -155,13 +159,13 @@ def _opened_with_power_cuts(disk: FaultyDisk) -> ReplicaEngine:
     raise AssertionError("a start comes to its end")
 
 
-def test_a_cut_is_whole_or_has_not_begun() -> None:
+def test_a_cut_is_complete_or_has_not_begun() -> None:
     kept, outcomes = 11, set[str]()
     (log,) = logs(1)
     before = append(log, 30, Random(7))
     cut, before_end = list(frames_of(log, 1))[kept].offset, log.log_end
     segment = log.engine.log.segment_of(LogOffset(cut))
-    assert segment.start < cut < segment.end - SEGMENT // 2, "more of it goes, and more files"
+    assert segment.start < cut < segment.end - SEGMENT // 2, "more bytes and more files are cut"
 
     def prepare(disk: FaultyDisk) -> Callable[[], object]:
         log = open_log(disk)
@@ -176,13 +180,13 @@ def test_a_cut_is_whole_or_has_not_begun() -> None:
             assert again.log_end == cut
             assert disk_of(again).read(INTENT) is None
             assert again.cut is not None
-            assert again.cut.size_bytes == before_end - cut, "it is told all the same"
+            assert again.cut.size_bytes == before_end - cut, "the cut is reported all the same"
             _check_that_nothing_comes_back(again, before[:kept], size=len(before[kept]))
     assert outcomes == {"kept", "cut"}
 
 
 def _check_that_nothing_comes_back(log: ReplicaEngine, kept: list[bytes], *, size: int) -> None:
-    """Write behind the cut what is as long as what stood there: the rest must not follow it."""
+    """Write as many bytes after the cut as were there before: no old record may follow them."""
     log.engine.log.append(RecordKind.STATE, b"n" * size, 0)
     log.engine.log.write()
     sync(log)
@@ -191,7 +195,7 @@ def _check_that_nothing_comes_back(log: ReplicaEngine, kept: list[bytes], *, siz
 
 
 def test_a_torn_tail_of_several_segments_is_cut() -> None:
-    """What is left of it must have no hole, over which no start would go."""
+    """The remaining files must be contiguous, or a start would stop."""
     random, (source, target) = Random(2), logs()
     bodies = append(source, 40, random)
     follow(source, target, 2_000)
@@ -206,7 +210,7 @@ def test_a_torn_tail_of_several_segments_is_cut() -> None:
     assert bodies_in(again) == bodies
 
 
-def test_what_was_cut_and_written_anew_is_what_the_master_has() -> None:
+def test_records_after_a_cut_are_those_of_the_master() -> None:
     random, (source, target) = Random(3), logs()
     append(source, 25, random)
     follow(source, target, 2_000)
@@ -218,13 +222,13 @@ def test_what_was_cut_and_written_anew_is_what_the_master_has() -> None:
     assert target.log_end == target.durable_offset == cut
     assert target.cut is not None
     expected = LogCut(cut, target.epoch_seen, before - cut, 20, 0)
-    assert target.cut == expected, "none of it was confirmed"
+    assert target.cut == expected, "none of the cut records was confirmed"
     follow(source, target, 2_000)
     sync(target)
     assert source.digest(0, source.log_end) == target.digest(0, source.log_end)
 
 
-def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_after_it() -> None:
+def test_a_sync_that_began_before_a_cut_proves_nothing_after_it() -> None:
     random, (source, target) = Random(4), logs()
     append(source, 6, random)
     follow(source, target, 2_000)
@@ -238,7 +242,7 @@ def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_after_it() -> 
     assert target.durable_offset == cut
 
 
-def test_an_oldest_segment_stays_when_all_that_is_in_it_is_cut() -> None:
+def test_the_oldest_segment_stays_when_all_of_its_records_are_cut() -> None:
     def prepare(disk: FaultyDisk) -> Callable[[], object]:
         target = open_log(disk)
         target.start_at(SEGMENT)
@@ -250,8 +254,8 @@ def test_an_oldest_segment_stays_when_all_that_is_in_it_is_cut() -> None:
         assert (again.log_min, again.log_end) == (SEGMENT, SEGMENT)
 
 
-def test_what_is_confirmed_ends_where_the_log_is_cut() -> None:
-    """After an unclean election only: what was confirmed, and not applied yet, goes."""
+def test_the_confirm_offset_is_at_most_the_end_of_a_cut_log() -> None:
+    """Only after an unclean election: confirmed records that are not applied yet are cut."""
     random, (source, target) = Random(5), logs()
     append(source, 4, random)
     follow(source, target, 2_000)
@@ -261,10 +265,10 @@ def test_what_is_confirmed_ends_where_the_log_is_cut() -> None:
     target.truncate(cut)
     assert target.confirm_offset == cut
     assert target.cut is not None
-    assert target.cut.confirmed_bytes == confirmed_bytes, "which are lost"
+    assert target.cut.confirmed_bytes == confirmed_bytes, "the lost records"
 
 
-def test_who_has_applied_what_is_to_be_cut_begins_from_nothing() -> None:
+def test_a_replica_that_applied_cut_records_begins_with_an_empty_store() -> None:
     random, (source, target) = Random(5), logs()
     append(source, 4, random)
     follow(source, target, 2_000)
@@ -272,7 +276,7 @@ def test_who_has_applied_what_is_to_be_cut_begins_from_nothing() -> None:
     with pytest.raises(MustBeEmptied):
         target.truncate(0)
     cut = find_cut(disk_of(target))
-    assert cut is not None, "which the next life of the store tells of"
+    assert cut is not None, "the next start reports the cut"
     assert (cut.offset, cut.size_bytes) == (0, target.log_end)
     assert cut.confirmed_bytes == target.confirm_offset
     assert disk_of(target).read(INTENT) is None
@@ -280,8 +284,8 @@ def test_who_has_applied_what_is_to_be_cut_begins_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_state_is_the_last_or_the_one_before(seed: int) -> None:
-    # All of several sectors changes, so that a write of it can be torn.
+def test_the_state_is_the_last_one_or_the_one_before(seed: int) -> None:
+    # The state has several sectors and all of them change, so a write can be torn.
     before, after = (
         tuple(EpochEntry(epoch, start) for epoch in range(1, 90)) for start in (7, 1 << 40)
     )
@@ -301,10 +305,8 @@ def test_the_state_is_the_last_or_the_one_before(seed: int) -> None:
 
 
 @pytest.mark.parametrize("syncs_first", [False, True])
-def test_a_state_that_is_saved_while_another_one_is_synced_leaves_one_of_them(
-    syncs_first: bool,
-) -> None:
-    # All of several sectors changes each time, so that a write of it can be torn.
+def test_a_state_that_is_saved_during_a_sync_leaves_one_of_both(syncs_first: bool) -> None:
+    # The state has several sectors and all of them change, so a write can be torn.
     journals = [
         tuple(EpochEntry(epoch, start + epoch) for epoch in range(1, 90))
         for start in (7, 1 << 40, 2 << 40)
@@ -334,7 +336,7 @@ def test_a_state_that_is_saved_while_another_one_is_synced_leaves_one_of_them(
     assert found == {0, 1, 2}
 
 
-def test_a_store_that_has_forgotten_what_it_acked_does_not_open() -> None:
+def test_a_store_with_a_damaged_state_does_not_open() -> None:
     (log,) = logs(1)
     for epoch in (4, 5):
         log.save_epoch_seen(epoch)
@@ -344,7 +346,7 @@ def test_a_store_that_has_forgotten_what_it_acked_does_not_open() -> None:
         open_log(disk_of(log))
 
 
-def test_a_store_whose_state_is_gone_does_not_open() -> None:
+def test_a_store_with_a_missing_state_does_not_open() -> None:
     (log,) = logs(1)
     append(log, 1, Random(0))
     for name in STATES:
@@ -354,8 +356,8 @@ def test_a_store_whose_state_is_gone_does_not_open() -> None:
         open_log(disk_of(log))
 
 
-def test_a_replica_whose_log_is_gone_does_not_start_as_a_new_one() -> None:
-    """It has acked what was in it, and would say so."""
+def test_a_replica_with_a_missing_log_does_not_start_as_a_new_one() -> None:
+    """It has acked the records of that log."""
     (log,) = logs(1)
     append(log, 1, Random(0))
     for files in log.engine.checkpoints.write_file(LogOffset(0), min_offset=LogOffset(0)):
@@ -368,7 +370,7 @@ def test_a_replica_whose_log_is_gone_does_not_start_as_a_new_one() -> None:
         open_log(disk)
 
 
-def test_what_is_confirmed_is_never_said_to_be_more_than_is_durable() -> None:
+def test_the_saved_confirm_offset_is_never_above_the_durable_offset() -> None:
     random, (source, target) = Random(0), logs()
     append(source, 3, random)
     follow(source, target, 2_000)
@@ -380,7 +382,7 @@ def test_what_is_confirmed_is_never_said_to_be_more_than_is_durable() -> None:
         sync(target)
 
 
-def test_a_first_start_may_lose_power_anywhere() -> None:
+def test_a_power_cut_anywhere_in_a_first_start_is_harmless() -> None:
     def prepare(disk: FaultyDisk) -> Callable[[], object]:
         return lambda: open_log(disk).save_epoch_seen(1)
 
@@ -390,8 +392,8 @@ def test_a_first_start_may_lose_power_anywhere() -> None:
         assert disk_of(open_log(disk_of(again).after_power_cut())).read(IDENTITY) == known
 
 
-def test_a_torn_tail_of_another_ones_records_is_cut_and_no_damage() -> None:
-    """What the master had durable when it wrote them says nothing of this disk."""
+def test_a_torn_tail_of_the_masters_records_is_cut_and_not_damage() -> None:
+    """The durable offset in these records is that of the master's disk."""
     random, (source, target) = Random(5), logs()
     for _ in range(4):
         append(source, 1, random)
@@ -404,7 +406,7 @@ def test_a_torn_tail_of_another_ones_records_is_cut_and_no_damage() -> None:
     assert again.log_end == second.end
 
 
-def test_both_formats_are_what_they_were() -> None:
+def test_the_formats_of_state_intent_and_mark_are_unchanged() -> None:
     state = ReplicaState(3, 7, 1_000, ((1, 0), (7, 900)))
     data = replica_state.encode(state)
     assert data.hex() == GOLDEN_STATE
@@ -426,8 +428,8 @@ def test_both_formats_are_what_they_were() -> None:
     assert durable_mark.find(data[:20] + b"\xff" + data[21:]) is None
 
 
-def test_what_was_noted_as_durable_is_damaged_and_not_torn() -> None:
-    """After a power cut, and with nothing intact behind it."""
+def test_broken_bytes_before_the_durable_mark_are_damage() -> None:
+    """After a power cut, and without an intact record after them."""
     random, (source, target) = Random(5), logs()
     append(source, 4, random)
     follow(source, target, 1)
@@ -441,7 +443,7 @@ def test_what_was_noted_as_durable_is_damaged_and_not_torn() -> None:
         open_log(disk)
 
 
-def test_who_has_cut_what_no_power_cut_tore_says_so_until_it_is_trusted() -> None:
+def test_a_cut_without_a_power_cut_is_doubtful_until_the_doubt_is_cleared() -> None:
     random, (source, target) = Random(5), logs()
     append(source, 4, random)
     boot_id = bytes([1] * 16)
@@ -459,8 +461,8 @@ def test_who_has_cut_what_no_power_cut_tore_says_so_until_it_is_trusted() -> Non
     assert not open_log(disk).files.known_end.is_doubtful
 
 
-def test_a_log_that_is_gone_is_a_doubt() -> None:
-    """Also where no checkpoint speaks of it: somebody has deleted the files."""
+def test_a_missing_log_is_doubtful() -> None:
+    """Also without a checkpoint that mentions it: the files were deleted."""
     random, (source, target) = Random(5), logs()
     append(source, 1, random)
     follow(source, target, 1_000)
@@ -473,7 +475,7 @@ def test_a_log_that_is_gone_is_a_doubt() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_mark_is_lowered_before_anything_is_cut(seed: int) -> None:
+def test_the_mark_is_lowered_before_a_cut(seed: int) -> None:
     random, source = Random(5), logs(1)[0]
     append(source, 6, random)
     cut = next(islice(frames_of(source, 1), 3, None)).offset

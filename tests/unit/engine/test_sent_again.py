@@ -1,4 +1,4 @@
-"""A message that may have been sent before is found where it stands, and nothing else is."""
+"""A repeated send finds the stored message, and no other message."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_message_is_found_by_all_of_its_bytes_in_its_queue() -> None:
     assert found(world, topic_id, 0, other) is None
 
 
-def test_a_message_is_found_in_the_next_life_and_behind_checkpoints() -> None:
+def test_a_message_is_found_after_a_restart_and_after_checkpoints() -> None:
     world, topic_id = opened()
     sent = blob("m1")
     append(world, topic_id, 0, sent)
@@ -55,7 +55,7 @@ def test_a_message_is_found_in_the_next_life_and_behind_checkpoints() -> None:
     assert found(world, topic_id, 0, sent) == 0
 
 
-def test_what_was_stored_long_ago_is_another_message() -> None:
+def test_an_old_message_is_not_found() -> None:
     world, topic_id = opened()
     sent = blob("m1")
     world.engine.store.note_time(0)
@@ -69,7 +69,9 @@ def test_what_was_stored_long_ago_is_another_message() -> None:
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("step_ms", [-DAY_MS, 4 * DAY_MS])
-def test_a_message_is_found_though_the_clock_was_moved(step_ms: int, *, is_restarted: bool) -> None:
+def test_a_message_is_found_although_the_clock_was_moved(
+    step_ms: int, *, is_restarted: bool
+) -> None:
     world, topic_id = opened(segment_bytes=64 << 10)
     sent = blob("m1")
     world.engine.store.note_time(0)
@@ -88,7 +90,7 @@ def test_a_message_is_found_though_the_clock_was_moved(step_ms: int, *, is_resta
     assert found(world, topic_id, 0, sent) == 0
 
 
-def test_what_is_recent_when_a_store_opens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recent_messages_at_a_start_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_store, "RECENT_BYTES", 64 << 10)
     world, topic_id = opened(segment_bytes=64 << 10)
     sent = blob("m1")

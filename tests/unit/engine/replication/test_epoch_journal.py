@@ -1,4 +1,4 @@
-"""Where two logs part, what a journal keeps, and what is confirmed: by hand."""
+"""Examples for the common part of two logs, the epoch journal, and the confirm offset."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def journal(*entries: tuple[int, int]) -> Journal:
 @pytest.mark.parametrize(
     ("master", "replica", "agreement"),
     [
-        # The same epoch: up to where the shorter one ends.
+        # The same epoch: the common part is the shorter log.
         (LogExtent(journal((1, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50), CommonPrefix(50)),
         (LogExtent(journal((1, 0)), 0, 50), LogExtent(journal((1, 0)), 0, 90), CommonPrefix(50)),
-        # The master has begun an epoch where the replica had more of the one before.
+        # The master began an epoch at an offset where the replica has more of the previous one.
         (
             LogExtent(journal((1, 0), (3, 60)), 0, 90),
             LogExtent(journal((1, 0)), 0, 80),
@@ -50,18 +50,18 @@ def journal(*entries: tuple[int, int]) -> Journal:
             LogExtent(journal((1, 0), (2, 60)), 0, 95),
             CommonPrefix(60),
         ),
-        # Epochs that one of them has never heard of, between two that both have.
+        # Epochs that only one log has, between two common epochs.
         (
             LogExtent(journal((1, 0), (2, 10), (4, 30), (5, 50)), 0, 90),
             LogExtent(journal((1, 0), (2, 10), (3, 20)), 0, 99),
             CommonPrefix(20),
         ),
-        # Empty replicas: of a log from its beginning, and of one that retention has cut.
+        # Empty replicas: of a complete log, and of one whose begin retention has removed.
         (LogExtent(journal((1, 0)), 0, 90), LogExtent((), 0, 0), CommonPrefix(0)),
         (LogExtent(journal((2, 40)), 64, 90), LogExtent((), 0, 0), FullCopy(64)),
-        # One that was away for so long that retention has passed its end.
+        # A replica that was down until retention removed its end.
         (LogExtent(journal((2, 40)), 64, 90), LogExtent(journal((1, 0)), 0, 30), FullCopy(64)),
-        # They part before the beginning of the master's.
+        # The logs diverge before the begin of the master's log.
         (
             LogExtent(journal((1, 0), (3, 50)), 64, 90),
             LogExtent(journal((1, 0), (2, 40)), 0, 80),
@@ -74,11 +74,13 @@ def journal(*entries: tuple[int, int]) -> Journal:
         ),
     ],
 )
-def test_where_two_logs_part(master: LogExtent, replica: LogExtent, agreement: Agreement) -> None:
+def test_agree_finds_the_end_of_the_common_part(
+    master: LogExtent, replica: LogExtent, agreement: Agreement
+) -> None:
     assert agree(master, replica) == agreement
 
 
-def test_logs_that_overlap_and_have_no_epoch_in_common_have_diverged() -> None:
+def test_overlapping_logs_without_a_common_epoch_have_diverged() -> None:
     found = agree(LogExtent(journal((2, 0)), 0, 90), LogExtent(journal((1, 0)), 0, 50))
     assert isinstance(found, Divergence)
     assert "1 from 0" in found.why
@@ -90,14 +92,14 @@ def test_an_epoch_without_a_record_is_replaced_by_the_next() -> None:
         with_epoch(journal((3, 0)), 3, 50)
 
 
-def test_what_a_journal_says_of_an_offset() -> None:
+def test_epoch_at_returns_the_epoch_of_an_offset() -> None:
     entries = journal((1, 0), (4, 50))
     assert [epoch_at(entries, offset) for offset in (0, 49, 50, 99)] == [1, 1, 4, 4]
     assert cut_at(entries, 50) == journal((1, 0))
     assert (last_epoch(entries), last_epoch(())) == (4, 0)
 
 
-def test_what_is_confirmed_goes_only_with_an_unclean_election_since() -> None:
+def test_only_a_later_unclean_election_cuts_confirmed_records() -> None:
     entries = journal((1, 0), (4, 50))
     assert may_truncate(entries, cut=60, confirm=60, unclean_since=0)
     assert not may_truncate(entries, cut=59, confirm=60, unclean_since=4)
@@ -112,18 +114,18 @@ A, B, C = (ReplicaRun(ReplicaId(n), f"{n}.0") for n in range(3))
     [
         ({A, B, C}, set(), {A: 90, B: 80, C: 70}, 70),
         ({A, B, C}, set(), {A: 90, B: 80}, 10),
-        # A learner that is proposed must ack, and does not count before it is recorded.
+        # A learner that is proposed must ack, and counts only after it is recorded.
         ({A, B}, {A, B, C}, {A: 90, B: 80}, 10),
         ({A, B}, {A, B, C}, {A: 90, B: 80, C: 60}, 60),
         ({A}, {A, B}, {A: 90, B: 80}, 10),
-        # One that is proposed away must ack until it is gone.
+        # A member that is proposed away must ack until a view without it.
         ({A, B, C}, {A, B}, {A: 90, B: 80}, 10),
-        # Not before this epoch's first record, and never back.
+        # Not before the first record of this epoch, and never lower than before.
         ({A, B}, set(), {A: 90, B: 49}, 10),
         ({A, B}, set(), {A: 90, B: 50}, 50),
     ],
 )
-def test_what_is_confirmed(
+def test_the_confirm_offset_is_the_lowest_ack_of_the_union(
     confirmed: set[ReplicaRun],
     proposed: set[ReplicaRun],
     acked: dict[ReplicaRun, int],

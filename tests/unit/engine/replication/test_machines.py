@@ -1,4 +1,4 @@
-"""Master and replica, event by event, over logs in memory."""
+"""Master and replica, event by event, with logs in memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def view(
 
 
 class Log:
-    """A log in memory, of which the test says what is durable; an epoch begins with a byte."""
+    """A log in memory. The test sets its durable offset; an epoch begins with one byte."""
 
     def __init__(self, data: bytes = b"", journal: Journal = ()) -> None:
         self.data = data
@@ -68,7 +68,7 @@ class Log:
         self.journal = journal
         self.log_min = 0
         self.capacity = 1 << 40
-        self.applied: int | None = None  # None: all
+        self.applied: int | None = None  # None: the whole log
 
     @property
     def applied_offset(self) -> int:
@@ -113,7 +113,7 @@ class Log:
 
 
 class Pair:
-    """A master, replica 0, and a replica that follows it, with one stream between them."""
+    """A master (replica 0) and a replica that follows it, with one stream between them."""
 
     def __init__(self, mode: AckMode = AckMode.SYNC_FSYNC, **logs: Log) -> None:
         config = ReplicationConfig(ack_mode=mode)
@@ -123,10 +123,10 @@ class Pair:
             for n in (0, 1)
         )
         self.now_ms = 1_000
-        self.left: list[Action] = []  # what neither of them hears
+        self.left: list[Action] = []  # actions for neither of them
 
     def go(self) -> None:
-        """Carry what both want, until there is nothing more."""
+        """Carry out the actions of both until there are none."""
         while actions := [
             (source, action)
             for source in (self.master, self.replica)
@@ -175,7 +175,7 @@ def test_nothing_is_confirmed_before_every_member_has_it_on_its_disk() -> None:
     assert pair.logs[0].confirm_offset == 1
 
 
-def test_in_memory_mode_what_is_received_counts() -> None:
+def test_in_memory_mode_received_records_count() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     assert pair.logs[0].confirm_offset == 1
@@ -190,7 +190,7 @@ def test_too_few_members_confirm_nothing() -> None:
     assert pair.master.master.sync_state.is_short
 
 
-def test_a_learner_is_proposed_when_it_has_caught_up_and_counts_from_then_on() -> None:
+def test_a_learner_that_has_caught_up_is_proposed_and_must_ack() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0,)))
     pair.now_ms += 50
@@ -204,7 +204,7 @@ def test_a_learner_is_proposed_when_it_has_caught_up_and_counts_from_then_on() -
     assert pair.logs[0].confirm_offset == 1
 
 
-def test_a_replica_that_is_retired_follows_and_is_not_proposed() -> None:
+def test_a_retired_replica_follows_and_is_not_proposed() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     retired = frozenset({ReplicaId(1)})
     pair.learn(view(sss=(0,))._replace(retired=retired, min_in_sync=1))
@@ -221,14 +221,14 @@ def test_a_replica_that_is_retired_follows_and_is_not_proposed() -> None:
     assert proposal.sss == {run(0), run(1)}
 
 
-def test_a_member_with_a_slow_disk_is_done_without_where_enough_are_left() -> None:
+def test_a_member_with_a_slow_disk_is_proposed_away_if_enough_remain() -> None:
     def proposed(sss: tuple[int, ...], *, is_slow: bool) -> list[frozenset[ReplicaRun]]:
         pair = Pair(AckMode.SYNC_MEMORY)
         pair.learn(view(sss=sss)._replace(min_in_sync=2))
         pair.left.clear()
         for stream, member in ((1, run(1)), (7, run(2))):
             if stream == 7:
-                # Of replica 2 there is a stream alone: it acks what it is told to have.
+                # Replica 2 is only a stream: it acks everything it gets.
                 hello = Hello("g", member, "store 2", 1, 1, LogExtent((), 0, 0), 0)
                 pair.master.handle_hello(stream, hello, pair.now_ms)
             end = pair.logs[0].log_end
@@ -243,13 +243,13 @@ def test_a_member_with_a_slow_disk_is_done_without_where_enough_are_left() -> No
 
     assert proposed((0, 1, 2), is_slow=True) == [frozenset({run(0), run(2)})]
     assert proposed((0, 1, 2), is_slow=False) == []
-    # Without it nothing could be confirmed, so it stays until the third is there.
+    # Without it nothing can be confirmed, so it stays until the third replica joins.
     assert proposed((0, 1), is_slow=True) == [frozenset({run(0), run(2)})]
-    # One that is slow is not taken in, while there are enough.
+    # A slow replica does not join while there are enough members.
     assert proposed((0, 2), is_slow=True) == []
 
 
-def test_a_member_whose_stream_is_gone_is_proposed_away_and_a_refusal_ends_nothing() -> None:
+def test_a_disconnected_member_is_proposed_away_and_stays_in_force_after_a_rejection() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     master = pair.master.master
@@ -266,7 +266,7 @@ def test_a_member_whose_stream_is_gone_is_proposed_away_and_a_refusal_ends_nothi
     assert master.sync_state.commitment.proposed == {run(0)}
 
 
-def test_runs_that_have_ended_are_forgotten() -> None:
+def test_ended_runs_are_forgotten() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     master = pair.master.master
@@ -280,14 +280,14 @@ def test_runs_that_have_ended_are_forgotten() -> None:
     assert len(master.sync_state.commitment.acked) == 3
 
 
-def test_a_run_that_is_followed_by_another_one_acks_no_more() -> None:
-    """What is late of a run must not count for the next one, which may have lost it."""
+def test_a_replaced_run_acks_no_more() -> None:
+    """A late ack of a run must not count for the next run, which may have lost the records."""
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     master, extent = pair.master.master, LogExtent((), 0, 0)
     assert master is not None
     for stream, number in ((100, 0), (101, 1)):
-        pair.now_ms += 1_001  # The run before it is heard of no more.
+        pair.now_ms += 1_001  # The previous run is silent.
         master.handle_hello(stream, Hello("g", run(2, number), "s", 1, 1, extent, 0), pair.now_ms)
     before = master.sync_state.commitment
     master.handle_ack(100, Ack(1, run(2, 0), 1, 1, 0), pair.now_ms)
@@ -296,7 +296,7 @@ def test_a_run_that_is_followed_by_another_one_acks_no_more() -> None:
     assert master.sync_state.acked(run(2, 1)) == 1
 
 
-def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None:
+def test_another_run_does_not_replace_a_member_that_is_alive() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
@@ -306,7 +306,7 @@ def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None
     pair.logs[0].data += b"x"
     pair.sync(0)
     assert pair.logs[1].data == pair.logs[0].data
-    # Its process has ended without a word: who comes now is its next run.
+    # Its process ended silently: the next Hello is from its next run.
     pair.now_ms += 1_001
     pair.master.handle_hello(10, hello, pair.now_ms)
     actions = pair.master.take_actions()
@@ -314,7 +314,7 @@ def test_another_run_does_not_take_the_place_of_a_member_that_is_heard() -> None
     assert any(isinstance(a, StreamSend) and isinstance(a.message, Welcome) for a in actions)
 
 
-def test_a_replica_cuts_what_its_master_does_not_have() -> None:
+def test_a_replica_cuts_records_that_its_master_does_not_have() -> None:
     pair = _parted()
     pair.learn(view(3, 5, sss=(0, 1)))
     assert pair.logs[1].data == pair.logs[0].data == b"\x01aa\x03"
@@ -326,7 +326,7 @@ def _parted() -> Pair:
     return Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x01aabb\x02c", (first, second)))
 
 
-def test_what_is_confirmed_is_never_cut() -> None:
+def test_confirmed_records_are_never_cut() -> None:
     pair = _parted()
     pair.logs[1].confirm_offset = 4
     pair.learn(view(3, 5, sss=(0, 1)))
@@ -336,21 +336,21 @@ def test_what_is_confirmed_is_never_cut() -> None:
     assert not pair.master.diverged_replicas
 
 
-def test_another_run_does_not_take_the_place_of_one_that_copies_and_is_heard() -> None:
+def test_another_run_does_not_replace_a_copying_replica_that_is_alive() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0,)))
     hello = Hello("g", run(1, 7), "a copy", 1, 1, LogExtent((), 0, 0), 0)
     pair.master.handle_hello(9, hello, pair.now_ms)
     actions = pair.master.take_actions()
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [9]
-    # The same run opens another stream when its own has broken.
+    # The same run opens another stream after its own has ended.
     again = hello._replace(member=run(1))
     pair.master.handle_hello(10, again, pair.now_ms)
     actions = pair.master.take_actions()
     assert [a.stream for a in actions if isinstance(a, StreamClose)] == [1]
 
 
-def test_a_log_without_an_epoch_in_common_is_told_by_the_master_that_refuses_it() -> None:
+def test_a_master_reports_a_replica_without_a_common_epoch() -> None:
     first, second = EpochEntry(1, 0), EpochEntry(2, 0)
     pair = Pair(master=Log(b"\x01aa", (first,)), replica=Log(b"\x02bb", (second,)))
     pair.learn(view(3, 5, sss=(0, 1)))
@@ -358,14 +358,14 @@ def test_a_log_without_an_epoch_in_common_is_told_by_the_master_that_refuses_it(
     assert pair.master.diverged_replicas == {1}
 
 
-def test_after_an_unclean_election_it_is_cut_all_the_same() -> None:
+def test_after_an_unclean_election_confirmed_records_are_cut() -> None:
     pair = _parted()
     pair.logs[1].confirm_offset = 4
     pair.learn(view(3, 5, sss=(0, 1))._replace(unclean_since=3))
     assert pair.logs[1].data == b"\x01aa\x03"
 
 
-def test_bytes_that_differ_before_the_cut_stop_a_member() -> None:
+def test_different_bytes_before_the_cut_stop_a_member() -> None:
     pair = _parted()
     pair.logs[1].data = b"\x01xabb\x02c"
     pair.learn(view(3, 5, sss=(0, 1)))
@@ -376,7 +376,7 @@ def test_bytes_that_differ_before_the_cut_stop_a_member() -> None:
     assert learner.logs[1].data == b""
 
 
-def test_a_master_that_meets_a_later_epoch_steps_down_and_does_not_lead_again() -> None:
+def test_a_master_that_meets_a_later_epoch_steps_down_for_good() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     hello = Hello("g", run(1), "s", 2, 4, LogExtent((), 0, 0), 0)
@@ -392,14 +392,14 @@ def test_a_master_that_meets_a_later_epoch_steps_down_and_does_not_lead_again() 
     assert pair.logs[0].epoch_seen == 2
 
 
-def test_a_run_is_no_master_by_the_view_of_another_run_of_it() -> None:
+def test_a_view_with_another_run_as_master_does_not_promote_this_run() -> None:
     other = Replication(run(0, 1), group="g", store_uuid="s", log=Log(), config=ReplicationConfig())
     other.learn(view(), 1_000)
     assert other.master is None
     assert not other.take_actions()
 
 
-def test_a_view_below_the_epoch_that_was_seen_is_refused() -> None:
+def test_a_view_with_an_epoch_below_the_seen_one_is_ignored() -> None:
     log = Log()
     log.epoch_seen = 7
     one = Replication(run(0), group="g", store_uuid="s", log=log, config=ReplicationConfig())
@@ -412,7 +412,7 @@ def test_a_view_below_the_epoch_that_was_seen_is_refused() -> None:
     [{"epoch": 9}, {"received_end": 99, "durable_end": 99}, {"durable_end": 2}, {"member": run(2)}],
     ids=["another epoch", "behind the end", "more durable than received", "another one"],
 )
-def test_an_impossible_ack_ends_its_stream(change: dict[str, int]) -> None:
+def test_an_invalid_ack_ends_its_stream(change: dict[str, int]) -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     ack = Ack(1, run(1), 1, 1, 0)._replace(**change)  # type: ignore[arg-type]
@@ -420,7 +420,7 @@ def test_an_impossible_ack_ends_its_stream(change: dict[str, int]) -> None:
     assert any(isinstance(action, StreamClose) for action in pair.master.take_actions())
 
 
-def test_a_frame_that_does_not_fit_ends_the_stream() -> None:
+def test_a_frame_at_another_offset_ends_the_stream() -> None:
     changes: list[dict[str, Any]] = [{"epoch": 2}, {"offset": 5}, {"crc": 1}]
     for change in changes:
         pair = Pair(AckMode.SYNC_MEMORY)
@@ -455,7 +455,7 @@ def test_an_idle_stream_carries_heartbeats_both_ways() -> None:
         )
 
 
-def test_a_transfer_waits_for_its_target_and_tells_it_at_once() -> None:
+def test_a_transfer_waits_for_its_target_and_sends_it_the_view_at_once() -> None:
     pair = Pair()
     pair.learn(view(sss=(0, 1)))
     pair.sync(0)
@@ -475,7 +475,7 @@ def test_a_transfer_waits_for_its_target_and_tells_it_at_once() -> None:
     assert pair.logs[1].data == b"\x01\x02"
 
 
-def test_a_transfer_that_takes_too_long_is_given_up() -> None:
+def test_a_transfer_that_takes_too_long_is_cancelled() -> None:
     pair = Pair()
     pair.learn(view(sss=(0, 1)))
     pair.sync(0)
@@ -486,7 +486,7 @@ def test_a_transfer_that_takes_too_long_is_given_up() -> None:
     assert not pair.master.hand_over(ReplicaId(2), pair.now_ms)
 
 
-def test_what_waits_for_acks_is_bounded() -> None:
+def test_the_bytes_without_an_ack_are_limited() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(sss=(0, 1)))
     pair.logs[0].data += bytes(40 << 20)
@@ -499,7 +499,7 @@ def test_what_waits_for_acks_is_bounded() -> None:
     assert sent == 16 << 20
 
 
-def test_what_a_replica_has_not_applied_is_bounded() -> None:
+def test_the_bytes_that_a_replica_has_not_applied_are_limited() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.logs[1].applied = 0
     pair.learn(view(sss=(0, 1)))
@@ -526,17 +526,17 @@ def elected_with_more_to_apply() -> tuple[Pair, ReplicationView]:
     return pair, view(2, 2, master=1, sss=(0, 1))
 
 
-def test_who_is_elected_applies_first_what_is_confirmed() -> None:
+def test_an_elected_replica_first_applies_confirmed_records() -> None:
     pair, elected = elected_with_more_to_apply()
     pair.replica.learn(elected, pair.now_ms)
     assert pair.replica.master is None
-    assert pair.logs[1].epoch_seen == 1, "as if it had not heard of it"
+    assert pair.logs[1].epoch_seen == 1, "as if the view had not arrived"
     pair.logs[1].applied = None
     pair.replica.tick(pair.now_ms + 50)
     assert pair.replica.master is not None
 
 
-def test_a_group_does_not_wait_for_long_until_who_is_elected_has_applied_all() -> None:
+def test_an_elected_replica_postpones_its_promotion_for_a_limited_time() -> None:
     pair, elected = elected_with_more_to_apply()
     for later_ms in (0, 50, 450):
         pair.replica.learn(elected, pair.now_ms + later_ms)
@@ -545,7 +545,7 @@ def test_a_group_does_not_wait_for_long_until_who_is_elected_has_applied_all() -
     assert pair.replica.master is not None
 
 
-def test_a_welcome_of_an_epoch_that_is_over_is_not_followed() -> None:
+def test_a_welcome_of_an_ended_epoch_is_ignored() -> None:
     pair = Pair(AckMode.SYNC_MEMORY)
     pair.learn(view(3, 3, sss=(0, 1)))
     extent = LogExtent((), 0, 0)
