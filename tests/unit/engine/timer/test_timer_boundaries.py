@@ -223,4 +223,4 @@ def test_a_page_that_changes_during_a_flush_is_written_as_it_was() -> None:
             pages[later] = pages[later].upper() + b"!"
     assert written == [(0, b"a"), (1, b"b"), (2, b"c")]
     assert dirty.dirty == {0, 1, 2}, "what changed is written by the next one"
-    assert all(map(dirty.is_held, (0, 1, 2)))
+    assert all(map(dirty.is_unwritten, (0, 1, 2)))

@@ -49,7 +49,7 @@ def apply(index: TimerIndex, event: TimerEvent, entry: TimerEntry, now_ms: int) 
         case TimerEvent.DROP:
             index.apply_outcome(TimerCause(TIMER, due_at_ms, TimerReason.EXPIRED, TOPIC))
         case TimerEvent.FORGET:
-            index.table.complete(known_ids=1, files_kept=1)
+            index.table.fill_gaps(known_ids=1, files_kept=1)
 
 
 @pytest.mark.parametrize(("event", "state"), list(product(TimerEvent, TimerState)))

@@ -1,7 +1,7 @@
-"""Admission: whether a delayed message is taken, and for when.
+"""Admission: the limits of new delayed messages, and their due times.
 
-One function for every way in. Due times are kept to the millisecond; a relative delay is resolved
-by the broker's clock. Chance is handed in with the message: its checksum decides who is refused.
+Due times are exact to the millisecond. The broker's clock resolves a relative delay. The checksum
+of the message is the source of chance: it decides which messages a full second rejects.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tidemill.broker.engine.timer.config import OverloadPolicy, TimerConfig
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.common.errors import IllegalDeliveryTime, Overloaded
 
-VALUE_MAX = 1 << 53  # beyond it clients that count in floating point are off
+VALUE_MAX = 1 << 53  # larger values are inexact in clients that use floating point
 CLIENT_SKEW_MS_MAX = 2_000
 _HASH_FACTOR = 0x9E3779B1  # spreads neighbouring checksums over 32 bits
 
 
 @final
 class Admission:
-    """The rules for what is scheduled."""
+    """The limits of new timers."""
 
     def __init__(self, index: TimerIndex, config: TimerConfig, *, volume_bytes: int) -> None:
         self._index = index
@@ -37,29 +37,31 @@ class Admission:
         self.spread: Counter[TopicId] = Counter()  # by topic id
 
     def check_due(self, due_at_ms: int, *, now_ms: int) -> None:
-        """Raise IllegalDeliveryTime unless a message may be due then."""
+        """Raise IllegalDeliveryTime unless a message may be due at `due_at_ms`."""
         if not 0 <= due_at_ms <= VALUE_MAX:
             raise IllegalDeliveryTime(
-                f"a delivery time is between 0 and {VALUE_MAX} ms since 1970, not {due_at_ms}"
+                f"the delivery time {due_at_ms} is not between 0 and {VALUE_MAX} ms since 1970"
             )
         if due_at_ms - now_ms > self._config.max_delay_ms:
             limit_ms = self._config.max_delay_ms
             raise IllegalDeliveryTime(
-                f"a message may be delayed by at most {_span(limit_ms)} ({limit_ms} ms): until "
-                f"{_utc(now_ms + limit_ms)}, and not until {_utc(due_at_ms)}"
+                f"the delivery time {_utc(due_at_ms)} is too late: a message may be delayed by at "
+                f"most {_span(limit_ms)} ({limit_ms} ms), until {_utc(now_ms + limit_ms)}"
             )
 
     def due_after(self, delay_ms: int, *, now_ms: int) -> int:
         """Return when a relative delay ends. Raises IllegalDeliveryTime."""
         if not 0 <= delay_ms <= VALUE_MAX:
-            raise IllegalDeliveryTime(f"a delay is between 0 and {VALUE_MAX} ms, not {delay_ms}")
+            raise IllegalDeliveryTime(
+                f"the delay of {delay_ms} ms is not between 0 and {VALUE_MAX} ms"
+            )
         self.check_due(now_ms + delay_ms, now_ms=now_ms)
         return now_ms + delay_ms
 
     def admit(self, due_at_ms: int, topic: Topic, size: int, chance: int, now_ms: int) -> int:
-        """Return when the message will be due; `chance` is any 32-bit number of the message.
+        """Return the due time of a message. `chance` is a 32-bit number from the message.
 
-        Raises Overloaded when the second, or the store, has no room for another timer.
+        Raises Overloaded if the second or the store has no room for another timer.
         """
         index = self._index
         if (
@@ -72,22 +74,22 @@ class Admission:
         return due_at_ms
 
     def _refuse(self, size: int) -> NoReturn:
-        """Say which of the store's limits another timer of `size` bytes would pass."""
+        """Raise Overloaded with the limit that another timer of `size` bytes would exceed."""
         index = self._index
         self.refused["backlog"] += 1
         if index.pending_count >= self._config.max_pending:
             raise Overloaded(
-                f"{index.pending_count} delayed messages wait, the broker's limit "
+                f"the broker has {index.pending_count} pending delayed messages, its limit "
                 f"(timer_max_pending); try again when some of them have been delivered"
             )
         raise Overloaded(
-            f"delayed messages hold {index.pinned_bytes >> 20} MiB of the broker's disk, and "
-            f"another {size} bytes pass its limit (timer_max_pinned_part); enlarge the volume, or "
-            f"try again later"
+            f"delayed messages use {index.pinned_bytes >> 20} MiB of the broker's disk, and "
+            f"another {size} bytes exceed its limit (timer_max_pinned_part); enlarge the volume, "
+            f"or try again later"
         )
 
     def _find_room(self, due_at_ms: int, topic: Topic, chance: int, now_ms: int) -> int:
-        """Return a due time whose second has room. Raises Overloaded where there is none."""
+        """Return a due time in a second with room. Raises Overloaded if there is none."""
         index, config = self._index, self._config
         soft_limit, policy = config.soft_limit_per_second, config.overload_policy
         spread_ms = topic.delivery_spread_ms
@@ -108,14 +110,13 @@ class Admission:
         if count >= 2 * soft_limit or chance < (count - soft_limit) / soft_limit * (1 << 32):
             self.refused["slot_full"] += 1
             raise Overloaded(
-                f"the second {_utc(second * 1000)} is full: about {count} messages are due in it, "
-                f"and the limit is {soft_limit} (timer_soft_limit_per_second); choose another "
-                f"second"
+                f"about {count} messages are due in the second {_utc(second * 1000)}, above the "
+                f"limit of {soft_limit} (timer_soft_limit_per_second); choose another second"
             )
         return due_at_ms
 
     def note_skew(self, born_at_ms: int, *, now_ms: int) -> None:
-        """Count a message whose sender's clock is off."""
+        """Count a message if the clock of its sender is wrong."""
         if abs(born_at_ms - now_ms) > CLIENT_SKEW_MS_MAX:
             self.skewed_count += 1
 

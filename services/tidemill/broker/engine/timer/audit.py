@@ -1,8 +1,9 @@
-"""The auditor: once a day all pending timers are counted again, and every chain is walked.
+"""The audit: once a day it counts all pending timers again and walks every chain.
 
-A timer that waits must be linked, with the due time that the table has, in a slot after the hand.
-One that is not would never come: it is linked again, and counted as drift, like a count that was
-wrong. Counts are taken of a moment that moves: what changes behind it is followed.
+A pending timer must be linked in a slot after the hand, with the due time in the table. Otherwise
+it would never be delivered. The audit links such a timer again. Drift counts these corrections and
+the wrong counts. Timers change while the audit runs; it observes the changes among the timers that
+it has counted already.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 
-RECORDS_A_SLICE = 256  # of chains: about a millisecond
-SECONDS_A_SLICE = 65_536  # of the wheel, looked through for slots that are used
-IDS_A_PASS = 1 << 24  # of whose links is noted what was seen: 64 MiB at most
-NO_TOPIC = TopicId(0)  # of what is wrong in other counts than those by topic
+RECORDS_A_SLICE = 256  # records of chains, about a millisecond
+SECONDS_A_SLICE = 65_536  # slots of the wheel that are checked for use
+IDS_A_PASS = 1 << 24  # timers per walk of the chains; their seen links need at most 64 MiB
+NO_TOPIC = TopicId(0)  # for drift in counts that are not by topic
 _UNSEEN = 0
-_DUE_VALUES = 0xFFFFFFFF  # a due time is noted as 1 to that
+_DUE_VALUES = 0xFFFFFFFF  # a due time is stored as 1 to this value
 
 
 @final
 class TimerAudit:
-    """What was corrected, and the audit under way."""
+    """The corrections so far, and the current audit."""
 
     def __init__(
         self,
@@ -51,41 +52,41 @@ class TimerAudit:
         self._log = log
         self._tally = tally
         self._quarantined = quarantined
-        self._passed = 0  # ids that the audit under way has counted
+        self._counted = 0  # the current audit has counted all ids below
         self._recount = TimerCounts(log, index.table)
-        self._links = _Links(0)
+        self._links = _SeenLinks(0)
         self.drift: Counter[TopicId] = Counter()  # corrections, by topic id
 
     def run(self, now_ms: int) -> Iterator[list[File]]:
-        """Correct what is wrong, in slices."""
+        """Check and correct all timers, in slices."""
         index = self._index
         index.link_gathered()
-        self._passed, self._recount = 0, TimerCounts(self._log, index.table)
+        self._counted, self._recount = 0, TimerCounts(self._log, index.table)
         index.links.observer = self
         try:
-            for _, pages in groupby(index.table.page_numbers(), _pass_of):
+            for _, pages in groupby(index.table.page_numbers(), _pass_number):
                 numbers = list(pages)
-                self._links = _Links(_pass_of(numbers[0]) * IDS_A_PASS)
-                yield from self._see_links()
+                self._links = _SeenLinks(_pass_number(numbers[0]) * IDS_A_PASS)
+                yield from self._walk_chains()
                 for number in numbers:
-                    self._look_at(number, now_ms)
+                    self._check_page(number, now_ms)
                     yield []
-            # Pages that have come meanwhile: what is new there is linked. Counting is far faster
-            # than they come, so this ends.
-            while later := [n for n in index.table.page_numbers() if self._is_ahead(n)]:
-                for number in later:
+            # Pages added meanwhile: their timers are linked. This ends, because counting is much
+            # faster than scheduling.
+            while added := [n for n in index.table.page_numbers() if self._is_uncounted(n)]:
+                for number in added:
                     self._count(number)
                     yield []
         except TimerLogDamaged:
-            index.links.is_damaged = True  # All links are made again from the table.
+            index.links.is_damaged = True  # All links will be rebuilt from the table.
             return
         finally:
             index.links.observer = None
-            self._links = _Links(0)
+            self._links = _SeenLinks(0)
         self._compare_counts()
 
-    def _see_links(self) -> Iterator[list[File]]:
-        """Walk the chains of all slots after the hand, and note which timers they link."""
+    def _walk_chains(self) -> Iterator[list[File]]:
+        """Walk the chains of all slots after the hand, and remember the timers in them."""
         index = self._index
         begin_s = index.links.hand_s + 1
         end_s = begin_s + index.links.wheel.slot_count - 1
@@ -99,8 +100,8 @@ class TimerAudit:
                     self._tally.add(RECORDS_A_SLICE)
                     yield []
 
-    def _look_at(self, number: int, now_ms: int) -> None:
-        """Count the timers of a page, and link again those that no chain has."""
+    def _check_page(self, number: int, now_ms: int) -> None:
+        """Count the timers of a page, and link the pending timers that are in no chain."""
         index, first_id = self._index, number * PAGE_ENTRIES
         rows = self._count(number)
         is_lost = (rows["state"] == TimerState.PENDING) & ~self._links.of_page(first_id, rows)
@@ -110,14 +111,14 @@ class TimerAudit:
                 index.links.relink(TimerId(timer_id), entry, timer_record.SCHEDULE, now_ms)
                 self.drift[entry.topic_id] += 1
 
-    def _is_ahead(self, number: int) -> bool:
-        return number * PAGE_ENTRIES >= self._passed
+    def _is_uncounted(self, number: int) -> bool:
+        return number * PAGE_ENTRIES >= self._counted
 
     def _count(self, number: int) -> np.ndarray:
-        """Count the timers of a page, and return its entries."""
+        """Count the timers of a page. Return its entries."""
         rows, first_id = self._index.table.rows(number), number * PAGE_ENTRIES
         self._recount.add_rows(first_id, rows)
-        self._passed = first_id + len(rows)
+        self._counted = first_id + len(rows)
         self._tally.add(len(rows))
         return rows
 
@@ -131,32 +132,32 @@ class TimerAudit:
             self.drift[NO_TOPIC] += 1
         self._index.counts = found
 
-    # ------------------------------------------------------------ what changes meanwhile
+    # ------------------------------------------------------------ changes meanwhile
 
     def note_count(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
-        """Follow what changes among the ids that the audit has counted already."""
-        if timer_id < self._passed:
+        """Apply a change of counts if the audit has counted the timer already."""
+        if timer_id < self._counted:
             self._recount.add(timer_id, entry, change)
 
     def note_link(self, timer_id: TimerId, due_at_ms: int) -> None:
-        """Follow what is linked, maybe in a slot whose chain was walked already."""
+        """Remember a new link: the chain of its slot may have been walked already."""
         self._links.note(timer_id, due_at_ms)
 
 
 @final
-class _Links:
-    """Which timers of one pass are linked, each with a due time, or several.
+class _SeenLinks:
+    """The links of one pass: for each timer one or several due times.
 
-    A chain may also have links that hold no more: a timer's former due time, or a parking slot.
+    A chain may contain outdated links: with a former due time, or in a parking slot.
     """
 
     def __init__(self, first_id: int) -> None:
         self._first_id = first_id
-        self._dues: dict[int, array[int]] = {}  # by page, in the order of the ids
-        self._others: defaultdict[int, set[int]] = defaultdict(set)  # by timer, beyond one
+        self._dues: dict[int, array[int]] = {}  # the first due time, by page and id
+        self._others: defaultdict[int, set[int]] = defaultdict(set)  # further ones, by timer
 
     def note(self, timer_id: int, due_at_ms: int) -> None:
-        """Note a link."""
+        """Remember a link."""
         if not 0 <= timer_id - self._first_id < IDS_A_PASS:
             return
         number, at = divmod(timer_id, PAGE_ENTRIES)
@@ -170,7 +171,7 @@ class _Links:
             self._others[timer_id].add(value)
 
     def of_page(self, first_id: int, rows: np.ndarray) -> np.ndarray:
-        """Return of each timer of a page whether it is linked with the due time that it has."""
+        """Return for each timer of a page whether it is linked with its current due time."""
         values = rows["due"].astype(np.int64) % _DUE_VALUES + 1
         dues = self._dues.get(first_id // PAGE_ENTRIES)
         if dues is None:
@@ -181,5 +182,5 @@ class _Links:
         return is_linked
 
 
-def _pass_of(page_number: int) -> int:
+def _pass_number(page_number: int) -> int:
     return page_number * PAGE_ENTRIES // IDS_A_PASS

@@ -1,8 +1,8 @@
-"""Stage B, body (the reference's get-message): messages are asked for early, and checked.
+"""Stage B, body: the messages of loaded timers are read ahead, and checked on delivery.
 
-Of what is loaded the places of the messages are sorted, joined where they lie close together, and
-the kernel is asked to read them: when they are due, seconds later, they are in its cache. What was
-written lately is there anyway.
+The positions of their messages are sorted and joined where they are close together, and the kernel
+is asked to read them. When they are due, seconds later, they are in its cache. Recent messages are
+in the cache anyway.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from tidemill.broker.engine.store.commit_log import (
 from tidemill.broker.engine.store.segment import CorruptStore
 
 READS_A_SLICE = 128  # 1-2 us each
-READS_WAITING_MAX = 65_536  # a hint may be dropped
+READS_WAITING_MAX = 65_536  # further hints are dropped
 
 
 class BodyDamaged(Exception):
-    """The message of a timer is not what its entry says."""
+    """The message of a timer does not match its entry, or is not intact."""
 
 
 class TimerBody(NamedTuple):
     """The message of a timer."""
 
-    queue_id: QueueId  # of its topic, as chosen when it was sent
+    queue_id: QueueId  # queue of its topic, chosen when it was sent
     crc: int
     stored_at_ms: int
     blob: memoryview
-    head: memoryview  # the body of the record, which names the topic
-    original: LogOffset | None = None  # where the message stands of which this is what is left
+    head: memoryview  # body of the record, with the name of the topic
+    original: LogOffset | None = None  # log offset of the message, if this is its salvaged part
 
     @property
     def origin(self) -> str:
-        """The name of its topic, which may be gone."""
+        """The name of its topic, which may be deleted."""
         return message.decode_target(self.head).origin
 
 
 @final
 class TimerBodies:
-    """Messages of timers, in the commit log."""
+    """The messages of timers, in the commit log."""
 
     def __init__(self, log: CommitLog, originals: Mapping[int, LogOffset | None]) -> None:
         self._log = log
-        # By timer, of those of which what is left does not say it: where the message stands, None
-        # where that was not found; one that is not there was not looked for yet.
+        # Log offsets of messages whose salvaged part does not contain it, by timer. None: the
+        # search has not found it. A missing timer was not searched yet.
         self._originals = originals
         self._reads: deque[tuple[int, int]] = deque()
 
-    def expect(self, places: np.ndarray) -> None:
-        """Plan to read messages; rows of (log offset, size)."""
+    def plan_reads(self, places: np.ndarray) -> None:
+        """Plan to read messages, given as rows of (log offset, size)."""
         cold = places[places[:, 0] < self._log.log_end - WARM_BYTES]
         if not len(cold) or len(self._reads) >= READS_WAITING_MAX:
             return
@@ -76,7 +76,7 @@ class TimerBodies:
                 self._reads.append((at, min(READ_BYTES_MAX, end - at)))
 
     def read_ahead(self) -> bool:
-        """Ask for one slice of what is planned; True when there is more."""
+        """Ask the kernel for one slice of the planned reads. Return True if more remain."""
         for _ in range(min(READS_A_SLICE, len(self._reads))):
             log_offset, size = self._reads.popleft()
             if log_offset >= self._log.min_offset:
@@ -84,9 +84,9 @@ class TimerBodies:
         return bool(self._reads)
 
     def read(self, timer_id: TimerId, entry: TimerEntry) -> TimerBody:
-        """Return the message of a timer. Raises BodyDamaged when it is not intact, or another's.
+        """Return the message of a timer. Raises BodyDamaged if it is damaged or another timer's.
 
-        Of one that was damaged it is what is left, until somebody has repaired the original.
+        Returns the salvaged part of a damaged message until the message has been mended.
         """
         try:
             body = self._read(timer_id, entry.log_offset, entry.topic_id)
@@ -96,17 +96,17 @@ class TimerBodies:
                 raise
             return self._read(timer_id, found, entry.topic_id)
         if body.original is not None:
-            original = self.original(timer_id, body.original)
+            original = self.original_of(timer_id, body.original)
             if original < 0 and timer_id not in self._originals:
-                raise BodyDamaged(f"timer {timer_id}: its message was not looked for yet")
+                raise BodyDamaged(f"timer {timer_id}: the search for its message has not ended")
             with suppress(BodyDamaged):
                 return self._read(timer_id, original, entry.topic_id)
         return body
 
-    def original(self, timer_id: TimerId, said: LogOffset) -> LogOffset:
-        """Return where a message stands by what its remains have `said`, or by what was found."""
-        found = self._originals.get(timer_id) if said < 0 else None
-        return said if found is None else found
+    def original_of(self, timer_id: TimerId, recorded: LogOffset) -> LogOffset:
+        """Return the log offset of a salvaged message: as `recorded`, or as the search found it."""
+        found = self._originals.get(timer_id) if recorded < 0 else None
+        return recorded if found is None else found
 
     def _read(self, timer_id: TimerId, log_offset: LogOffset, topic_id: TopicId) -> TimerBody:
         log = self._log
@@ -114,21 +114,21 @@ class TimerBodies:
             if log_offset < log.min_offset:
                 found = log.read_held(log_offset)
             else:
-                # Whoever wrote it: days may have passed since, and the disk had it alone.
+                # Always verify: the record may have been on the disk for days.
                 if log_offset < log.committed_offset:
                     log.verify(log_offset)
                 found = log.record_at(log_offset)
         except (CorruptStore, LookupError, record.UnknownRecord) as error:
-            self.is_awaited(log_offset)
+            self.request_mend(log_offset)
             raise BodyDamaged(f"timer {timer_id}: {error}") from error
         header = found.header
         if header.kind != record.RecordKind.MESSAGE or not header.flags & FLAG_SCHEDULE:
-            raise BodyDamaged(f"timer {timer_id}: no delayed message at its log offset")
+            raise BodyDamaged(f"timer {timer_id}: the record at its log offset is not its message")
         other_id, _, other_topic_id, queue_id, _ = message.TARGET.unpack_from(
             found.body, message.PLACE_SIZE
         )
         if other_id != timer_id or other_topic_id != topic_id:
-            raise BodyDamaged(f"timer {timer_id}: its log offset has timer {other_id}")
+            raise BodyDamaged(f"timer {timer_id}: its log offset has the message of {other_id}")
         original = None
         if header.flags & FLAG_REMAINS:
             original = message.decode_remains(found.body).log_offset
@@ -136,14 +136,14 @@ class TimerBodies:
             queue_id, header.tail_crc, header.stored_at_ms, found.tail, found.body, original
         )
 
-    def is_awaited(self, log_offset: LogOffset) -> bool:
-        """Whether a damaged message may come back from another replica; it is asked for then."""
+    def request_mend(self, log_offset: LogOffset) -> bool:
+        """Ask another replica for a damaged message. Return False if none can have it."""
         return log_offset >= self._log.min_offset and self._log.damage.request(log_offset)
 
     def find_target(self, timer_id: TimerId, entry: TimerEntry) -> SalvagedTimer | None:
-        """Return what the head of a damaged record says, None where that is damaged too.
+        """Return the target of a damaged record, None if its head is damaged too.
 
-        Its log offset is where the message stands that was sent.
+        The result has the log offset of the original message.
         """
         view = self._log.bytes_at(entry.log_offset, entry.size)
         header = record.find_head(view, 0, log_offset=entry.log_offset)

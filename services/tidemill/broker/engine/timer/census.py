@@ -1,4 +1,4 @@
-"""The census: when pending timers are due, counted now and then over the whole table."""
+"""The census: a periodic count of pending timers by due time, over the whole table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import TimerState
 
-# Upper edges in seconds from now: RocketMQ's, then 7 days, 30 days, 400 days.
+# Upper edges in seconds from now: those of RocketMQ, then 7 days, 30 days and 400 days.
 BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400, 604_800, 2_592_000, 34_560_000)
 PEAK_WINDOWS_S = (60, 300, 3600)
-SLOTS_A_SLICE = 16_384  # half a millisecond: a sparse look at as many lines of memory
+SLOTS_A_SLICE = 16_384  # half a millisecond: one cache line of memory each
 PERIOD_MS = 15_000
-TIMERS_A_PERIOD = 1_000_000  # with more of them it is made less often: 40 ms of work a million
+TIMERS_A_PERIOD = 1_000_000  # more timers make the period longer: a million cost 40 ms
 
 
 @final
 class Census:
-    """The last complete count, and the one under way."""
+    """The last complete count, and the current one."""
 
     def __init__(self, index: TimerIndex, tally: Tally) -> None:
         self._index = index
@@ -33,12 +33,12 @@ class Census:
         self.slots_used = 0
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether it is time for another count."""
+        """Return whether another count is due."""
         periods = 1 + self._index.next_id // TIMERS_A_PERIOD
         return now_ms - self._begun_at_ms >= PERIOD_MS * periods
 
     def take(self, now_ms: int) -> Iterator[list[File]]:
-        """Count, in slices of a page of the table."""
+        """Count in slices of one page of the table."""
         self._begun_at_ms = now_ms
         index = self._index
         edges = now_ms + np.array(BOUNDS_S, dtype=np.int64) * 1000

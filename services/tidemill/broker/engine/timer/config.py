@@ -1,4 +1,4 @@
-"""What can be chosen about timers."""
+"""The configuration of timers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 class OverloadPolicy(Enum):
-    """What becomes of a delayed message whose second is full."""
+    """The policy for a delayed message in a full second."""
 
     ACCEPT = "accept"
     REJECT = "reject"
@@ -18,24 +18,24 @@ class OverloadPolicy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerConfig:
-    """What can be chosen about timers, with the reference's sizes."""
+    """The configuration of timers, with the sizes of RocketMQ."""
 
     max_delay_ms: int = 400 * DAY_MS
     load_horizon_ms: int = 10_000
-    load_chunk_records: int = 262_144  # loaded of one slot at a time: 10 MiB
-    flush_period_ms: int = 10_000  # of wheel and table; the timer log goes every second
-    flush_log_bytes: int = 64 << 20  # commit log after which they are written in any case
-    max_rate: int = 0  # deliveries a second; 0: no limit
+    load_chunk_records: int = 262_144  # loaded from one slot at a time: 10 MiB
+    flush_period_ms: int = 10_000  # for wheel and table; the timer log is written every second
+    flush_log_bytes: int = 64 << 20  # of commit log, after which a flush is due at once
+    max_rate: int = 0  # deliveries per second; 0: no limit
     soft_limit_per_second: int = 20_000  # timers due in one second; 0: no limit
     overload_policy: OverloadPolicy = OverloadPolicy.ACCEPT
-    spread_ms: int = 1_000  # by how much SPREAD delays at most
+    spread_ms: int = 1_000  # the longest delay by SPREAD
     max_pending: int = 50_000_000
     max_pinned_part: float = 0.25  # of the volume
-    evacuation_lead_ms: int = 6 * 3600 * 1000  # before retention would take a segment
-    evacuation_rate_bytes: int = 8 << 20  # a second
-    expire_backlog_after_ms: int = 0  # 0: however late, a message is delivered
+    evacuation_lead_ms: int = 6 * 3600 * 1000  # before retention would remove a segment
+    evacuation_rate_bytes: int = 8 << 20  # per second
+    expire_backlog_after_ms: int = 0  # 0: late messages are always delivered
     audit_period_ms: int = DAY_MS
-    # Part of the disk format of a store, or of its memory; other values are for tests.
+    # Part of the disk format or the memory of a store. Only tests use other values.
     wheel_slots: int = 1_209_600  # seconds of one revolution: 14 days
     timer_log_file_bytes: int = 104_857_600
     table_file_entries: int = 65_536

@@ -1,7 +1,7 @@
-"""Counts over the pending timers: by topic, by segment of the log, by file of the table.
+"""The counts of pending timers: by topic, by segment of the log and by file of the table.
 
-Derived from transitions, or from all entries at a start and in an audit; retention and the files'
-lives depend on them.
+Transitions change them. A start and an audit count all entries. Retention and the deletion of table
+files depend on these counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.broker.engine.timer.table import TimerTable
 
 @final
 class TimerCounts:
-    """How many timers wait, and what they hold."""
+    """The numbers of pending timers, and the bytes and files that they pin."""
 
     def __init__(self, log: CommitLog, table: TimerTable) -> None:
         self._log = log
@@ -33,7 +33,7 @@ class TimerCounts:
         self.file_live: Counter[int] = Counter()  # by table file
 
     def add(self, timer_id: TimerId, entry: TimerEntry, change: int) -> None:
-        """Add a pending timer, or take it away."""
+        """Add a pending timer (1), or remove it (-1)."""
         self.pending[entry.topic_id] += change
         self.pending_count += change
         self.pinned_bytes += change * entry.size
@@ -41,7 +41,7 @@ class TimerCounts:
         self.file_live[self._table.file_number(timer_id)] += change
 
     def add_new(self, first_id: TimerId, entries: Sequence[TimerEntry]) -> None:
-        """Add pending timers with ids in a row."""
+        """Add pending timers with consecutive ids."""
         self.pending_count += len(entries)
         starts: Counter[int] = Counter()
         for entry in entries:

@@ -1,12 +1,12 @@
-"""Stage D, deliver (the reference's put-message): what is due goes to its topic.
+"""Stage D, deliver: due messages go to their topics.
 
-Two lanes: ON-TIME for what is at most a second late, LATE for a backlog or the overflow of a burst.
-While both have work ON-TIME gets seven turns of ten. Inside a lane the topics take turns of one
-quantum (64 KiB), and a topic's messages go in order of their due time: a burst of one topic delays
-another topic by one round, never by the burst.
+There are two lanes: on time (at most a second late) and late (a backlog, or the overflow of a
+burst). While both have work, the on-time lane gets seven turns of ten. Inside a lane the topics
+take turns of one quantum (64 KiB), in order of due time inside a topic. So a burst of one topic
+delays another topic by one turn, not by the whole burst.
 
-The delivered message is the transition: appending it, naming the timer as its cause, and settling
-the timer are one step of the owner, so a cancel comes before it or after it.
+The delivered message is the transition: it names the timer as its cause. The owner appends it and
+settles the timer in one step, so that a cancel comes before or after it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from tidemill.common.errors import MessageBodyTooLarge
 from tidemill.common.histogram import Histogram
 from tidemill.message.resource_names import TIMER_DEAD_LETTER_TOPIC
 
-ON_TIME_MS = 1000  # later than that is LATE
+ON_TIME_MS = 1000  # later messages go to the late lane
 TURNS = 10
 ON_TIME_TURNS = 7  # of TURNS, while both lanes have work
 QUANTUM_BYTES = 64 << 10
 QUANTUM_MESSAGES = 64
 DELIVERIES_A_SLICE = 64  # over 1 ms
 BYTES_A_SLICE = 1 << 20
-TOPICS_TAKEN_MAX = 256  # lines that are begun or joined at once, half a millisecond
-AGED_A_TURN = 4  # portions that one turn moves to the late lane
-NOTICES_MAX = 100  # kinds of them between two looks
+TOPICS_TAKEN_MAX = 256  # topics added to lanes at once, half a millisecond
+AGED_A_TURN = 4  # portions per turn that move to the late lane
+NOTICES_MAX = 100  # kinds of notices until the shell takes them
 BACK_OFF_MS_MIN = 50
 BACK_OFF_MS_MAX = 5_000
 LATENESS_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 60_000)
@@ -67,7 +67,7 @@ class _Lane:
 
 @final
 class Deliverer:
-    """What is due and not yet in its topic."""
+    """The due messages, and their delivery to the topics."""
 
     def __init__(
         self,
@@ -100,19 +100,19 @@ class Deliverer:
         self._tokens = 0.0
         self._refilled_at_ms = 0
         self._back_off_ms = 0
-        self.retry_at_ms = 0  # 0: nothing stands in the way
-        self.quarantined = quarantined  # timer id -> topic id
-        # For the shell's log, by topic name and reason: how many, and the last one's id.
+        self.retry_at_ms = 0  # 0: delivery is possible
+        self.quarantined = quarantined  # topic id by timer id
+        # For the shell's log: the count and the last timer id, by topic name and reason.
         self.notices: dict[tuple[str, str], tuple[int, int]] = {}
-        # Of those the ones whose message another replica may have; bounded as the others are.
-        self._awaited: set[TimerId] = set()
+        # Quarantined timers whose message another replica may have.
+        self._awaiting_mend: set[TimerId] = set()
         self.early_count = 0
         self.delivered: Counter[TopicId] = Counter()
         self.dropped: Counter[tuple[int, TimerReason]] = Counter()
         self.lateness: Histogram[TopicId] = Histogram(LATENESS_BUCKETS_MS)
 
     def take_notices(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return and clear what an operator should learn of."""
+        """Return and clear the notices for operators."""
         notices, self.notices = self.notices, {}
         return notices
 
@@ -122,19 +122,19 @@ class Deliverer:
             self.notices[topic, reason] = (count + 1, timer_id)
 
     def oldest_due_ms(self) -> int | None:
-        """Return the due time of what waits longest, None when nothing waits."""
+        """Return the earliest due time in the lanes, None if they are empty."""
         lanes = (self._on_time, self._late)
         dues = [int(q[0]["due"][0]) for lane in lanes for q in lane.topics.values()]
         return min(dues, default=None)
 
     @property
     def waiting_count(self) -> int:
-        """How many timers are due and neither delivered nor dropped."""
+        """The number of due timers that are neither delivered nor dropped."""
         lanes = (self._on_time, self._late)
         return sum(len(part) for lane in lanes for q in lane.topics.values() for part in q)
 
     def next_step_ms(self, now_ms: int) -> int | None:
-        """Return when `step` has something to do next, None: never."""
+        """Return when `step` has work next, None for never."""
         if not self.has_work:
             return None
         at_ms = max(self.retry_at_ms, now_ms)
@@ -144,19 +144,19 @@ class Deliverer:
 
     @property
     def has_work(self) -> bool:
-        """Whether something due waits."""
+        """Whether a lane has messages."""
         return bool(self._on_time or self._late)
 
     # ------------------------------------------------------------ lanes
 
     def take_due(self, firing_ms: int) -> None:
-        """Take over from the near wheel what is due."""
-        items = self._near.release(firing_ms)
+        """Move due timers from the near wheel to the lanes."""
+        items = self._near.take_due(firing_ms)
         if items is None:
             return
         end = _end_of_topics(items["topic_id"], TOPICS_TAKEN_MAX)
         if end < len(items):
-            self._near.give_back(items[end:])
+            self._near.put_back(items[end:])
             items = items[:end]
         split = int(np.searchsorted(items["due"], firing_ms - ON_TIME_MS))
         for lane, part in ((self._late, items[:split]), (self._on_time, items[split:])):
@@ -165,15 +165,15 @@ class Deliverer:
                 self._tally.add(1)
 
     def resume(self, now_ms: int) -> None:
-        """Let what was damaged be due once more: it is mended, or given up."""
-        awaited, self._awaited = self._awaited, set()
-        for timer_id in awaited:
+        """Link timers again after their damaged messages were mended or given up."""
+        timer_ids, self._awaiting_mend = self._awaiting_mend, set()
+        for timer_id in timer_ids:
             entry = self._index.find_pending(timer_id)
             if entry is not None:
                 self._index.links.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
 
     def step(self, now_ms: int, *, firing_ms: int) -> bool:
-        """Deliver one slice; True when there is more to deliver at once."""
+        """Deliver one slice. Return True if more can be delivered at once."""
         if now_ms < self.retry_at_ms:
             return False
         room = self._room(now_ms)
@@ -198,7 +198,7 @@ class Deliverer:
         return min(DELIVERIES_A_SLICE, int(self._tokens))
 
     def _choose(self, firing_ms: int) -> _Lane | None:
-        """Choose the lane that has the next turn."""
+        """Return the lane that has the next turn."""
         self._age(firing_ms)
         if not self._late:
             return self._on_time or None
@@ -208,7 +208,7 @@ class Deliverer:
         return self._on_time if self._turn < ON_TIME_TURNS else self._late
 
     def _age(self, firing_ms: int) -> None:
-        """Move what was on time and has waited too long."""
+        """Move messages that are no longer on time to the late lane."""
         limit = firing_ms - ON_TIME_MS
         for _ in range(AGED_A_TURN):
             topic_id = next(iter(self._on_time.topics), None)
@@ -225,7 +225,7 @@ class Deliverer:
     def _take_turn(
         self, lane: _Lane, room: int, left_bytes: int, now_ms: int, firing_ms: int
     ) -> tuple[int, int]:
-        """Deliver one quantum of the topic whose turn it is; return how much that was."""
+        """Deliver one quantum of the next topic. Return its messages and bytes."""
         topic_id = next(iter(lane.topics))
         waiting = lane.topics.pop(topic_id)
         items = waiting[0]
@@ -240,36 +240,36 @@ class Deliverer:
         else:
             waiting[0] = items[done:]
         if waiting:
-            lane.topics[topic_id] = waiting  # Behind the other topics.
+            lane.topics[topic_id] = waiting  # After the other topics.
         if done < count:
-            self._hold(now_ms)
+            self._back_off(now_ms)
             return room, 0
         return count, int(sizes[count - 1])
 
-    def _hold(self, now_ms: int) -> None:
-        """Nothing can be delivered now: try again later, for ever."""
+    def _back_off(self, now_ms: int) -> None:
+        """Delay the next attempt, because delivery is not possible now."""
         self._back_off_ms = min(max(self._back_off_ms * 2, BACK_OFF_MS_MIN), BACK_OFF_MS_MAX)
         self.retry_at_ms = now_ms + self._back_off_ms
 
     # ------------------------------------------------------------ one message
 
     def _deliver_all(self, items: np.ndarray, now_ms: int, firing_ms: int) -> int:
-        """Deliver `items`; return how many are done with."""
+        """Deliver `items`. Return the number of handled ones."""
         for n, (due_at_ms, timer_id, _, _, slot_s) in enumerate(items.tolist()):
             if self._disk_room.is_full:
                 return n
             if due_at_ms > firing_ms:
-                self.early_count += 1  # A defect: nothing is taken from the near wheel before due.
+                self.early_count += 1  # A defect: the near wheel returns only due timers.
                 return n
             try:
                 entry = self._index.get(timer_id)
             except TimerEntryDamaged:
                 self.quarantined[timer_id] = 0
             else:
-                # Settled, or due at another time by now: what was loaded no longer holds.
+                # Skip a timer that was settled or rescheduled after it was loaded.
                 if entry.state == TimerState.PENDING and entry.due_at_ms == due_at_ms:
                     self._deliver(timer_id, entry, now_ms, firing_ms)
-            self._near.settled(slot_s)
+            self._near.note_settled(slot_s)
         self._back_off_ms = self.retry_at_ms = 0
         return len(items)
 
@@ -277,17 +277,17 @@ class Deliverer:
         try:
             body = self._bodies.read(timer_id, entry)
         except BodyDamaged:
-            # It stays pending: its body is pinned until somebody repairs it.
+            # It stays pending and pins its segment until its message is mended.
             self.quarantined[timer_id] = entry.topic_id
-            if self._bodies.is_awaited(entry.log_offset):
-                self._awaited.add(timer_id)
+            if self._bodies.request_mend(entry.log_offset):
+                self._awaiting_mend.add(timer_id)
             self._note(timer_id, "", "damaged")
             return
         self.quarantined.pop(timer_id, None)
         try:
             self._deliver_body(timer_id, entry, body, now_ms, firing_ms)
         except MessageBodyTooLarge:
-            # Segments have become smaller than the message: it waits for larger ones.
+            # Segments are now smaller than the message. It waits for larger ones.
             self.quarantined[timer_id] = entry.topic_id
 
     def _deliver_body(
@@ -315,7 +315,7 @@ class Deliverer:
         reason: TimerReason,
         now_ms: int,
     ) -> None:
-        """Move a message that can never be delivered to the timers' dead-letter topic."""
+        """Copy a message that cannot be delivered to the dead-letter topic of timers."""
         target = ensure_system_topic(self._catalog, self._recorder, TIMER_DEAD_LETTER_TOPIC, now_ms)
         self._append(
             timer_id, entry, body, self._catalog.queue(target.id, QueueId(0)), now_ms, reason
@@ -345,7 +345,7 @@ class Deliverer:
 
 
 def _end_of_topics(topic_ids: np.ndarray, count: int) -> int:
-    """Return how many items lie before the first one of topic number `count`, from 0."""
+    """Return the number of items before the first item of the topic number `count` (from 0)."""
     _, firsts = np.unique(topic_ids, return_index=True)
     return len(topic_ids) if len(firsts) <= count else int(np.sort(firsts)[count])
 

@@ -1,7 +1,7 @@
-"""How many timers of each topic are due soon: one walk over the whole table, in slices.
+"""The number of timers of each topic that are due soon: one walk over the table, in slices.
 
-For who scales consumers ahead of what is to arrive (ADR 0037). Timers that change during the walk
-are counted as they were before or after. One that waits for a repair is due never, and not counted.
+The scaler starts consumers ahead of delayed messages with it (ADR 0037). A timer that changes
+during the walk is counted as before or after the change. A quarantined timer is not counted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 from tidemill.common.errors import BadRequest
 
-WITHIN_MAX = 64  # of one count: the horizons of all triggers, which people write
+WITHIN_MAX = 64  # horizons of one count: those of all triggers, which are configured by hand
 TABLE_PAGES_A_STEP = 32  # 16,384 entries, about a millisecond
 
 
 @final
 class DueCount:
-    """One count under way: call `step` until it returns False, then read `counts`."""
+    """A count in progress: call `step` until it returns False, then read `counts`."""
 
     def __init__(
         self,
@@ -37,32 +37,34 @@ class DueCount:
         firing_ms: int,
     ) -> None:
         if not 1 <= len(within_ms) <= WITHIN_MAX or min(within_ms) < 0:
-            raise BadRequest(f"a count has 1 to {WITHIN_MAX} horizons, each of 0 ms or more")
+            raise BadRequest(
+                f"{len(within_ms)} horizons; pass 1 to {WITHIN_MAX} horizons of 0 ms or more"
+            )
         if list(within_ms) != sorted(within_ms):
-            raise BadRequest("the horizons of a count ascend")
+            raise BadRequest("the horizons are not in ascending order; sort them")
         self._index = index
         self._tally = tally
         self._quarantined = np.array(quarantined, dtype=np.int64)
         self._edges = firing_ms + np.array(within_ms, dtype=np.int64)
         self._pages = index.table.live_page_numbers(dict(index.counts.file_live))
-        # By topic id, of each horizon what is due until then and was not until the one before.
+        # By topic id, the number due between each horizon and the one before.
         self._between: dict[int, np.ndarray] = {}
 
     def step(self) -> bool:
-        """Do one slice; True while there is more to do."""
+        """Do one slice. Return True while more remains."""
         numbers = list(islice(self._pages, TABLE_PAGES_A_STEP))
         if not numbers:
             return False
         rows = np.concatenate([self._index.table.rows(number) for number in numbers])
         self._tally.add(len(rows))
         due = rows["due"].astype(np.int64)
-        is_wanted = (rows["state"] == TimerState.PENDING) & (due <= self._edges[-1])
+        is_counted = (rows["state"] == TimerState.PENDING) & (due <= self._edges[-1])
         if len(self._quarantined):
             first_ids = np.array(numbers, dtype=np.int64) * PAGE_ENTRIES
             ids = (first_ids[:, None] + np.arange(PAGE_ENTRIES)).reshape(-1)
-            is_wanted &= ~np.isin(ids, self._quarantined)
-        if is_wanted.any():
-            self._add(rows["topic_id"][is_wanted].astype(np.int64), due[is_wanted])
+            is_counted &= ~np.isin(ids, self._quarantined)
+        if is_counted.any():
+            self._add(rows["topic_id"][is_counted].astype(np.int64), due[is_counted])
         return True
 
     def _add(self, topic_ids: np.ndarray, due: np.ndarray) -> None:
@@ -77,7 +79,7 @@ class DueCount:
 
     @property
     def counts(self) -> dict[TopicId, list[int]]:
-        """By topic id, for each horizon how many are due until then."""
+        """The number of timers due within each horizon, by topic id."""
         return {
             TopicId(topic_id): np.cumsum(between).tolist()
             for topic_id, between in self._between.items()

@@ -1,9 +1,9 @@
-"""Evacuation: messages of pending timers leave a segment before retention takes it.
+"""Evacuation: messages of pending timers are copied out of a segment before retention removes it.
 
-The oldest segment is read once from its beginning to its end; of each timer that still waits and
-whose newest copy lies there, another copy is appended, at no more than a set rate. The timer keeps
-its id, its due time, its recall handle and its message id. Where there is no message to copy, what
-is left of it is recorded, and the segment will be set aside (`held_segments.py`).
+The oldest segment is read once from begin to end, at a limited rate. If it has the newest copy of a
+pending timer's message, another copy is appended. The timer keeps its id, due time, recall handle
+and message id. Of a damaged message only the intact properties are recorded (the remains), and the
+segment is kept aside (`held_segments.py`).
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.status import COPY_QUEUE, REMAINS_QUEUE, TIMER_TOPIC, TimerState
 from tidemill.common.errors import MessageBodyTooLarge
 
-RECORDS_A_PAGE = 16  # of the table, 512 entries: looking through one takes as long
-RECORDS_A_SLICE = 64  # of any kind, mostly passed over by their header
-MOVES_A_SLICE = 16  # copied, 40 us each
-PAUSE_MS = 100  # when the rate is used up
-LOOK_AGAIN_MS = 1000  # whether a segment is due; retention is counted in hours
-RETRY_MS = 600_000  # with a segment of which something could not be moved
-NOTHING = -1  # in place of a timer id: a record, or a page, of no interest
+RECORDS_A_PAGE = 16  # one page of the table (512 entries) costs as much as 16 records
+RECORDS_A_SLICE = 64  # of any kind; most are skipped after their header
+MOVES_A_SLICE = 16  # copies, 40 us each
+PAUSE_MS = 100  # after the rate is used up
+LOOK_AGAIN_MS = 1000  # between two checks for a due segment; retention takes hours
+RETRY_MS = 600_000  # for a segment from which a message could not be copied
+NOTHING = -1  # in place of a timer id: a record or page without pending timers
 
 
 @final
 class Evacuation:
-    """The segment that is being evacuated, and how far."""
+    """The evacuation of the oldest segment."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class Evacuation:
         self._tally = tally
         self._rate_bytes = rate_bytes
         self._room = room
-        self._is_due = is_due  # whether the oldest segment will have to go soon, by now_ms
+        self._is_due = is_due  # whether retention removes the oldest segment soon, by now_ms
         self._segment: Segment | None = None
         self._timers: Iterator[int] = iter(())
         self._tokens = 0.0
         self._refilled_at_ms = 0
         self._not_before_ms = 0
-        self._quarantined = quarantined  # timer id -> topic id
+        self._quarantined = quarantined  # topic id by timer id
         self.evacuated: Counter[TopicId] = Counter()  # by topic id
 
     def step(self, now_ms: int) -> bool:
-        """Do one slice; True when there is more to do at once."""
+        """Do one slice. Return True if more can be done at once."""
         if self._segment is None and not self._begin(now_ms):
             return False
         if now_ms < self._not_before_ms:
@@ -113,8 +113,8 @@ class Evacuation:
             if n == RECORDS_A_SLICE or allowance.is_spent:
                 return True
         self._segment = None
-        is_left = self._index.counts.pins[segment.start] > 0
-        self._not_before_ms = now_ms + (RETRY_MS if is_left else LOOK_AGAIN_MS)
+        is_pinned = self._index.counts.pins[segment.start] > 0
+        self._not_before_ms = now_ms + (RETRY_MS if is_pinned else LOOK_AGAIN_MS)
         return False
 
     def _begin(self, now_ms: int) -> bool:
@@ -130,7 +130,7 @@ class Evacuation:
     def _timers_in(self, segment: Segment) -> Iterator[int]:
         """Yield the ids of timers with a copy in `segment`, and NOTHING between them."""
         position: int | None = segment.start
-        # Between two slices retention may take the segment: its last timer was moved, or cancelled.
+        # Retention may remove the segment between two slices, after its last timer left.
         while position is not None and self._log.min_offset <= segment.start:
             found, position = self._look_at(segment, position)
             yield from found
@@ -145,18 +145,18 @@ class Evacuation:
             yield from (np.flatnonzero(is_here) + number * len(rows)).tolist()
 
     def _look_at(self, segment: Segment, position: int) -> tuple[list[int], int | None]:
-        """Return what some records of a segment are, and where to go on; None: nowhere."""
+        """Return timer ids of some records of a segment, and the next position or None."""
         found: list[int] = []
         try:
             for one in self._log.reader.walk(segment, position):
                 if one.header.size < HEADER_SIZE:
-                    break  # Damaged: the walk would stand here for ever.
+                    break  # Damaged: the walk would never move on.
                 is_copy = one.header.kind == RecordKind.MESSAGE and one.header.flags & FLAG_SCHEDULE
                 found.append(message.decode_target(one.body).timer_id if is_copy else NOTHING)
                 if len(found) == RECORDS_A_SLICE:
                     return found, one.log_offset + one.header.size
         except (CorruptStore, struct.error, UnicodeDecodeError):
-            pass  # What is behind a damaged record is found by the table.
+            pass  # The table finds the timers after a damaged record.
         return found, None
 
     def _move(self, timer_id: TimerId, segment: Segment, now_ms: int) -> None:
@@ -169,10 +169,10 @@ class Evacuation:
                 self._copy(timer_id, entry, body, now_ms)
                 return
         except BodyDamaged:
-            if self._bodies.is_awaited(entry.log_offset):
-                return  # Its segment stays until it is mended, or given up.
+            if self._bodies.request_mend(entry.log_offset):
+                return  # Its segment stays until the message is mended or given up.
         except MessageBodyTooLarge:
-            pass  # Segments have become smaller than the message.
+            pass  # Segments are now smaller than the message.
         self._leave_remains(timer_id, entry, now_ms)
 
     def _copy(self, timer_id: TimerId, entry: TimerEntry, body: TimerBody, now_ms: int) -> None:
@@ -183,22 +183,22 @@ class Evacuation:
         self._tokens -= entry.size
 
     def _leave_remains(self, timer_id: TimerId, entry: TimerEntry, now_ms: int) -> None:
-        """Record what is left of a message, in place of a copy."""
+        """Record the remains of a message instead of a copy."""
         self._quarantined[timer_id] = entry.topic_id
         known = self._bodies.find_target(timer_id, entry)
         topic = self._catalog.topics.get(entry.topic_id)
         queue_id, origin, original = QueueId(0), topic.name if topic else "", entry.log_offset
         if known is not None:
             queue_id, origin = known.target.queue_id, known.target.origin
-            original = self._bodies.original(timer_id, known.log_offset)
+            original = self._bodies.original_of(timer_id, known.log_offset)
         else:
             try:
                 if self._is_remains(entry.log_offset):
-                    # Of what was left before: the message is in a file that was set aside by now.
+                    # The record is remains already: the message is in a held segment.
                     before = LogOffset(-self._log.min_offset)
-                    original = self._bodies.original(timer_id, before)
+                    original = self._bodies.original_of(timer_id, before)
             except BlockFileDamaged:
-                return  # It is repaired first.
+                return  # The queue file is rebuilt first.
         target = TimerTarget(timer_id, entry.due_at_ms, entry.topic_id, queue_id, origin)
         _, blob = self._store.remains_of(entry.log_offset, entry.size)
         flags = FLAG_SCHEDULE | FLAG_REMAINS
@@ -206,13 +206,13 @@ class Evacuation:
         try:
             self._append(REMAINS_QUEUE, flags, remains, blob, crc32(blob), now_ms)
         except MessageBodyTooLarge:
-            return  # Not even its properties fit: its segment stays.
-        # One that is overdue was tried before, and is in no slot any more.
+            return  # Its properties do not fit either: its segment stays.
+        # An overdue timer was tried before and is in no slot.
         self._index.links.relink(timer_id, entry, SCHEDULE, now_ms, change=0)
         self._tokens -= len(blob)
 
     def _is_remains(self, log_offset: LogOffset) -> bool:
-        """Whether what stands there is on the list of remains. Raises BlockFileDamaged."""
+        """Return whether the record is in the queue of remains. Raises BlockFileDamaged."""
         key = self._catalog.topic_ids[TIMER_TOPIC], REMAINS_QUEUE
         queue = self._catalog.queues.get(key)
         offset = 0 if queue is None else queue.offset_behind(log_offset)
@@ -236,7 +236,7 @@ class Evacuation:
         )
 
     def next_step_ms(self) -> int | None:
-        """Return when to go on, None while nothing is to be evacuated."""
+        """Return when to continue, None while no segment is being evacuated."""
         if self._segment is None:
             return None
         return self._not_before_ms

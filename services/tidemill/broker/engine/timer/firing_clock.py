@@ -1,9 +1,9 @@
-"""A clock that waits out jumps: by it timers fire and deliveries run out.
+"""The clock for due timers and deadlines. It waits out jumps of the wall clock.
 
-Wall time, as long as that goes on like the monotonic clock. After a jump of more than JUMP_MS, in
-either direction, it holds: it goes on at the pace of the monotonic clock for `hold_ms`, and then
-takes wall time as it is, back or forth. It never goes back otherwise. A step backwards un-fires
-nothing and fires nothing twice: what has fired is settled in the state table.
+It follows the wall clock while that runs like the monotonic clock. After a jump of more than
+JUMP_MS in either direction it holds: it runs like the monotonic clock for `hold_ms`, and then takes
+the wall time, even if that is earlier. Otherwise it never goes back. Going back fires no timer
+twice, because a delivered timer is settled in the state table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HOLD_MS = 10_000
 
 @final
 class FiringClock:
-    """Firing time out of readings of the two clocks."""
+    """The firing time, from readings of the two clocks."""
 
     def __init__(self, *, hold_ms: int = HOLD_MS) -> None:
         self._hold_ms = hold_ms
@@ -24,15 +24,15 @@ class FiringClock:
         self._monotonic_ms = 0
         self._hold_until_ms = 0  # monotonic; 0: no hold
         self._firing_ms = 0
-        self.last_step_ms = 0  # the last jump that was seen
+        self.last_step_ms = 0  # the last jump
 
     @property
     def is_holding(self) -> bool:
-        """Whether a jump is being waited out."""
+        """Whether the clock is waiting out a jump."""
         return self._hold_until_ms > 0
 
     def read(self, wall_ms: int, monotonic_ms: int) -> int:
-        """Return firing time, given what the two clocks show now."""
+        """Return the firing time, from the current readings of the two clocks."""
         if not self._wall_ms:
             self._wall_ms, self._monotonic_ms, self._firing_ms = wall_ms, monotonic_ms, wall_ms
             return wall_ms
@@ -41,7 +41,7 @@ class FiringClock:
         self._wall_ms, self._monotonic_ms = wall_ms, monotonic_ms
         if abs(step_ms) > JUMP_MS:
             self.last_step_ms = step_ms
-            # A second jump, back to where the first came from, ends what that began.
+            # A second jump that undoes the first one ends the hold.
             is_undone = self.is_holding and abs(wall_ms - self._firing_ms - elapsed_ms) <= JUMP_MS
             self._hold_until_ms = 0 if is_undone else monotonic_ms + self._hold_ms
         elif self.is_holding and monotonic_ms >= self._hold_until_ms:

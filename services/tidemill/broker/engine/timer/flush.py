@@ -1,16 +1,16 @@
-"""The flush service: table, wheel, timer log and checkpoint, durable in this order of trust.
+"""The flush of the timer files. Each step relies on the steps before it.
 
-Every second the timer log's new records. Every `flush_period_ms`, or `flush_log_bytes` of commit
-log, with nothing pending:
+New records of the timer log are written every second. Every `flush_period_ms`, or after
+`flush_log_bytes` of commit log, at a moment without pending records:
 
     1. take the hand and the offset to replay from; freeze the pages of wheel and table
-    2. the timer log, synced
-    3. the wheel's pages, synced: no slot on disk points beyond the durable timer log
-    4. the table's pages, synced
-    5. the older of the two checkpoint files, synced
+    2. write and sync the timer log
+    3. write and sync the wheel's pages: no slot on disk points beyond the durable timer log
+    4. write and sync the table's pages
+    5. write and sync the older of the two checkpoint files
 
-A crash between any two steps leaves the checkpoint before: the replay from its offset folds in
-again what pages on disk may know already, and that changes nothing.
+After a crash between two steps, the previous checkpoint is valid. The replay from its offset
+applies entries that some pages contain already, which changes nothing.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ FILES = ("timer/checkpoint.a", "timer/checkpoint.b")
 FOLDER = "timer"
 FOLDERS = (FOLDER, timer_log.FOLDER, table.FOLDER)
 LOG_PERIOD_MS = 1_000
-DIRTY_PAGES_MAX = 2_048  # of the table, 32 MiB: beyond it a flush does not wait for its time
+DIRTY_PAGES_MAX = 2_048  # of the table, 32 MiB: with more, a flush is due at once
 
 
 @final
 class Flusher:
-    """When the files were written, and writing them."""
+    """The writer of the timer files, and the times of its flushes."""
 
     def __init__(self, disk: Disk, index: TimerIndex, log: CommitLog, config: TimerConfig) -> None:
         self._disk = disk
         self._index = index
         self._log = log
         self._config = config
-        self.generation = 0  # of the newest checkpoint, durable or not found to be
+        self.generation = 0  # of the newest checkpoint that was found or written
         self._counter = 0
         self._flushed_at_ms = 0
         self._log_flushed_at_ms = 0
         self._flushed_events = 0
-        self.is_active = False  # a flush is under way
+        self.is_active = False  # whether a flush is in progress
         self.replay_from = 0  # of the newest durable checkpoint
         self.durable_hand_s = 0
-        self.checkpoint_at_ms = 0  # when that was written; 0: never
+        self.checkpoint_at_ms = 0  # when that checkpoint was written; 0: never
 
     def find_checkpoint(self) -> TimerCheckpoint | None:
-        """Return the newest intact checkpoint, and go on after it.
+        """Return the newest intact checkpoint, and continue its generations.
 
-        One that cannot be read is none, and deleted: what is written next has a sound place.
+        A checkpoint file that cannot be read is deleted, so that the next write uses intact
+        sectors.
         """
         found: list[TimerCheckpoint | None] = []
         for name in FILES:
@@ -75,22 +76,22 @@ class Flusher:
         return any(self._disk.names(folder) for folder in FOLDERS)
 
     def reload_files(self) -> None:
-        """Make durable what an earlier process has written."""
+        """Make the files of an earlier process durable."""
         for folder in FOLDERS:
             reload_folder(self._disk, folder)
 
-    def begin(self, now_ms: int) -> None:
-        """Count the periods from here."""
+    def start_periods(self, now_ms: int) -> None:
+        """Start the periods of flushes now."""
         self._flushed_at_ms = self._log_flushed_at_ms = now_ms
 
-    def use(self, checkpoint: TimerCheckpoint) -> None:
-        """Go on from a checkpoint that was loaded."""
+    def adopt(self, checkpoint: TimerCheckpoint) -> None:
+        """Continue from a checkpoint that was loaded or written."""
         self.replay_from = checkpoint.replay_from
         self.durable_hand_s = checkpoint.hand_ms // 1000
         self.checkpoint_at_ms = checkpoint.written_at_ms
 
     def drop_checkpoints(self) -> Iterator[list[File]]:
-        """Delete both checkpoints: the next start makes everything again from the commit log."""
+        """Delete both checkpoints. The next start then rebuilds everything from the commit log."""
         names = self._disk.names(FOLDER)
         for name in FILES:
             if name in names:
@@ -101,12 +102,12 @@ class Flusher:
     # ------------------------------------------------------------ when
 
     def is_log_due(self, now_ms: int) -> bool:
-        """Whether the timer log has records to be written now."""
+        """Return whether new records of the timer log must be written now."""
         is_time = now_ms - self._log_flushed_at_ms >= LOG_PERIOD_MS
         return is_time and self._index.links.timer_log.has_unwritten
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether all files are to be written now."""
+        """Return whether all files must be written now."""
         if self._log.committed_offset - self.replay_from >= self._config.flush_log_bytes:
             return True
         index = self._index
@@ -138,7 +139,7 @@ class Flusher:
         *,
         flags: int = 0,
     ) -> Iterator[list[File]]:
-        """Write everything, as of the first moment at which nothing is pending."""
+        """Write all files, as of the first moment without pending records."""
         yield from quiet()
         index = self._index
         self._flushed_at_ms = self._log_flushed_at_ms = now_ms
@@ -170,7 +171,7 @@ class Flusher:
         yield from self._write(checkpoint)
         self.generation = checkpoint.generation
         self.is_active = False
-        self.use(checkpoint)
+        self.adopt(checkpoint)
 
     def _write(self, checkpoint: TimerCheckpoint) -> Iterator[list[File]]:
         name = FILES[checkpoint.generation % 2]

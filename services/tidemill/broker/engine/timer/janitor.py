@@ -1,11 +1,11 @@
-"""The janitor: files that nobody needs, and when it is time for an audit.
+"""The janitor: deletes files that are not needed, and starts audits.
 
-A timer log file goes when the latest slot linked from it is final. When the log is large for what
-waits, the oldest file's survivors are linked again, so that it can go after the next flush. A table
-file goes when all its timers are final; the newest of those are kept, so that a late cancel is told
-what became of its timer.
+It deletes a timer log file when the latest slot linked from it is final. If the timer log is large
+compared to the number of pending timers, the janitor links the live timers of its oldest file
+again, and deletes the file after the next flush. It deletes a table file when all its timers are
+final. The newest of these files stay, so that a late cancel still gets the outcome of its timer.
 
-Invariant: nothing goes by the hand in memory, only by that of a durable checkpoint.
+Invariant: the hand of a durable checkpoint decides about deletion, never the hand in memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tidemill.broker.engine.timer.flush import Flusher
 from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 
-ROWS_A_SLICE = 8_192  # records looked at as arrays: well under a millisecond
+ROWS_A_SLICE = 8_192  # records, as arrays: well under a millisecond
 LINKS_A_SLICE = 256
 TABLE_FILES_KEPT = 32  # final ones: two million timers, 64 MiB
-FIRST_AUDIT_MS = 60_000  # after a start: files may have been damaged meanwhile
+FIRST_AUDIT_MS = 60_000  # after a start, because files may have been damaged before it
 LOOK_AGAIN_MS = 1_000
-RECORDS_A_TIMER_MAX = 3  # of the timer log, beyond two files
+RECORDS_A_TIMER_MAX = 3  # records of the timer log per pending timer, plus two files
 
 
 @final
 class Janitor:
-    """What may go, and what must be corrected."""
+    """The deletion of timer files, and the schedule of audits."""
 
     def __init__(
         self, index: TimerIndex, flusher: Flusher, config: TimerConfig, audit: TimerAudit
@@ -44,14 +44,14 @@ class Janitor:
         self.audit = audit
         self._flusher = flusher
         self._config = config
-        # Files looked through as a whole: what an earlier life has linked is in none of the counts.
+        # Files that were read completely, because `latest_s` lacks links of earlier processes.
         self._measured: set[int] = set()
-        self._compacted: dict[int, int] = {}  # file number -> checkpoint generation at that time
-        self._audited_at_ms = 0  # or such that the first audit comes soon after the start
+        self._compacted: dict[int, int] = {}  # checkpoint generation by file number
+        self._audited_at_ms = 0  # chosen such that the first audit comes soon after the start
         self._looked_at_ms = 0
 
     def find_work(self, now_ms: int) -> Iterator[list[File]] | None:
-        """Return the steps of what is to be done now."""
+        """Return the steps of the due work, None if none is due."""
         if not self._audited_at_ms:
             self._audited_at_ms = now_ms - self._config.audit_period_ms + FIRST_AUDIT_MS
         if now_ms - self._looked_at_ms < LOOK_AGAIN_MS:
@@ -91,7 +91,7 @@ class Janitor:
         return RECORDS_A_TIMER_MAX * SIZE * self._index.pending_count + room
 
     def _measure(self, number: int) -> Iterator[list[File]]:
-        """Find the latest slot that is linked from a file."""
+        """Find the latest slot linked from a file."""
         latest = 0
         for part in self._parts(number):
             latest = max(latest, int((part["enqueued"] // 1000 + part["delay"]).max()))
@@ -102,11 +102,11 @@ class Janitor:
         self._measured.add(number)
 
     def _parts(self, number: int) -> Iterator[np.ndarray]:
-        """Yield the records of a file; where they cannot be read all are made again."""
+        """Yield the records of a file. If they cannot be read, request a rebuild of all links."""
         try:
             yield from self._index.links.timer_log.batches(number, count=ROWS_A_SLICE)
         except TimerLogDamaged:
-            self._index.links.is_damaged = True  # All links are made again from the table.
+            self._index.links.is_damaged = True  # All links will be rebuilt from the table.
 
     def _drop_log_file(self, number: int) -> Iterator[list[File]]:
         self._index.links.latest_s.pop(number, None)
@@ -115,7 +115,7 @@ class Janitor:
         yield from self._index.links.timer_log.drop_oldest()
 
     def _compact(self, number: int, now_ms: int) -> Iterator[list[File]]:
-        """Link the survivors of a file again at the end of the log."""
+        """Link the live timers of a file again at the end of the timer log."""
         index = self._index
         linked = 0
         for part in self._parts(number):
@@ -138,7 +138,7 @@ class Janitor:
             yield []
         if index.links.is_damaged:
             return
-        # It may go once a checkpoint of a later moment is durable: that one has the new links.
+        # It may be deleted when a later checkpoint is durable, which has the new links.
         self._compacted[number] = self._flusher.generation
         index.event_count += 1
 

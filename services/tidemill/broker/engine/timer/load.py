@@ -1,12 +1,12 @@
-"""Stage L, load (the reference's dequeue-get): slots come from the timer log into the near wheel.
+"""Stage L, load: slots are loaded from the timer log into the near wheel.
 
-Two positions: one for slots that are due within the horizon, one for the backlog of a downtime, so
-that a backlog never holds up what is due now. A chain is walked from its newest record to its
-oldest in slices, and handed on when it is complete. Of a slot with more than `chunk` timers the
-rest is walked once its second has ended, portion by portion: memory stays bounded, and only there
-due order is given up inside a second.
+There are two positions: one for slots due within the horizon, one for the backlog of a downtime.
+So a backlog never delays timers that are due now. A chain is walked in slices from its newest
+record to its oldest, and enters the near wheel when it is complete. From a slot with more than
+`chunk` timers the others are loaded after its second has ended, portion by portion. That bounds the
+memory. Only then timers inside one second may be out of order.
 
-A record is taken at its word here; stage D asks the table whether it still holds.
+This stage does not check a record against the table. Stage D does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tidemill.broker.engine.timer.index import TimerIndex
 from tidemill.broker.engine.timer.near_wheel import FIELDS, ITEM, RUN_ITEMS_MAX, NearWheel, in_order
 from tidemill.broker.engine.timer.timer_log import TimerLogDamaged
 
-CHUNKS_MAX = 4  # loaded in all: 40 MiB; with so many due and not delivered loading waits
+CHUNKS_MAX = 4  # loaded in total: 40 MiB; then loading waits for deliveries
 RECORDS_A_SLICE = 512  # about 1 ms
-SLOTS_A_SCAN = 65_536  # slots of the wheel looked through at once: 0.3 ms
+SLOTS_A_SCAN = 65_536  # slots of the wheel scanned at once: 0.3 ms
 
 
-class _Walk(NamedTuple):
-    """A chain that is being walked: from `position` down to above `stop`."""
+class _ChainWalk(NamedTuple):
+    """A walk of a chain, from `position` down to the record after `stop`."""
 
     slot_s: int
     position: int
@@ -40,7 +40,7 @@ class _Walk(NamedTuple):
 
 @final
 class SlotLoader:
-    """What is loaded, and what comes next."""
+    """The loader of slots, with its two positions."""
 
     def __init__(
         self,
@@ -57,22 +57,23 @@ class SlotLoader:
         self._horizon_ms = horizon_ms
         self._chunk = chunk
         self._backlog_next_s = 0  # the first slot of the backlog that is not loaded
-        self._on_time_first_s = 0  # where the backlog ends
+        self._on_time_first_s = 0  # the end of the backlog
         self._on_time_next_s = 0  # the first slot ahead that is not loaded
-        self._on_time: deque[int] = deque()  # filled slots that were scanned, to be walked
+        self._on_time: deque[int] = deque()  # filled slots that were scanned and must be walked
         self._backlog: deque[int] = deque()
-        self._walk: _Walk | None = None
-        self._parts: list[np.ndarray] = []  # what the walk has met, the newest first ...
-        self._runs: list[np.ndarray] = []  # ... and before that, joined
+        self._walk: _ChainWalk | None = None
+        self._parts: list[np.ndarray] = []  # the records of the last slices, newest first ...
+        self._runs: list[np.ndarray] = []  # ... and those of the slices before, joined
         self._walked_items = 0
-        self._suspended: dict[int, _Walk] = {}  # by slot: the rest of chains longer than a chunk
-        self._walked: dict[int, int] = {}  # by slot: where its chain began when it was walked
-        self._again: set[int] = set()  # slots with records that were neither loaded nor walked
-        self._late_s = 0  # a slot ahead of the clock that holds what came late for the hand
-        self._loaded_at_ms = 0  # firing time of the last slice: the horizon begins there
+        # By slot: walks of chains longer than a chunk, and the newest position at the last walk.
+        self._suspended: dict[int, _ChainWalk] = {}
+        self._walked: dict[int, int] = {}
+        self._again: set[int] = set()  # slots with new records that were neither loaded nor walked
+        self._late_s = 0  # a slot ahead of the clock, with timers that came late for the hand
+        self._loaded_at_ms = 0  # firing time of the last slice, where the horizon begins
 
-    def begin(self, now_ms: int) -> None:
-        """Start behind the hand."""
+    def start(self, now_ms: int) -> None:
+        """Start with the slot after the hand."""
         hand_s = self._index.links.hand_s
         self._loaded_at_ms = now_ms
         self._backlog_next_s = hand_s + 1
@@ -87,19 +88,19 @@ class SlotLoader:
         self._walked_items = 0
         self._walk = None
         if self._on_time_first_s == hand_s + 1 and self._index.links.wheel.count(hand_s + 1):
-            # The hand is ahead of the clock: what came late for it waits in the slot behind it.
+            # The hand is ahead of the clock. Timers that came late are in the slot after it.
             self._late_s = hand_s + 1
             self._on_time.append(hand_s + 1)
             self._on_time_next_s += 1
 
-    # ------------------------------------------------------------ arrivals
+    # ------------------------------------------------------------ new links
 
     def add_linked(
         self, due_at_ms: int, timer_id: TimerId, topic_id: TopicId, size: int, slot_s: int
     ) -> None:
-        """Load a timer that was linked just now if it is due within the horizon."""
+        """Load a newly linked timer if it is due within the horizon."""
         now_ms = self._loaded_at_ms
-        # What is linked behind its second is due before that slot is loaded.
+        # A timer linked in a later slot than its second is due before that slot is loaded.
         is_near = due_at_ms < now_ms + self._horizon_ms or slot_s > due_at_ms // 1000
         if not is_near and not self._is_loaded(slot_s):
             return
@@ -109,7 +110,7 @@ class SlotLoader:
             self._again.add(slot_s)
 
     def add_linked_rows(self, first_id: int, rows: np.ndarray) -> None:
-        """Load what is due within the horizon among timers that were linked just now."""
+        """Load the newly linked timers that are due within the horizon."""
         dues = rows["due"].astype(np.int64)
         slots, _ = self._index.links.slots_of(dues)
         is_near = (dues < self._loaded_at_ms + self._horizon_ms) | (slots > dues // 1000)
@@ -136,7 +137,7 @@ class SlotLoader:
     # ------------------------------------------------------------ slices
 
     def step(self, now_ms: int) -> bool:
-        """Load one slice; True when there is more to load at once."""
+        """Load one slice. Return True if more can be loaded at once."""
         self._loaded_at_ms = now_ms
         try:
             if self._walk is None and not self._choose(now_ms):
@@ -148,7 +149,7 @@ class SlotLoader:
         return True
 
     def _choose(self, now_ms: int) -> bool:
-        """Choose the next chain to walk; False when nothing is to be loaded now."""
+        """Choose the next chain to walk. Return False if there is none now."""
         now_s = now_ms // 1000
         if self._walk_again(now_s):
             return True
@@ -157,11 +158,11 @@ class SlotLoader:
         if self._next_on_time(now_ms):
             return True
         if self._near.outstanding_count >= CHUNKS_MAX // 2 * self._chunk:
-            return False  # The other half of the room is for what is on time.
+            return False  # The other half of the room is for timers on time.
         return self._next_backlog()
 
     def _walk_again(self, now_s: int) -> bool:
-        """Go on with a chain that was too long, or with what came to it since."""
+        """Continue a suspended walk, or walk new records of a chain."""
         outstanding = self._near.outstanding
         for slot_s in [s for s in self._suspended if s < now_s or s == self._late_s]:
             if outstanding[slot_s] < self._chunk // 2:
@@ -178,9 +179,9 @@ class SlotLoader:
     def _next_on_time(self, now_ms: int) -> bool:
         if not self._on_time:
             first_s = self._on_time_next_s
-            # What is due within the horizon, and the whole second in which that ends.
+            # Up to the end of the second in which the horizon ends.
             end_s = (now_ms + self._horizon_ms) // 1000 + 1
-            # Invariant: what is parked again goes to a slot that was not looked at.
+            # Invariant: a timer that is parked again goes to a slot that was not scanned.
             end_s = min(end_s, self._index.links.parking_s, first_s + SLOTS_A_SCAN)
             if end_s <= first_s:
                 return False
@@ -207,7 +208,7 @@ class SlotLoader:
         newest = self._index.links.wheel.last(slot_s)
         stop = self._walked.get(slot_s, NO_POSITION)
         self._walked[slot_s] = newest
-        self._walk = _Walk(slot_s, newest, stop)
+        self._walk = _ChainWalk(slot_s, newest, stop)
 
     def _continue(self) -> None:
         walk = self._walk
@@ -224,7 +225,7 @@ class SlotLoader:
             if record.slot_s != slot_s or record.previous >= position:
                 raise TimerLogDamaged(f"the record at {position} is in the chain of {slot_s}")
             if record.magic & timer_record.PARKED:
-                self._move_on(record)
+                self._relink_parked(record)
             elif record.magic & timer_record.LINKS:
                 items.extend(
                     (record.due_at_ms, record.timer_id, record.topic_id, record.body_size, slot_s)
@@ -236,28 +237,28 @@ class SlotLoader:
             self._walked_items += len(items) // FIELDS
             if len(self._parts) * RECORDS_A_SLICE >= RUN_ITEMS_MAX:
                 self._join()
-            self._bodies.expect(np.frombuffer(bodies, np.int64).reshape(-1, 2))
+            self._bodies.plan_reads(np.frombuffer(bodies, np.int64).reshape(-1, 2))
         if position > stop and self._near.outstanding[slot_s] + self._walked_items < self._chunk:
-            self._walk = _Walk(slot_s, position, stop)
+            self._walk = _ChainWalk(slot_s, position, stop)
             return
         self._join()
-        # Only now, so that what was linked first goes first.
+        # Now, in reverse, so that timers linked first are delivered first.
         for run in reversed(self._runs):
             self._near.add_run(run)
         self._runs.clear()
         self._walked_items = 0
         self._walk = None
         if position > stop:
-            self._suspended[slot_s] = _Walk(slot_s, position, stop)
+            self._suspended[slot_s] = _ChainWalk(slot_s, position, stop)
 
     def _join(self) -> None:
-        """Make one sorted run of what the last slices of the walk have met."""
+        """Join the records of the last slices of the walk to one sorted run."""
         if self._parts:
             self._runs.append(in_order(np.concatenate(self._parts)))
             self._parts.clear()
 
-    def _move_on(self, record: timer_record.TimerRecord) -> None:
-        """Link a parked timer again, nearer to its due time."""
+    def _relink_parked(self, record: timer_record.TimerRecord) -> None:
+        """Link a parked timer again, closer to its due time."""
         entry = self._index.find_pending(record.timer_id)
         if entry is not None and entry.due_at_ms == record.due_at_ms:
             kind = record.magic & ~timer_record.PARKED & 0xFFFFFF
@@ -266,7 +267,7 @@ class SlotLoader:
     # ------------------------------------------------------------ the hand
 
     def advance_hand(self, now_ms: int) -> None:
-        """Move the hand up to before the first slot that is not final."""
+        """Move the hand to the last slot before the first one that is not final."""
         if self._backlog_next_s < self._on_time_first_s or self._backlog:
             loaded_to_s = self._backlog[0] if self._backlog else self._backlog_next_s
         else:
@@ -285,7 +286,7 @@ class SlotLoader:
                 del self._walked[slot_s]
 
     def is_behind(self, now_ms: int) -> bool:
-        """Whether slots that have begun were not scanned."""
+        """Return whether a slot that has begun was not scanned."""
         return self._on_time_next_s <= now_ms // 1000
 
     @property
@@ -293,9 +294,9 @@ class SlotLoader:
         return self._near.outstanding_count >= CHUNKS_MAX * self._chunk
 
     def next_step_ms(self) -> int | None:
-        """Return when the next slot comes within the horizon, half of it in one go.
+        """Return when the next slots are due to be loaded, in steps of half a horizon.
 
-        None while no more is loaded before something was delivered.
+        None while loading waits for deliveries.
         """
         if self._is_full:
             return None

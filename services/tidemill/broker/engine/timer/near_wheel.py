@@ -1,8 +1,8 @@
-"""The near wheel: timers that are loaded, in order of their due time to the millisecond.
+"""The near wheel: the loaded timers, in order of due time to the millisecond.
 
-What arrives in small portions waits in a buffer of its second and is sorted when that begins; what
-is due within a second goes to a heap; what a slot's chain yields is sorted run by run. All of it is
-compact: about 40 bytes a timer, and no Python object but in the heap. Volatile: rebuilt by loading.
+Single timers wait in a buffer of their second, which is sorted when the second begins. Timers due
+within a second go to a heap. The timers of a slot's chain are sorted in runs. A timer needs about
+40 bytes, and a Python object only in the heap. After a start, loading fills it again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ ITEM = np.dtype(
 )
 FIELDS = 5
 RUN_ITEMS_MAX = 4096  # sorted in half a millisecond
-RELEASE_ITEMS_MAX = 4096  # taken at once,
-SOON_ITEMS_MAX = 512  # and of these from the heap, one by one: half a millisecond
-SORT_AHEAD_MS = 1000  # before a second begins what has gathered for it is sorted
+TAKEN_ITEMS_MAX = 4096  # returned at once by `take_due`
+SOON_ITEMS_MAX = 512  # the part of these from the heap, one by one: half a millisecond
+SORT_AHEAD_MS = 1000  # the buffer of a second is sorted this long before the second begins
 
 
 @final
 class NearWheel:
-    """Loaded timers that are not due yet, and how many of each slot are not final."""
+    """The loaded timers that are not due, and the number of unsettled timers of each slot."""
 
     def __init__(self) -> None:
         # A heap of (due time of the first item, number, items sorted by due time and id).
         self._runs: list[tuple[int, int, np.ndarray]] = []
         self._run_count = 0
         self._soon: list[tuple[int, int, int, int, int]] = []  # a heap of items
-        self._buffers: dict[int, array[int]] = {}  # by second: the fields of items in a row
-        self.outstanding: Counter[int] = Counter()  # loaded and not final, by slot second
+        self._buffers: dict[int, array[int]] = {}  # flat fields of items, by second
+        self.outstanding: Counter[int] = Counter()  # loaded and unsettled, by second of the slot
         self.outstanding_count = 0
 
     def add(
@@ -61,7 +61,7 @@ class NearWheel:
         buffer.extend((due_at_ms, timer_id, topic_id, size, slot_s))
 
     def add_run(self, items: np.ndarray) -> None:
-        """Add timers of one slot, sorted as by `in_order`, at most RUN_ITEMS_MAX."""
+        """Add at most RUN_ITEMS_MAX timers of one slot, sorted as by `in_order`."""
         slot_s = int(items["slot"][0])
         self.outstanding[slot_s] += len(items)
         self.outstanding_count += len(items)
@@ -71,19 +71,19 @@ class NearWheel:
         self._run_count += 1
         heapq.heappush(self._runs, (int(items["due"][0]), self._run_count, items))
 
-    def settled(self, slot_s: int) -> None:
-        """Note that one timer of a slot is final, or will be loaded again."""
+    def note_settled(self, slot_s: int) -> None:
+        """Record that a timer of a slot is settled, or will be loaded again."""
         self.outstanding_count -= 1
-        left = self.outstanding[slot_s] - 1
-        if left:
-            self.outstanding[slot_s] = left
+        remaining = self.outstanding[slot_s] - 1
+        if remaining:
+            self.outstanding[slot_s] = remaining
         else:
             del self.outstanding[slot_s]
 
-    def release(self, now_ms: int) -> np.ndarray | None:
-        """Take what is due, sorted by due time and id; at most RELEASE_ITEMS_MAX, the first ones.
+    def take_due(self, now_ms: int) -> np.ndarray | None:
+        """Remove and return the first due timers, at most TAKEN_ITEMS_MAX, None if none is due.
 
-        None when nothing is due.
+        They are sorted by due time and id.
         """
         self._sort_ahead(now_ms)
         cutoff_ms = self._cutoff(now_ms)
@@ -91,9 +91,9 @@ class NearWheel:
         while self._soon and self._soon[0][0] <= cutoff_ms and len(soon) < SOON_ITEMS_MAX:
             soon.append(heapq.heappop(self._soon))
         if self._soon and self._soon[0][0] <= cutoff_ms:
-            cutoff_ms = soon[-1][0]  # What the heap has left comes before what is later.
+            cutoff_ms = soon[-1][0]  # The remaining timers of the heap come before later ones.
         parts = [np.array(soon, ITEM)] if soon else []
-        room = RELEASE_ITEMS_MAX - len(soon)
+        room = TAKEN_ITEMS_MAX - len(soon)
         while self._runs and self._runs[0][0] <= cutoff_ms and room > 0:
             _, number, items = heapq.heappop(self._runs)
             end = min(int(np.searchsorted(items["due"], cutoff_ms, side="right")), room)
@@ -107,12 +107,12 @@ class NearWheel:
         due = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return in_order(due) if len(parts) > 1 else due
 
-    def give_back(self, items: np.ndarray) -> None:
-        """Take the rest of what was released, sorted, to release it again."""
+    def put_back(self, items: np.ndarray) -> None:
+        """Put sorted timers from `take_due` back."""
         self._push(items)
 
     def _sort_ahead(self, now_ms: int) -> None:
-        """Make one run of what has gathered for a second that is about to begin."""
+        """Sort the buffer of a second that is about to begin."""
         second = min(self._buffers, default=None)
         if second is None or second * 1000 > now_ms + SORT_AHEAD_MS:
             return
@@ -125,7 +125,7 @@ class NearWheel:
             self._buffers[second] = fields[size:]
 
     def _cutoff(self, now_ms: int) -> int:
-        """Return up to when to release, so that it is not much more than the limit."""
+        """Return the due time up to which about TAKEN_ITEMS_MAX timers are due."""
         if len(self._runs) < 2:
             return now_ms
         first_ms = self._runs[0][0]
@@ -133,13 +133,13 @@ class NearWheel:
         cutoff_ms = now_ms
         while cutoff_ms > first_ms:
             count = sum(int(np.searchsorted(due, cutoff_ms, side="right")) for due in runs)
-            if count <= RELEASE_ITEMS_MAX:
+            if count <= TAKEN_ITEMS_MAX:
                 break
             cutoff_ms = first_ms + (cutoff_ms - first_ms) // 2
         return cutoff_ms
 
     def next_due_ms(self) -> int | None:
-        """Return when the first timer is due, at the latest when its second must be sorted."""
+        """Return when the first timer is due, or when its buffer must be sorted before that."""
         dues = [self._runs[0][0]] if self._runs else []
         if self._soon:
             dues.append(self._soon[0][0])
@@ -149,5 +149,5 @@ class NearWheel:
 
 
 def in_order(items: np.ndarray) -> np.ndarray:
-    """Return `items` sorted by due time, and among equals by id."""
+    """Return `items` sorted by due time and id."""
     return items[np.lexsort((items["timer_id"], items["due"]))]

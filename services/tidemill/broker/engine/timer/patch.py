@@ -1,4 +1,4 @@
-"""Writing another due time into a stored message; all else of it is copied."""
+"""Changing the due time in a stored message."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _DUE = struct.Struct(">q")
 
 
 def due_time(blob: bytes | memoryview) -> int:
-    """Return the due time in a stored message, 0 for none."""
+    """Return the due time of a stored message, 0 if it has none."""
     return int(_DUE.unpack_from(blob, stored_message.DUE_AT)[0])
 
 
 def with_due_time(
     blob: bytes | memoryview, crc: int, due_at_ms: int
 ) -> tuple[bytes | memoryview, int]:
-    """Return a stored message that is due at `due_at_ms`, and its CRC."""
+    """Return the message with the due time `due_at_ms`, and its CRC."""
     if due_time(blob) == due_at_ms:
         return blob, crc
     changed = bytearray(blob)

@@ -1,7 +1,7 @@
-"""Pending timers in the order of their ids: a walk over the table in slices, page by page.
+"""Pending timers in order of their ids: a walk over the table in slices, page by page.
 
-Who wants all of them reads the table once by it. `search` has those due first first, and looks at
-the whole table for each page.
+It reads the table once for all pages of results. `search.py` sorts by due time instead, and reads
+the whole table for each page of results.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BODIES_A_STEP: Final = 64
 
 
 class PendingQuery(NamedTuple):
-    """Which timers are wanted."""
+    """The conditions and limits of a page of pending timers."""
 
     from_id: int = 0
-    topic_ids: Collection[TopicId] | None = None  # None: of all topics
+    topic_ids: Collection[TopicId] | None = None  # None: all topics
     due_from_ms: int = 0
     due_until_ms: int = 0  # exclusive; 0: no limit
     with_messages: bool = False
@@ -42,21 +42,21 @@ class PendingQuery(NamedTuple):
 
 
 class PendingTimer(NamedTuple):
-    """One timer that waits."""
+    """One pending timer."""
 
     timer_id: TimerId
     topic_id: TopicId
     due_at_ms: int
-    scheduled_at_ms: int  # 0 where its message cannot be read
+    scheduled_at_ms: int  # 0 if its message is damaged
     log_offset: LogOffset
-    message_id: str  # "" where it cannot be read
-    blob: bytes  # the stored message, where it was wanted and can be read
-    wheel_slot: int | None  # None where its second has none of its own yet
+    message_id: str  # "" if its message is damaged
+    blob: bytes  # the stored message if requested, b"" if it is damaged
+    wheel_slot: int | None  # None while its second has no slot
 
 
 @final
 class PendingWalk:
-    """One page under way: call `step` until it returns False, then read `found` and `next_id`."""
+    """A page in progress: call `step` until it returns False, then read `found` and `next_id`."""
 
     def __init__(
         self, index: TimerIndex, bodies: TimerBodies, tally: Tally, query: PendingQuery
@@ -65,7 +65,7 @@ class PendingWalk:
         self._bodies = bodies
         self._tally = tally
         self._query = query
-        # In their order, once for all pages of the table; None: all topics.
+        # Sorted once for all pages of the table. None: all topics.
         self._topic_ids = (
             None
             if query.topic_ids is None
@@ -74,18 +74,16 @@ class PendingWalk:
         self._pages: Iterator[int] = iter(
             index.table.live_page_numbers(dict(index.counts.file_live))
         )
-        self._ids: deque[int] = deque()  # that match, and are not described
+        self._ids: deque[int] = deque()  # matching timers that are not described yet
         self._bytes_left = query.max_bytes
         self.found: list[PendingTimer] = []
-        # Timers of this page of which nobody can say anything: their entries are damaged.
-        self.damaged_count = 0
-        # Where the next page begins; None: this was the last one.
-        self.next_id: int | None = None
+        self.damaged_count = 0  # timers of this page with a damaged entry, which are omitted
+        self.next_id: int | None = None  # the begin of the next page, None after the last one
 
     def step(self) -> bool:
-        """Do one slice; True while there is more to do."""
+        """Do one slice. Return True while more remains."""
         if self._topic_ids is not None and not len(self._topic_ids):
-            return False  # There is none of which it could be.
+            return False  # No topic can match.
         if not self._ids:
             return self._look_at_pages()
         allowance = Allowance(self._tally, items=BODIES_A_STEP)
@@ -111,13 +109,13 @@ class PendingWalk:
             return
         ids = first + np.arange(len(rows), dtype=np.int64)
         due = rows["due"].astype(np.int64)
-        wanted = (rows["state"] == TimerState.PENDING) & (ids >= query.from_id)
-        wanted &= due >= query.due_from_ms
+        is_match = (rows["state"] == TimerState.PENDING) & (ids >= query.from_id)
+        is_match &= due >= query.due_from_ms
         if query.due_until_ms:
-            wanted &= due < query.due_until_ms
+            is_match &= due < query.due_until_ms
         if self._topic_ids is not None:
-            wanted &= _is_among(self._topic_ids, rows["topic_id"])
-        self._ids.extend(ids[wanted].tolist())
+            is_match &= _is_among(self._topic_ids, rows["topic_id"])
+        self._ids.extend(ids[is_match].tolist())
 
     def _describe(self, timer_id: TimerId) -> None:
         self._tally.add(1)
@@ -127,7 +125,7 @@ class PendingWalk:
             self.damaged_count += 1
             return
         if entry.state != TimerState.PENDING:
-            return  # It has ended since the look.
+            return  # It was settled after the walk had found it.
         scheduled_at_ms, message_id, blob = 0, "", b""
         with suppress(BodyDamaged, ValueError):
             body = self._bodies.read(timer_id, entry)
@@ -152,7 +150,7 @@ class PendingWalk:
 
 
 def _is_among(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return which of `values` there are in `ordered`; np.isin would order it each time."""
+    """Return which of `values` are in the sorted array `ordered`. np.isin would sort it again."""
     places = np.searchsorted(ordered, values.astype(ordered.dtype))
     found: np.ndarray = ordered[np.minimum(places, len(ordered) - 1)] == values
     return found

@@ -1,9 +1,9 @@
-"""The timers' files at a start: loading them, what the log says beyond them, making them again.
+"""The recovery of the timer files at a start: loading, replay, and rebuild.
 
-The table is loaded and counted whole, or everything is made again from the log's first record.
-Wheel and timer log are loaded, or made again from the table (`rebuild`, which the owner also calls
-in slices when it finds them damaged later). What cannot be read is as good as missing; what cannot
-be written ends the process.
+The table is loaded and counted completely, or all files are rebuilt from the first record of the
+log. Wheel and timer log are loaded, or rebuilt from the table. `rebuild` does the latter also in
+slices, when they are found to be damaged later. An unreadable file counts as missing. A failed
+write ends the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidemill.broker.engine.timer.wheel import WheelDamaged
 
 @final
 class TimerRecovery:
-    """What a start finds of timers, and what it makes again."""
+    """The timer files of a start, and their rebuild."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class TimerRecovery:
         self._flusher = flusher
         self._log = log
         self._catalog = catalog
-        self.rebuilt_hand_s = 0  # timers due before it may wait in the slot after it
-        self.rebuilt_files = ""  # which files the start has made again: "", "wheel", or "all"
+        self.rebuilt_hand_s = 0  # timers due before it may be in the slot after it
+        self.rebuilt_files = ""  # the files that the start has rebuilt: "", "wheel", or "all"
         self.is_rebuilding = False
         self._needs_relink = False
-        self._needs_complete = False  # the table, after a replay from the log's beginning
-        self._has_overdue = False  # timers wait that the hand had passed: damaged, or late
+        self._needs_gaps_filled = False  # the table, after a replay from the begin of the log
+        self._has_overdue = False  # pending timers are due before the hand: damaged, or late
 
     @property
     def store_uuid(self) -> bytes:
-        """Which store the files belong to, b"" before that is known."""
+        """The id of the store, b"" before it is known."""
         secret = self._catalog.handle_secret
         return blake2b(secret, digest_size=UUID_SIZE, person=b"store").digest() if secret else b""
 
     def open(self) -> int:
-        """Load the files; return the log offset from which the log must be folded in."""
-        # A flush that a kill has ended left pages that are read and not durable; what they say
-        # already no replay would write again.
+        """Load the files. Return the log offset at which the replay must begin."""
+        # An interrupted flush may have left pages that are readable but not durable. The replay
+        # would not write them again.
         self._flusher.reload_files()
         checkpoint = self._flusher.find_checkpoint()
         is_usable = (
@@ -80,7 +80,7 @@ class TimerRecovery:
         index.links.hand_s = checkpoint.hand_ms // 1000
         # No FRONTIER record before the checkpoint went further.
         index.frontier_ms = checkpoint.hand_ms
-        self._flusher.use(checkpoint)
+        self._flusher.adopt(checkpoint)
         try:
             self._load_wheel(checkpoint.timer_log_position, checkpoint.slots_used)
         except (TimerLogDamaged, WheelDamaged):
@@ -89,7 +89,7 @@ class TimerRecovery:
         return checkpoint.replay_from
 
     def _load_table(self, checkpoint: TimerCheckpoint) -> bool:
-        """Count what the table has; False when a file or an entry is not there or damaged."""
+        """Count the table. Return False if a file or an entry is missing or damaged."""
         with suppress(ReadFailed):
             return self._count_table(checkpoint)
         return False
@@ -123,38 +123,38 @@ class TimerRecovery:
             if slot_s > index.links.hand_s:
                 is_gone = magic & (timer_record.CANCEL | timer_record.RESCHEDULED_OUT)
                 at = position + number * timer_record.SIZE
-                index.links.wheel.revise(slot_s, at, change=-1 if is_gone else 1)
+                index.links.wheel.link_if_newer(slot_s, at, change=-1 if is_gone else 1)
 
     def _reset(self) -> None:
-        """Begin with no files: everything is folded in again from the log's first record."""
+        """Begin without files: the replay rebuilds everything from the first record of the log."""
         for files in self._flusher.drop_checkpoints():
             for file in files:
                 file.sync()
         self._index.clear()
-        self._needs_complete = True
+        self._needs_gaps_filled = True
         self._flusher.replay_from = self._log.min_offset
         self._needs_relink = True
 
     def open_empty(self) -> None:
-        """Begin without timers: files, if any, know less than the log."""
+        """Begin without timers. Existing files are older than the log and are deleted."""
         if self._flusher.has_files:
             self._reset()
             self._index.links.is_linking = False
 
     def finish_replay(self, now_ms: int) -> None:
-        """Link what must be linked again, and start behind the hand."""
+        """Link timers again where needed, and start loading after the hand."""
         index = self._index
         index.link_gathered()
         topic_id = self._catalog.topic_ids.get(TIMER_TOPIC)
         if topic_id is not None:
-            # The schedules of the last ones may be gone with their segments; their ids were given.
+            # Retention may have removed the schedules of the last ids, which are still used.
             ids_end = self._catalog.queue(topic_id, SCHEDULE_QUEUE).max_offset
             index.next_id = max(index.next_id, ids_end)
         index.links.is_linking, index.is_following = True, False
-        if self._needs_complete:
-            index.table.complete(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
+        if self._needs_gaps_filled:
+            index.table.fill_gaps(known_ids=index.next_id, files_kept=TABLE_FILES_KEPT)
         outage_s = now_ms // 1000 - index.links.hand_s
-        if index.next_id and self._needs_complete:
+        if index.next_id and self._needs_gaps_filled:
             self.rebuilt_files = "all"
         elif index.next_id and self._needs_relink:
             self.rebuilt_files = "wheel"
@@ -167,11 +167,11 @@ class TimerRecovery:
         self._needs_relink = False
         index.links.on_link = self._loader.add_linked
         index.links.on_link_rows = self._loader.add_linked_rows
-        self._flusher.begin(now_ms)
+        self._flusher.start_periods(now_ms)
         self.start_loading(now_ms)
 
     def _link_overdue(self, now_ms: int) -> None:
-        """Link again what was due before the hand and still waits: quarantined, or late then."""
+        """Link again the pending timers due before the hand: quarantined ones, and late ones."""
         index = self._index
         for first_id, rows in index.table.file_batches():
             is_late = (rows["state"] == TimerState.PENDING) & (
@@ -183,14 +183,14 @@ class TimerRecovery:
                     index.links.relink(TimerId(first_id + at), entry, timer_record.SCHEDULE, now_ms)
 
     def start_loading(self, firing_ms: int) -> None:
-        """Start loading behind the hand; where nothing waits the hand is at the present."""
+        """Start loading after the hand. Without pending timers the hand moves to the present."""
         if not self._index.pending_count:
             self._index.links.hand_s = max(self._index.links.hand_s, firing_ms // 1000 - 1)
-        self._loader.begin(firing_ms)
+        self._loader.start(firing_ms)
 
     def rebuild(self, now_ms: int, *, firing_ms: int) -> Iterator[list[File]]:
-        """Make wheel and timer log again from the table, in slices of a page."""
-        # The hand stands still while they are damaged, for however long that is.
+        """Rebuild wheel and timer log from the table, in slices of one page."""
+        # The hand does not move while they are damaged, which may take long.
         hand_s = max(self._index.links.hand_s, self._hand_min_s(firing_ms))
         return self._rebuild(self._index.table.page_batches(), now_ms, firing_ms, hand_s)
 
@@ -211,7 +211,7 @@ class TimerRecovery:
         self.is_rebuilding = index.links.is_damaged = False
 
     def _first_hand_s(self, now_ms: int) -> int:
-        """Return a hand before all that waits, and at most half a revolution behind the clock."""
+        """Return a hand before all pending timers, at most half a revolution before the clock."""
         index = self._index
         now_s = now_ms // 1000
         first_s = now_s
@@ -222,8 +222,8 @@ class TimerRecovery:
         return max(first_s - 1, self._hand_min_s(now_ms), index.links.hand_s)
 
     def _hand_min_s(self, firing_ms: int) -> int:
-        """Return where the hand is at least before slots are loaded: half a revolution behind.
+        """Return the earliest hand for loading: half a revolution before the clock.
 
-        Invariant: the parking slot is ahead of the clock then, and the backlog within the ring.
+        Invariant: then the parking slot is ahead of the clock, and the backlog is in the ring.
         """
         return firing_ms // 1000 - self._index.links.wheel.slot_count // 2

@@ -1,8 +1,8 @@
-"""Looking for pending timers: a walk over the whole table in slices, keeping the first page.
+"""The search for pending timers: a walk over the whole table in slices that finds one page.
 
-The answer is sorted by due time, which no file is; so each page of answers costs a look at every
-entry, 512 at a time, and holds only `page_size` of them. Timers that change during the walk are
-shown as they are at its end.
+The result is sorted by due time, but the table is not. So each page of results reads every entry,
+512 at a time, and keeps only `page_size` of them. A timer that changes during the walk is shown as
+it is at the end.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tidemill.message import stored_message
 
 PAGE_SIZE_MAX = 1000
 TABLE_PAGES_A_STEP = 32  # 16,384 entries, 1 to 2 ms
-OFFSETS_A_STEP = 256  # records that have a key
+OFFSETS_A_STEP = 256  # records with the key
 STATUSES_A_STEP = 128
-KEY_MATCHES_MAX = 10_000  # records with the same key that are looked at, the newest first
+KEY_MATCHES_MAX = 10_000  # records with the same key that are read, the newest first
 
 
 @final
 class TimerSearch:
-    """One search under way: call `step` until it returns False, then read `found`."""
+    """A search in progress: call `step` until it returns False, then read `found`."""
 
     def __init__(
         self,
@@ -44,28 +44,28 @@ class TimerSearch:
         status: Callable[[TimerId], TimerStatus],
     ) -> None:
         if not 1 <= query.page_size <= PAGE_SIZE_MAX:
-            raise BadRequest(f"a page has 1 to {PAGE_SIZE_MAX} timers, not {query.page_size}")
+            raise BadRequest(f"the page size {query.page_size} is not from 1 to {PAGE_SIZE_MAX}")
         self._index = index
         self._store = store
         self._query = query
         self._status = status
-        self._kept: list[tuple[int, int]] = []  # (-due, -id): the heap's top is the last one
-        self._page: list[int] | None = None  # the ids of the answer, once they are known
+        self._kept: list[tuple[int, int]] = []  # a heap of (-due, -id): its top is the last one
+        self._page: list[int] | None = None  # the ids of the result, None during the walk
         self._pages = iter(
             () if query.key else index.table.live_page_numbers(dict(index.counts.file_live))
         )
         self._matches: Iterator[list[LogOffset]] = iter(())
         self._matches_left = KEY_MATCHES_MAX
-        self._offsets: list[LogOffset] = []  # of the matches, those that are to be looked at next
+        self._offsets: list[LogOffset] = []  # the next matches to read
         if query.key:
             self._matches = store.index.find(stored_message.key_hash("key", query.key))
         self._seen: set[int] = set()
-        self.found: list[TimerStatus] = []  # the page, the timer due first first
-        self.has_more = False  # whether there are timers behind it
-        self.last = (0, 0)  # (due_at_ms, timer_id) of the last of them, as the walk has met it
+        self.found: list[TimerStatus] = []  # the page, in order of due time
+        self.has_more = False  # whether there is another page
+        self.last = (0, 0)  # (due_at_ms, timer_id) of the last timer, as the walk has found it
 
     def step(self) -> bool:
-        """Do one slice; True while there is more to do."""
+        """Do one slice. Return True while more remains."""
         pages = list(islice(self._pages, TABLE_PAGES_A_STEP))
         for number in pages:
             self._look_at_page(number)
@@ -73,7 +73,7 @@ class TimerSearch:
         return is_looking or self._describe()
 
     def _look_at_records(self) -> bool:
-        """Look at a slice of the records that seem to have the key; False: there are no more."""
+        """Read a slice of the records that may have the key. Return False if there are no more."""
         if not self._offsets:
             matches = next(self._matches, None) if self._matches_left else None
             if matches is None:
@@ -86,17 +86,17 @@ class TimerSearch:
         return True
 
     def _describe(self) -> bool:
-        """Describe a slice of what was found; True while there is more."""
+        """Describe a slice of the timers found. Return True while more remains."""
         size = self._query.page_size
         if self._page is None:
-            places = sorted((-due, -timer_id) for due, timer_id in self._kept)
-            self.has_more = len(places) > size
-            self._page = [timer_id for _, timer_id in places[:size]]
+            found = sorted((-due, -timer_id) for due, timer_id in self._kept)
+            self.has_more = len(found) > size
+            self._page = [timer_id for _, timer_id in found[:size]]
             if self._page:
-                self.last = places[:size][-1]
+                self.last = found[:size][-1]
         part, self._page = self._page[:STATUSES_A_STEP], self._page[STATUSES_A_STEP:]
         for timer_id in part:
-            # What ended during the search may be forgotten by now.
+            # The final state of a timer that was settled during the search may have expired.
             with contextlib.suppress(MessageNotFound, Conflict):
                 self.found.append(self._status(TimerId(timer_id)))
         return bool(self._page)
@@ -106,19 +106,19 @@ class TimerSearch:
         rows = self._index.table.rows(number)
         due = rows["due"].astype(np.int64)
         ids = number * len(rows) + np.arange(len(rows), dtype=np.int64)
-        wanted = (rows["state"] == TimerState.PENDING) & (due >= query.due_from_ms)
+        is_match = (rows["state"] == TimerState.PENDING) & (due >= query.due_from_ms)
         if query.topic_id is not None:
-            wanted &= rows["topic_id"] == query.topic_id
+            is_match &= rows["topic_id"] == query.topic_id
         if query.due_to_ms:
-            wanted &= due < query.due_to_ms
+            is_match &= due < query.due_to_ms
         after_due, after_id = query.after
-        wanted &= (due > after_due) | ((due == after_due) & (ids > after_id))
-        places = np.flatnonzero(wanted)
+        is_match &= (due > after_due) | ((due == after_due) & (ids > after_id))
+        matches = np.flatnonzero(is_match)
         if len(self._kept) > query.page_size:
-            places = places[due[places] <= -self._kept[0][0]]
-        if len(places) > query.page_size:
-            places = places[np.lexsort((ids[places], due[places]))[: query.page_size + 1]]
-        for at in places.tolist():
+            matches = matches[due[matches] <= -self._kept[0][0]]
+        if len(matches) > query.page_size:
+            matches = matches[np.lexsort((ids[matches], due[matches]))[: query.page_size + 1]]
+        for at in matches.tolist():
             self._keep(int(due[at]), TimerId(int(ids[at])))
 
     def _look_at_record(self, log_offset: LogOffset) -> None:
@@ -127,7 +127,7 @@ class TimerSearch:
         try:
             found = self._store.record(log_offset)
         except (MessageDamaged, LookupError):
-            return  # Whose keys they were cannot be said any more.
+            return  # The timer of a damaged record is unknown.
         if found.header.kind != RecordKind.MESSAGE or not found.header.flags & FLAG_SCHEDULE:
             return
         timer_id = message.decode_target(found.body).timer_id
@@ -150,8 +150,8 @@ class TimerSearch:
             self._keep(due_at_ms, timer_id)
 
     def _keep(self, due_at_ms: int, timer_id: TimerId) -> None:
-        place = (-due_at_ms, -timer_id)
+        rank = (-due_at_ms, -timer_id)
         if len(self._kept) <= self._query.page_size:
-            heapq.heappush(self._kept, place)
-        elif place > self._kept[0]:
-            heapq.heapreplace(self._kept, place)
+            heapq.heappush(self._kept, rank)
+        elif rank > self._kept[0]:
+            heapq.heapreplace(self._kept, rank)

@@ -1,4 +1,4 @@
-"""What the engine says of timers, and what it is asked."""
+"""The states, queries and results of timers."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import NamedTuple
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TimerId, TopicId
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
-TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # hidden: delayed messages wait here
-SCHEDULE_QUEUE = QueueId(0)  # of the hidden topic: a timer's id is its queue offset
+TIMER_TOPIC = f"{HIDDEN_TOPIC_PREFIX}TIMER"  # the hidden topic of pending delayed messages
+SCHEDULE_QUEUE = QueueId(0)  # schedules: the id of a timer is its queue offset here
 COPY_QUEUE = QueueId(1)  # evacuated messages
-REMAINS_QUEUE = QueueId(2)  # what is left of those that could not be copied
+REMAINS_QUEUE = QueueId(2)  # the intact properties of damaged messages
 
 
 class TimerState(IntEnum):
-    """Where a timer is in its life; all but PENDING are final."""
+    """The state of a timer. All states but UNUSED and PENDING are final."""
 
-    UNUSED = 0  # the id was never given out
+    UNUSED = 0  # no timer has the id
     PENDING = 1
     DELIVERED = 2
     CANCELLED = 3
     DROPPED = 4
-    FORGOTTEN = 5  # final, and how is not known any more
+    FORGOTTEN = 5  # final, but the log no longer has the outcome
 
 
 class ScheduleResult(NamedTuple):
-    """What became of a delayed message that was sent."""
+    """The result of sending a delayed message."""
 
-    queue_offset: QueueOffset  # the timer id, or the queue offset of a message that was due already
+    queue_offset: QueueOffset  # the timer id, or the queue offset if it was stored at once
     due_at_ms: int  # 0: stored at once
 
 
 class TimerStatus(NamedTuple):
-    """One timer, for inspection."""
+    """One timer, for operators."""
 
     timer_id: TimerId
     state: TimerState
     is_quarantined: bool
     topic_id: TopicId
-    topic: str  # "" when the topic is gone
+    topic: str  # "" if the topic was deleted
     queue_id: QueueId
     due_at_ms: int
     scheduled_at_ms: int
     size: int  # bytes of the stored message
-    head: bytes  # the stored message without user properties and body; b"" when it is gone
+    head: bytes  # the stored message without user properties and body, b"" if it is unreadable
 
 
 class TimerQuery(NamedTuple):
-    """Which pending timers are wanted; those due first come first."""
+    """The conditions of a search for pending timers, in order of due time."""
 
     page_size: int
-    topic_id: TopicId | None = None  # of one topic alone
+    topic_id: TopicId | None = None  # None: all topics
     due_from_ms: int = 0
     due_to_ms: int = 0  # exclusive; 0: no limit
     key: str = ""
-    after: tuple[int, int] = (-1, -1)  # (due_at_ms, timer_id) of the last one of the page before
+    after: tuple[int, int] = (-1, -1)  # (due_at_ms, timer_id) of the last one of the previous page

@@ -1,9 +1,8 @@
-"""The timer state table: what is true of each timer, by id.
+"""The timer state table: the current state of each timer, by id.
 
-Owned by the engine's one owner; the authority on timers while the process runs. Entries are read
-and written in pages, through a cache bounded by `pages_max`; a page that changed stays until a
-flush has written it. A cache of the log: when a file is missing or damaged, all are made again by a
-replay from the log's minimum offset.
+While the process runs, it is the authority on timers. Entries are read and written in pages,
+through a cache of `pages_max` pages. A changed page stays in the cache until a flush has written
+it. If a file is missing or damaged, a replay from the minimum offset of the log rebuilds all files.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from tidemill.broker.engine.timer.transitions import ON_FORGET
 FOLDER = "timer/state"
 PAGE_ENTRIES = 512  # 16 KiB: a cold cancel reads one page
 PAGE_BYTES = PAGE_ENTRIES * SIZE
-PAGES_A_SLICE = 8  # 4,096 entries, summed and written in about a millisecond
+PAGES_A_SLICE = 8  # 4,096 entries: a millisecond for checksums and writing
 OPEN_FILES_MAX = 64
 _NO_PAGE = bytes(PAGE_BYTES)
 
 
 @final
 class TimerTable:
-    """The entries of all timers whose files are kept."""
+    """The entries of all timers, except in deleted files."""
 
     def __init__(self, disk: Disk, *, file_entries: int, pages_max: int) -> None:
         assert file_entries % PAGE_ENTRIES == 0, "a file is made of whole pages"
@@ -40,16 +39,16 @@ class TimerTable:
         self._file_bytes = file_entries * SIZE
         self._pages_a_file = file_entries // PAGE_ENTRIES
         self._pages_max = pages_max
-        self._pages: dict[int, bytearray] = {}  # the one used longest ago first
+        self._pages: dict[int, bytearray] = {}  # cached pages, in the order in which they came
         self._changes = DirtyPages(lambda number: bytes(self._pages[number]))
         self._open: dict[int, File] = {}
         self._file_numbers: set[int] = set()  # numbers of the files that exist
-        self._damaged: set[int] = set()  # timers whose entry had a wrong checksum when it was read
+        self._damaged: set[int] = set()  # timers with a wrong checksum when their page was read
 
     # ------------------------------------------------------------ entries
 
     def get(self, timer_id: TimerId) -> TimerEntry:
-        """Return an entry; one that was never written has state 0. Raises TimerEntryDamaged."""
+        """Return an entry. An unused one has state 0. Raises TimerEntryDamaged."""
         number, index = divmod(timer_id, PAGE_ENTRIES)
         page = self._pages.get(number) or self._page(number)
         if self._damaged and timer_id in self._damaged:
@@ -65,7 +64,7 @@ class TimerTable:
         timer_entry.write(page, index * SIZE, entry)
 
     def put_rows(self, first_id: int, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Write entries of consecutive timers; yield (first id, entries) of each file's part."""
+        """Write entries of consecutive timers. Yield (first id, entries) of each file's part."""
         done = 0
         while done < len(rows):
             begin = first_id + done
@@ -77,7 +76,7 @@ class TimerTable:
             done += count
 
     def _put_in_pages(self, first_id: int, rows: np.ndarray) -> None:
-        """Write at most a page full of entries, which lie on one page or two."""
+        """Write at most PAGE_ENTRIES entries, which are on one page or two."""
         while len(rows):
             number, index = divmod(first_id, PAGE_ENTRIES)
             page = self._pages.get(number) or self._page(number)
@@ -96,9 +95,9 @@ class TimerTable:
         return page
 
     def _evict(self) -> None:
-        """Give up clean pages, the ones that came first first, down to seven eighths."""
+        """Drop clean pages from the cache, the oldest first, until it is seven eighths full."""
         surplus = len(self._pages) - self._pages_max * 7 // 8
-        clean = [number for number in self._pages if not self._changes.is_held(number)]
+        clean = [number for number in self._pages if not self._changes.is_unwritten(number)]
         for number in clean[: min(surplus, len(clean) - 1)]:
             del self._pages[number]
 
@@ -135,7 +134,7 @@ class TimerTable:
         return sorted(held)
 
     def live_page_numbers(self, live: Mapping[int, int]) -> Iterator[int]:
-        """Yield the numbers of the pages of files with pending timers; `live` counts these."""
+        """Yield the page numbers of files with pending timers. `live` has their counts by file."""
         for file_number in sorted(number for number, count in live.items() if count):
             first = file_number * self._pages_a_file
             for number in range(first, first + self._pages_a_file):
@@ -143,7 +142,7 @@ class TimerTable:
                     yield number
 
     def rows(self, number: int) -> np.ndarray:
-        """Return a page's entries as an array, without taking it into the cache."""
+        """Return a page's entries as an array, without caching the page."""
         page = self._pages.get(number)
         return np.frombuffer(bytes(page) if page is not None else self._read(number), DTYPE)
 
@@ -153,7 +152,7 @@ class TimerTable:
             yield number * PAGE_ENTRIES, self.rows(number)
 
     def file_batches(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first id, entries) of all files, pages in memory among them: for a start."""
+        """Yield (first id, entries) of all files with their cached pages. For a start."""
         files: dict[int, list[int]] = {stem: [] for stem in self._file_numbers}
         for number in self._pages:
             files.setdefault(number // self._pages_a_file, []).append(number)
@@ -180,7 +179,7 @@ class TimerTable:
         return timer_id // self._file_entries
 
     def file_end(self, number: int) -> int:
-        """Return the first id behind a file."""
+        """Return the first id after a file."""
         return (number + 1) * self._file_entries
 
     @property
@@ -189,10 +188,10 @@ class TimerTable:
         return sorted(self._file_numbers)
 
     def load(self, *, known_ids: int, files_kept: int, live_files: Iterable[int]) -> bool:
-        """Find the files; False when one that held an id below `known_ids` is cut or missing.
+        """Find the files. Return False if a file with ids below `known_ids` is cut or missing.
 
-        Whether a file was dropped or taken away nobody can say, but for the newest `files_kept`,
-        which are never dropped.
+        A missing old file counts as dropped, unless it is among `live_files`. The newest
+        `files_kept` files are never dropped.
         """
         for name in self._disk.names(FOLDER):
             stem = name.rpartition("/")[2]
@@ -206,18 +205,18 @@ class TimerTable:
             file.close()
             if size < self._file_bytes and number * self._file_entries < known_ids:
                 return False
-        wanted = {*self._newest(known_ids, files_kept), *live_files}
-        return self._file_numbers.issuperset(wanted)
+        required = {*self._newest(known_ids, files_kept), *live_files}
+        return self._file_numbers.issuperset(required)
 
     def _newest(self, known_ids: int, files_kept: int) -> range:
         end = -(-known_ids // self._file_entries)
         return range(max(end - files_kept, 0), end)
 
-    def complete(self, *, known_ids: int, files_kept: int) -> None:
-        """Leave no gap among the ids below `known_ids` in any file that is kept.
+    def fill_gaps(self, *, known_ids: int, files_kept: int) -> None:
+        """Mark unused ids below `known_ids` as forgotten, in all files that are kept.
 
-        What the log does not tell of any more is final, and forgotten. So an entry of zeros in a
-        file is always damage.
+        The log no longer has their records, so they are final. Afterwards an entry of zeros is
+        always damage.
         """
         files = {number // self._pages_a_file for number in self._pages}
         for file_number in sorted({*files, *self._newest(known_ids, files_kept)}):
@@ -241,7 +240,7 @@ class TimerTable:
         return bool((rows["state"][: max(count, 0)] == TimerState.UNUSED).any())
 
     def clear(self) -> None:
-        """Forget and delete everything."""
+        """Delete all entries and files."""
         for file in self._open.values():
             file.close()
         for name in self._disk.names(FOLDER):
@@ -253,9 +252,9 @@ class TimerTable:
         self._changes = DirtyPages(lambda number: bytes(self._pages[number]))
 
     def is_flushed(self, number: int) -> bool:
-        """Return whether the disk has all that is known of a file's timers."""
+        """Return whether all entries of a file are on the disk."""
         first = number * self._pages_a_file
-        return not any(map(self._changes.is_held, range(first, first + self._pages_a_file)))
+        return not any(map(self._changes.is_unwritten, range(first, first + self._pages_a_file)))
 
     @property
     def size_bytes(self) -> int:
@@ -268,11 +267,11 @@ class TimerTable:
         return len(self._changes.dirty)
 
     def freeze(self) -> None:
-        """Begin a flush of the entries as they are now."""
+        """Begin a flush of the current entries."""
         self._changes.freeze()
 
     def write_frozen(self) -> Iterator[list[File]]:
-        """Write the pages of the flush in slices; the last one names the files to sync."""
+        """Write the pages of the flush in slices. Each slice yields files to sync."""
         written: dict[int, File] = {}
         for n, (number, data) in enumerate(self._changes.frozen(), 1):
             file_number, index = divmod(number, self._pages_a_file)
@@ -291,21 +290,21 @@ class TimerTable:
         timer_entry.seal(rows)
         for timer_id in self._damaged:
             if timer_id // PAGE_ENTRIES == number:
-                # Damage stays damage: the next start must find it, and make the table again.
+                # Keep the checksum wrong, so that the next start finds the damage and rebuilds.
                 rows["crc"][timer_id % PAGE_ENTRIES] ^= np.uint32(1)
         return rows.tobytes()
 
     def drop_file(self, number: int) -> Iterator[list[File]]:
-        """Delete one file, whose timers are all final."""
+        """Delete one file. All its timers are final."""
         if number in self._open:
             self._open.pop(number).close()
         self._file_numbers.discard(number)
         for page in range(number * self._pages_a_file, (number + 1) * self._pages_a_file):
-            if not self._changes.is_held(page):
+            if not self._changes.is_unwritten(page):
                 self._pages.pop(page, None)
         yield from drop_file(self._disk, self._name(number))
 
     def close(self) -> None:
-        """Close the files; nothing is written."""
+        """Close the files without writing."""
         for file in self._open.values():
             file.close()

@@ -1,9 +1,8 @@
 """The timer log: chained 64-byte records in fixed-size files, append-only.
 
-Owned by the engine's one owner. New records are in memory until the next flush; older ones are
-read through a mapping of their file, of which few are kept (ADR 0015). A cache: when its end or
-middle is damaged the records are made again from the state table, and what was not flushed is
-linked again by the replay of the commit log.
+New records are in memory until the next flush. Older ones are read through a few mapped files (ADR
+0015). If it is damaged, the links are rebuilt from the state table. The replay of the commit log
+links timers again whose records were not flushed.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from tidemill.broker.engine.store.disk import Disk, File, drop_file
 from tidemill.broker.engine.store.mappings import Mappings, PageUnreadable
 
 FOLDER = "timer/timerlog"
-TAIL_PIECE_BYTES = 64 << 10  # 1,024 records, summed and written in about a millisecond
+TAIL_PIECE_BYTES = 64 << 10  # 1,024 records: a millisecond for checksums and writing
 assert TAIL_PIECE_BYTES % SIZE == 0, "no record straddles two pieces"
 
 
 class TimerLogDamaged(Exception):
-    """A record that should be there is not intact."""
+    """An expected record of the timer log is missing or not intact."""
 
 
 @final
@@ -36,25 +35,25 @@ class TimerLog:
         self._disk = disk
         self._views = mappings
         self._file_bytes = file_bytes
-        self._names: dict[int, str] = {}  # of the files by number, the oldest first
-        # Records from `_tail_at` on, of which those below `_written` are in a file too. In pieces:
-        # to take from the front of one buffer would move all that is behind it.
+        self._names: dict[int, str] = {}  # file names by number, the oldest first
+        # Records from `_tail_at` on. Those below `_written` are also in a file. In pieces, because
+        # cutting the front off one buffer would move all of it.
         self._tail = [bytearray()]
         self._tail_at = 0
         self._written = 0
-        self._unsynced: dict[int, File] = {}  # open as long as what was written is not synced
-        self._used = 0  # by what a checkpoint says, whether or not its files are there
+        self._unsynced: dict[int, File] = {}  # open until their records are synced
+        self._used = 0  # the end of the log by the checkpoint, whether its files exist or not
         self.begin = 0
         self.end = 0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all records that are kept."""
+        """The bytes of all records."""
         return self.end - self.begin
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether a flush has something to write."""
+        """Whether a flush has records to write."""
         return self._written < self.end
 
     def file_number(self, position: int) -> int:
@@ -62,7 +61,7 @@ class TimerLog:
         return position // self._file_bytes
 
     def append(self, record: bytes | memoryview) -> int:
-        """Add a record, or several; return the position of the first."""
+        """Append one or more records. Return the position of the first one."""
         position = self.end
         self.end = position + len(record)
         last = self._tail[-1]
@@ -95,7 +94,7 @@ class TimerLog:
     def batches(self, number: int, *, count: int) -> Iterator[np.ndarray]:
         """Yield copies of the written records of one file, `count` at a time, unchecked.
 
-        Raises TimerLogDamaged where they cannot be read.
+        Raises TimerLogDamaged if the file cannot be read.
         """
         written = min(self._written - number * self._file_bytes, self._file_bytes) // SIZE
         for begin in range(0, written, count):
@@ -106,7 +105,7 @@ class TimerLog:
         return np.frombuffer(view, DTYPE, count, begin * SIZE).copy()
 
     def _view(self, number: int, at: int, size: int) -> memoryview:
-        """Return the view of a file, of which some bytes may be touched. Raises TimerLogDamaged."""
+        """Return the view of a file with a readable range of bytes. Raises TimerLogDamaged."""
         try:
             return self._views.readable(self._names[number], at, size)
         except PageUnreadable as error:
@@ -120,7 +119,7 @@ class TimerLog:
     # ------------------------------------------------------------ writing
 
     def write(self) -> Iterator[list[File]]:
-        """Write what is in memory now, in slices; the last names the files to sync."""
+        """Write the records that are in memory now, in slices. The last one yields the files."""
         end = self.end
         while self._written < end:
             number, at = divmod(self._written, self._file_bytes)
@@ -139,7 +138,7 @@ class TimerLog:
         self._close_files()
 
     def _begin_tail(self, pieces: list[bytearray]) -> None:
-        """Let the tail begin at what is not written."""
+        """Begin the tail at the first unwritten record."""
         self._tail_at = self._written
         self._tail = pieces or [bytearray()]
 
@@ -166,9 +165,9 @@ class TimerLog:
     # ------------------------------------------------------------ opening, dropping
 
     def load(self, position: int) -> Iterator[TimerRecord]:
-        """Find the files and yield the intact records from `position` on; the rest is cut off.
+        """Find the files and yield the intact records from `position` on. Cut off all others.
 
-        Raises TimerLogDamaged when there is nothing up to `position`.
+        Raises TimerLogDamaged if the records before `position` are missing.
         """
         self._used = position
         for name in self._disk.names(FOLDER):
@@ -205,7 +204,7 @@ class TimerLog:
         self._cut()
 
     def _cut(self) -> None:
-        """Leave nothing behind the end that a later start could take for a record."""
+        """Remove all bytes after the end, so that a later start does not read them as records."""
         for number, name in list(self._names.items()):
             start = number * self._file_bytes
             if start >= self.end:
@@ -219,7 +218,7 @@ class TimerLog:
                 file.resize(self._file_bytes)
 
     def clear(self) -> None:
-        """Begin anew behind all positions that were ever used, without any file."""
+        """Delete all files. Continue at a position after all that were ever used."""
         used = max(self.end, self._used)
         for name in self._disk.names(FOLDER):
             stem = name.rpartition("/")[2]
@@ -243,5 +242,5 @@ class TimerLog:
         yield from drop_file(self._disk, name)
 
     def close(self) -> None:
-        """Close all files; nothing is written."""
+        """Close all files without writing."""
         self._close_files()

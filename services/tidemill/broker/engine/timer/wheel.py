@@ -1,8 +1,8 @@
 """The timer wheel: a ring of one-second slots in memory, and its file.
 
-Owned by the engine's one owner. A private buffer and not a shared mapping: what is on disk is what
-a flush wrote, and a flush writes the timer log first, so that no slot on disk points beyond it.
-Rebuilt from the state table when the file is missing, torn or damaged.
+The slots are a private buffer instead of a shared mapping, so that only a flush writes them. A
+flush writes the timer log first, so that no slot on disk points beyond it. If the file is missing,
+torn or damaged, the wheel is rebuilt from the state table.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tidemill.broker.engine.timer.pages import DirtyPages
 FOLDER = "timer"
 FILE = f"{FOLDER}/wheel"
 PAGE_BYTES = 4096
-PAGES_A_SLICE = 16  # 2,048 slots, summed and written in about a millisecond
+PAGES_A_SLICE = 16  # 2,048 slots: a millisecond for checksums and writing
 
 
 class WheelDamaged(Exception):
-    """The wheel contradicts itself or the timer log, and is made again."""
+    """The wheel contradicts itself or the timer log and must be rebuilt."""
 
 
 @final
 class TimerWheel:
-    """The slots."""
+    """The slots of the timer wheel."""
 
     def __init__(self, disk: Disk, *, slot_count: int) -> None:
         assert slot_count * SIZE % PAGE_BYTES == 0, "the wheel is made of whole pages"
         self._disk = disk
         self._file: File | None = None
         self.slot_count = slot_count
-        # Zeros cost no memory until they are written over.
+        # Zero pages use no memory until they are written.
         self._slots = bytearray(slot_count * SIZE)
         self._pages = DirtyPages(self._page)
         self.used_count = 0  # slots that were ever written
@@ -48,59 +48,59 @@ class TimerWheel:
     # ------------------------------------------------------------ slots
 
     def last(self, slot_s: int) -> int:
-        """Return the newest position of the chain of a second, NO_POSITION for none."""
+        """Return the newest position of the chain of a second, NO_POSITION if it has none."""
         slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
         return slot.last if slot.time_ms == slot_s * 1000 else NO_POSITION
 
     def first(self, slot_s: int) -> int:
-        """Return the oldest position of the chain of a second, NO_POSITION for none."""
+        """Return the oldest position of the chain of a second, NO_POSITION if it has none."""
         slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
         return slot.first if slot.time_ms == slot_s * 1000 else NO_POSITION
 
     def count(self, slot_s: int) -> int:
-        """Return about how many timers are linked at a second: a hint."""
+        """Return the approximate number of timers linked at a second."""
         slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
         return slot.num if slot.time_ms == slot_s * 1000 else 0
 
     def link(self, slot_s: int, position: int, *, change: int) -> int:
-        """Let the chain of a second begin at `position`; return where it began before.
+        """Set the newest position of the chain of a second. Return the one before.
 
         `change` is added to the count.
         """
         at, slots = slot_s % self.slot_count * SIZE, self._slots
         self._pages.touch(at // PAGE_BYTES)
-        wanted_ms = slot_s * 1000
+        slot_ms = slot_s * 1000
         time_ms, first, last, num, magic = timer_slot.unpack_from(slots, at)
         if not magic:
             self.used_count += 1
-        if time_ms != wanted_ms:
+        if time_ms != slot_ms:
             first, last, num = position, NO_POSITION, 0
         num = min(max(num + change, 0), NUM_MAX)
-        timer_slot.pack_into(slots, at, wanted_ms, first, position, num, timer_slot.UNSEALED)
+        timer_slot.pack_into(slots, at, slot_ms, first, position, num, timer_slot.UNSEALED)
         return int(last)
 
-    def revise(self, slot_s: int, position: int, *, change: int) -> None:
-        """Link a record of the timer log that the file of the wheel may know or not."""
+    def link_if_newer(self, slot_s: int, position: int, *, change: int) -> None:
+        """Link a record of the timer log unless the file of the wheel contains the link."""
         slot = timer_slot.read(self._slots, slot_s % self.slot_count * SIZE)
         if slot.time_ms != slot_s * 1000 or slot.last < position:
             self.link(slot_s, position, change=change)
 
     def filled(self, first_s: int, end_s: int) -> list[int]:
-        """Return the seconds from `first_s` to before `end_s` whose slots hold a chain."""
+        """Return the seconds from `first_s` to before `end_s` with a chain in their slots."""
         assert end_s - first_s <= self.slot_count, "one revolution at most"
         found: list[int] = []
         while first_s < end_s:
             begin = first_s % self.slot_count
             count = min(end_s - first_s, self.slot_count - begin)
             times = np.frombuffer(self._slots, DTYPE, count, begin * SIZE)["time"]
-            wanted = np.arange(first_s, first_s + count, dtype=np.int64) * 1000
-            found += (np.flatnonzero(times == wanted) + first_s).tolist()
+            seconds_ms = np.arange(first_s, first_s + count, dtype=np.int64) * 1000
+            found += (np.flatnonzero(times == seconds_ms) + first_s).tolist()
             del times
             first_s += count
         return found
 
     def rows(self, seconds: np.ndarray) -> np.ndarray:
-        """Return the slots of some seconds, as `first`, `last` and `count` say them one by one."""
+        """Return the slots of some seconds, with the values of `first`, `last` and `count`."""
         rows: np.ndarray = np.frombuffer(self._slots, DTYPE)[seconds % self.slot_count]
         is_other = rows["time"] != seconds * 1000
         rows["first"][is_other] = rows["last"][is_other] = NO_POSITION
@@ -108,7 +108,7 @@ class TimerWheel:
         return rows
 
     def filled_count(self, first_s: int, end_s: int) -> int:
-        """Count what `filled` returns, and make no list of it."""
+        """Count the seconds that `filled` would return."""
         seconds = np.arange(first_s, end_s, dtype=np.int64)
         times = np.frombuffer(self._slots, DTYPE)["time"][seconds % self.slot_count]
         return int((times == seconds * 1000).sum())
@@ -121,7 +121,7 @@ class TimerWheel:
         return int(counts.max(initial=0))
 
     def place_rows(self, rows: np.ndarray) -> None:
-        """Fill slots from rows of the slot's form."""
+        """Fill slots from rows of their layout."""
         rows["magic"] = timer_slot.UNSEALED
         slots = np.frombuffer(self._slots, DTYPE)
         numbers = rows["time"] // 1000 % self.slot_count
@@ -133,20 +133,20 @@ class TimerWheel:
     # ------------------------------------------------------------ file
 
     def load(self, *, position_min: int, position_max: int, hand_s: int, used_count: int) -> None:
-        """Read the file. Raises WheelDamaged when it is not there, or a slot is impossible.
+        """Read the file. Raises WheelDamaged if it is missing or a slot is impossible.
 
-        A chain after the hand that reaches below `position_min` may have lost its oldest records:
-        they were linked again by a compaction, or somebody took the file.
+        A chain after the hand that reaches below `position_min` may lack its oldest records: a
+        compaction has linked them again, or their file was deleted by hand.
         """
         try:
             data = self._disk.read(FILE)
         except ReadFailed as error:
-            self._disk.delete(FILE)  # What is written next has a sound place.
+            self._disk.delete(FILE)  # The next write uses intact sectors.
             raise WheelDamaged("the wheel's file cannot be read") from error
         if data is None or len(data) != len(self._slots):
             raise WheelDamaged("the wheel's file is missing")
         slots = np.frombuffer(data, DTYPE)
-        # Most slots were never written: looked at as four words each, these are found fast.
+        # Most slots were never written. Comparing them as words of 8 bytes finds these fast.
         used = np.flatnonzero(np.frombuffer(data, np.uint64).reshape(-1, SIZE // 8).any(axis=1))
         found = slots[used]
         is_right = (
@@ -156,7 +156,7 @@ class TimerWheel:
             & (found["last"] < position_max)
             & ((found["first"] >= position_min) | (found["time"] // 1000 <= hand_s))
         )
-        # Slots are never emptied: where fewer are in use than there were, a page was lost.
+        # Slots are never emptied. If fewer are in use than at the checkpoint, a page is missing.
         if not is_right.all() or len(used) < used_count:
             raise WheelDamaged("a slot is impossible")
         self._slots[:] = data
@@ -170,7 +170,7 @@ class TimerWheel:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots."""
+        """The bytes of all slots."""
         return len(self._slots)
 
     @property
@@ -179,11 +179,11 @@ class TimerWheel:
         return len(self._pages.dirty)
 
     def freeze(self) -> None:
-        """Begin a flush of the slots as they are now."""
+        """Begin a flush of the current slots."""
         self._pages.freeze()
 
     def write_frozen(self) -> Iterator[list[File]]:
-        """Write the pages of the flush in slices; the last one names the file to sync."""
+        """Write the pages of the flush in slices. The last one yields the file to sync."""
         file = self._open()
         for n, (page, data) in enumerate(self._pages.frozen(), 1):
             rows = np.frombuffer(bytearray(data), DTYPE)
