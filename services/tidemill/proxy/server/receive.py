@@ -207,7 +207,7 @@ class Receiver:
     async def _poll_all(
         self, call: Call, target: Target, pop: link_pb2.PopRequest, responses: Responses
     ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
-        """Pop at the brokers that the polling names, until a pop finds messages or the poll ends."""
+        """Pop at the brokers that the polling names until messages are found or the poll ends."""
         brokers = self._brokers_of(target)
         # The client needs the other half of the time to read the messages.
         room_end_ms = self._clock.monotonic_ms() + pop.poll_duration_ms // 2
@@ -314,7 +314,7 @@ class Receiver:
             responses.release(room_bytes)
             room_bytes = 0
         raise ConnectionBufferFull(
-            "the ready messages do not fit into the memory of this connection; read it, and poll again"
+            "the messages do not fit into the memory of this connection; read it, and poll again"
         )
 
     async def _hold_in_turn(
