@@ -17,6 +17,7 @@ from tests.support.clients.load import Load
 from tests.support.disk.failing_calls import SYNC, WRITE, fail_once, is_possible
 from tests.support.processes.controlled_group import ControlledGroup, reasons_since
 from tests.support.processes.processes import descendants, is_running
+from tidemill.controller.election.failure import Failure
 
 pytestmark = pytest.mark.heavy
 FAILED = "[Errno 5]", "Input/output error"
@@ -47,7 +48,7 @@ def test_whose_disk_fails_ends_and_another_one_goes_on(
         await asyncio.to_thread(fail_once, process_of(broker, calls), calls, errno.EIO)
         if victim == master:
             after = await asyncio.to_thread(group.led_by_another, before)
-            assert reasons_since(before, after)[0] == "its process has ended"
+            assert reasons_since(before, after)[0] == Failure.DIED.value
         await sends(load, SENDS_BETWEEN)
         # It has registered as another run: of a process that its supervisor has started.
         whole = await asyncio.to_thread(

@@ -19,6 +19,7 @@ from tests.support.processes.controlled_group import (
     controlled_group,
     reasons_since,
 )
+from tidemill.controller.election.failure import Failure
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_master_that_is_killed_is_replaced_and_comes_back_as_a_replica(
     os.kill(group.replicas[killed.replica_id].broker_pid, signal.SIGKILL)
     after = group.led_by_another(before)
     assert after.view.master.replica_id != killed.replica_id
-    assert reasons_since(before, after)[0] == "its process has ended"
+    assert reasons_since(before, after)[0] == Failure.DIED.value
     # Its supervisor has started it again.
     whole = group.await_in_sync()
     again = next(one for one in whole.view.sss if one.replica_id == killed.replica_id)
@@ -70,7 +71,7 @@ def test_a_master_that_stands_still_is_replaced_while_its_supervisor_is_heard(
     broker = group.replicas[master.replica_id].broker_pid
     os.kill(broker, signal.SIGSTOP)
     after = group.led_by_another(before)
-    assert reasons_since(before, after)[0] == "it does not turn"
+    assert reasons_since(before, after)[0] == Failure.STALLED.value
     os.kill(broker, signal.SIGCONT)
     whole = group.await_in_sync()
     # It follows, and leads no more but by another election.

@@ -26,6 +26,8 @@ from tests.support.processes.processes import (
     environment,
     standalone,
 )
+from tidemill.controller.election.failure import Failure
+from tidemill.controller.election.history import HANDED_OVER
 
 WITHIN_MS = 120_000  # for what must come, beside other tests
 COMMAND_S = 120.0  # of a command that starts, and waits, or reads whole segments
@@ -124,7 +126,7 @@ def test_replicas_on_a_laptop_outlive_their_master(tmp_path: Path) -> None:
             """Return the first one after the kill, newest first."""
             return [one for one in group_of(running)["history"] if one["epoch"] > epoch][-1]
 
-        assert (election()["source"], election()["reason"]) == (1, "its process has ended")
+        assert (election()["source"], election()["reason"]) == (1, Failure.DIED.value)
         # A second later the history says for how long nobody took sends.
         eventually(lambda: "awayMs" in election(), within_ms=WITHIN_MS)
         assert election()["awayMs"] < WITHIN_MS
@@ -141,7 +143,7 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
         eventually(lambda: role_of(running, master) == "retired", within_ms=WITHIN_MS)
         moved = group_of(running)
         assert moved["master"] != master
-        assert "handed over" in [one["reason"] for one in moved["history"]]
+        assert HANDED_OVER in [one["reason"] for one in moved["history"]]
         # Two are left, and two must have a message.
         refused = drained(running, f"broker-0-{moved['master']}")
         assert "1 would be left" in refused
@@ -171,7 +173,7 @@ def test_a_group_that_acknowledges_nothing_says_so_and_goes_on_with_one(tmp_path
             os.kill(pid, signal.SIGSTOP)
         try:
             # At first one of them may be heard of, and the other one not.
-            told = f"replicas {still[0]} and {still[1]} are not heard of"
+            told = f"replicas {still[0]} and {still[1]} are down"
             eventually(lambda: told in group_of(running).get("alarm", ""), within_ms=WITHIN_MS)
             assert "`tidemill cluster min-in-sync broker-0 1`" in group_of(running)["alarm"]
             assert told in cluster(running, "status", "-o", "json")
