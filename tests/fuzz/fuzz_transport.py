@@ -1,7 +1,7 @@
-"""Fuzz the transport, led by coverage: `make fuzz` (FUZZ_MINUTES).
+"""Coverage-guided fuzzing of the transport: `make fuzz` (FUZZ_MINUTES).
 
-What does harm is written to build/fuzz; put into tests/fuzz/corpus it is replayed by the ordinary
-tests. Options are those of libFuzzer.
+Inputs that cause errors are written to build/fuzz. In tests/fuzz/corpus, the ordinary tests replay
+them. The options are those of libFuzzer.
 """
 
 from __future__ import annotations

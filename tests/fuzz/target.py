@@ -1,4 +1,4 @@
-"""What an input of the fuzzer is: which end of a connection, where to cut, what the peer sends."""
+"""The input of the fuzzer: an end of a connection, a way to cut, and the bytes of the peer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ HEAD_SIZE = 2
 
 
 def try_input(raw: bytes) -> None:
-    """Try one input; whatever is raised is a find."""
+    """Try one input; any exception is a finding."""
     if len(raw) < HEAD_SIZE:
         return
     end = End(raw[0] % len(End))
     content = raw[HEAD_SIZE:]
-    # In one piece, or cut in one of 255 ways.
+    # As one piece, or cut in one of 255 ways.
     run_trial(end, peer.pieces(content, Random(raw[1]), 200) if raw[1] else [content])

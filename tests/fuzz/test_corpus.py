@@ -1,4 +1,4 @@
-"""What the fuzzer has found worth keeping is tried again, without it."""
+"""Replay of the fuzzer's corpus without the fuzzer."""
 
 from __future__ import annotations
 

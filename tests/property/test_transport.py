@@ -1,4 +1,4 @@
-"""Whatever a peer sends, however it is cut: nothing is raised, accounts are right, calls end."""
+"""For any bytes of a peer and any cuts: no exception, exact accounts, ended calls."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def test_no_frames_do_any_harm(end: End, seed: int, count: int) -> None:
 
 @quickly
 @given(role=st.sampled_from(Role), seed=SEEDS, count=st.integers(1, 60))
-def test_the_same_bytes_mean_the_same_however_they_are_cut(
-    role: Role, seed: int, count: int
-) -> None:
+def test_events_do_not_depend_on_the_cuts(role: Role, seed: int, count: int) -> None:
     random = Random(seed)
     end = End.HTTP_SERVER if role is Role.SERVER else End.HTTP_CLIENT
     raw = b"".join(random_frames(end, random, count))
@@ -73,7 +71,7 @@ def test_the_same_bytes_mean_the_same_however_they_are_cut(
 
 
 def meaning(role: Role, pieces: list[bytes]) -> tuple[list[object], bytes]:
-    """Return what the bytes mean, content joined, and what is answered."""
+    """Return the events of the bytes, with joined content, and the output."""
     connection = Connection(role, LIMITS, now_s=0.0)
     if role is Role.CLIENT:
         for _ in range(5):
@@ -97,7 +95,7 @@ def described(event: Event) -> object:
 
 @dataclass
 class Plan:
-    """One call: what is sent, how it ends, and what the client has seen of it."""
+    """One call: its requests, its end, and the client's view of it."""
 
     requests: list[bytes]
     code: RpcCode
@@ -130,7 +128,7 @@ class World:
         self._queue.on_room = self._want_offer
         self._wants_offer = False
         self.server = ServerConnection(limits, message_bytes_max=2_000, now_s=0.0, account=account)
-        # A window below the protocol's first one holds only once the client has heard of it.
+        # A window below the protocol's default is valid after the client has received it.
         self.server.receive(self.client.http.take_output(), 0.0)
         self.client.receive(self.server.http.take_output(), 0.0)
         self._pipes: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
@@ -140,7 +138,7 @@ class World:
         self._sending: list[tuple[ClientCall, Plan, deque[bytes]]] = []
 
     def step(self) -> bool:
-        """Let one thing happen; False when there is nothing left."""
+        """Let one thing happen; return False if nothing is left."""
         moves = [self._open] * bool(self.waiting) + [self._send] * bool(self._sending)
         moves += [self._to_server] * bool(self._pipes[0]) + [self._to_client] * bool(self._pipes[1])
         moves += [self._offer] * self._wants_offer
@@ -156,7 +154,7 @@ class World:
         self._wants_offer = True
 
     def _offer(self) -> bool:
-        """Give those who wait the room that has come free, as a server does in its next turn."""
+        """Grant the free room, as a server does in its next turn."""
         self._wants_offer = False
         self._queue.grant_room()
         return False
@@ -166,7 +164,7 @@ class World:
             pipe.extend(peer.pieces(http.take_output(), self._random, size_max=500))
 
     def _open(self) -> bool:
-        """Begin a call if the server takes one more; tell whether it does not."""
+        """Begin a call; return whether the server accepts no more."""
         if stream_count(self.client.http) >= self.client.http._settings.streams_max:
             return True
         plan = self.waiting.pop()
@@ -229,7 +227,7 @@ class World:
             elif isinstance(event, ResponseMessage):
                 plan = self._of_call[event.call.stream.id]
                 if plan.is_cancelled:
-                    continue  # It was in the same bytes as what made us cancel.
+                    continue  # It was in the same bytes as the reason of our cancel.
                 plan.received.append(event.message)
                 self.client.consume(event.call, event.wire_bytes)
                 if len(plan.received) == plan.cancel_after:
@@ -241,7 +239,7 @@ class World:
 @pytest.mark.parametrize("part", range(4))
 @quickly
 @given(seed=SEEDS)
-def test_every_call_ends_once_as_it_should_with_all_its_messages(part: int, seed: int) -> None:
+def test_every_call_ends_once_with_all_its_messages(part: int, seed: int) -> None:
     random = Random(f"{part} {seed}")
     world = World(random)
     plans = []

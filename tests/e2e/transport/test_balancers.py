@@ -34,7 +34,7 @@ def peers(running: Running) -> set[str]:
     return {one.peer_host for one in running.server.connections}
 
 
-def test_the_address_in_the_header_is_the_clients() -> None:
+def test_the_address_in_the_header_is_that_of_the_client() -> None:
     with (
         rpc_server(proxy_protocol_from=HERE) as running,
         RawClient(running.port, greeting=b"") as client,
@@ -45,7 +45,7 @@ def test_the_address_in_the_header_is_the_clients() -> None:
 
 
 @pytest.mark.parametrize("nobody", [LOCAL, UNKNOWN])
-def test_a_header_without_an_address_leaves_that_of_the_connection(nobody: bytes) -> None:
+def test_without_an_address_in_the_header_that_of_the_connection_counts(nobody: bytes) -> None:
     with (
         rpc_server(proxy_protocol_from=HERE) as running,
         RawClient(running.port, greeting=nobody + GREETING) as client,
@@ -54,7 +54,7 @@ def test_a_header_without_an_address_leaves_that_of_the_connection(nobody: bytes
         assert peers(running) == {"127.0.0.1"}
 
 
-def test_a_header_may_come_in_pieces_and_before_tls(certificates: Certificates) -> None:
+def test_a_header_may_arrive_in_pieces_and_before_tls(certificates: Certificates) -> None:
     context = ssl.create_default_context(cafile=certificates.authority)
     with (
         rpc_server(proxy_protocol_from=HERE, tls="optional", **certificates.served) as running,
@@ -80,7 +80,7 @@ def test_connections_are_limited_by_the_clients_address() -> None:
         assert running.hits(Limit.CONNECTIONS_PER_ADDRESS) == 1
         for client in (*clients, *third):
             client.socket.close()
-        # All of them are forgotten: none is counted for good.
+        # All addresses are removed, so none is counted for ever.
         eventually(lambda: not running.server.connections)
         assert not running.server.listener._open
         assert running.server.listener._open_count == 0
@@ -90,11 +90,11 @@ def test_connections_are_limited_by_the_clients_address() -> None:
     "sent",
     [GREETING, b"PROXY TCP4 203.0.113.7 10.0.0.1 1 2\r\n" + GREETING, header(1, 2, 3, 4)[:9]],
 )
-def test_a_balancer_that_sends_no_header_is_refused(sent: bytes) -> None:
+def test_a_balancer_without_a_header_is_rejected(sent: bytes) -> None:
     with rpc_server(proxy_protocol_from=HERE) as running:
         with RawClient(running.port, greeting=b"") as client:
             client.send(sent)
-            with contextlib.suppress(OSError):  # It may have been refused already.
+            with contextlib.suppress(OSError):  # The server may have closed the connection already.
                 client.socket.shutdown(1)
             client.to_the_end()
             assert not peer.of(frames.SETTINGS, client.frames)
@@ -102,7 +102,7 @@ def test_a_balancer_that_sends_no_header_is_refused(sent: bytes) -> None:
         eventually(lambda: running.server.listener._open_count == 0)
 
 
-def test_a_header_from_elsewhere_is_none() -> None:
+def test_a_header_from_another_address_is_invalid() -> None:
     with rpc_server(proxy_protocol_from=(ip_network("10.0.0.0/8"),)) as running:
         with RawClient(running.port, greeting=b"") as client:
             client.send_if_open(header(203, 0, 113, 7) + GREETING)
@@ -112,7 +112,7 @@ def test_a_header_from_elsewhere_is_none() -> None:
             assert honest.call(1) == grpc_message(b"hello")
 
 
-def test_a_client_whose_handshake_fails_is_counted_no_more(certificates: Certificates) -> None:
+def test_a_client_whose_handshake_fails_is_not_counted(certificates: Certificates) -> None:
     with rpc_server(proxy_protocol_from=HERE, tls="required", **certificates.served) as running:
         with RawClient(running.port, greeting=header(203, 0, 113, 7) + b"no TLS") as client:
             client.to_the_end()

@@ -1,4 +1,4 @@
-"""Certificates that are renewed while clients are served with them."""
+"""Certificates that are renewed while a server uses them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY_S = 86_400
 
 @pytest.fixture
 def files(tmp_path: Path, certificates: Certificates) -> TlsFiles:
-    """Files of a server that may be overwritten."""
+    """TLS files of a server, which a test may overwrite."""
     for name in ("server.crt", "server.key", "ca.crt", "ca.key"):
         shutil.copy(certificates.folder / name, tmp_path)
     return TlsFiles(certificate=str(tmp_path / "server.crt"), key=str(tmp_path / "server.key"))
@@ -59,20 +59,20 @@ def test_a_renewed_certificate_serves_new_connections(
     ):
         assert before.call(1) == grpc_message(b"hello")
         tls.check()
-        assert not tls.results  # Nothing has changed.
+        assert not tls.results  # No file has changed.
         make_certificate(tmp_path, "server", days=30)
         tls.check()
         with RawClient(running.port, tls=trust) as after:
             assert after.call(1) == grpc_message(b"hello")
             assert served_certificate(after) != served_certificate(before)
-        # Who is connected stays so.
+        # Open connections stay open.
         assert before.call(3) == grpc_message(b"hello")
     assert tls.results == {"done": 1}
     assert tls.expires_at_s is not None
     assert 29 * DAY_S < tls.expires_at_s - time.time() < 31 * DAY_S
 
 
-def test_a_broken_certificate_keeps_the_old_one_and_says_so(
+def test_a_broken_certificate_keeps_the_old_one_and_is_reported(
     tmp_path: Path, files: TlsFiles, certificates: Certificates
 ) -> None:
     trust = ssl.create_default_context(cafile=certificates.authority)
@@ -84,9 +84,9 @@ def test_a_broken_certificate_keeps_the_old_one_and_says_so(
         for breaking in (
             lambda: Path(files.certificate).write_text("no certificate"),
             lambda: Path(files.key).unlink(),
-            # A certificate whose key has not come yet.
+            # A certificate without its new key.
             lambda: shutil.copy(certificates.folder / "client.key", files.key),
-            # A name that the system does not even look up, as below a folder that is not ours.
+            # A name that the system does not look up, for example below a file.
             lambda: nowhere.rename(files.key),
         ):
             breaking()
@@ -107,7 +107,7 @@ def test_a_broken_certificate_keeps_the_old_one_and_says_so(
     assert samples["rocketmq_tls_certificate_expires_at_seconds", None] == expires_at_s
 
 
-def test_whatever_a_look_comes_to_the_next_one_follows(files: TlsFiles) -> None:
+def test_an_error_of_a_check_does_not_end_the_checks(files: TlsFiles) -> None:
     made: list[str] = []
 
     def make() -> ssl.SSLContext:
@@ -125,10 +125,10 @@ def test_whatever_a_look_comes_to_the_next_one_follows(files: TlsFiles) -> None:
     assert [line["event"] for line in logs if line["log_level"] == "error"] == [
         "certificate check failed"
     ]
-    assert len(made) == 2, "the second look had nothing to do"
+    assert len(made) == 2, "the second check had nothing to do"
 
 
-def test_a_certificate_that_expires_is_told_of_every_day(tmp_path: Path, files: TlsFiles) -> None:
+def test_an_expiring_certificate_is_logged_every_day(tmp_path: Path, files: TlsFiles) -> None:
     make_certificate(tmp_path, "server", days=30)
     tls = reloading(files)
     assert tls.expires_at_s is not None
@@ -160,9 +160,7 @@ def test_a_certificate_that_expires_is_told_of_every_day(tmp_path: Path, files: 
     assert levels(soon_s - 1, watched.reload) == []
 
 
-def test_a_certificate_that_has_expired_is_told_of_at_the_start(
-    tmp_path: Path, files: TlsFiles
-) -> None:
+def test_an_expired_certificate_is_logged_at_the_start(tmp_path: Path, files: TlsFiles) -> None:
     tls = reloading(files)
     watched = All([tls], now_s=lambda: (tls.expires_at_s or 0) + 1)
 
@@ -176,7 +174,7 @@ def test_a_certificate_that_has_expired_is_told_of_at_the_start(
     assert (told["log_level"], told["use"], told["file"]) == ("error", "clients", files.certificate)
 
 
-def test_authorities_that_were_taken_away_are_trusted_no_more(
+def test_removed_authorities_are_not_trusted(
     tmp_path: Path, files: TlsFiles, certificates: Certificates
 ) -> None:
     asked = TlsFiles(
@@ -196,7 +194,7 @@ def test_authorities_that_were_taken_away_are_trusted_no_more(
         eventually(lambda: running.server.misuse.failures["tls_handshake"] == 1)
 
 
-def test_an_expired_certificate_is_asked_for_its_date(tmp_path: Path, files: TlsFiles) -> None:
+def test_the_expiry_of_an_expired_certificate_is_known(tmp_path: Path, files: TlsFiles) -> None:
     for command in (
         ["req", "-new", "-key", "server.key", "-subj", "/CN=localhost", "-out", "late.csr"],
         [
@@ -226,7 +224,7 @@ def test_a_certificate_that_fails_in_a_handshake_keeps_the_old_one(
     tls = ReloadableCredentials("cluster", files, make, is_server=is_server)
     old, expires_at_s = tls.newest, tls.expires_at_s
     uses = ["clientAuth", "serverAuth"]
-    for use in uses if is_server else uses[::-1]:  # The first is for the other end.
+    for use in uses if is_server else uses[::-1]:  # The first certificate is for the other end.
         subprocess.run(
             [
                 "openssl",
@@ -254,19 +252,21 @@ def test_a_certificate_that_fails_in_a_handshake_keeps_the_old_one(
             assert "does not work in a handshake" in logs[0]["reason"]
     assert tls.results == {"failed": 1, "done": 1}
     assert tls.newest is not old
-    # Where there is no older one it may do.
+    # Without an older one it is accepted.
     assert (
         ReloadableCredentials("cluster", files, make, is_server=not is_server).expires_at_s is None
     )
 
 
-def test_files_that_cannot_be_used_stop_the_start(tmp_path: Path) -> None:
+def test_invalid_files_prevent_the_start(tmp_path: Path) -> None:
     files = TlsFiles(certificate=str(tmp_path / "none"), key=str(tmp_path / "none"))
     with pytest.raises(StartError, match="tls_certificate_file must name a file"):
         reloading(files)
 
 
-def test_all_who_hold_a_certificate_hear_of_a_new_one(tmp_path: Path, files: TlsFiles) -> None:
+def test_every_user_of_a_certificate_is_notified_of_a_new_one(
+    tmp_path: Path, files: TlsFiles
+) -> None:
     """The admin process has a connection to each broker group."""
     tls = reloading(files)
     heard: list[str] = []

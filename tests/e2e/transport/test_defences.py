@@ -1,6 +1,7 @@
-"""Each defence by its name: who oversteps it is ended or refused, and counted; others are served.
+"""Each limit by its name: a client over the limit is disconnected or rejected, and counted.
 
-Time limits are fractions of a second here; the server looks every second.
+Other clients are served. Time limits are fractions of a second here; the server checks every
+second.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NO_WINDOW = frames.PREFACE + peer.settings({Setting.INITIAL_WINDOW_SIZE: 0})
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """How a limit is overstepped, and on what server."""
+    """A way to exceed a limit, and the server for it."""
 
     overstep: Callable[[Running], None]
     limits: Limits = field(default_factory=Limits)
@@ -37,14 +38,14 @@ class Attack:
 
 
 def is_calmed(attacker: RawClient) -> bool:
-    """Whether the server has ended the connection, saying that it was too much."""
+    """Return whether the server ended the connection because of the limit."""
     last = attacker.to_the_end()[-1]
     code = int.from_bytes(last.payload[4:8], "big")
     return (last.kind, code) == (frames.GOAWAY, ErrorCode.ENHANCE_YOUR_CALM)
 
 
 def flood(raw: bytes) -> Callable[[Running], None]:
-    """Send `raw`, which is too much, on a stream that has begun."""
+    """Send `raw`, which exceeds the limit, on a started stream."""
 
     def overstep(running: Running) -> None:
         with RawClient(running.port) as attacker:
@@ -71,7 +72,7 @@ def open_too_many_streams(running: Running) -> None:
             attacker.send(peer.request(2 * n + 1, b"many", request_to("Hang")))
         refused = attacker.until(lambda one: one.kind == frames.RST_STREAM)
         assert (refused.stream_id, refused.number) == (9, ErrorCode.REFUSED_STREAM)
-        # Who gives one back may have another.
+        # A client that returns a connection may open another.
         attacker.send(peer.rst_stream(1))
         assert attacker.call(11) == peer.grpc_message(b"hello")
 
@@ -124,7 +125,7 @@ def open_too_many_connections(running: Running) -> None:
             opened.enter_context(RawClient(running.port)).pong()
         refused = RawClient(running.port, greeting=b"")
         assert opened.enter_context(refused).to_the_end() == []
-    # Who has left makes room.
+    # A closed connection makes room.
     eventually(lambda: len(running.server.connections) == 1)
     with RawClient(running.port) as again:
         again.pong()
@@ -136,7 +137,7 @@ def hold_too_much(running: Running) -> None:
             attacker.send(peer.request(2 * n + 1, bytes(10_000), request_to("Hang")))
         trailers = attacker.until(lambda one: one.stream_id == 7 and one.is_last)
         assert peer.fields_of(trailers.payload)["grpc-status"] == "8"
-        # Who gives some back may hold it again.
+        # A client that returns room may use it again.
         attacker.send(peer.rst_stream(1))
         assert attacker.call(9) == peer.grpc_message(b"hello")
 
@@ -150,7 +151,7 @@ def send_a_message_that_is_too_large(running: Running) -> None:
         assert attacker.call(3)
 
 
-# One field of 4 KiB for the table, and its index again and again: a megabyte out of 4 KiB.
+# One field of 4 KiB in the table, and its index many times: a megabyte from 4 KiB.
 BOMB = b"\x40\x01a\x7f\xa1\x1e" + b"v" * 4_000 + b"\xbe" * 300
 SECONDS = 0.2
 
@@ -187,13 +188,13 @@ ATTACKS = {
 }
 
 
-def test_every_limit_is_overstepped_here() -> None:
-    # Age is the ordinary end of a connection, an honest one's too: see test_server.py.
+def test_every_limit_is_exceeded_here() -> None:
+    # Age is an ordinary end of a connection; see test_server.py.
     assert set(ATTACKS) == set(Limit) - {Limit.AGE}
 
 
 @pytest.mark.parametrize("limit", ATTACKS)
-def test_who_oversteps_a_limit_is_ended_and_counted_and_others_are_served(limit: Limit) -> None:
+def test_a_client_over_a_limit_is_ended_and_counted_and_others_are_served(limit: Limit) -> None:
     attack = ATTACKS[limit]
     with (
         rpc_server(attack.limits, message_bytes_max=MESSAGE_BYTES_MAX, **attack.listen) as running,
@@ -207,7 +208,7 @@ def test_who_oversteps_a_limit_is_ended_and_counted_and_others_are_served(limit:
 
 
 class Honest:
-    """A client that calls all the time, and whose calls must all be answered."""
+    """A client that calls all the time; all its calls must be answered."""
 
     def __init__(self, port: int) -> None:
         self._client = RawClient(port)
@@ -226,7 +227,7 @@ class Honest:
         self._thread.join(WAIT_S)
 
     def stop(self) -> None:
-        """Fail unless every call was answered, one more included that begins now."""
+        """Fail unless every call was answered, including one that starts now."""
         self._called.clear()
         assert self._called.wait(WAIT_S), self._failure
         self._is_stopped.set()
@@ -243,7 +244,7 @@ class Honest:
                     client.frames.clear()
                     stream_id += 2
                     self._called.set()
-                    # As clients do now and then; it also paces this one.
+                    # As clients do sometimes; it also paces this one.
                     client.pong()
         except BaseException as error:  # noqa: BLE001  # Told by `stop`, in the test's thread.
             self._failure = error
@@ -252,9 +253,9 @@ class Honest:
 # ---------------------------------------------------------------- more ways to the same limits
 
 
-def test_a_slow_handshake_of_tls_is_ended_as_well(certificates: Certificates) -> None:
+def test_a_slow_tls_handshake_is_ended(certificates: Certificates) -> None:
     with rpc_server(tls="optional", handshake_timeout_s=SECONDS, **certificates.served) as running:
-        for begun in (b"", b"\x16\x03\x01"):  # nothing; the beginning of a record of TLS
+        for begun in (b"", b"\x16\x03\x01"):  # nothing; the start of a TLS record
             with RawClient(running.port, greeting=b"") as attacker:
                 attacker.send(begun)
                 attacker.to_the_end()
@@ -263,7 +264,7 @@ def test_a_slow_handshake_of_tls_is_ended_as_well(certificates: Certificates) ->
             assert honest.call(1)
 
 
-def test_a_frame_that_stays_away_ends_its_connection() -> None:
+def test_an_incomplete_frame_ends_its_connection() -> None:
     with rpc_server(Limits(stall_timeout_s=SECONDS)) as running:
         with RawClient(running.port) as attacker:
             attacker.send(peer.request(1, b"keeps it open", request_to("Hang")) + peer.ping()[:10])
@@ -271,7 +272,7 @@ def test_a_frame_that_stays_away_ends_its_connection() -> None:
         assert running.hits(Limit.REQUEST) == 1
 
 
-def test_connections_that_are_reset_at_once_leave_nothing_in_the_count() -> None:
+def test_connections_that_are_reset_at_once_are_not_counted() -> None:
     """Their address may be unknown by the time they are served."""
     with rpc_server(connections_per_address_max=5) as running:
         for _ in range(50):
@@ -289,8 +290,8 @@ def test_connections_that_are_reset_at_once_leave_nothing_in_the_count() -> None
             assert honest.call(1)
 
 
-def test_a_client_that_pings_without_calls_is_not_sent_away() -> None:
-    """Some ping every 10 s for hours: time is handed to the core here, an hour of it."""
+def test_a_client_that_pings_without_calls_stays_connected() -> None:
+    """Some clients ping every 10 s for hours. The test gives the core an hour of time."""
     connection = peer.greeted_server(Limits(idle_timeout_s=float("inf")))
     for now_s in range(0, 3_600, 10):
         assert connection.receive(peer.ping(), float(now_s)) == []

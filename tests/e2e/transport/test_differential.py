@@ -1,7 +1,7 @@
-"""The same calls, as bytes, to our server and to one of grpcio's: is the outcome the same?
+"""The same calls, as bytes, to our server and to one of grpcio; their outcomes must be the same.
 
-A seed chooses the calls and the places where their bytes are cut. `DIFFERENCES` lists the known
-differences with their reasons.
+A seed chooses the calls and the cuts of their bytes. `DIFFERENCES` lists the known differences with
+their reasons.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ pytestmark = pytest.mark.heavy
 SEED = seed_base()
 RUNS = 4  # of each kind of call
 MESSAGE_BYTES_MAX = 1 << 20
-# Fields that say nothing about the call; grpcio tells in them which encodings it knows.
+# Fields without information about the call; grpcio lists its encodings in them.
 IGNORED = {"content-type", "grpc-accept-encoding", "accept-encoding", "date", "server"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a client sees of a call."""
+    """The outcome of a call at its client."""
 
     http_status: str | None
     messages: tuple[bytes, ...]
-    status: str  # grpc-status; `reset` or `closed` where there was none
+    status: str  # grpc-status; `reset` or `closed` if there was none
     has_message: bool
     trailers: tuple[tuple[str, str], ...] = ()
 
 
-Script = list[bytes]  # frames, between which anything may happen
+Script = list[bytes]  # frames, with a possible pause between them
 
 
 # ---------------------------------------------------------------- the calls
@@ -51,7 +51,7 @@ Script = list[bytes]  # frames, between which anything may happen
 def script(
     random: Random, fields: peer.Fields, content: bytes | None, *, is_ended: bool = True
 ) -> Script:
-    """Return the frames of a call with this content, cut as chance will have it."""
+    """Return the frames of a call with this content, cut at random places."""
     if content is None:
         return [peer.headers(1, fields, is_last=is_ended)]
     frame_bytes = random.choice((100, 3_000, frames.DEFAULT_FRAME_BYTES))
@@ -278,7 +278,7 @@ KINDS: tuple[Callable[[Random], Script], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What we answer where grpcio answers something else, and why."""
+    """Our result if grpcio has another one, and the reason."""
 
     http_status: str | None
     status: str
@@ -286,39 +286,39 @@ class Difference:
     does_grpcio_answer: bool = True
 
 
-_NEVER_ANSWERED = "grpcio never answers, and holds the call until the client gives up"
+_NEVER_ANSWERED = "grpcio does not answer and holds the call until the client gives up"
 DIFFERENCES: dict[Callable[[Random], Script], Difference] = {
     no_message: Difference("200", "13", _NEVER_ANSWERED, does_grpcio_answer=False),
     a_message_that_is_cut: Difference("200", "13", _NEVER_ANSWERED, does_grpcio_answer=False),
     a_strange_flag: Difference(
         "200",
         "13",
-        "the flag is 0 or 1; grpcio takes others for one of them, or never answers",
+        "the flag must be 0 or 1; grpcio accepts other values or does not answer",
         does_grpcio_answer=False,
     ),
     two_messages: Difference(
-        "200", "13", "a unary call has one request; grpcio drops the others without a word"
+        "200", "13", "a unary call has one request; grpcio silently drops the others"
     ),
     a_later_message_that_is_cut: Difference(
-        "200", "13", "a request that is cut is not whole; grpcio serves what came before the cut"
+        "200", "13", "a cut request is incomplete; grpcio serves the messages before the cut"
     ),
     an_unknown_encoding: Difference(
-        "200", "12", "the specification asks for UNIMPLEMENTED; grpcio says INTERNAL"
+        "200", "12", "the specification requires UNIMPLEMENTED; grpcio returns INTERNAL"
     ),
     a_timeout_of_many_digits: Difference(
-        "200", "13", "the specification allows 8 digits; grpcio takes more"
+        "200", "13", "the specification allows 8 digits; grpcio accepts more"
     ),
     another_content_type: Difference(
-        "415", "none", "the specification asks for 415; grpcio serves whatever the type says"
+        "415", "none", "the specification requires 415; grpcio serves any type"
     ),
     another_method: Difference(
-        "405", "none", "people with a browser get a sentence; grpcio resets, or says INTERNAL"
+        "405", "none", "people with a browser get a sentence; grpcio resets or returns INTERNAL"
     ),
     no_te: Difference(
-        "200", "0", "te tells of proxies that drop trailers, and hurts nobody where it is missing"
+        "200", "0", "te shows that no proxy drops trailers; a missing te is harmless"
     ),
     a_malformed_request: Difference(
-        None, "reset", "RFC 9113 asks for a reset (section 8.1.1); grpcio serves it"
+        None, "reset", "RFC 9113 requires a reset (section 8.1.1); grpcio serves it"
     ),
 }
 
@@ -328,7 +328,7 @@ DIFFERENCES: dict[Callable[[Random], Script], Difference] = {
 
 @pytest.fixture(scope="module")
 def ports() -> Iterator[tuple[int, int]]:
-    """Return where our server listens, and grpcio's."""
+    """Return the addresses of our server and of grpcio's."""
     with (
         rpc_server(message_bytes_max=MESSAGE_BYTES_MAX) as ours,
         grpcio_server(MESSAGE_BYTES_MAX) as theirs,
@@ -349,7 +349,7 @@ def test_a_call_has_the_same_outcome_on_both_servers(
 
 
 @pytest.mark.parametrize("kind", DIFFERENCES, ids=lambda kind: kind.__name__)
-def test_a_call_with_another_outcome_has_the_one_that_is_meant(
+def test_a_call_with_a_known_difference_has_the_intended_outcome(
     kind: Callable[[Random], Script], ports: tuple[int, int]
 ) -> None:
     meant = DIFFERENCES[kind]
@@ -375,7 +375,7 @@ def test_a_cancelled_call_leaves_the_connection_to_others(ports: tuple[int, int]
 
 
 def send(client: RawClient, sent: Script, random: Random) -> None:
-    """Send frames in pieces; now and then only after the server has read all before."""
+    """Send frames in pieces; sometimes wait until the server has read all earlier ones."""
     for one in sent:
         if random.random() < 0.1:
             client.pong()
@@ -394,7 +394,7 @@ def outcome(port: int, sent: Script, random: Random) -> Outcome:
         fields |= peer.fields_of(one.payload)
     status = fields.pop("grpc-status", None)
     if status is None:
-        # After a whole answer a reset says no more than that the rest of the request is not read.
+        # After a whole response, a reset only means that the remaining request is not read.
         is_reset = any(
             one.kind == frames.RST_STREAM and one.number != frames.ErrorCode.NO_ERROR
             for one in found

@@ -1,4 +1,4 @@
-"""What a call held is free when it has ended, and not when the garbage collector comes."""
+"""The memory of a call is free when it ends, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def everything_is_free(running: Running) -> None:
 
 
 @pytest.mark.parametrize("method", ["Hang", "Exchange", "Batch", "Fail", "Echo"])
-def test_calls_that_have_ended_leave_nothing(method: str) -> None:
+def test_ended_calls_leave_nothing(method: str) -> None:
     with rpc_server() as running:
         with RawClient(running.port) as client:
             for n in range(CALLS):
@@ -58,7 +58,7 @@ def test_calls_that_have_ended_leave_nothing(method: str) -> None:
         everything_is_free(running)
 
 
-def test_calls_of_a_connection_that_is_lost_leave_nothing() -> None:
+def test_calls_of_a_lost_connection_leave_nothing() -> None:
     with rpc_server() as running:
         with RawClient(running.port) as client:
             for n in range(CALLS):
@@ -82,8 +82,8 @@ def test_responses_that_wait_for_a_window_are_counted_and_freed() -> None:
         everything_is_free(running)
 
 
-def test_replies_that_nobody_reads_are_counted_and_few() -> None:
-    """Who opens all windows and reads nothing gets what the transport takes, and no call more."""
+def test_unread_replies_are_counted_and_limited() -> None:
+    """A client that reads nothing gets the transport's buffer and no more calls."""
     reply_bytes, call_count = 4 << 20, 20
     made: list[bytes] = []
 
@@ -99,9 +99,9 @@ def test_replies_that_nobody_reads_are_counted_and_few() -> None:
             b"".join(peer.request(2 * n + 1, b"", request_to("Many")) for n in range(call_count))
         )
         eventually(lambda: [one.is_paused for one in running.server.connections] == [True])
-        for _ in range(100):  # Turns of the loop.
+        for _ in range(100):  # Turns of the event loop.
             running.run(lambda: None)
-        # What the kernel takes of loopback, and what the transport does.
+        # The buffers of loopback in the kernel, and that of the transport.
         assert len(made) <= 4
         assert BUFFER_BYTES < running.server.account.bytes <= 4 * reply_bytes
         for n in range(call_count):
@@ -111,9 +111,9 @@ def test_replies_that_nobody_reads_are_counted_and_few() -> None:
         everything_is_free(running)
 
 
-def test_where_room_is_tight_little_is_kept_for_who_does_not_read() -> None:
-    """Small replies are not refused: whoever gets many, and reads none, is served no more."""
-    # Of which one connection may have a third: what its address has counts for it as well.
+def test_with_little_memory_a_client_that_does_not_read_gets_a_small_buffer() -> None:
+    """Small replies are not rejected. A client that reads none of them gets no more calls."""
+    # One connection may have a third of it, because the part of its address counts too.
     with rpc_server(held_bytes_max=2 << 20) as running:
         with RawClient(running.port, OPEN_WIDE) as client:
             client.send(
@@ -122,21 +122,21 @@ def test_where_room_is_tight_little_is_kept_for_who_does_not_read() -> None:
                 )
             )
             eventually(lambda: [one.is_paused for one in running.server.connections] == [True])
-            for _ in range(100):  # Turns of the loop.
+            for _ in range(100):  # Turns of the event loop.
                 running.run(lambda: None)
-            overshoot_bytes = 2 * CALLS_PER_TURN * 4_100  # what the last turns have answered
+            overshoot_bytes = 2 * CALLS_PER_TURN * 4_100  # the responses of the last turns
             assert running.server.account.bytes < (2 << 20) // 3 + overshoot_bytes < BUFFER_BYTES
             client.until_last(1)
         everything_is_free(running)
 
 
-def test_what_was_to_be_written_is_counted_no_more_when_its_connection_is_lost() -> None:
+def test_unwritten_output_of_a_lost_connection_is_not_counted() -> None:
     with rpc_server() as running:
         with RawClient(running.port, OPEN_WIDE) as client:
             client.send(peer.request(1, bytes(16_000), request_to("Hold")))
             client.send(peer.request(3, b"%d" % (16 << 20), request_to("Large")))
             eventually(lambda: running.server.account.bytes > BUFFER_BYTES)
-            # It is answered behind what the transport holds.
+            # It is answered after the output in the transport.
             running.run(running.calls.released.set)
             eventually(lambda: running.server.call_count == 0)
             [connection] = running.server.connections
@@ -145,7 +145,7 @@ def test_what_was_to_be_written_is_counted_no_more_when_its_connection_is_lost()
         everything_is_free(running)
 
 
-def test_requests_of_a_stream_that_is_not_read_leave_its_connection_to_others() -> None:
+def test_unread_requests_of_a_stream_do_not_block_its_connection() -> None:
     raw = peer.grpc_message(b"") * 10_000
     with rpc_server() as running:
         closed = frames.PREFACE + peer.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
@@ -167,7 +167,7 @@ def test_requests_of_a_stream_that_is_not_read_leave_its_connection_to_others() 
         everything_is_free(running)
 
 
-def test_connections_of_one_address_share_what_it_holds_and_it_is_forgotten_with_them() -> None:
+def test_the_share_of_an_address_exists_as_long_as_its_connections() -> None:
     def addresses(running: Running) -> dict[str, int]:
         return {host: one.bytes for host, one in running.server._addresses.items()}
 
@@ -183,10 +183,10 @@ def test_connections_of_one_address_share_what_it_holds_and_it_is_forgotten_with
         eventually(lambda: addresses(running) == {})
 
 
-def test_room_goes_to_who_waits_for_it_when_a_call_ends_or_a_connection_is_lost(
+def test_room_of_an_ended_call_or_connection_goes_to_waiting_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # It would write what is left, and be late with it.
+    # The timer would write the remaining output late.
     monkeypatch.setattr(server, "CHECK_PERIOD_S", 3_600.0)
     begun = peer.headers(1, request_to("Echo")) + peer.data(
         1, peer.grpc_message(b"begun", length=4 << 20)

@@ -1,4 +1,4 @@
-"""Programs of others judge the server: h2spec every rule of HTTP/2, grpcurl what people use."""
+"""Independent programs check the server: h2spec every rule of HTTP/2, grpcurl common use."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def grpcurl(*arguments: str) -> str:
     return ended.stdout
 
 
-def test_grpcurl_lists_and_describes_what_is_served(address: str) -> None:
+def test_grpcurl_lists_and_describes_the_services(address: str) -> None:
     assert health_service.SERVICE in grpcurl(address, "list").split()
     assert grpcurl(address, "list", health_service.SERVICE).split() == [
         f"{health_service.SERVICE}.{method.name}"
@@ -80,6 +80,6 @@ def test_grpcurl_lists_and_describes_what_is_served(address: str) -> None:
     assert "rpc Check" in grpcurl(address, "describe", health_service.SERVICE)
 
 
-def test_grpcurl_calls_a_method_that_it_knows_from_reflection(address: str) -> None:
+def test_grpcurl_calls_a_method_from_reflection(address: str) -> None:
     answer = grpcurl("-d", "{}", address, f"{health_service.SERVICE}/Check")
     assert json.loads(answer) == {"status": "SERVING"}

@@ -1,7 +1,7 @@
-"""Calls leave the server's memory where it was.
+"""Many calls do not increase the memory of the server.
 
-The server has a process of its own, whose memory is looked at before and after many calls;
-`make soak` makes a million of each kind (TRANSPORT_SOAK_CALLS).
+The server has its own process. The test reads its memory before and after many calls. `make soak`
+makes a million of each kind (TRANSPORT_SOAK_CALLS).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidemill.transport.http2 import frames
 pytestmark = pytest.mark.heavy
 
 CALLS = int(os.environ.get("TRANSPORT_SOAK_CALLS", "50000"))
-WARM_UP_CALLS = 20_000  # until allocators and caches have what they need
-BATCH_SIZE = 100  # calls at once
-# A leak of 100 bytes a call would be 5 MB in the shorter run.
+WARM_UP_CALLS = 20_000  # until allocators and caches are full
+BATCH_SIZE = 100  # concurrent calls
+# A leak of 100 bytes per call would be 5 MB in the shorter run.
 GROWTH_BYTES_MAX = 3 << 20
 STREAMS_A_CONNECTION = 200_000  # calls
 
@@ -57,7 +57,7 @@ def is_end_of(stream_id: int, one: Frame) -> bool:
 
 
 def make_calls(port: int, count: int, call: Callable[[int], bytes]) -> None:
-    """Make calls, a batch at once, on connections that are replaced now and then."""
+    """Make calls, a batch at a time, on connections that are sometimes replaced."""
     while count > 0:
         with RawClient(port) as client:
             for first in range(0, min(count, STREAMS_A_CONNECTION), BATCH_SIZE):
@@ -86,7 +86,7 @@ def with_a_deadline(stream_id: int) -> bytes:
 
 
 def without_success(stream_id: int) -> bytes:
-    """Calls of unknown methods, whose names never come again."""
+    """Calls of unknown methods with new names."""
     fields = dict(peer.GRPC_REQUEST) | {":path": f"/nobody/{stream_id}"}
     return peer.request(stream_id, b"x", tuple(fields.items()))
 
@@ -97,7 +97,7 @@ def with_names_of_its_own(stream_id: int) -> bytes:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="there is no /proc")
 @pytest.mark.parametrize("call", [plain, with_a_deadline, without_success, with_names_of_its_own])
-def test_calls_leave_the_servers_memory_where_it_was(
+def test_calls_do_not_increase_the_servers_memory(
     server: tuple[int, int], call: Callable[[int], bytes]
 ) -> None:
     port, pid = server

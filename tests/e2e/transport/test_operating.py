@@ -1,4 +1,4 @@
-"""What an operator sees of a gRPC server: bad files, too few files, clients that misbehave."""
+"""Errors that an operator sees: invalid files, too few file descriptors, misuse by clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tidemill.transport.aio.misuse_log import MisuseLog
 
 
 class Files(Served):
-    """All files of TLS."""
+    """All TLS files."""
 
     tls_client_ca_file: str
 
@@ -31,7 +31,7 @@ def all_files(certificates: Certificates) -> Files:
 
 
 def but(files: Files, name: str, path: Path) -> Files:
-    """Return the files with another one for a name."""
+    """Return the files with another file for one name."""
     return cast("Files", {**files, name: str(path)})
 
 
@@ -42,7 +42,7 @@ def refusal(files: Served | Files) -> str:
 
 
 @pytest.mark.parametrize("name", ["tls_certificate_file", "tls_key_file", "tls_client_ca_file"])
-def test_a_file_of_tls_that_is_not_there_or_no_such_file_is_named(
+def test_a_missing_or_invalid_tls_file_is_named(
     certificates: Certificates, tmp_path: Path, name: str
 ) -> None:
     files = all_files(certificates)
@@ -52,7 +52,7 @@ def test_a_file_of_tls_that_is_not_there_or_no_such_file_is_named(
     assert f"{name} {tmp_path / 'garbage'}" in told
 
 
-def test_an_encrypted_key_is_refused_without_a_question(
+def test_an_encrypted_key_is_rejected_without_a_prompt(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     key = str(tmp_path / "encrypted.key")
@@ -76,7 +76,7 @@ def test_an_encrypted_key_is_refused_without_a_question(
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """Leave this process files for ten connections."""
+    """Leave this process file descriptors for ten connections."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_RESERVED + 10, before[1]))
     yield 10
@@ -95,7 +95,7 @@ def test_clients_do_not_get_the_last_files_of_a_process(few_files: int) -> None:
 
 
 def readable_and_open(client: socket.socket) -> bool:
-    """Whether the server keeps a connection: it greets nobody who has not spoken."""
+    """Return whether the server keeps a connection; it sends nothing before its client does."""
     client.settimeout(0.3)
     try:
         return client.recv(1) != b""
@@ -105,13 +105,13 @@ def readable_and_open(client: socket.socket) -> bool:
         return False
 
 
-def test_a_process_opens_as_many_files_as_it_may(few_files: int) -> None:
+def test_a_process_raises_its_limit_of_open_files(few_files: int) -> None:
     raise_file_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard > few_files
 
 
-def test_a_tls_client_at_a_plain_port_is_told_of(certificates: Certificates) -> None:
+def test_a_tls_client_at_a_plain_port_is_logged(certificates: Certificates) -> None:
     with capture_logs() as logs, rpc_server() as running:
         with socket.create_connection(("127.0.0.1", running.port)) as client:
             client.sendall(b"\x16\x03\x01\x02\x00\x01")
@@ -123,7 +123,7 @@ def test_a_tls_client_at_a_plain_port_is_told_of(certificates: Certificates) -> 
     assert told["last_peer"] == "127.0.0.1"
 
 
-def test_a_client_without_its_certificate_is_told_of(certificates: Certificates) -> None:
+def test_a_client_without_its_certificate_is_logged(certificates: Certificates) -> None:
     files = all_files(certificates)
     with capture_logs() as logs, rpc_server(tls="required", **files) as running:
         with socket.create_connection(("127.0.0.1", running.port)) as client:
@@ -134,7 +134,7 @@ def test_a_client_without_its_certificate_is_told_of(certificates: Certificates)
     assert "clients were refused" in {line["event"] for line in logs}
 
 
-def test_misuse_is_told_once_and_counted_always() -> None:
+def test_misuse_is_logged_once_and_always_counted() -> None:
     misuse = MisuseLog()
     with capture_logs() as logs:
         for number in range(100):

@@ -95,8 +95,8 @@ def test_calls_of_every_kind_are_answered() -> None:
         with_client(running, use)
 
 
-def test_large_messages_go_both_ways_several_at_once() -> None:
-    """More of them than the budget of a connection holds at once."""
+def test_large_messages_go_both_ways_at_the_same_time() -> None:
+    """More than the budget of a connection holds at once."""
     random = Random(3)
     messages = [random.randbytes(size) for size in (65_530, 65_531, 1 << 20, 5_000_000, 5_000_001)]
 
@@ -121,7 +121,7 @@ def test_a_status_and_its_message_reach_the_client(text: str) -> None:
         with_client(running, use)
 
 
-def test_what_a_handler_raises_is_unknown_and_tells_nothing() -> None:
+def test_an_exception_of_a_handler_is_unknown_without_details() -> None:
     async def use(client: Client) -> None:
         failed = await failure(client.unary("Raise")(b"secret", timeout=WAIT_S))
         assert failed.code() is grpc.StatusCode.UNKNOWN
@@ -134,7 +134,7 @@ def test_what_a_handler_raises_is_unknown_and_tells_nothing() -> None:
 # ---------------------------------------------------------------- time and cancellation
 
 
-def test_a_call_whose_time_is_up_is_ended_and_its_handler_cancelled() -> None:
+def test_a_call_after_its_deadline_is_ended_and_its_handler_cancelled() -> None:
     with rpc_server() as running, RawClient(running.port) as client:
         fields = request_to("Hang", ("grpc-timeout", "60m"))
         client.send(peer.request(1, b"late", fields))
@@ -144,7 +144,7 @@ def test_a_call_whose_time_is_up_is_ended_and_its_handler_cancelled() -> None:
         assert running.server.call_count == 0
 
 
-def test_a_call_that_is_cancelled_cancels_its_handler() -> None:
+def test_a_cancelled_call_cancels_its_handler() -> None:
     async def use(client: Client) -> None:
         call = client.unary("Hang")(b"cancelled", timeout=WAIT_S)
         hanging = asyncio.ensure_future(call)
@@ -159,7 +159,7 @@ def test_a_call_that_is_cancelled_cancels_its_handler() -> None:
         eventually(lambda: running.server.call_count == 0)
 
 
-def test_a_connection_that_is_lost_cancels_its_handlers() -> None:
+def test_a_lost_connection_cancels_its_handlers() -> None:
     with rpc_server() as running:
         with RawClient(running.port) as client:
             for n in range(3):
@@ -170,15 +170,15 @@ def test_a_connection_that_is_lost_cancels_its_handlers() -> None:
         eventually(lambda: not running.server.connections)
 
 
-def test_a_call_that_is_cancelled_before_its_handler_has_begun_is_forgotten() -> None:
+def test_a_call_that_is_cancelled_before_its_handler_starts_is_removed() -> None:
     with rpc_server() as running, RawClient(running.port) as client:
         client.send(peer.request(1, b"never", request_to("Hang")) + peer.rst_stream(1))
         client.pong()
-        client.pong()  # The loop has had its turn.
+        client.pong()  # The loop has had a turn.
         assert running.server.call_count == 0
 
 
-def test_a_deadline_leaves_nothing_behind_when_its_call_ends_before() -> None:
+def test_a_deadline_leaves_nothing_behind_if_its_call_ends_before() -> None:
     with rpc_server() as running, RawClient(running.port) as client:
         for n in range(50):
             fields = request_to("Echo", ("grpc-timeout", f"{n + 1}H"))
@@ -190,7 +190,7 @@ def test_a_deadline_leaves_nothing_behind_when_its_call_ends_before() -> None:
 # ---------------------------------------------------------------- slow readers
 
 
-def test_a_slow_reader_stops_its_own_stream_and_no_other() -> None:
+def test_a_slow_reader_delays_only_its_own_stream() -> None:
     greeting = frames.PREFACE + peer.settings({Setting.INITIAL_WINDOW_SIZE: 50_000})
     with rpc_server() as running:
         with RawClient(running.port, greeting + peer.window_update(0, 1 << 30)) as client:
@@ -215,7 +215,7 @@ def _received(client: RawClient, stream_id: int) -> int:
 @pytest.mark.parametrize(
     ("window_bytes", "whole_count"), [(0, 0), (1_004, 0), (1_005, 1), (7_034, 6)]
 )
-def test_a_handler_learns_how_many_messages_have_left_when_the_client_cancels(
+def test_a_handler_knows_how_many_messages_were_sent_at_a_cancel(
     window_bytes: int, whole_count: int
 ) -> None:
     greeting = frames.PREFACE + peer.settings({Setting.INITIAL_WINDOW_SIZE: window_bytes})
@@ -227,7 +227,7 @@ def test_a_handler_learns_how_many_messages_have_left_when_the_client_cancels(
         eventually(lambda: running.calls.sent_counts == [whole_count])
 
 
-def test_a_client_of_grpcio_that_does_not_read_delays_only_itself() -> None:
+def test_a_grpcio_client_that_does_not_read_delays_only_itself() -> None:
     async def use(client: Client) -> None:
         endless = client.stream("Endless")(b"x" * 10_000, timeout=WAIT_S)
         assert await endless.read() == b"x" * 10_000
@@ -243,7 +243,7 @@ def test_a_client_of_grpcio_that_does_not_read_delays_only_itself() -> None:
 # ---------------------------------------------------------------- the end of a server
 
 
-def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
+def test_a_drain_lets_calls_end_and_accepts_no_new_ones() -> None:
     with rpc_server() as running, RawClient(running.port) as client:
         client.send(peer.request(1, b"held", request_to("Hold")))
         client.send(peer.headers(3, request_to("Exchange")))
@@ -252,10 +252,10 @@ def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
         ping = client.until(lambda one: one.kind == frames.PING and not one.flags)
         [announced] = peer.of(frames.GOAWAY, client.frames)
         assert announced.payload[:4] == b"\x7f\xff\xff\xff"
-        # A stream of requests ends, and says OK.
+        # A stream of requests ends with OK.
         trailers = client.until(lambda one: one.stream_id == 3 and one.is_last)
         assert peer.fields_of(trailers.payload)["grpc-status"] == "0"
-        # What was on its way is served; after that nothing is.
+        # Calls in flight are served, and no later ones.
         assert client.call(5) == grpc_message(b"hello")
         client.send(peer.ping(ping.payload, is_ack=True) + peer.request(7, b"new"))
         refused = client.until(lambda one: one.kind == frames.RST_STREAM and one.stream_id == 7)
@@ -269,19 +269,19 @@ def test_a_drain_lets_calls_end_and_takes_no_new_ones() -> None:
         draining.result(WAIT_S)
 
 
-def test_a_drain_answers_what_a_client_has_begun_before_it_heard_of_it() -> None:
+def test_a_drain_answers_calls_that_a_client_started_before_it_knew() -> None:
     with rpc_server() as running, RawClient(running.port) as client:
         assert client.call(1) == grpc_message(b"hello")
         draining = running.start_drain()
         ping = client.until(lambda one: one.kind == frames.PING and one.payload == b"draining")
-        assert not draining.done()  # Though no call is under way.
+        assert not draining.done()  # No call is in progress.
         assert client.call(3) == grpc_message(b"hello")
         assert not draining.done()
         client.send(peer.ping(ping.payload, is_ack=True))
         draining.result(WAIT_S)
 
 
-def test_a_client_of_grpcio_outlives_a_drain_with_its_calls_answered() -> None:
+def test_a_grpcio_client_survives_a_drain_with_all_calls_answered() -> None:
     async def use(client: Client) -> None:
         held = client.unary("Hold")(b"held", timeout=WAIT_S)
         exchange = client.exchange()
@@ -303,8 +303,8 @@ def test_a_client_of_grpcio_outlives_a_drain_with_its_calls_answered() -> None:
         with_client(running, use)
 
 
-def test_who_waits_to_be_accepted_when_a_drain_begins_is_told_to_leave() -> None:
-    """The kernel resets a connection that it has taken when nobody has accepted it by the end."""
+def test_connections_in_the_backlog_are_asked_to_leave_at_a_drain() -> None:
+    """At the end the kernel resets an established connection that was not accepted."""
     clients: list[RawClient] = []
     with rpc_server() as running:
 
@@ -320,10 +320,10 @@ def test_who_waits_to_be_accepted_when_a_drain_begins_is_told_to_leave() -> None
                 assert int.from_bytes(told.payload[4:8], "big") == ErrorCode.NO_ERROR
 
 
-def test_many_connections_are_told_to_leave_one_after_the_other() -> None:
+def test_many_connections_are_asked_to_leave_in_steps() -> None:
     async def drain(running: Running) -> int:
         draining = asyncio.ensure_future(running.server.drain(WAIT_S))
-        await asyncio.sleep(0)  # The first step is taken, and none that waits for its time.
+        await asyncio.sleep(0)  # The first step has happened, and no later one.
         told_count = sum(one.is_drain_announced for one in running.server.connections)
         await draining
         return told_count
@@ -340,13 +340,13 @@ def test_many_connections_are_told_to_leave_one_after_the_other() -> None:
             client.until(lambda one: one.kind == frames.GOAWAY)
 
 
-def test_telling_many_connections_to_leave_has_its_part_of_a_drain() -> None:
+def test_asking_many_connections_to_leave_takes_a_part_of_a_drain() -> None:
     assert [drain_steps(count, 1.0) for count in (0, 1, DRAINED_PER_STEP + 1)] == [1, 1, 2]
     assert drain_steps(100_000, 1.0) == 100
     assert drain_steps(100_000, 0.0) == 1
 
 
-def test_a_drain_waits_until_a_client_that_has_connected_can_be_told() -> None:
+def test_a_drain_waits_until_a_new_client_can_be_asked_to_leave() -> None:
     with rpc_server() as running, RawClient(running.port, greeting=b"") as client:
         eventually(lambda: running.server.accepted_count)
         draining = running.start_drain()
@@ -359,7 +359,7 @@ def test_a_drain_waits_until_a_client_that_has_connected_can_be_told() -> None:
         draining.result(WAIT_S)
 
 
-def test_who_is_told_to_leave_comes_back_to_the_other_server_of_the_port() -> None:
+def test_a_client_that_was_asked_to_leave_reconnects_to_another_server_of_the_port() -> None:
     with (
         rpc_server(reuse_port=True) as first,
         rpc_server(reuse_port=True, port=first.port) as second,
@@ -378,7 +378,7 @@ def test_who_is_told_to_leave_comes_back_to_the_other_server_of_the_port() -> No
         assert second.server.accepted_count == 1
 
 
-def test_a_connection_that_is_old_is_told_to_leave_and_its_calls_end() -> None:
+def test_an_old_connection_is_asked_to_leave_and_its_calls_end() -> None:
     limits = Limits(age_max_s=0.01, age_grace_s=WAIT_S)
     with rpc_server(limits) as running, RawClient(running.port) as client:
         client.send(peer.request(1, b"held", request_to("Hold")))
@@ -393,7 +393,7 @@ def test_a_connection_that_is_old_is_told_to_leave_and_its_calls_end() -> None:
         assert running.hits(Limit.AGE) == 1
 
 
-def test_a_connection_that_is_old_has_its_calls_ended_after_a_grace() -> None:
+def test_the_calls_of_an_old_connection_are_ended_after_a_grace_time() -> None:
     limits = Limits(age_max_s=0.01, age_grace_s=0.01)
     with rpc_server(limits) as running, RawClient(running.port) as client:
         client.send(peer.request(1, b"forever", request_to("Hang")))
@@ -401,7 +401,7 @@ def test_a_connection_that_is_old_has_its_calls_ended_after_a_grace() -> None:
         eventually(lambda: running.calls.cancelled == ["forever"])
 
 
-def test_a_client_of_grpcio_sees_nothing_of_the_age_of_its_connections() -> None:
+def test_a_grpcio_client_does_not_notice_the_age_limit() -> None:
     async def use(client: Client) -> None:
         while running.server.accepted_count < 3:
             assert await client.unary("Echo")(b"hello", timeout=WAIT_S) == b"hello"
@@ -426,7 +426,7 @@ def test_two_servers_share_a_port() -> None:
 # ---------------------------------------------------------------- TLS
 
 
-def test_tls_is_served_with_the_protocol_agreed_on(certificates: Certificates) -> None:
+def test_tls_negotiates_http_2(certificates: Certificates) -> None:
     context = ssl.create_default_context(cafile=certificates.authority)
     context.set_alpn_protocols(["h2", "http/1.1"])
     with rpc_server(tls="required", **certificates.served) as running:
@@ -447,7 +447,7 @@ def test_both_kinds_of_clients_are_served_on_one_port(certificates: Certificates
 
 
 @pytest.mark.parametrize("shows_certificate", [True, False])
-def test_grpcio_shows_its_certificate_where_one_is_asked_for(
+def test_grpcio_presents_its_certificate_on_request(
     certificates: Certificates, shows_certificate: bool
 ) -> None:
     files = [certificates.authority, *reversed(certificates.client)]
@@ -470,7 +470,7 @@ def test_grpcio_shows_its_certificate_where_one_is_asked_for(
             assert asyncio.run(failure(use(address))).code() is grpc.StatusCode.UNAVAILABLE
 
 
-# ---------------------------------------------------------------- who is no client of gRPC
+# ---------------------------------------------------------------- other clients than gRPC
 
 
 def test_a_client_of_http_1_gets_a_sentence() -> None:
@@ -495,7 +495,7 @@ def test_a_browser_gets_a_sentence() -> None:
 # ---------------------------------------------------------------- health and reflection
 
 
-def test_health_is_told_and_its_changes_are() -> None:
+def test_health_and_its_changes_are_reported() -> None:
     check = health_pb2.HealthCheckRequest
     statuses = health_pb2.HealthCheckResponse
 
@@ -529,7 +529,7 @@ def test_health_is_told_and_its_changes_are() -> None:
         with_client(running, use)
 
 
-def test_reflection_describes_what_is_served() -> None:
+def test_reflection_describes_the_services() -> None:
     methods = reflection.reflection_methods([health_service.SERVICE])
     with (
         rpc_server(more_methods=methods) as running,
@@ -541,16 +541,16 @@ def test_reflection_describes_what_is_served() -> None:
         assert [one.name for one in file.service] == ["Health"]
 
 
-def test_the_greeting_of_these_tests_is_one_that_servers_take() -> None:
+def test_the_first_frames_of_these_tests_are_accepted() -> None:
     connection = peer.greeted_server()
     assert connection.receive(GREETING.removeprefix(frames.PREFACE), 0.0) == []
 
 
-def test_calls_get_room_for_their_replies_in_turn() -> None:
+def test_calls_get_room_for_their_replies_in_order() -> None:
     taken: list[str] = []
 
     async def take(call: RpcCall, request: bytes) -> bytes:
-        """Take as many bytes as the request says, in so many milliseconds, and keep them."""
+        """Take as many bytes as the request says, within its milliseconds, and keep them."""
         size, _, timeout_ms = request.decode().partition(" ")
         is_taken = await call.hold_in_turn(int(size), timeout_s=int(timeout_ms) / 1000)
         taken.append(f"{size} {is_taken} {call.has_room(0)}")
@@ -564,14 +564,14 @@ def test_calls_get_room_for_their_replies_in_turn() -> None:
         for stream_id, wanted in ((1, b"60000 20000"), (3, b"60001 20000"), (5, b"100 20000")):
             client.send(peer.request(stream_id, wanted, request_to("Take")))
         assert client.call(7) == grpc_message(b"hello")
-        assert taken == ["60000 True True"], "the last would fit, and waits for its turn"
+        assert taken == ["60000 True True"], "the last one would fit, and waits for its turn"
         assert client.call(9, b"50 1", "Take") == grpc_message(b"none")
         assert taken.pop() == "50 False False"
         client.send(peer.rst_stream(1))
         client.pong()
         eventually(lambda: len(taken) == 3)
         assert taken[1:] == ["60001 True True", "100 True True"]
-        # One that leaves while it waits keeps nobody, and takes nothing with it.
+        # A waiting call that ends blocks no other call and takes nothing.
         client.send(peer.request(11, b"60002 20000", request_to("Take")) + peer.rst_stream(11))
         client.send(peer.request(13, b"101 20000", request_to("Take")))
         eventually(lambda: len(taken) == 4)
@@ -580,12 +580,12 @@ def test_calls_get_room_for_their_replies_in_turn() -> None:
         eventually(lambda: running.server.account.bytes < 10_000)
 
 
-def test_of_many_large_messages_the_transport_has_one_while_the_client_does_not_read() -> None:
+def test_the_transport_holds_one_of_many_large_messages_while_the_client_does_not_read() -> None:
     size, calls = 4 << 20, 6
     released = asyncio.Event()
 
     async def late(call: RpcCall, request: bytes) -> None:
-        """Send a large message once all may."""
+        """Send a large message when all calls may."""
         await released.wait()
         await call.send(bytes(size))
 
@@ -602,7 +602,7 @@ def test_of_many_large_messages_the_transport_has_one_while_the_client_does_not_
         [connection] = running.server.connections
         running.run(released.set)
         eventually(lambda: connection.is_paused)
-        for _ in range(5):  # turns of the loop: all calls have had theirs
+        for _ in range(5):  # turns of the loop, enough for all calls
             running.run(lambda: None)
         assert connection._writer.buffered_bytes < size + BUFFER_BYTES
         for number in range(calls):

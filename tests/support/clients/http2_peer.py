@@ -1,7 +1,7 @@
-"""The other end of an HTTP/2 connection, written by hand: frames as bytes, good and bad.
+"""The other end of an HTTP/2 connection, written by hand: frames as bytes, valid and invalid.
 
-Our own encoder writes what we send; what tests send is put together here, so that a mistake in the
-one does not hide in the other.
+Our encoder writes the output of the product. Tests build their input here, so that an error in one
+does not hide in the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OK_TRAILERS: Fields = (("grpc-status", "0"),)
 
 
 class Frame(NamedTuple):
-    """A frame as it came."""
+    """A received frame."""
 
     kind: int
     flags: int
@@ -69,7 +69,7 @@ CLIENT_GREETING = frames.PREFACE + settings()
 
 
 def block(fields: Fields) -> bytes:
-    """Encode short fields as literals that are not indexed, without Huffman's code."""
+    """Encode short fields as literals without indexing and without Huffman code."""
     coded = bytearray()
     for name, value in fields:
         coded.append(0)
@@ -158,7 +158,7 @@ def request(
     *,
     frame_bytes: int = 16_384,
 ) -> bytes:
-    """Return a whole unary call; the caller minds the windows."""
+    """Return a whole unary call; the caller checks the windows."""
     content = grpc_message(message)
     pieces = [content[at : at + frame_bytes] for at in range(0, len(content), frame_bytes)]
     return headers(stream_id, fields) + b"".join(
@@ -171,14 +171,14 @@ def request(
 
 
 def parse(raw: bytes) -> list[Frame]:
-    """Return the frames that `raw` is; a client's preface before them is left out."""
+    """Return the frames of `raw`, without the preface of a client."""
     found, rest = parse_some(raw.removeprefix(frames.PREFACE))
     assert not rest, f"{len(rest)} bytes are no frame"
     return found
 
 
 def parse_some(raw: bytes) -> tuple[list[Frame], bytes]:
-    """Return the complete frames of `raw`, and what is left."""
+    """Return the complete frames of `raw`, and the remaining bytes."""
     found, at = [], 0
     while len(raw) - at >= 9:
         length = int.from_bytes(raw[at : at + 3], "big")
@@ -200,7 +200,7 @@ def of(kind: int, found: Iterable[Frame]) -> list[Frame]:
 
 
 def content(found: Iterable[Frame], stream_id: int) -> bytes:
-    """Return what DATA frames carried on a stream."""
+    """Return the content of a stream's DATA frames."""
     return b"".join(
         one.payload for one in found if one.kind == frames.DATA and one.stream_id == stream_id
     )
@@ -219,7 +219,7 @@ def pieces(raw: bytes, random: Random, size_max: int = 40) -> Iterator[bytes]:
 
 
 def greeted_server(limits: Limits | None = None, *, now_s: float = 0.0) -> Connection:
-    """Return a server's end that has shaken hands."""
+    """Return a server's end after its handshake."""
     connection = Connection(Role.SERVER, limits or Limits(), now_s=now_s)
     assert connection.receive(CLIENT_GREETING + SETTINGS_ACK, now_s) == []
     connection.take_output()
@@ -227,7 +227,7 @@ def greeted_server(limits: Limits | None = None, *, now_s: float = 0.0) -> Conne
 
 
 def greeted_client(limits: Limits | None = None, *, now_s: float = 0.0) -> Connection:
-    """Return a client's end that has shaken hands."""
+    """Return a client's end after its handshake."""
     connection = Connection(Role.CLIENT, limits or Limits(), now_s=now_s)
     assert connection.receive(settings() + SETTINGS_ACK, now_s) == []
     connection.take_output()
@@ -235,7 +235,7 @@ def greeted_client(limits: Limits | None = None, *, now_s: float = 0.0) -> Conne
 
 
 def check_accounts(connection: Connection) -> None:
-    """Assert that the sums a connection keeps are those of its streams."""
+    """Assert that the sums of a connection are those of its streams."""
     limits, streams = connection._limits, connection._streams.by_id.values()
     assert connection.queued_bytes == sum(
         sum(map(len, stream.queue)) for stream in streams if stream.queue is not None

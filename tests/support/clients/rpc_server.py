@@ -1,7 +1,7 @@
 """Our gRPC server in a thread of the test, and a raw client for it.
 
-The server is the real one, over real sockets on loopback; the client is bytes on a socket, so that
-a test may send what no library would.
+The server is the real one, with real sockets on loopback. The client sends bytes on a socket, so a
+test may send data that no library would.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tidemill.transport.http2 import frames
 from tidemill.transport.http2.limits import Limit, Limits
 
 SERVICE = "tidemill.test.Transport"
-WAIT_S = 20.0  # far more than anything on loopback takes
+WAIT_S = 20.0  # much more than loopback needs
 BATCH_SIZE = 16
-# A client that reads as fast as it can: the connection's window never closes.
+# A client that reads as fast as possible; the connection's window never closes.
 GREETING = peer.CLIENT_GREETING + peer.window_update(0, 1 << 30)
 
 
 class Calls:
-    """The methods that are served, and what became of their calls."""
+    """The methods of the server, and the ends of their calls."""
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
         self.sent_counts: list[int] = []
         self.started = threading.Semaphore(0)
-        self.released = asyncio.Event()  # lets `Hold` go on; set it in the loop of the server
+        self.released = asyncio.Event()  # lets `Hold` continue; set it in the loop of the server
 
     def methods(self) -> Mapping[str, RpcMethod]:
         return {
@@ -61,7 +61,7 @@ class Calls:
         return request
 
     async def _fail(self, _call: RpcCall, request: bytes) -> bytes:
-        """End with the status that the request names: `5 no such thing`."""
+        """End with the status in the request: `5 no such thing`."""
         code, _, message = request.decode().partition(" ")
         if int(code) == RpcCode.OK:
             return b""
@@ -71,11 +71,11 @@ class Calls:
         raise LookupError(request.decode())
 
     async def _large(self, _call: RpcCall, request: bytes) -> bytes:
-        """Answer with as many bytes as the request says."""
+        """Respond with as many bytes as the request says."""
         return bytes(int(request))
 
     async def _meta(self, call: RpcCall, request: bytes) -> bytes:
-        """Answer with the metadata that the request names, each in hex."""
+        """Respond with the metadata that the request names, each in hex."""
         name = request.decode()
         values = call.metadata[name].split(",") if name in call.metadata else []
         raw = [decode_binary(one) if name.endswith("-bin") else one.encode() for one in values]
@@ -99,7 +99,7 @@ class Calls:
         await call.send_all([request] * BATCH_SIZE)
 
     async def _endless(self, call: RpcCall, request: bytes) -> None:
-        """Send the request again and again, in batches, until nobody takes it."""
+        """Send the request many times, in batches, until the call ends."""
         self.started.release()
         try:
             while True:
@@ -130,14 +130,14 @@ class Running:
         return self.server.address
 
     def hits(self, limit: Limit) -> int:
-        """Return how often a limit was overstepped, as a scrape tells it."""
+        """Return how often a limit was exceeded, from the metrics."""
         [family] = [one for one in metrics.collect(self.server) if "limit_hits" in one.name]
         [sample] = [one for one in family.samples if one.labels == {"limit": limit.value}]
         assert sample.name == "rocketmq_grpc_limit_hits_total"
         return int(sample.value)
 
     def run(self, call: Callable[[], object]) -> None:
-        """Call something in the server's loop, and wait until it has happened."""
+        """Call a function in the server's loop, and wait until it has run."""
         done = threading.Event()
 
         def called() -> None:
@@ -148,7 +148,7 @@ class Running:
         assert done.wait(WAIT_S)
 
     def drain(self, timeout_s: float = WAIT_S) -> None:
-        """Drain the server, and wait until it has."""
+        """Drain the server, and wait for the end."""
         asyncio.run_coroutine_threadsafe(self.server.drain(timeout_s), self.loop).result(WAIT_S)
 
     def start_drain(self) -> Any:
@@ -232,7 +232,7 @@ class RawClient:
         self.socket.sendall(raw)
 
     def send_if_open(self, raw: bytes) -> None:
-        """Send; where the server has closed already, that is found out by reading."""
+        """Send; if the server has already closed, the next read notices."""
         with contextlib.suppress(OSError):
             self.socket.sendall(raw)
 
@@ -248,7 +248,7 @@ class RawClient:
         return found
 
     def until(self, is_it: Callable[[Frame], bool]) -> Frame:
-        """Read until a frame is the one that is waited for, and return it."""
+        """Read until the expected frame, and return it."""
         for one in self.frames:
             if is_it(one):
                 return one
@@ -263,19 +263,19 @@ class RawClient:
         return self.until(lambda one: one.stream_id == stream_id and one.is_last)
 
     def to_the_end(self) -> list[Frame]:
-        """Read until the server closes; return all that came."""
+        """Read until the server closes; return all data."""
         while not self.is_ended:
             self.read()
         return self.frames
 
     def pong(self, payload: bytes = b"are you?") -> None:
-        """Wait until the server has read all that was sent before."""
+        """Wait until the server has read all data sent so far."""
         self.send(peer.ping(payload))
         self.until(lambda one: one.kind == frames.PING and one.payload == payload)
         self.frames = [one for one in self.frames if one.payload != payload]
 
     def call(self, stream_id: int, message: bytes = b"hello", method: str = "Echo") -> bytes:
-        """Make a unary call; return its answer's content."""
+        """Make a unary call; return the content of its response."""
         self.send(peer.request(stream_id, message, request_to(method)))
         last = self.until_last(stream_id)
         assert peer.fields_of(last.payload)["grpc-status"] == "0"

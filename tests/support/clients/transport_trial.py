@@ -1,7 +1,7 @@
-"""Any bytes against one end of a connection, with an application that does something with them.
+"""Arbitrary bytes for one end of a connection, with an application that uses the events.
 
-Nothing may be raised, and after each piece the accounts have to be right and what is held bounded.
-Property tests and the fuzzer share it; so what a fuzzer finds is replayed as a test.
+No exception is allowed. After each piece, the accounts must be exact and the memory limited.
+Property tests and the fuzzer share this module, so a finding of the fuzzer is replayed as a test.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ BLOCK, TRAILERS = peer.block(peer.RESPONSE), peer.block(peer.OK_TRAILERS)
 REQUEST_BLOCK = peer.block(peer.GRPC_REQUEST)
 MESSAGE_BYTES_MAX = 3_000
 ANSWER = bytes(700)
-PIECE_S = 0.5  # so that allowances refill and time-outs pass, with many pieces
-# Small enough that a few frames reach every limit.
+PIECE_S = 0.5  # so that allowances refill and timeouts pass after many pieces
+# Small, so that a few frames reach every limit.
 LIMITS = Limits(
     streams_max=6,
     stream_window_bytes=1_000,
@@ -73,7 +73,7 @@ LIMITS = Limits(
 
 
 class End(Enum):
-    """What the bytes are for."""
+    """The end of a connection that receives the bytes."""
 
     HTTP_SERVER = 0
     HTTP_CLIENT = 1
@@ -82,7 +82,7 @@ class End(Enum):
 
 
 def run_trial(end: End, pieces: Iterable[bytes]) -> Connection:
-    """Feed `pieces` to an end that has been opened; return its connection."""
+    """Feed `pieces` to an open end; return its connection."""
     return _TRIALS[end](pieces)
 
 
@@ -90,13 +90,13 @@ def _checked(connection: Connection) -> None:
     peer.check_accounts(connection)
     output = connection.take_output().removeprefix(frames.PREFACE)
     if output == HTTP1_RESPONSE:
-        assert connection.is_closed, "only who speaks HTTP/1.1 is answered in it"
+        assert connection.is_closed, "only a client of HTTP/1.1 gets a response in it"
         return
     found, rest = peer.parse_some(output)
-    assert not rest, "what is sent are whole frames"
+    assert not rest, "the output consists of whole frames"
     if connection.is_closed:
         goaways = [one.kind == frames.GOAWAY for one in found]
-        assert True not in goaways[:-1] or goaways[-1], "GOAWAY is the last word"
+        assert True not in goaways[:-1] or goaways[-1], "GOAWAY is the last frame"
 
 
 def _http_server(pieces: Iterable[bytes]) -> Connection:
@@ -108,9 +108,9 @@ def _http_server(pieces: Iterable[bytes]) -> Connection:
         events = [*connection.receive(piece, now_s), *connection.check(now_s)]
         for event in events:
             if isinstance(event, ConnectionEnded):
-                assert event is events[-1], "nothing follows the end"
+                assert event is events[-1], "no event follows the end"
             elif isinstance(event, RequestReceived):
-                assert event.stream.id not in has_ended, "a stream begins once"
+                assert event.stream.id not in has_ended, "a stream starts once"
                 has_ended[event.stream.id] = False
                 _on_request(connection, event.stream)
             elif isinstance(event, StreamReset):
@@ -147,7 +147,7 @@ def _answer(connection: Connection, stream: Stream) -> None:
 
 
 def _is_fit(connection: Connection) -> bool:
-    """Whether the peer may still ask for something."""
+    """Return whether the peer may still send requests."""
     return not (
         connection.is_closed
         or connection.unparsed
@@ -160,12 +160,12 @@ def _is_fit(connection: Connection) -> bool:
 
 
 def _check_that_it_serves(connection: Connection, now_s: float) -> None:
-    """A well-behaved stream completes after all that came before."""
+    """A well-behaved stream completes after all earlier input."""
     stream_id = (connection._streams.last_id + 1) | 1
     opened = peer.headers(stream_id) + peer.data(stream_id, b"good", is_last=True)
     if connection._outgoing.window < 2_000:
         opened += peer.window_update(0, 2_000 - connection._outgoing.window)
-    now_s += 1_000.0  # Allowances are full again.
+    now_s += 1_000.0  # The allowances are full again.
     events = connection.receive(opened, now_s)
     assert not connection.is_closed
     [stream] = [one.stream for one in events if isinstance(one, RequestReceived)]
@@ -217,7 +217,7 @@ def _grpc_server(pieces: Iterable[bytes]) -> Connection:
                 calls[event.call.stream.id] = event.call
                 event.call.has_request_stream = event.call.stream.id % 4 == 1
             elif isinstance(event, CallEnded):
-                # One that was refused within the same bytes may never have been told of.
+                # A call that was rejected within the same bytes may have no event.
                 assert event.call.is_ended
                 calls.pop(event.call.stream.id, None)
             elif isinstance(event, (MessageReceived, RequestsEnded)):
@@ -264,7 +264,7 @@ def _grpc_client(pieces: Iterable[bytes]) -> Connection:
                 ended.add(event.call.stream.id)
         _checked(connection.http)
         if now_s == 5 * PIECE_S:
-            with contextlib.suppress(RpcError):  # The server may take no more.
+            with contextlib.suppress(RpcError):  # The server may accept no more calls.
                 calls.append(connection.open("/a/C"))
     for event in connection.close(ErrorCode.NO_ERROR, "done"):
         if isinstance(event, ResponseEnded):
@@ -286,7 +286,7 @@ _TRIALS = {
 
 
 def random_frames(end: End, random: Random, count: int) -> Iterator[bytes]:
-    """Yield a greeting, and frames of which most are good where they come."""
+    """Yield first frames, and then mostly valid frames."""
     is_server = end in (End.HTTP_SERVER, End.GRPC_SERVER)
     yield frames.PREFACE + peer.settings() if is_server else peer.settings()
     next_id = 1

@@ -33,7 +33,7 @@ def many(part: bytes, count: int) -> bytes:
     ("request_wire", "error"),
     [
         pytest.param(many(b"\x0a\x00", 40_000), BadRequest, id="messages"),
-        pytest.param(many(b"\x10\x01", 40_000), BadRequest, id="fields that nobody knows"),
+        pytest.param(many(b"\x10\x01", 40_000), BadRequest, id="unknown fields"),
         pytest.param(
             bytes_field(1, many(b"\x12\x00", 40_000)), PropertiesTooLarge, id="user properties"
         ),
@@ -77,7 +77,7 @@ def test_a_requested_stack_trace_may_be_large() -> None:
     "large",
     [
         pytest.param(TRACE + bytes_field(2, bytes(SMALL_BYTES)), id="settings beside it"),
-        pytest.param(b"\x5b\x5c" * 40_000 + TRACE, id="behind what is skipped"),
+        pytest.param(b"\x5b\x5c" * 40_000 + TRACE, id="after skipped fields"),
         pytest.param(many(b"\x1a\x00", 40_000), id="in pieces"),
         pytest.param(bytes_field(2, bytes(SMALL_BYTES + 1)), id="settings"),
     ],

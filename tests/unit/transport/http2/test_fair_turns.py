@@ -43,7 +43,7 @@ SMALL = Limits(
 # Each attack as the bytes of its turn n; 19 turns are accepted after a first request.
 FLOODS: dict[str, tuple[Limit, Callable[[int], bytes]]] = {
     "rapid reset": (Limit.RESETS, lambda n: peer.headers(2 * n + 3) + peer.rst_stream(2 * n + 3)),
-    "resets of what is gone": (Limit.RESETS, lambda n: peer.rst_stream(1)),
+    "resets of removed streams": (Limit.RESETS, lambda n: peer.rst_stream(1)),
     "malformed requests": (Limit.RESETS, lambda n: peer.headers(2 * n + 3, (("a", "b"),))),
     "settings": (Limit.SETTINGS, lambda n: peer.settings()),
     "pings": (Limit.PINGS, lambda n: peer.ping()),

@@ -1,4 +1,4 @@
-"""A server knows of an answer that it was read when the client has answered a ping behind it."""
+"""A server knows that a response was read when the client answers a later ping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidemill.transport.http2 import frames
 
 @contextmanager
 def serving() -> Iterator[tuple[Running, list[bytes]]]:
-    """Serve a method whose answers are to be read; also return of which that is known."""
+    """Serve a method with confirmed responses; also return the list of confirmed ones."""
     read: list[bytes] = []
 
     def noting(request: bytes) -> Callable[[], None]:
@@ -35,13 +35,13 @@ def is_ping(frame: peer.Frame) -> bool:
     return frame.kind == frames.PING and not frame.flags & frames.ACK
 
 
-def test_an_answer_is_read_when_the_ping_behind_its_end_is_answered() -> None:
+def test_a_response_is_read_when_the_ping_after_its_end_is_answered() -> None:
     with serving() as (running, read), RawClient(running.port) as client:
         client.send(peer.request(1, b"one", request_to("Read")))
         ping = client.until(is_ping)
         kinds = [frame.kind for frame in client.frames]
         last = client.until_last(1)
-        assert client.frames.index(last) < kinds.index(frames.PING), "behind the trailers"
+        assert client.frames.index(last) < kinds.index(frames.PING), "after the trailers"
         client.pong()
         assert read == []
         client.send(peer.ping(ping.payload, is_ack=True))
@@ -49,7 +49,7 @@ def test_an_answer_is_read_when_the_ping_behind_its_end_is_answered() -> None:
         assert read == [b"one"]
 
 
-def test_many_answers_are_asked_for_together() -> None:
+def test_many_responses_share_a_ping() -> None:
     with serving() as (running, read), RawClient(running.port) as client:
         client.send(peer.request(1, b"0", request_to("Read")))
         ping = client.until(is_ping)
@@ -68,7 +68,7 @@ def test_many_answers_are_asked_for_together() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "reset", "drain"])
-def test_of_an_answer_whose_ping_is_not_answered_nothing_is_told(how: str) -> None:
+def test_a_response_without_an_answered_ping_is_not_confirmed(how: str) -> None:
     with serving() as (running, read):
         with RawClient(running.port) as client:
             client.send(peer.request(1, b"one", request_to("Read")))
@@ -82,13 +82,13 @@ def test_of_an_answer_whose_ping_is_not_answered_nothing_is_told(how: str) -> No
         assert read == []
 
 
-def test_a_server_that_stops_waits_for_the_last_ping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONFIRM_TIMEOUT_S", 20.0)  # A busy machine takes long.
+def test_a_stopping_server_waits_for_the_last_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONFIRM_TIMEOUT_S", 20.0)  # A busy machine is slow.
     with serving() as (running, read), RawClient(running.port) as client:
         client.send(peer.request(1, b"one", request_to("Read")))
         ping = client.until(is_ping)
         draining = running.start_drain()
-        for _ in range(20):  # Turns of its loop, more than a stop takes that waits for nothing.
+        for _ in range(20):  # Turns of its loop, more than an immediate stop takes.
             client.pong()
         assert not draining.done()
         client.send(peer.ping(ping.payload, is_ack=True))
@@ -96,12 +96,12 @@ def test_a_server_that_stops_waits_for_the_last_ping(monkeypatch: pytest.MonkeyP
         assert read == [b"one"]
 
 
-def test_of_every_answer_it_is_told_however_many_are_read_while_a_ping_is_out() -> None:
+def test_every_response_is_confirmed_however_many_are_read_during_a_ping() -> None:
     count = 1_500
     with serving() as (running, read), RawClient(running.port) as client:
         client.send(peer.request(1, b"0", request_to("Read")))
         ping = client.until(is_ping)
-        # One round trip, as behind a balancer that answers late: the client reads all the while.
+        # One round trip, as behind a slow balancer; the client reads meanwhile.
         for first in range(1, count, 50):
             last = min(first + 50, count)
             for n in range(first, last):
@@ -116,7 +116,7 @@ def test_of_every_answer_it_is_told_however_many_are_read_while_a_ping_is_out() 
         assert running.server.misuse.unconfirmed_count == 0
 
 
-def test_what_nobody_hears_of_is_counted_and_the_older_ones_are_kept(
+def test_responses_over_the_limit_are_counted_and_older_ones_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(read_confirmations, "UNCONFIRMED_MAX", 4)
