@@ -165,8 +165,8 @@ def test_an_ack_asked_again_whose_time_is_up_then_may_have_been_applied() -> Non
             world.broker.drop_links()
         [entry] = ack.result().entries
         assert entry.status.code == ack.result().status.code == v2.INTERNAL_SERVER_ERROR
-        assert "acked the first time" in entry.status.message
-        # Who asks anew is told what is known of it: nothing.
+        assert "the first ack settled" in entry.status.message
+        # A new ack gets the answer for an unknown delivery.
         response = await world.call("AckMessage", request, service.AckMessageResponse)
         assert response.status.code == v2.INVALID_RECEIPT_HANDLE
 

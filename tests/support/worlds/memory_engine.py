@@ -220,7 +220,7 @@ class MemoryEngine:
 
     # ------------------------------------------------------------ deliveries
 
-    def alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
+    def note_alive(self, client_ids: Iterable[str], *, monotonic_ms: int) -> None:
         self.alive_clients += client_ids
 
     def end_clients(self, client_ids: Iterable[str]) -> None:
@@ -229,7 +229,7 @@ class MemoryEngine:
     def begin_handover(self, batches: Iterable[DeliveryBatch]) -> None:
         """Nothing here runs out."""
 
-    def handed_over(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
+    def confirm_handovers(self, deliveries: Iterable[tuple[int, int]], *, now_ms: int) -> None:
         self.handed_over_ids += [delivery_id for _, delivery_id in deliveries]
 
     def pop(
