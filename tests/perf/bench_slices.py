@@ -41,13 +41,17 @@ from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.timer.firing_clock import FiringClock
-from tidemill.broker.metrics import BrokerMetrics, Lag, MeteredRounds, TopicLag, Traffic
+from tidemill.broker.metrics.lag import Lag, TopicLag
+from tidemill.broker.metrics.message_metrics import MessageMetrics
+from tidemill.broker.metrics.metered_rounds import MeteredRounds
+from tidemill.broker.metrics.pop_metrics import PopMetrics
+from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
+from tidemill.broker.metrics.timer_metrics import TimerMetrics
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.posix_disk import PosixDisk
 from tidemill.broker.server.link.commands import SLICE_REQUESTS
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND
 from tidemill.broker.server.scrape.topic_sizes import QUEUES_A_ROUND
-from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
-from tidemill.broker.timer_metrics import TimerMetrics
 from tidemill.common.histogram import Histogram
 from tidemill.common.lifecycle import tune_garbage_collector
 from tidemill.common.metrics import Registry
@@ -308,7 +312,8 @@ class Owner:
             firing_clock=FiringClock(),
         )
         registry = Registry(cluster="c", node_type="broker", node_id="b")
-        BrokerMetrics(registry, traffic, lag, cast("MeteredRounds", rounds))
+        MessageMetrics(registry, traffic, lag, cast("MeteredRounds", rounds))
+        PopMetrics(registry, traffic, lag, cast("MeteredRounds", rounds))
         StoreMetrics(registry, sizes, cast("MeteredRounds", rounds))
         TimerMetrics(registry, cast("MeteredRounds", rounds))
         text = registry.text(exposition.generate_latest)

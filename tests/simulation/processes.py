@@ -16,7 +16,7 @@ from tests.support.worlds.timer_world import TIMERS
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.store.disk import DiskFailed
-from tidemill.broker.metrics import Traffic
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.members.home_service import BrokerHomeService

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-INCARNATION_BYTES: Final = 16  # of the name of this run of a replica: nobody else's, by all odds
+INCARNATION_BYTES: Final = 16  # of the random, unique name of this run of a replica
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,15 +41,15 @@ def main(arguments: Sequence[str]) -> int:
         die_with_parent()
     if settings.controllers and settings.controllers_fd is None:
         return supervise(settings, arguments)
-    # Before gRPC, threads and the event loop exist: their locks do not survive a fork. The log has
-    # a helper of its own, so that it never waits behind a long background sync.
+    # Fork before gRPC, threads and the event loop exist: their locks do not survive a fork. The log
+    # has a helper of its own, so that it never waits for a long background sync.
     log_syncs, background_syncs = SyncProcess.fork("log sync"), SyncProcess.fork("background sync")
-    port = port_of(settings)
+    port = supervisor_port(settings)
     return run(lambda: serve(settings, log_syncs, background_syncs, port))
 
 
 def supervise(settings: BrokerSettings, arguments: Sequence[str]) -> int:
-    """Be the first process of a replica, whose broker is started by it."""
+    """Run the supervisor of a replica, which starts the broker."""
     from tidemill.broker.controller_link.supervisor import main as run_supervisor
     from tidemill.transport.aio.tls import Certificates
 
@@ -58,8 +58,8 @@ def supervise(settings: BrokerSettings, arguments: Sequence[str]) -> int:
     return run_supervisor(settings, arguments, connect_of(tls), certificates)
 
 
-def port_of(settings: BrokerSettings) -> SupervisorPort | None:
-    """Return the way to the controllers, where this broker is a replica with a supervisor."""
+def supervisor_port(settings: BrokerSettings) -> SupervisorPort | None:
+    """Return the port to the supervisor, which reaches the controllers; None without replicas."""
     if settings.controllers_fd is None:
         return None
     from tidemill.broker.controller_link.port import SupervisorPort
@@ -75,31 +75,31 @@ async def serve(
 ) -> None:
     """Run the broker until SIGTERM, then drain it and close the store cleanly.
 
-    One of several replicas hears of `controllers` which of them is the master. When it is that no
-    more its store is opened again, by the same process.
+    With `controllers` the broker is one of several replicas. If it steps down, the same process
+    opens its store again.
     """
     from tidemill.broker.engine.replica.replica_engine import MustBeEmptied
-    from tidemill.broker.life import Process
     from tidemill.broker.server.replicas.replica_shell import SteppedDown
-    from tidemill.broker.store import give_up_store
+    from tidemill.broker.store import discard_store
+    from tidemill.broker.store_life import BrokerProcess
     from tidemill.transport.aio.tls import Certificates
 
     cluster, members_tls = cluster_tls(settings)
     certificates = Certificates([each for each in (cluster, members_tls) if each is not None])
     me = new_run(settings)
     with (
-        # Before signals are caught: whoever is stopped while it waits for its folder just ends.
+        # Lock before installing signal handlers: SIGTERM then ends a waiting process at once.
         locked_data_dir(settings.data_dir, wait_ms=settings.data_dir_wait_ms),
         stop_on_signal(supervisor_fd=settings.supervisor_fd, on_hangup=certificates.reload) as stop,
     ):
         async with (
             log_syncs.attached(),
             background_syncs.attached(),
-            watched(log_syncs, background_syncs),
+            watching(log_syncs, background_syncs),
             certificates.watching(),
-            tied(controllers, stop),
+            supervised(controllers, stop),
         ):
-            process = Process(
+            process = BrokerProcess(
                 settings,
                 log_syncs,
                 background_syncs,
@@ -108,48 +108,50 @@ async def serve(
                 certificates,
                 stop,
             )
-            is_over = False
-            while not is_over:
+            is_stopped = False
+            while not is_stopped:
                 try:
                     if controllers is None:
                         await process.live_alone()
                     else:
                         await process.live_as_replica(me, controllers)
-                    is_over = True
+                    is_stopped = True
                 except* SteppedDown:
-                    log.info("the store is opened again, as a replica's")
+                    log.info("opening the store again as a replica")
                 except* MustBeEmptied as group:
                     reason = "; ".join(map(str, leaf_errors(group)))
-                    log.warning("the store is emptied, and copied again", reason=reason)
-                    give_up_store(settings.data_dir)
-                    # What was acked of the store that is gone counts for nobody (F-11).
+                    log.warning("discarding the store to copy it again", reason=reason)
+                    discard_store(settings.data_dir)
+                    # Acks of the discarded store must not count, so this is a new run (F-11).
                     me = new_run(settings)
     log.info("broker stopped")
 
 
 def new_run(settings: BrokerSettings) -> ReplicaRun:
-    """Return a name for a run of this replica."""
+    """Return a new name for a run of this replica."""
     return ReplicaRun(ReplicaId(settings.replica_id), secrets.token_hex(INCARNATION_BYTES))
 
 
 @contextlib.asynccontextmanager
-async def tied(controllers: ControllerPort | None, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Speak with the supervisor until the block ends; without it this process stops."""
+async def supervised(
+    controllers: ControllerPort | None, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    """Talk to the supervisor until the block ends; if the supervisor ends, stop this process."""
     from tidemill.broker.controller_link.port import SupervisorPort
 
     if not isinstance(controllers, SupervisorPort):
         yield
         return
 
-    async def speak() -> None:
+    async def talk() -> None:
         await controllers.run()
-        log.error("the supervisor is gone: this broker stops")
+        log.error("supervisor ended, stopping the broker")
         stop.set()
 
     async with asyncio.TaskGroup() as tasks:
-        speaking = tasks.create_task(speak(), name="supervisor")
+        talking = tasks.create_task(talk(), name="supervisor")
         yield
-        speaking.cancel()
+        talking.cancel()
 
 
 def cluster_tls(
@@ -157,9 +159,9 @@ def cluster_tls(
 ) -> tuple[
     ReloadableCredentials[ssl.SSLContext] | None, ReloadableCredentials[ssl.SSLContext] | None
 ]:
-    """Return what others are served with, and what members are connected to with.
+    """Return the credentials for serving and for connections to members; None without TLS.
 
-    None without TLS. Raises StartError.
+    Raises StartError.
     """
     from tidemill.transport.aio.tls import (
         ReloadableCredentials,
@@ -180,7 +182,7 @@ def cluster_tls(
 
 
 def connect_of(tls: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
-    """Return how to get at a member."""
+    """Return the function that connects to a member."""
     from tidemill.transport.aio.channel import connected
     from tidemill.transport.aio.tls import newest_context
 
@@ -188,8 +190,8 @@ def connect_of(tls: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
 
 
 @contextlib.asynccontextmanager
-async def watched(*helpers: SyncProcess) -> AsyncIterator[None]:
-    """End the block with the failure of any helper."""
+async def watching(*helpers: SyncProcess) -> AsyncIterator[None]:
+    """End the block with the failure of a helper."""
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(helper.watch(), name=helper.name) for helper in helpers]
         yield

@@ -1,4 +1,4 @@
-"""The broker's folder: one process at a time."""
+"""The broker's data directory: its lock, and the removal of a store."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from tidemill.common.lifecycle import StartError
 log = structlog.get_logger()
 
 LOCK_NAME = "lock"
-# Of a store, in its folder: the folder may have other stores in it, which are not to be touched.
+# Names of a store's files and folders. The data directory may have other stores beside them.
 STORE_NAMES = frozenset({"log", "queues", "index", "snapshots", "timer", "checkpoint"})
-EMPTYING = Path("replica", "emptying")  # there while a replica's store is taken away
+EMPTYING = Path("replica", "emptying")  # exists while a replica's store is being removed
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-LOCK_RETRY_MS = 50  # a try is one call of the kernel, and who waits is nobody's broker meanwhile
+LOCK_RETRY_MS = 50  # a try is one system call, and the waiting process has nothing else to do
 
 
 @contextlib.contextmanager
 def locked_data_dir(
     path: Path, *, wait_ms: int = 0, pause: Callable[[float], None] = time.sleep
 ) -> Iterator[Path]:
-    """Own `path`, made when missing, until the block ends; raise StartError if another does.
+    """Own `path`, created if missing, until the block ends. Raises StartError.
 
-    One that is to go anyway is waited for, for `wait_ms`, and nothing else is done meanwhile. The
-    kernel gives the lock back when the process ends, however it ends. The file stays, and names
-    the last owner. Raises StartError too where the folder cannot be made or written.
+    If another broker owns it, block for up to `wait_ms`. The kernel releases the lock when the
+    owner ends in any way. The lock file stays and contains the process id of the last owner.
     """
     with _opened_lock(path) as lock:
-        if not _is_taken(lock, wait_ms // LOCK_RETRY_MS, pause):
+        if not _take_lock(lock, wait_ms // LOCK_RETRY_MS, pause):
             lock.seek(0)
             owner = lock.read().strip() or "unknown"
             raise StartError(
@@ -51,7 +50,7 @@ def locked_data_dir(
         yield path
 
 
-def _is_taken(lock: IO[str], retries: int, pause: Callable[[float], None]) -> bool:
+def _take_lock(lock: IO[str], retries: int, pause: Callable[[float], None]) -> bool:
     for retry in range(retries + 1):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,16 +76,16 @@ def _opened_lock(path: Path) -> IO[str]:
 
 
 def boot_id() -> bytes:
-    """Return the name of this run of the machine, of the kernel and so of all containers."""
+    """Return the id of the current boot of the machine, which all its containers share."""
     with contextlib.suppress(OSError, ValueError):
         return uuid.UUID(BOOT_ID.read_text("ascii").strip()).bytes
     return NO_BOOT_ID
 
 
-def emptied(path: Path) -> None:
-    """Take away what a store has in `path`, but for what its replica must not forget.
+def empty_store(path: Path) -> None:
+    """Delete the store in `path`, except the files that its replica must keep.
 
-    To be called again where it was cut short: `wants_to_be_emptied` says so.
+    After a crash, call it again if `is_half_emptied` returns True.
     """
     (path / EMPTYING).touch()
     _sync_folder(path / EMPTYING.parent)
@@ -102,8 +101,8 @@ def emptied(path: Path) -> None:
     _sync_folder(path / EMPTYING.parent)
 
 
-def wants_to_be_emptied(path: Path) -> bool:
-    """Whether an earlier process has begun to empty the store, and has not ended it."""
+def is_half_emptied(path: Path) -> bool:
+    """Whether an earlier process ended while it emptied the store."""
     return (path / EMPTYING).exists()
 
 

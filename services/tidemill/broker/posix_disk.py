@@ -1,4 +1,4 @@
-"""A `Disk` on a folder of the file system."""
+"""A `Disk` in a folder of the file system."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PosixFile:
                 expected = sum(map(len, chunk))
                 written = os.pwritev(self._fd, chunk, offset)
                 if written < expected:
-                    # Rare (a signal, a nearly full disk): one joined copy is simpler than slicing.
+                    # Rare (signal, nearly full disk): one joined copy is simpler than slices.
                     self._write_rest(offset + written, b"".join(chunk)[written:])
                 offset += expected
         except OSError as error:
@@ -73,14 +73,14 @@ class PosixFile:
             raise DiskFailed(f"resizing {self.name}: {error}") from error
 
     def sync(self) -> None:
-        """Make all that was written durable."""
+        """Make all written bytes durable."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise DiskFailed(f"syncing {self.name}: {error}") from error
 
     def reload(self) -> None:
-        """Sync, and let go of the pages: they are clean then, and read again when they are used."""
+        """Sync and drop the cached pages; the next use reads them from the disk again."""
         self.sync()
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -93,7 +93,7 @@ class PosixFile:
 
 @final
 class PosixFolder(PosixFile):
-    """One open folder: it can only be synced."""
+    """One open folder, which can only be synced."""
 
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(name, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -108,7 +108,7 @@ class PosixFolder(PosixFile):
 
 @final
 class PosixDisk:
-    """The files below one folder, which is made when it does not exist."""
+    """The files below one folder, which is created if it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -116,14 +116,14 @@ class PosixDisk:
         folder.mkdir(parents=True, exist_ok=True)
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted."""
+        """Return the names of the files in a folder, sorted."""
         path = self._folder / folder
         if not path.is_dir():
             return []
         return sorted(f"{folder}/{entry.name}" for entry in os.scandir(path) if entry.is_file())
 
     def open(self, name: str, *, create: bool = False) -> PosixFile:
-        """Open a file; a new one may need its folder made first."""
+        """Open a file; create it and its folder with `create`."""
         path = self._folder / name
         if create:
             self._make_folder(name.rpartition("/")[0])
@@ -138,7 +138,7 @@ class PosixDisk:
             self.folder(above or ".").sync()
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file."""
+        """Return the content of a small file; None if it is missing."""
         try:
             return (self._folder / name).read_bytes()
         except FileNotFoundError:
@@ -147,7 +147,7 @@ class PosixDisk:
             raise ReadFailed(f"reading {name}: {error}") from error
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         (self._folder / source).rename(self._folder / target)
 
     def delete(self, name: str) -> None:
@@ -161,14 +161,14 @@ class PosixDisk:
         return self._folders[folder]
 
     def free_bytes(self) -> int:
-        """Return what the file system gives to processes like this one."""
+        """Return the free bytes of the file system, without the space reserved for root."""
         stat = os.statvfs(self._folder)
         return stat.f_bavail * stat.f_frsize
 
     def total_bytes(self) -> int:
-        """Return the size of the file system, as far as processes like this one get at it.
+        """Return the used and free bytes of the file system.
 
-        What the file system keeps for root, or a quota takes away, is neither used nor free.
+        Space that is reserved for root or taken by a quota is neither used nor free.
         """
         stat = os.statvfs(self._folder)
         return (stat.f_blocks - stat.f_bfree + stat.f_bavail) * stat.f_frsize

@@ -1,4 +1,4 @@
-"""Opening the engine on a folder, with the settings as its configuration."""
+"""Opening of the engine on a data directory, with the settings as its configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from tidemill.broker.data_dir import boot_id, emptied, wants_to_be_emptied
+from tidemill.broker.data_dir import boot_id, empty_store, is_half_emptied
 from tidemill.broker.engine import recovery
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.engine import Engine
@@ -33,8 +33,8 @@ ENTROPY_BYTES = 32  # for the key of receipt handles
 log = structlog.get_logger()
 
 
-class LogRefused(StartError):
-    """A store whose log is damaged: another replica may have what stood there."""
+class LogRejected(StartError):
+    """A store cannot be opened because its log is damaged; another replica may mend it."""
 
     def __init__(self, reason: str, damage: LogDamaged) -> None:
         super().__init__(reason)
@@ -43,32 +43,33 @@ class LogRefused(StartError):
 
 @contextlib.contextmanager
 def open_engine(settings: BrokerSettings, *, now_ms: int) -> Iterator[Engine]:
-    """Recover the engine from the data directory; raise StartError where that cannot be."""
+    """Recover the engine from the data directory. Raises StartError."""
 
     def open_alone(
         disk: PosixDisk, config: EngineConfig, now_ms: int
     ) -> tuple[Engine, RecoveryReport]:
-        _refuse_replica(disk, settings)
+        _reject_replica(disk, settings)
         return recovery.open_engine(disk, config, now_ms=now_ms, entropy=os.urandom(ENTROPY_BYTES))
 
     with _opened(settings, open_alone, now_ms=now_ms) as engine:
         yield engine
 
 
-def _refuse_replica(disk: PosixDisk, settings: BrokerSettings) -> None:
-    """Refuse to let a replica's store be alone: it would begin an epoch that its group has not.
+def _reject_replica(disk: PosixDisk, settings: BrokerSettings) -> None:
+    """Refuse to open a replica's store alone: it would begin an epoch unknown to its group.
 
-    Its group takes that for a record that was restored from a backup, and decides nothing more.
+    The controllers take such an epoch for a sign that their record was restored from a backup, and
+    then decide nothing.
     """
     epoch = find_epoch_seen(disk)
     if epoch:
         folder = f"{settings.data_dir}/{FOLDER}"
         raise StartError(
-            f"the store in {settings.data_dir} is a replica's, and its broker group has come to"
-            f" epoch {epoch}: the others may have what it lacks. Start it with --controllers and"
-            f" --replica-id, as before. To look into it, start on a copy (`tidemill store copy`)."
-            f" Where the others are lost for good and it is to be a broker of its own, move"
-            f" {folder} away: it can never be a replica of them again."
+            f"the store in {settings.data_dir} belongs to a replica, whose broker group has reached"
+            f" epoch {epoch}; other replicas may have newer messages. Start it with --controllers"
+            f" and --replica-id, as before. To inspect it, start on a copy (`tidemill store copy`)."
+            f" If the other replicas are lost, move {folder} away to start a broker without"
+            f" replicas; this store can then never join its old group again."
         )
 
 
@@ -76,12 +77,13 @@ def _refuse_replica(disk: PosixDisk, settings: BrokerSettings) -> None:
 def open_replica(
     settings: BrokerSettings, *, now_ms: int, cuts_damage: bool = False
 ) -> Iterator[ReplicaEngine]:
-    """Do the same for a replica, which decides nothing until it is elected.
+    """Recover the engine of a replica, which follows until it is elected. Raises StartError.
 
-    With `cuts_damage` it goes without what nobody has, and says so.
+    With `cuts_damage`, cut the log at damaged records that no replica has, and mark the replica as
+    unclean.
     """
-    if wants_to_be_emptied(settings.data_dir):
-        emptied(settings.data_dir)
+    if is_half_emptied(settings.data_dir):
+        empty_store(settings.data_dir)
     opened: list[ReplicaEngine] = []
 
     def open_following(
@@ -98,10 +100,10 @@ def open_replica(
         yield opened[0]
 
 
-def give_up_store(data_dir: Path) -> None:
-    """Take away what a replica has, to begin anew; from before that on it is unclean."""
+def discard_store(data_dir: Path) -> None:
+    """Delete a replica's store, to copy it again; mark the replica as unclean before."""
     mark_doubtful(PosixDisk(data_dir))
-    emptied(data_dir)
+    empty_store(data_dir)
 
 
 @contextlib.contextmanager
@@ -116,7 +118,7 @@ def _opened(
     try:
         engine, report = open_(disk, config, now_ms)
     except LogDamaged as error:
-        raise LogRefused(
+        raise LogRejected(
             f"the store in {settings.data_dir} cannot be opened: {error}", error
         ) from error
     except (CorruptStore, DiskFailed) as error:
@@ -136,7 +138,7 @@ def _opened(
 
 
 def config_of(settings: BrokerSettings) -> EngineConfig:
-    """Return the settings that are the engine's."""
+    """Return the settings of the engine."""
     return EngineConfig(
         broker_name=settings.name,
         timer=TimerConfig(**_chosen(settings, TimerConfig, prefix="timer_")),
@@ -145,7 +147,7 @@ def config_of(settings: BrokerSettings) -> EngineConfig:
 
 
 def _chosen(settings: BrokerSettings, config: type, *, prefix: str = "") -> dict[str, Any]:
-    """Return the settings that are fields of `config` too, there without the prefix."""
+    """Return the settings whose name without `prefix` is a field of `config`."""
     names = (one.name for one in fields(config))
     return {
         name: getattr(settings, prefix + name)

@@ -1,20 +1,20 @@
 """fdatasync in a helper process that shares the broker's open files.
 
 A thread that waits for the disk must take the interpreter's lock back from a busy event loop, which
-costs milliseconds a time; a call in the loop itself would stop everything while the disk stalls. A
-process of its own does neither (ADR 0002 has the measurement).
+costs milliseconds each time. A call in the loop itself would block everything while the disk
+stalls. A separate process avoids both (ADR 0002 has the measurement).
 
     broker                                        helper
       sync(files): one packet, the descriptors  ──▶ fdatasync each, close each
       attached (SCM_RIGHTS)
       future resolved                           ◀── one packet: 0, or the errno
 
-The helper knows nothing between two packets, so no descriptor can be stale and no deleted file is
-kept alive. It is forked while the process is small and has no threads, ends at the end of file on
-its socket, and leaves signals to the broker.
+The helper has no state between two packets, so no descriptor can be stale and no deleted file stays
+open. It is forked while the process is small and has no threads. It ends at the end of file on its
+socket, and ignores signals, which the broker handles.
 
-A failed sync is final: what the kernel could not write it may have dropped. The error, and just as
-much the death of the helper, ends the broker, which recovers from its log at the next start.
+A failed sync is final: the kernel may have dropped the pages that it could not write. Such an error
+or the end of the helper ends the broker, which recovers from its log at the next start.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ import struct
 from collections.abc import AsyncIterator, Iterable
 from typing import Protocol, final
 
-_REQUEST = b"s"  # the descriptors beside it say everything
+_REQUEST = b"s"  # the descriptors beside it are the request
 _REPLY = struct.Struct("=i")  # errno, or 0
 _BROKERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES_PER_PACKET_MAX = 128  # the kernel takes 253 descriptors in one packet
 
 
 class SyncFailed(Exception):
-    """The disk refused a sync, or the helper is gone: nothing may be promised any more."""
+    """A sync failed or the helper ended: no later promise of durability would be true."""
 
 
 class HasFileno(Protocol):
     """An open file."""
 
     def fileno(self) -> int:
-        """Return its descriptor."""
+        """Return the file descriptor."""
         ...
 
 
 @final
 class SyncProcess:
-    """One helper, seen from the broker. Made by `fork`, used after `attached`."""
+    """The broker's side of one helper: created by `fork`, used within `attached`."""
 
     def __init__(self, name: str, connection: socket.socket, pid: int) -> None:
         self.name = name
@@ -58,15 +58,13 @@ class SyncProcess:
         self._reply: asyncio.Future[None] | None = None
         self._failure: SyncFailed | None = None
         self._failed = asyncio.Event()
-        self._abandoned = (
-            0  # syncs under way whose callers have gone: nobody waits for their replies
-        )
+        self._abandoned = 0  # running syncs whose callers were cancelled
 
     @classmethod
     def fork(cls, name: str) -> SyncProcess:
-        """Start a helper, before any thread, event loop or gRPC exists: a fork copies locks."""
+        """Start a helper, before threads, event loop and gRPC exist: a fork copies their locks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A signal to the whole process group must not meet a helper that does not ignore it yet.
+        # A signal to the process group must not reach the helper before it ignores signals.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BROKERS_SIGNALS)
         pid = os.fork()
         if pid == 0:
@@ -77,7 +75,7 @@ class SyncProcess:
 
     @contextlib.asynccontextmanager
     async def attached(self) -> AsyncIterator[SyncProcess]:
-        """Answer through the running loop; ends the helper at the end of the block."""
+        """Receive replies in the running loop; end the helper at the end of the block."""
         loop = asyncio.get_running_loop()
         self._connection.setblocking(False)
         loop.add_reader(self._connection.fileno(), self._on_reply)
@@ -86,19 +84,19 @@ class SyncProcess:
         finally:
             loop.remove_reader(self._connection.fileno())
             self._connection.close()
-            # The helper ends by itself, at once unless the disk stalls: the broker does not wait,
-            # and init collects what this does not.
+            # The helper ends by itself, at once unless the disk stalls. The broker does not wait;
+            # init reaps a helper that is still running.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222  # It does not block.
 
     async def sync(self, files: Iterable[HasFileno]) -> None:
-        """Return when all that was written to `files` is durable; raise SyncFailed otherwise."""
+        """Return when everything written to `files` is durable. Raises SyncFailed."""
         descriptors = [file.fileno() for file in files]
         for begin in range(0, len(descriptors), FILES_PER_PACKET_MAX):
             await self._sync_packet(descriptors[begin : begin + FILES_PER_PACKET_MAX])
 
     async def watch(self) -> None:
-        """Wait for the helper's failure and raise it, also while nobody syncs."""
+        """Wait for a failure of the helper and raise it, even while no sync runs."""
         await self._failed.wait()
         assert self._failure is not None
         raise self._failure
@@ -149,12 +147,12 @@ class SyncProcess:
 
 
 def _run_helper(connection: socket.socket) -> None:
-    """Be the helper; never returns."""
+    """Run as the helper; never return."""
     try:
         for number in _BROKERS_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        # Other descriptors would outlive the broker here: its end of this very socket, the ends of
-        # other helpers, the supervisor's pipe.
+        # Close inherited descriptors, which would outlive the broker here: the broker's end of this
+        # socket, the ends of other helpers, the supervisor's pipe.
         own = connection.fileno()
         os.closerange(3, own)
         os.closerange(own + 1, os.sysconf("SC_OPEN_MAX"))
@@ -172,7 +170,7 @@ def _serve_syncs(connection: socket.socket) -> None:
         for descriptor in descriptors:
             try:
                 if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                    # fdatasync may leave out new and changed names in a folder.
+                    # fdatasync may omit new and changed names in a folder.
                     os.fsync(descriptor)
                 else:
                     os.fdatasync(descriptor)

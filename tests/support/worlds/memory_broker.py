@@ -15,7 +15,7 @@ import grpc
 
 from tests.support.worlds.memory_engine import NOW_MS, MemoryEngine
 from tidemill.broker.engine.metadata.catalog import ConfigChanges
-from tidemill.broker.metrics import Traffic
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.link.commands import COMMANDS
 from tidemill.broker.server.link.link_service import BrokerLinkService
 from tidemill.broker.server.link.proxy_link import ProxyLink

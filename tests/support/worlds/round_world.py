@@ -10,7 +10,7 @@ from zlib import crc32
 
 from tests.support.clocks import ManualClock
 from tests.support.worlds.engine_world import World, blob
-from tidemill.broker.metrics import Traffic
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.link.proxy_link import ProxyLink
 from tidemill.broker.server.round.durability import ROUNDS_IN_FLIGHT_MAX, Durability
 from tidemill.broker.server.round.long_polling import LongPolling

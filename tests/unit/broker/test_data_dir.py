@@ -1,4 +1,4 @@
-"""One broker at a time in a folder, and how the next one comes to it."""
+"""The lock of a data directory, and the wait for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.broker.data_dir import LOCK_RETRY_MS, locked_data_dir
 from tidemill.common.lifecycle import StartError
 
 
-def test_a_folder_of_another_broker_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_data_directory_in_use_is_rejected_at_once(tmp_path: Path) -> None:
     with (
         locked_data_dir(tmp_path),
         pytest.raises(StartError, match="in use by another broker"),
@@ -21,11 +21,11 @@ def test_a_folder_of_another_broker_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def no_pause(_seconds: float) -> None:
-    raise AssertionError("nobody is to be waited for")
+    raise AssertionError("there is no wait by default")
 
 
-def test_a_broker_that_is_going_is_waited_for(tmp_path: Path) -> None:
-    """A pod that was deleted by force may run on for a while beside the one in its place."""
+def test_a_start_waits_for_a_stopping_broker(tmp_path: Path) -> None:
+    """A pod that was deleted by force may run for a while beside its replacement."""
     former = contextlib.ExitStack()
     former.enter_context(locked_data_dir(tmp_path))
     pauses: list[float] = []
@@ -40,7 +40,7 @@ def test_a_broker_that_is_going_is_waited_for(tmp_path: Path) -> None:
     assert len(pauses) == 3
 
 
-def test_one_that_stays_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_the_wait_for_another_broker_is_limited(tmp_path: Path) -> None:
     pauses: list[float] = []
     with (
         locked_data_dir(tmp_path),

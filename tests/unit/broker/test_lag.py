@@ -10,7 +10,7 @@ import pytest
 from tests.support.disk.counted_work import Meter
 from tests.support.worlds.round_world import RoundWorld, idle
 from tidemill.broker.engine.layout.numbers import GroupId
-from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag
+from tidemill.broker.metrics.lag import LAG_AGE_MS_MAX, Lag
 from tidemill.broker.server.admin.consumer_groups import ConsumerGroupAdmin
 from tidemill.broker.server.scrape import lag as lag_module
 from tidemill.broker.server.scrape.lag import PROGRESS_A_ROUND, LagReader

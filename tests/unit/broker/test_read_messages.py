@@ -10,7 +10,7 @@ import pytest
 from tests.support.bodies import body_of
 from tests.support.worlds.engine_world import blob
 from tests.support.worlds.round_world import RoundWorld
-from tidemill.broker.metrics import Traffic
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.admin.messages import READ_BYTES_MAX, READ_MAX, MessageAdmin
 from tidemill.broker.server.round.rpc import ERROR_KEY
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb

@@ -1,4 +1,4 @@
-"""A replica's store is not a broker's of its own: whoever starts it so is told what to do."""
+"""A start of a replica's store as a broker without replicas is rejected."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_a_replicas_store_is_not_opened_alone_and_joins_again(tmp_path: Path) ->
         assert (replica.epoch_seen, replica.epoch_alone) == (0, 1)
         end = replica.log_end
     with open_engine(settings, now_ms=0):
-        pass  # No group has counted on it yet.
+        pass  # The store has not been part of a broker group yet.
     with open_replica(settings, now_ms=0) as replica:
         assert replica.log_end > end
         end = replica.log_end
         replica.save_epoch_seen(5)
-    with pytest.raises(StartError, match="has come to epoch 5:"):
+    with pytest.raises(StartError, match="has reached epoch 5;"):
         open_engine(settings, now_ms=0).__enter__()
     with open_replica(settings, now_ms=0) as replica:
         assert (replica.epoch_seen, replica.log_end) == (5, end)

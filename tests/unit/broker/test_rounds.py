@@ -17,12 +17,14 @@ from tidemill.broker.engine import message_store
 from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.timer.firing_clock import HOLD_MS
-from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
+from tidemill.broker.metrics.lag import Lag
+from tidemill.broker.metrics.pop_metrics import PopMetrics
+from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.link import pops, proxy_link
 from tidemill.broker.server.link.pops import ROOM_WAIT_MS
 from tidemill.broker.server.round.rounds import REFRESH_MS
 from tidemill.broker.server.round.turn import Turn
-from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.sync_process import SyncFailed
 from tidemill.common.errors import Draining, TopicNotFound
 from tidemill.common.metrics import Registry
@@ -994,7 +996,7 @@ def test_damage_is_counted() -> None:
     traffic = Traffic()
     traffic.polled(TopicId(world.topic_id), GroupId(world.group_id))
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
-    BrokerMetrics(registry, traffic, Lag(), world.rounds)
+    PopMetrics(registry, traffic, Lag(), world.rounds)
     StoreMetrics(registry, TopicSizes(), world.rounds)
     world.world.engine.rebuilds.counts["index"] += 3
     world.world.engine.store.damaged_count += 1

@@ -1,4 +1,4 @@
-"""The sync process: what it promises, and that its failure is the broker's."""
+"""The sync process: its promises and its failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_with_helper(scenario: Callable[[SyncProcess], Awaitable[None]]) -> SyncP
     return helper
 
 
-def test_more_files_than_one_packet_carries_are_synced(tmp_path: Path) -> None:
+def test_files_beyond_the_limit_of_a_packet_are_synced(tmp_path: Path) -> None:
     async def scenario(helper: SyncProcess) -> None:
         files = [
             (tmp_path / str(n)).open("wb", buffering=0) for n in range(FILES_PER_PACKET_MAX + 1)
@@ -40,7 +40,7 @@ def test_more_files_than_one_packet_carries_are_synced(tmp_path: Path) -> None:
     run_with_helper(scenario)
 
 
-def test_a_failed_sync_is_raised_and_stays() -> None:
+def test_a_failed_sync_is_raised_now_and_by_later_calls() -> None:
     async def scenario(helper: SyncProcess) -> None:
         read_end, write_end = os.pipe()  # A pipe cannot be synced: EINVAL.
         with os.fdopen(read_end), os.fdopen(write_end, "wb") as pipe:
@@ -53,7 +53,7 @@ def test_a_failed_sync_is_raised_and_stays() -> None:
     run_with_helper(scenario)
 
 
-def test_the_death_of_the_helper_is_noticed_while_nobody_syncs() -> None:
+def test_the_end_of_the_helper_is_noticed_without_a_sync() -> None:
     async def scenario(helper: SyncProcess) -> None:
         os.kill(helper.pid, signal.SIGKILL)
         with pytest.raises(SyncFailed, match="has ended"):
@@ -62,7 +62,7 @@ def test_the_death_of_the_helper_is_noticed_while_nobody_syncs() -> None:
     run_with_helper(scenario)
 
 
-def test_the_helper_leaves_signals_to_the_broker_and_ends_with_it(tmp_path: Path) -> None:
+def test_the_helper_ignores_signals_and_ends_with_the_broker(tmp_path: Path) -> None:
     helper = SyncProcess.fork("test")
 
     async def scenario() -> None:
@@ -73,5 +73,5 @@ def test_the_helper_leaves_signals_to_the_broker_and_ends_with_it(tmp_path: Path
                 await helper.sync([file])
 
     asyncio.run(scenario())
-    with contextlib.suppress(ChildProcessError):  # Collected already.
+    with contextlib.suppress(ChildProcessError):  # Reaped already.
         os.waitpid(helper.pid, 0)

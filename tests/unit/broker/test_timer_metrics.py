@@ -12,7 +12,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import TimerId, TopicId
 from tidemill.broker.engine.timer.audit import NO_TOPIC
 from tidemill.broker.engine.timer.firing_clock import FiringClock
-from tidemill.broker.timer_metrics import RECALL_RESULTS, TimerMetrics
+from tidemill.broker.metrics.timer_metrics import RECALL_RESULTS, TimerMetrics
 from tidemill.common.errors import IllegalDeliveryTime, MessageNotFound
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Registry

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.worlds.round_world import Proxy, RoundWorld
 from tidemill.broker.engine.timer.search import PAGE_SIZE_MAX
-from tidemill.broker.metrics import Traffic
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.admin.messages import MessageAdmin
 from tidemill.broker.server.admin.timers import TimerAdmin
 from tidemill.broker.server.round.rpc import ERROR_KEY

@@ -9,8 +9,8 @@ from tests.support.worlds.engine_world import World
 from tests.support.worlds.round_world import RoundWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 from tidemill.broker.engine.queries.inspection import ENTRIES_A_STRETCH, STRETCHES
+from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
 from tidemill.broker.server.scrape.topic_sizes import QUEUES_A_ROUND, SIZES_AGE_MS_MAX, SizeReader
-from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
 from tidemill.common.metrics import Registry
 
 

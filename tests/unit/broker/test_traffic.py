@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.metrics import Traffic
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.common.histogram import Histogram
 from tidemill.message.stored_message import MESSAGE_TYPE_AT
 

@@ -33,7 +33,7 @@ from tidemill.transport.http2.limits import Limits
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.members.cluster_members import ClusterMembers
     from tidemill.broker.server.replicas.replica_shell import ReplicaShell
     from tidemill.broker.server.round.rounds import Rounds

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import Topic
     from tidemill.broker.engine.queries.inspection import MessageSearch, QueueRead
-    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 

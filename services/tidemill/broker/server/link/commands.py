@@ -27,7 +27,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.pop.consumption import AckResult, DeliveryBatch
-    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.link.pops import LinkPops
     from tidemill.broker.server.link.replies import LinkReplies, Result
     from tidemill.broker.server.round.turn import Turn

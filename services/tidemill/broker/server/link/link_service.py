@@ -10,7 +10,7 @@ from tidemill.broker.server.link.proxy_link import LinkRemoval, ProxyLink
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.common.replica_group import ReplicationView
     from tidemill.transport.aio.call import RpcCall

@@ -28,7 +28,7 @@ from tidemill.transport.grpc.status import RpcCode, RpcError
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.metadata.catalog import ConfigChanges
-    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.link.pops import ReplyStream
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.queries.pull import PulledMessage, QueuePull
     from tidemill.broker.engine.store.consume_queue import ConsumeQueue
-    from tidemill.broker.metrics import Traffic
+    from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.round.long_polling import PollArguments, PopOutcome, PopPoll
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn

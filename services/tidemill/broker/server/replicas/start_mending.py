@@ -27,7 +27,7 @@ from tidemill.transport.grpc.status import RpcError
 if TYPE_CHECKING:
     from tidemill.broker.engine.store.commit_log import CommitLog
     from tidemill.broker.settings import BrokerSettings
-    from tidemill.broker.store import LogRefused
+    from tidemill.broker.store import LogRejected
     from tidemill.common.replica_group import ReplicaId
     from tidemill.transport.aio.connect import Connector
 
@@ -59,7 +59,7 @@ class StartMending:
         # cuts them, and this replica is unclean.
         self.cuts_damage = False
 
-    async def mend(self, refused: LogRefused) -> None:
+    async def mend(self, refused: LogRejected) -> None:
         """Mend the range that stopped the start. Raises `refused` if no replica has it."""
         disk = PosixDisk(self._settings.data_dir)
         others = {n: at for n, at in find_addresses(disk).items() if n != self._me}

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.metrics import LAG_AGE_MS_MAX, Lag, TopicLag
+from tidemill.broker.metrics.lag import LAG_AGE_MS_MAX, Lag, TopicLag
 from tidemill.common.errors import UnavailableError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
-from tidemill.broker.store_metrics import TopicSizes
+from tidemill.broker.metrics.store_metrics import TopicSizes
 from tidemill.common.errors import UnavailableError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a replica exports about its group: role, epoch, what is confirmed, who lags."""
+"""Metrics of a replica: role, epoch, confirm offset and lags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MS_PER_S = 1_000
 
 @final
 class ReplicaMetrics:
-    """Turns what is known of the group into metrics. A group has a few replicas."""
+    """Metrics of a replica and its broker group."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class ReplicaMetrics:
         view = replicas.view
         for name, help_, value in (
             ("role", "1 master, 0 replica.", int(replicas.is_master)),
-            ("epoch", "The highest epoch that this replica has heard of.", log.epoch_seen),
+            ("epoch", "The highest epoch that this replica knows.", log.epoch_seen),
             (
                 "confirm_offset",
-                "Log offset up to which all that must have the log do, as known here.",
+                "Log offset up to which the sync state set has the log, as known here.",
                 log.confirm_offset,
             ),
-            ("max_offset", "Log offset at which the log ends here.", log.log_end),
+            ("max_offset", "End of the log here.", log.log_end),
             (
                 "in_sync_replicas",
-                "Members of the sync state set, as known here; 0: nothing is known.",
+                "Members of the sync state set, as known here; 0: unknown.",
                 0 if view is None else len(view.sss),
             ),
         ):
@@ -60,21 +60,23 @@ class ReplicaMetrics:
         sent.add_metric(self._labels, replicas.sent_bytes)
         yield sent
         received = CounterMetricFamily(
-            "rocketmq_ha_received_bytes_total", "Bytes of the log from a master.", labels=LABELS
+            "rocketmq_ha_received_bytes_total",
+            "Bytes of the log received from a master.",
+            labels=LABELS,
         )
         received.add_metric(self._labels, replicas.received_bytes)
         yield received
 
     def _collect_lag(self) -> Iterator[Metric]:
-        """Yield how far each replica is behind its master; no replica says it of another one."""
+        """Yield the lag of each replica, as its master measures it."""
         behind = GaugeMetricFamily(
             "rocketmq_ha_replica_behind_bytes",
-            "Of the master's log, what a replica has not acknowledged.",
+            "Bytes of the master's log that a replica has not acknowledged.",
             labels=("replica",),
         )
         silent = GaugeMetricFamily(
             "rocketmq_ha_replica_behind_seconds",
-            "Since a replica was last seen to have acknowledged all, looked at every second.",
+            "Seconds since a replica had acknowledged the whole log, checked every second.",
             labels=("replica",),
         )
         for replica_id, lag in self._replicas.lags().items():

@@ -1,8 +1,8 @@
-"""What a broker says of itself while its store is opened.
+"""The health endpoints of a broker that opens its store.
 
-A start reads the log since the last checkpoint, as a whole where there is none, in one call that
-the event loop waits for. Whoever asks `/livez` meanwhile must be told that the process lives, or a
-supervisor such as kubelet kills it, and the next start begins anew. So another thread answers.
+A start reads the log since the last checkpoint, or the whole log, in one call that blocks the event
+loop. Probes of `/livez` must succeed meanwhile. Otherwise kubelet or another supervisor kills the
+process, and the next start has to read the log again. So a thread answers the probes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from tidemill.common.readiness import ProcessReadiness
 
 
 @contextlib.contextmanager
-def told_to_be_starting(registry: Registry, host: str, port: int) -> Iterator[None]:
-    """Serve `/livez`, and `/readyz` that says `starting`, from a thread until the block ends.
+def reporting_startup(registry: Registry, host: str, port: int) -> Iterator[None]:
+    """Serve `/livez`, and `/readyz` with `starting`, from a thread until the block ends.
 
-    Raises StartError when the port is taken. Of port 0 nobody can know, so nobody asks there.
+    Raises StartError if the port is in use. Does nothing for port 0, because no prober knows the
+    port yet.
     """
     if port == 0:
         yield
@@ -42,7 +43,7 @@ def told_to_be_starting(registry: Registry, host: str, port: int) -> Iterator[No
         except StartError as error:
             began.set_exception(error)
         finally:
-            began.cancel()  # where it has not begun for any other reason: nobody waits for it
+            began.cancel()  # After any other error the waiting thread must not wait forever.
 
     thread = threading.Thread(target=run, name="starting", daemon=True)
     thread.start()
@@ -50,6 +51,6 @@ def told_to_be_starting(registry: Registry, host: str, port: int) -> Iterator[No
     try:
         yield
     finally:
-        with contextlib.suppress(RuntimeError):  # its loop has failed, and is closed
+        with contextlib.suppress(RuntimeError):  # The loop has failed and is closed.
             loop.call_soon_threadsafe(ended.set)
         thread.join()

@@ -1,4 +1,4 @@
-"""A broker that reads its log says that it lives."""
+"""The health endpoints of a broker that reads its log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from tidemill.broker.opening import told_to_be_starting
+from tidemill.broker.startup_health import reporting_startup
 from tidemill.common.lifecycle import StartError
 from tidemill.common.metrics import Registry
 
@@ -35,30 +35,30 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 def test_probes_are_answered_while_this_thread_is_busy() -> None:
     port = free_port()
-    with told_to_be_starting(registry(), "127.0.0.1", port):
+    with reporting_startup(registry(), "127.0.0.1", port):
         assert get(port, "/livez") == (200, "ok\n")
         assert get(port, "/readyz") == (503, "not ready: starting\n")
         assert "rocketmq_ready" in get(port, "/metrics")[1]
-    # The server of the life that follows takes the port at once.
-    with told_to_be_starting(registry(), "127.0.0.1", port):
+    # The server of the next life takes the port at once.
+    with reporting_startup(registry(), "127.0.0.1", port):
         assert get(port, "/livez") == (200, "ok\n")
 
 
-def test_a_port_that_is_taken_is_told_before_the_store_is_read() -> None:
+def test_a_port_in_use_is_reported_before_the_store_is_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
             pytest.raises(StartError, match=str(port)),
-            told_to_be_starting(registry(), "127.0.0.1", port),
+            reporting_startup(registry(), "127.0.0.1", port),
         ):
-            pytest.fail("it began")
+            pytest.fail("the block began")
 
 
-def test_it_ends_when_the_store_cannot_be_opened() -> None:
+def test_the_endpoints_end_if_the_store_cannot_be_opened() -> None:
     port = free_port()
     with (
         pytest.raises(ValueError, match="damaged"),
-        told_to_be_starting(registry(), "127.0.0.1", port),
+        reporting_startup(registry(), "127.0.0.1", port),
     ):
         raise ValueError("damaged")
     with pytest.raises(urllib.error.URLError):

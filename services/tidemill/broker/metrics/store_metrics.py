@@ -1,4 +1,4 @@
-"""What the broker exports about its store: the volume, the log, and what they take."""
+"""Metrics of the store: volume, log, topic sizes and damage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.store.log_times import first_stored_at_ms
-from tidemill.broker.metrics import MS_PER_S, STORAGE, STORAGE_LABELS, MeteredRounds, flag
+from tidemill.broker.metrics.metered_rounds import (
+    MS_PER_S,
+    STORAGE,
+    STORAGE_LABELS,
+    MeteredRounds,
+    flag,
+)
 from tidemill.common.metrics import Labels, Registry, full_parts, histogram_family
 
 if TYPE_CHECKING:
@@ -21,7 +27,7 @@ US_PER_S = 1_000_000
 
 
 class TopicSizes:
-    """How much of the log the messages of each topic take, as of the last time somebody asked."""
+    """The size of each topic in the log, as of the last scrape that read it."""
 
     def __init__(self) -> None:
         self.log_bytes: dict[TopicId, int] = {}
@@ -29,7 +35,7 @@ class TopicSizes:
 
 @final
 class StoreMetrics:
-    """Turns what is known of the store into metrics."""
+    """Metrics of the store."""
 
     def __init__(self, registry: Registry, sizes: TopicSizes, rounds: MeteredRounds) -> None:
         self._sizes = sizes
@@ -53,18 +59,22 @@ class StoreMetrics:
             ("free_bytes", "Bytes that can still be written.", engine.room.free_bytes),
             (
                 "disk_used_ratio",
-                "Used part of what processes can use of the volume.",
+                "Used part of the volume, without the space reserved for root.",
                 (total_bytes - engine.room.free_bytes) / total_bytes if total_bytes else 0,
             ),
             (
                 "full_in_seconds",
-                "Until the volume is full, at the last hour's rate; +Inf: never.",
+                "Seconds until the volume is full, at the rate of the last hour; +Inf: never.",
                 self._rounds.disk_full_in_s,
             ),
-            ("flush_behind_bytes", "Appended and not synced.", log.log_end - log.durable_offset),
+            (
+                "flush_behind_bytes",
+                "Bytes of the log that are not synced.",
+                log.log_end - log.durable_offset,
+            ),
             (
                 "dispatch_behind_bytes",
-                "Not indexed: one step with the append, save at a replica.",
+                "Bytes of the log that are not indexed; above 0 only at a replica.",
                 log.log_end - log.folded_offset,
             ),
             (
@@ -78,11 +88,11 @@ class StoreMetrics:
             yield gauge
 
     def _collect_times(self) -> Iterator[Metric]:
-        """Yield what the log takes: to be written and synced, and at the last start."""
+        """Yield the times of writes, syncs and the last start, and the state of retention."""
         engine = self._rounds.engine
         for name, help_, times in (
-            ("append", "Seconds to write what a round appends.", self._rounds.append_times_us),
-            ("fsync", "Seconds until it is on the disk.", self._rounds.sync_times_us),
+            ("append", "Seconds of the writes of rounds.", self._rounds.append_times_us),
+            ("fsync", "Seconds of the syncs of the log.", self._rounds.sync_times_us),
         ):
             yield histogram_family(
                 f"rocketmq_storage_{name}_seconds",
@@ -93,7 +103,7 @@ class StoreMetrics:
                 divisor=US_PER_S,
             )
         recover = GaugeMetricFamily(
-            "rocketmq_storage_recover_seconds", "Time the last start took.", labels=STORAGE_LABELS
+            "rocketmq_storage_recover_seconds", "Duration of the last start.", labels=STORAGE_LABELS
         )
         recover.add_metric(STORAGE, engine.recovery_ms / MS_PER_S)
         kept = GaugeMetricFamily(
@@ -112,13 +122,13 @@ class StoreMetrics:
         gate = engine.retention.gate
         holding = GaugeMetricFamily(
             "rocketmq_storage_archive_gate_holding",
-            "Whether the oldest segment has served its time and is kept for an archive.",
+            "1 while the oldest segment is older than the retention and kept for the archive.",
             labels=STORAGE_LABELS,
         )
         holding.add_metric(STORAGE, int(gate.is_holding))
         passed = CounterMetricFamily(
             "rocketmq_storage_archive_gate_passed_total",
-            "Segments that went for want of room, with messages that no archive has sealed.",
+            "Segments deleted for lack of room, with messages that no archive has sealed.",
             labels=STORAGE_LABELS,
         )
         passed.add_metric(STORAGE, gate.passed_count)
@@ -127,8 +137,8 @@ class StoreMetrics:
     def _collect_sizes(self, topics: dict[TopicId, Topic]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(
             "rocketmq_storage_topic_bytes",
-            "Bytes of the log that a topic's messages take; of a queue with more than 256 messages "
-            "estimated from the sizes of 256 of them.",
+            "Bytes of a topic's messages in the log. The size of a queue with more than 256"
+            " messages is estimated from 256 of them.",
             labels=SIZE_LABELS,
         )
         overflows: Counter[Labels] = Counter()
@@ -151,7 +161,7 @@ class StoreMetrics:
         engine = self._rounds.engine
         corrupt = CounterMetricFamily(
             "rocketmq_storage_corrupt_records_total",
-            "Damage met: reads of damaged records of the log, and files derived from it.",
+            "Detected damage: damaged records of the log, and damaged derived files.",
             labels=(*STORAGE_LABELS, "file"),
         )
         corrupt.add_metric((*STORAGE, "log"), engine.store.damaged_count)
@@ -160,7 +170,7 @@ class StoreMetrics:
         yield corrupt
         repaired = CounterMetricFamily(
             "rocketmq_storage_repaired_files_total",
-            "Damaged files that were derived from the log again.",
+            "Damaged files that were rebuilt from the log.",
             labels=("folder",),
         )
         for folder, count in self._rounds.engine.rebuilds.counts.items():
@@ -168,7 +178,7 @@ class StoreMetrics:
         yield repaired
         asked = CounterMetricFamily(
             "rocketmq_storage_mended_places_total",
-            "Damaged places of the log that other replicas were asked for: mended, or given up.",
+            "Damaged ranges of the log: mended from another replica, or given up.",
             labels=("result",),
         )
         damage = engine.log.damage

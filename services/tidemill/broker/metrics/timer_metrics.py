@@ -1,7 +1,4 @@
-"""What the broker exports about delayed messages: counts of the engine, named at each scrape.
-
-Counted by topic id and shown by name: a topic that is deleted takes its series with it.
-"""
+"""Metrics of delayed messages: counts of the engine by topic id, named at each scrape."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from tidemill.broker.engine.layout.message import TimerReason
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.timer.audit import NO_TOPIC
 from tidemill.broker.engine.timer.census import BOUNDS_S, PEAK_WINDOWS_S
-from tidemill.broker.metrics import STORAGE, STORAGE_LABELS, MeteredRounds
+from tidemill.broker.metrics.metered_rounds import STORAGE, STORAGE_LABELS, MeteredRounds
 from tidemill.common.histogram import Histogram
 from tidemill.common.metrics import Labels, Registry, full_parts, histogram_parts
 
@@ -28,12 +25,12 @@ RECALL_RESULTS = ("recalled", "already_fired", "not_found", "duplicate")
 RESCHEDULE_RESULTS = ("rescheduled", "already_fired", "not_found", "conflict")
 FLOW_CONTROL_REASONS = ("slot_full", "backlog", "horizon")
 DROP_REASONS = (TimerReason.TOPIC_DELETED, TimerReason.EXPIRED, TimerReason.DAMAGED)
-UNKNOWN = ""  # topic of a request that named no timer, and of what is of a topic that is gone
-_DELAYED = (3, 7)  # types of topics that may have delayed messages: DELAY and MIXED
+UNKNOWN = ""  # the topic of a request for an unknown timer, and of timers of deleted topics
+_DELAYED = (3, 7)  # types of topics that can have delayed messages: DELAY and MIXED
 
 
 class TimerMetrics:
-    """Turns the counts of the timers into metrics."""
+    """Metrics of the timers."""
 
     def __init__(self, registry: Registry, rounds: MeteredRounds) -> None:
         self._rounds = rounds
@@ -50,14 +47,14 @@ class TimerMetrics:
         yield from self._collect_files(engine)
 
     def _name(self, topic_id: TopicId) -> str | None:
-        """Return the topic to show, None for one that is gone."""
+        """Return the topic to show; None if it was deleted."""
         topic = self._rounds.engine.catalog.topics.get(topic_id)
         return None if topic is None else self._topics.admit((topic.name,))[0]
 
     def _by_topic(
         self, family: CounterMetricFamily | GaugeMetricFamily, counts: Mapping[TopicId, int]
     ) -> Iterator[Metric]:
-        """Yield a count a topic: 0 for those that may have delayed messages and have had none."""
+        """Yield a count for each topic that had delayed messages or can have them."""
         for topic in list(self._rounds.engine.catalog.topics.values()):
             if topic.id in counts or topic.type in _DELAYED:
                 name = self._topics.admit((topic.name,))[0]
@@ -66,9 +63,9 @@ class TimerMetrics:
         yield family
 
     def _seen(self, counted: Iterable[int] = ()) -> Iterator[tuple[TopicId, str]]:
-        """Yield no topic, those of which the timers have seen something, and those of `counted`.
+        """Yield "no topic", the topics that had timers, and the topics of `counted`.
 
-        One by one: twenty thousand of them are no slice.
+        They are yielded one by one: twenty thousand at once would be too long a slice.
         """
         timers = self._rounds.engine.timers
         delays, pending = timers.commands.delays, timers.index.counts.pending
@@ -101,27 +98,27 @@ class TimerMetrics:
         oldest_ms = timers.deliverer.oldest_due_ms()
         behind_ms = 0 if oldest_ms is None else max(self._rounds.now_ms - oldest_ms, 0)
         for name, help_, value in (
-            ("enqueue_lag", "Messages not yet on the wheel: they get there with their send.", 0),
-            ("enqueue_latency", "Ms the oldest of them waits.", 0),
-            ("dequeue_lag", "Loaded, due, and not delivered.", timers.deliverer.waiting_count),
+            ("enqueue_lag", "Messages not on the wheel; always 0, as a send adds them.", 0),
+            ("enqueue_latency", "Ms that the oldest of them waits; always 0.", 0),
             (
-                "dequeue_latency",
-                "Ms the oldest message waits that is due and not delivered.",
-                behind_ms,
+                "dequeue_lag",
+                "Messages that are loaded, due, and not delivered.",
+                timers.deliverer.waiting_count,
             ),
+            ("dequeue_latency", "Ms since the oldest undelivered message was due.", behind_ms),
         ):
             gauge = GaugeMetricFamily(f"rocketmq_timer_{name}", help_, labels=STORAGE_LABELS)
             gauge.add_metric(STORAGE, value)
             yield gauge
         yield from self._histogram(
             "rocketmq_delay_message_latency",
-            "Seconds of delay asked for.",
+            "Requested delay in seconds.",
             timers.commands.delays,
             1,
         )
         yield from self._histogram(
             "rocketmq_timer_lateness_seconds",
-            "Seconds from its due time to the moment the message was stored for its consumers.",
+            "Seconds from the due time of a message to its delivery into its topic.",
             timers.deliverer.lateness,
             1000,
         )
@@ -140,7 +137,7 @@ class TimerMetrics:
         census = timers.census
         snapshot = GaugeMetricFamily(
             "rocketmq_timer_message_snapshot",
-            "Messages due between the edge below and this one, in seconds from now.",
+            "Messages due between the next lower bound and this one, in seconds from now.",
             labels=(*STORAGE_LABELS, "timer_bound_s"),
         )
         for bound_s, count in zip(BOUNDS_S, census.due_within, strict=True):
@@ -160,7 +157,7 @@ class TimerMetrics:
         )
         moves = CounterMetricFamily(
             "rocketmq_timer_reschedule_total",
-            "Changes of the due time, delivery at once among them.",
+            "Changes of the due time, including delivery at once.",
             labels=("topic", "result"),
         )
         for family, counts, results in (
@@ -172,7 +169,7 @@ class TimerMetrics:
                     family.add_metric((topic, result), counts[topic_id, result])
                 yield from full_parts(family)
         refused = CounterMetricFamily(
-            "rocketmq_timer_flow_control_total", "Refused delayed sends.", labels=("reason",)
+            "rocketmq_timer_flow_control_total", "Rejected delayed sends.", labels=("reason",)
         )
         for reason in FLOW_CONTROL_REASONS:
             refused.add_metric((reason,), timers.admission.refused[reason])
@@ -182,22 +179,28 @@ class TimerMetrics:
             "Delayed sends whose client's clock was off by more than two seconds.",
             value=timers.admission.skewed_count,
         )
-        yield from self._plain("shaped_total", "Spread over time.", timers.admission.spread)
-        yield from self._plain("evacuated_total", "Copied forward.", timers.evacuation.evacuated)
-        yield from self._plain("audit_drift_total", "Corrections.", timers.janitor.audit.drift)
+        yield from self._plain(
+            "shaped_total", "Messages whose due time was spread.", timers.admission.spread
+        )
+        yield from self._plain(
+            "evacuated_total", "Messages copied out of old segments.", timers.evacuation.evacuated
+        )
+        yield from self._plain(
+            "audit_drift_total", "Corrections of counts by the audit.", timers.janitor.audit.drift
+        )
         yield CounterMetricFamily(
             "rocketmq_timer_early_total",
-            "Found due too early at the last check, and held back: a defect.",
+            "Messages found too early at the last check, and held back: a defect.",
             value=timers.deliverer.early_count,
         )
         dropped = CounterMetricFamily(
             "rocketmq_timer_dropped_total",
-            "Given up and dead-lettered.",
+            "Timers given up and dead-lettered.",
             labels=("topic", "reason"),
         )
         quarantined = GaugeMetricFamily(
             "rocketmq_timer_quarantined_messages",
-            "Set aside because their record is damaged.",
+            "Timers set aside because their record is damaged.",
             labels=("topic",),
         )
         of_topics = timers.deliverer.dropped
@@ -206,23 +209,23 @@ class TimerMetrics:
         counted = dict.fromkeys((*(topic_id for topic_id, _ in of_topics), *set_aside))
         for topic_id, name in self._seen(counted):
             if not topic_id:
-                continue  # Comes last, with what is of topics that are gone.
+                continue  # Comes last, together with deleted topics.
             shown.add(topic_id)
             for why in DROP_REASONS:
                 dropped.add_metric((name, why.name.lower()), of_topics[topic_id, why])
             quarantined.add_metric((name,), set_aside[topic_id])
             yield from full_parts(dropped, quarantined)
-        # Mostly these: that their topic is gone is why they were given up.
-        gone = [topic_id for topic_id in counted if topic_id not in shown]
+        # The most frequent case: the timer was given up because its topic was deleted.
+        others = [topic_id for topic_id in counted if topic_id not in shown]
         for why in DROP_REASONS:
-            count = sum(of_topics[topic_id, why] for topic_id in gone)
+            count = sum(of_topics[topic_id, why] for topic_id in others)
             dropped.add_metric((UNKNOWN, why.name.lower()), count)
-        quarantined.add_metric((UNKNOWN,), sum(set_aside[topic_id] for topic_id in gone))
+        quarantined.add_metric((UNKNOWN,), sum(set_aside[topic_id] for topic_id in others))
         yield from (dropped, quarantined)
 
     def _plain(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Iterator[Metric]:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
-        # 0 stands for what is of no topic: a correction of the counts that guard the log.
+        # Topic 0 means no topic: a correction of the counts that guard the log.
         for topic_id, topic in self._seen(list(counts)):
             family.add_metric((topic,), counts.get(topic_id, 0))
             yield from full_parts(family)
@@ -246,10 +249,14 @@ class TimerMetrics:
         at_ms = timers.flusher.checkpoint_at_ms
         age_s = (self._rounds.now_ms - at_ms) / 1000 if at_ms else 0
         for name, help_, value in (
-            ("pinned_bytes", "Log kept for pending messages.", timers.index.counts.pinned_bytes),
-            ("index_bytes", "Timer log, wheel and state table.", timers.files_bytes),
-            ("wheel_slots_used", "Seconds with timers.", timers.census.slots_used),
-            ("checkpoint_age_seconds", "Age of the newest checkpoint; 0: there is none.", age_s),
-            ("recover_seconds", "Time the last start took.", engine.recovery_ms / 1000),
+            (
+                "pinned_bytes",
+                "Bytes of the log kept for pending messages.",
+                timers.index.counts.pinned_bytes,
+            ),
+            ("index_bytes", "Bytes of timer log, wheel and state table.", timers.files_bytes),
+            ("wheel_slots_used", "Slots (seconds) with timers.", timers.census.slots_used),
+            ("checkpoint_age_seconds", "Age of the newest checkpoint; 0: no checkpoint.", age_s),
+            ("recover_seconds", "Duration of the last start.", engine.recovery_ms / 1000),
         ):
             yield GaugeMetricFamily(f"rocketmq_timer_{name}", help_, value=value)

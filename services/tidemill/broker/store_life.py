@@ -1,7 +1,7 @@
-"""One life of a store in the broker process: opened, served, drained, closed.
+"""The lives of a store in the broker process: open, serve, drain, close.
 
-A broker without replicas has one. A replica that was the master, and is not any more, ends one and
-begins the next: its memory is ahead of what is confirmed, and its files are not.
+A broker without replicas has one life. A replica that steps down ends a life and begins the next,
+because its memory is ahead of the confirmed log and its files are not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from urllib.parse import urlsplit
 import structlog
 
 from tidemill.broker.engine.replication.config import ReplicationConfig
-from tidemill.broker.metrics import BrokerMetrics, Lag, Traffic
-from tidemill.broker.opening import told_to_be_starting
-from tidemill.broker.replica_metrics import ReplicaMetrics
+from tidemill.broker.metrics.lag import Lag
+from tidemill.broker.metrics.message_metrics import MessageMetrics
+from tidemill.broker.metrics.pop_metrics import PopMetrics
+from tidemill.broker.metrics.replica_metrics import ReplicaMetrics
+from tidemill.broker.metrics.store_metrics import StoreMetrics, TopicSizes
+from tidemill.broker.metrics.timer_metrics import TimerMetrics
+from tidemill.broker.metrics.traffic import Traffic
 from tidemill.broker.server.grpc_server import broker_server
 from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.replicas.mending import Mender
@@ -29,9 +33,8 @@ from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.round.rounds import Rounds
 from tidemill.broker.server.scrape.lag import LagReader
 from tidemill.broker.server.scrape.topic_sizes import SizeReader
-from tidemill.broker.store import LogRefused, open_engine, open_replica
-from tidemill.broker.store_metrics import StoreMetrics, TopicSizes
-from tidemill.broker.timer_metrics import TimerMetrics
+from tidemill.broker.startup_health import reporting_startup
+from tidemill.broker.store import LogRejected, open_engine, open_replica
 from tidemill.common.clock import SystemClock
 from tidemill.common.lifecycle import announce_ready, tune_garbage_collector
 from tidemill.common.metrics import MetricsServer, Registry
@@ -53,12 +56,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LIFE_BYTES: Final = 8  # of the name of this life: nobody else's, by all odds
+LIFE_BYTES: Final = 8  # of the random, unique name of a life
 
 
 @final
-class Process:
-    """What outlives the store of a replica, which is opened again when it steps down."""
+class BrokerProcess:
+    """The parts of the process that outlive a life of the store."""
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class Process:
         self._is_announced = False
 
     async def live_alone(self) -> None:
-        """Serve until the stop: the broker group has no other replica."""
+        """Serve until the stop, as a broker without replicas."""
         with contextlib.ExitStack() as opened:
-            with self._told_to_be_starting():
+            with self._reporting_startup():
                 engine = opened.enter_context(
                     open_engine(self._settings, now_ms=self._clock.wall_ms())
                 )
@@ -92,9 +95,9 @@ class Process:
             await self._serve(engine, durability)
 
     async def live_as_replica(self, me: ReplicaRun, controllers: ControllerPort) -> None:
-        """Follow, or lead, until the stop. Raises SteppedDown, MustBeEmptied."""
+        """Follow or lead until the stop. Raises SteppedDown, MustBeEmptied."""
         with contextlib.ExitStack() as opened:
-            with self._told_to_be_starting():
+            with self._reporting_startup():
                 replica_engine = await self._open_replica(me, opened)
             durability = Durability(replica_engine.engine, self._log_syncs)
             replicas = ReplicaShell(
@@ -110,7 +113,7 @@ class Process:
             await self._serve(replica_engine.engine, durability, replica_engine, replicas)
 
     async def _open_replica(self, me: ReplicaRun, opened: contextlib.ExitStack) -> ReplicaEngine:
-        """Open the store; what of its log is damaged is asked for first. Raises StartError."""
+        """Open the store; mend damage of its log from other replicas first. Raises StartError."""
         mending = StartMending(
             self._settings, me.replica_id, connect=self._connect, stop=self._stop
         )
@@ -123,17 +126,17 @@ class Process:
                         cuts_damage=mending.cuts_damage,
                     )
                 )
-            except LogRefused as refused:
-                await mending.mend(refused)
+            except LogRejected as rejected:
+                await mending.mend(rejected)
 
     def _registry(self) -> Registry:
         settings = self._settings
         node_id = settings.node_id or settings.replica_name or settings.name
         return Registry(cluster=settings.cluster, node_type="broker", node_id=node_id)
 
-    def _told_to_be_starting(self) -> contextlib.AbstractContextManager[None]:
+    def _reporting_startup(self) -> contextlib.AbstractContextManager[None]:
         settings = self._settings
-        return told_to_be_starting(self._registry(), settings.metrics_host, settings.metrics_port)
+        return reporting_startup(self._registry(), settings.metrics_host, settings.metrics_port)
 
     async def _serve(
         self,
@@ -159,7 +162,8 @@ class Process:
             replica_engine=replica_engine,
         )
         members = ClusterMembers(rounds, self._connect, life=secrets.token_hex(LIFE_BYTES))
-        BrokerMetrics(registry, traffic, lag, rounds)
+        MessageMetrics(registry, traffic, lag, rounds)
+        PopMetrics(registry, traffic, lag, rounds)
         StoreMetrics(registry, sizes, rounds)
         TimerMetrics(registry, rounds)
         if replica_engine is not None and replicas is not None:
@@ -209,7 +213,7 @@ class Process:
         )
 
     def _announce(self, grpc: str, metrics_url: str) -> None:
-        """Say once where this process serves; it does so there when the store is opened again."""
+        """Announce the addresses once; the next lives of the store serve at the same ones."""
         if self._is_announced:
             return
         self._is_announced = True
@@ -224,13 +228,13 @@ class Process:
 def port_of(address: str) -> int:
     """Return the port of host:port, or of a URL."""
     port = urlsplit(address if "//" in address else f"//{address}").port
-    assert port is not None, "somebody listens there"
+    assert port is not None, "a served address has a port"
     return port
 
 
 @contextlib.asynccontextmanager
 async def running(rounds: Rounds) -> AsyncIterator[None]:
-    """Run the round loop; at the end of the block do one last round and wait for it."""
+    """Run the round loop; at the end of the block, do a last round and wait for it."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(rounds.run(), name="rounds")
         yield
@@ -239,7 +243,7 @@ async def running(rounds: Rounds) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def mending(mender: Mender | None) -> AsyncIterator[None]:
-    """Mend what is found damaged, where other replicas may have it, until the block ends."""
+    """Mend damage from other replicas until the block ends; nothing without replicas."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(mender.run(), name="mending") if mender is not None else None
         yield
@@ -251,7 +255,7 @@ async def mending(mender: Mender | None) -> AsyncIterator[None]:
 async def following(
     replicas: ReplicaShell | None, rounds: Rounds, address: str
 ) -> AsyncIterator[None]:
-    """Keep in touch with the other replicas, where there are any, until the block ends."""
+    """Drive this replica and its probes until the block ends; nothing without replicas."""
     async with asyncio.TaskGroup() as tasks:
         if replicas is not None:
             replicas.address = address
