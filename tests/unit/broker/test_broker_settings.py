@@ -1,4 +1,4 @@
-"""A setting of the engine reaches it by its name; one that is misspelt would reach nobody."""
+"""Each setting belongs to the engine or to the shell; a misspelled one would have no effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OF_THE_SHELL = {
 }
 
 
-def test_every_setting_is_the_engines_or_the_shells() -> None:
+def test_every_setting_belongs_to_the_engine_or_to_the_shell() -> None:
     of_the_engine = {one.name for one in fields(EngineConfig)}
     of_the_engine |= {f"timer_{one.name}" for one in fields(TimerConfig)}
     own = set(BrokerSettings.model_fields) - set(ProcessSettings.model_fields)
@@ -44,15 +44,15 @@ FILES = ["--cluster-tls-ca-file=a", "--cluster-tls-certificate-file=b", "--clust
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "broker.example", ""])
-def test_a_broker_without_tls_serves_this_machine_only(
+def test_a_broker_without_tls_serves_only_its_machine(
     host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as exited:
         BrokerSettings.load([f"--grpc-host={host}"])
-    assert refused.value.code == 2
-    told = capsys.readouterr().err
+    assert exited.value.code == 2
+    error = capsys.readouterr().err
     for remedy in ("cluster_tls_ca_file", "plain_links"):
-        assert remedy in told
+        assert remedy in error
     assert BrokerSettings.load([f"--grpc-host={host}", "--plain-links"]).plain_links
     assert BrokerSettings.load([f"--grpc-host={host}", *FILES]).cluster_tls_ca_file == "a"
 
@@ -75,13 +75,13 @@ REPLICA = ["--replica-id=0", "--controllers=a:10912", "--plain-links"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_a_replica_says_where_others_reach_it(
+def test_a_replica_needs_an_address_that_others_reach(
     host: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flags in ([f"--grpc-host={host}"], [f"--replica-address={host or '0.0.0.0'}:10911"]):
         with pytest.raises(SystemExit):
             BrokerSettings.load([*REPLICA, *flags])
         assert "set replica_address" in capsys.readouterr().err
-    told = [f"--grpc-host={host}", "--replica-address=r0:10911"]
-    assert BrokerSettings.load([*REPLICA, *told]).replica_address == "r0:10911"
+    named = [f"--grpc-host={host}", "--replica-address=r0:10911"]
+    assert BrokerSettings.load([*REPLICA, *named]).replica_address == "r0:10911"
     assert BrokerSettings.load([*REPLICA, "--grpc-host=10.0.0.7"]).replica_address == ""
