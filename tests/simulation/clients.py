@@ -105,7 +105,7 @@ class Received:
     def connection(self) -> Hashable:
         return self
 
-    def leave(self) -> None:
+    def drain_connection(self) -> None:
         pass
 
     def has_room(self, _size_bytes: int) -> bool:

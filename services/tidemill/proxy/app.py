@@ -149,7 +149,7 @@ async def serve(settings: ProxySettings) -> None:
                     # Balancers hear of it before clients are told to leave.
                     await asyncio.sleep(settings.drain_delay_ms / 1000)
                     # First: who is asked comes at once, and is not to come here again.
-                    server.leave()
+                    server.stop_accepting()
                     await clients.streams.ask_to_reconnect()
                     cluster.release_polls()
                     await server.drain(settings.drain_timeout_ms)

@@ -150,7 +150,7 @@ class ClientStream:
         self._answer = answer
         self.connection: Hashable = self
 
-    def leave(self) -> None:
+    def drain_connection(self) -> None:
         pass
 
     def hold(self, _size_bytes: int) -> bool:

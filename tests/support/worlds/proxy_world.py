@@ -161,7 +161,7 @@ class Collected:
     def connection(self) -> Hashable:
         return self
 
-    def leave(self) -> None:
+    def drain_connection(self) -> None:
         pass
 
     @property

@@ -40,7 +40,7 @@ class Outlet:
     def release(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
 
-    def leave(self) -> None:
+    def drain_connection(self) -> None:
         self.left_after.append(len(self.sent))
 
     async def send(self, message: bytes) -> None:

@@ -37,8 +37,8 @@ class Outlet(Protocol):
     def connection(self) -> Hashable:
         """What the streams of one connection have in common, and those of others do not."""
 
-    def leave(self) -> None:
-        """Tell the client's transport to leave the connection."""
+    def drain_connection(self) -> None:
+        """Ask the client to leave its connection."""
 
     def hold(self, size_bytes: int) -> bool:
         """Take room for what is going to be sent; False: there is none."""
@@ -172,7 +172,7 @@ async def _tell_all(outlets: Sequence[Outlet], delay_s: float) -> None:
             for outlet in outlets:
                 tasks.create_task(_tell(outlet))
     finally:
-        outlets[0].leave()
+        outlets[0].drain_connection()
 
 
 async def _tell(outlet: Outlet) -> None:

@@ -64,8 +64,8 @@ class Responses(Protocol):
     def connection(self) -> Hashable:
         """What the streams of one connection have in common, and those of others do not."""
 
-    def leave(self) -> None:
-        """Tell the client's transport to leave the connection."""
+    def drain_connection(self) -> None:
+        """Ask the client to leave its connection, and end its streams of requests."""
 
     @property
     def sent_count(self) -> int:

@@ -101,9 +101,9 @@ class GrpcServer:
         assert self._server is not None, "only a running server listens"
         return self._server.listener.descriptors()
 
-    def leave(self) -> None:
-        """Accept no more connections: who comes finds another process of the port, or nobody."""
-        assert self._server is not None, "only a running server can be left"
+    def stop_accepting(self) -> None:
+        """Accept no more connections; another process may share the port."""
+        assert self._server is not None, "only a running server accepts connections"
         self._server.listener.stop_accepting()
 
     async def drain(self, timeout_ms: int) -> None:

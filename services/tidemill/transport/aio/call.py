@@ -199,7 +199,7 @@ class RpcCall:
         """An identity of the connection, equal for its calls only."""
         return self._protocol
 
-    def leave(self) -> None:
+    def drain_connection(self) -> None:
         """Ask the client to leave this connection, and end its streams of requests."""
         self._protocol.drain()
 
