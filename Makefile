@@ -1,7 +1,7 @@
-# One door to everything: `make` lists the targets.
+# All commands of the repository; `make` lists the targets.
 #
-# A fresh machine needs Python 3.11 or later and make. `setup` is a chain of stamp files, so every
-# target may depend on it and costs nothing when nothing has changed.
+# A fresh machine needs Python 3.11 or later and make. `setup` is a chain of stamp files, so any
+# target may depend on it; without a change it does nothing.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,10 +14,19 @@ TAG ?= dev
 # More arguments for pytest: make test ARGS="-k pop", ARGS=tests/unit/message
 ARGS ?=
 NAMED := $(filter tests tests/%,$(ARGS))
+# ARGS that select no test are not a failure.
 OR_NONE := $(if $(ARGS),|| test $$? -eq 5)
-# With bytecode, whatever whoever calls says of it: each worker of each run would compile the tests.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
-PURE := tests/unit tests/property tests/component tests/fuzz tests/chart tests/monitoring
+# Without bytecode, each worker of each run would compile the tests.
+export PYTHONDONTWRITEBYTECODE :=
+PYTEST := $(BIN)/python -m pytest
+# Workers take whole files, the longest first: tests/schedule.py. Reports are for tools/slowest.py.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+REPORTS := build/tests
+LIGHT := "not heavy and not large and not cluster"
+# Tests that use the CPU, and tests that wait for processes and sockets most of their time.
+COMPUTING := tests/unit tests/property tests/fuzz tests/chart tests/monitoring
+WAITING := tests/component tests/e2e
+HEAVY = $(shell grep -rlE 'mark\.heavy' tests --include='test_*.py')
 PROTOS := $(shell find proto -name '*.proto')
 NODE := tests/e2e/node
 GO := tests/e2e/go
@@ -30,17 +39,16 @@ CHART := charts/tidemill
 GRAFANA := tests/monitoring/grafana
 PROMETHEUS := tests/monitoring/prometheus
 FUZZ := .venv-fuzz
-# What has Spark in it: apart, since it shares one session.
+# The tests that need Spark. Those of one worker share a Spark session.
 SPARK := tests/pipeline
 # The distribution of the data pipeline, with its own locks.
 PIPELINE := services/tidemill_pipeline
 CLIENTS := tool-node tool-go tool-java tool-h2spec tool-helm
-# Who judges dashboards and alerts without Grafana, and without a process of ours.
-JUDGES := tool-grafana tool-promtool
+# Checkers of dashboards and alerts.
+CHECKERS := tool-grafana tool-promtool
 
-# What a step of `setup` does is told on standard error, one line a step; what goes wrong is shown in
-# full. Nothing is told where nothing is to be done.
-tell = @echo "setup: $(1)" >&2
+# Each step of `setup` reports itself on standard error. Output is shown only if the step fails.
+report = @echo "setup: $(1)" >&2
 PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' requirements.lock | sort -u | wc -l)
 
 .DEFAULT_GOAL := help
@@ -63,37 +71,45 @@ demo: setup ## Start a broker of its own, show sends, acks, expiry and dead lett
 
 setup-pipeline: tool-spark ## Install Spark into the virtual environment: 0.7 gigabytes, which nothing but the pipeline needs.
 
-# What needs no process of its own runs on every core; files with real processes, which wait most of
-# their time, four at a time, each by one worker. What ARGS leaves nothing of is no failure.
-# Files named in ARGS are tested in this process, which starts in a second and has a debugger.
+# Files named in ARGS are tested in one process, which starts in a second and allows a debugger.
 ifeq ($(NAMED),)
-test: test-core test-pipeline ## Pass the tests but the heavy ones; ARGS goes to pytest.
+test: test-core test-pipeline ## Run all tests except the heavy ones; ARGS goes to pytest.
 
-test-core: setup $(CLIENTS) $(JUDGES) ## Pass what `make test` passes, but for what needs Spark.
-	$(PYTEST) -n auto --dist worksteal -m "not heavy and not large and not cluster" $(PURE) $(ARGS) $(OR_NONE)
-	$(PYTEST) -n 4 --dist loadfile -m "not heavy and not large and not cluster" tests/e2e $(ARGS) $(OR_NONE)
+# Computing tests have the lower priority: they use what the waiting tests leave of the CPU, and no
+# timeout of a waiting test expires because of them. Their output follows at the end.
+test-core: setup $(CLIENTS) $(CHECKERS) ## Run the tests that do not need Spark, except the heavy ones.
+	@mkdir -p $(REPORTS)
+	@(nice -n 5 $(PYTEST) -q -n auto $(BY_FILE) -m $(LIGHT) --junitxml=$(REPORTS)/computing.xml \
+		$(COMPUTING) $(ARGS) $(OR_NONE)) > $(REPORTS)/computing.log 2>&1 & computing=$$!; \
+	trap 'kill $$computing' INT TERM; \
+	($(PYTEST) -q -n 4 $(BY_FILE) -m $(LIGHT) --junitxml=$(REPORTS)/waiting.xml \
+		$(WAITING) $(ARGS) $(OR_NONE)); waiting=$$?; \
+	wait $$computing; computing=$$?; cat $(REPORTS)/computing.log; \
+	exit $$((waiting | computing))
 
-test-pipeline: setup setup-pipeline ## Pass the tests of the data pipeline, which need Spark and Java 17 or 21.
-	@if command -v java > /dev/null; \
-		then $(PYTEST) -n 2 --dist worksteal -m "not heavy and not large" $(SPARK) $(ARGS) $(OR_NONE); \
+test-pipeline: setup setup-pipeline ## Run the tests of the data pipeline, which need Spark and Java 17 or 21.
+	@mkdir -p $(REPORTS)
+	@if command -v java > /dev/null; then \
+		$(PYTEST) -q -n 2 $(BY_FILE) -m $(LIGHT) --junitxml=$(REPORTS)/pipeline.xml $(SPARK) $(ARGS) $(OR_NONE); \
 		else echo "java is missing: the tests of the data pipeline are skipped"; fi
 else
 test test-core test-pipeline: setup $(if $(filter $(SPARK) $(SPARK)/%,$(NAMED)),setup-pipeline) \
-		$(if $(filter-out $(PURE) $(PURE:%=%/%) $(SPARK) $(SPARK)/%,$(NAMED)),$(CLIENTS)) \
-		$(if $(filter tests/monitoring%,$(NAMED)),$(JUDGES))
+		$(if $(filter tests tests/e2e tests/e2e/%,$(NAMED)),$(CLIENTS)) \
+		$(if $(filter tests tests/chart%,$(NAMED)),tool-helm) \
+		$(if $(filter tests tests/monitoring%,$(NAMED)),tool-helm $(CHECKERS))
 	$(PYTEST) $(ARGS)
 endif
 
-heavy: setup setup-pipeline $(CLIENTS) $(JUDGES) ## Pass the heavy tests: kills, both transports, 400 days, memory.
-	$(PYTEST) -n 4 --dist loadfile -m heavy $(ARGS)
+heavy: setup setup-pipeline $(CLIENTS) $(CHECKERS) ## Run the heavy tests: kills, both transports, 400 days, memory.
+	@mkdir -p $(REPORTS)
+	@$(PYTEST) -q -n 4 $(BY_FILE) -m heavy --junitxml=$(REPORTS)/heavy.xml $(HEAVY) $(ARGS) $(OR_NONE)
 
-# Apart: what they build takes longer than they do, or they are many processes for minutes.
-large: setup setup-pipeline $(CLIENTS) tool-rust $(JUDGES) tool-prometheus ## Pass the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
+large: setup setup-pipeline $(CLIENTS) tool-rust $(CHECKERS) tool-prometheus ## Run the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
 
 night: setup $(CLIENTS) ## Run TIDEMILL_TEST_EXAMPLES (2000) examples and seeds of each property, and the long tests.
 	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
-		-o faulthandler_timeout=0 -m "not heavy and not large and not cluster" $(PURE)
+		-o faulthandler_timeout=0 -m $(LIGHT) $(COMPUTING) tests/component
 	@$(MAKE) --no-print-directory heavy large soak
 
 # OF=replica_group simulates the replicas of one broker group instead, with their controllers;
@@ -222,26 +238,26 @@ clean: ## Remove what `make setup` and the tests have made here; data and the ca
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Tidemill needs Python 3.11 or later; try make PYTHON=python3.11" >&2; exit 1; }
-	$(call tell,making the virtual environment $(VENV))
+	$(call report,making the virtual environment $(VENV))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dependencies: $(STAMPS)/venv requirements.lock
-	$(call tell,installing $(PACKAGES) packages; most of a minute)
+	$(call report,installing $(PACKAGES) packages; most of a minute)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(call tell,compiling the packages)
+	$(call report,compiling the packages)
 	@$(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true
 	@touch $@
 
 $(STAMPS)/stubs: $(STAMPS)/dependencies tools/generate_stubs.py $(PROTOS)
-	$(call tell,generating the stubs from proto/)
+	$(call report,generating the stubs from proto/)
 	@$(BIN)/python tools/generate_stubs.py
 	@touch $@
 
 # Editable: the program runs what is in services/. Bytecode is compiled ahead, by `setup`, because the
 # time from the command to the first stored message is promised.
 $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml $(PIPELINE)/pyproject.toml
-	$(call tell,installing and compiling tidemill)
+	$(call report,installing and compiling tidemill)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 		-e . -e services/tidemill_pipeline
 	@$(BIN)/python -m compileall -q services

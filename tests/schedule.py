@@ -1,26 +1,92 @@
-"""The record of the time of each test: CPU, its children included, and slow fixtures.
+"""The order of test files, longest first, and the record of the time of each test.
 
-`--junitxml` writes the record as properties of each test, and `tools/slowest.py` reads it.
+Parallel workers take whole files, so the run ends soonest if its longest files begin first. The
+durations of earlier runs lie in the cache of tools; a file without one begins first. `--junitxml`
+writes the CPU time and the slow fixtures of each test as its properties, for `tools/slowest.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import resource
 import time
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tools.cached_build import cache_folder
 
 SLOW_FIXTURE_S = 0.2
 BEGIN = pytest.StashKey[float]()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers get the durations of their controller: another run may write new ones meanwhile, and
+    # all workers must have one order.
+    given = getattr(config, "workerinput", {}).get("durations")
+    config.pluginmanager.register(FileOrder(config, read_durations() if given is None else given))
+
+
+class FileOrder:
+    """The durations of files in earlier runs and in this one; a run is known by its markers."""
+
+    def __init__(self, config: pytest.Config, earlier: dict[str, float]) -> None:
+        self._markers = config.option.markexpr
+        self._earlier = earlier
+        self._measured: defaultdict[str, float] = defaultdict(float)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["durations"] = self._earlier
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if hasattr(config, "workerinput"):
+            longest = float("inf")
+            items.sort(key=lambda item: -self._earlier.get(self._file_of(item.nodeid), longest))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._measured[self._file_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        is_controller = session.config.pluginmanager.has_plugin("dsession")
+        if is_controller and not session.config.option.keyword:
+            write_durations({**read_durations(), **self._measured})
+
+    def _file_of(self, nodeid: str) -> str:
+        return f"{nodeid.partition('::')[0]} {self._markers}"
+
+
+def durations_file() -> Path:
+    return cache_folder() / "test-durations.json"
+
+
+def read_durations() -> dict[str, float]:
+    try:
+        found: dict[str, float] = json.loads(durations_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def write_durations(durations: Mapping[str, float]) -> None:
+    draft = durations_file().with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # The order of files is no reason to fail.
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        rounded = {name: round(duration_s, 2) for name, duration_s in durations.items()}
+        draft.write_text(json.dumps(rounded, indent=0, sort_keys=True))
+        draft.replace(durations_file())
+
+
 def cpu_s() -> float:
     """Return the CPU time of this process and of its children that have ended."""
-    usages = (
-        resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import traceback
@@ -31,6 +32,7 @@ def in_own_process(scenario: Callable[[], None]) -> None:
 
 def _run(scenario: Callable[[], None], said: int) -> None:
     """Run it as the child, which never returns to what the parent has under way."""
+    faulthandler.disable()  # A crash is a result, which the parent reports.
     status = _FAILED
     try:
         scenario()
