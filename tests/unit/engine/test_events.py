@@ -495,7 +495,7 @@ def test_a_damaged_tail_of_an_ack_takes_its_own_events_and_no_others() -> None:
     reader = world.engine.events.read(
         EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END
     )
-    reader._maker._makers[RecordKind.ACK] = breaks  # type: ignore[assignment]
+    reader._makers[RecordKind.ACK] = breaks  # type: ignore[assignment]
     while reader.step():
         pass
     found = reader.take()

@@ -15,10 +15,10 @@ from tidemill.broker.engine.store.segment import Record
 
 
 def place_of(world: World, position: int) -> int:
-    look = world.engine.events.record_starts.look(position)
-    while look.step():
+    search = world.engine.events.record_starts.search(position)
+    while search.step():
         pass
-    return look.place
+    return search.found
 
 
 def is_place(world: World, position: int) -> bool:
@@ -82,29 +82,29 @@ def test_a_returned_position_is_not_searched_again() -> None:
     world = World()
     world.send(*[str(n) for n in range(4 * record_starts.RECORDS_A_STEP)])
     last = records(world)[-1][0]
-    look = world.engine.events.record_starts.look(last)
-    assert look.step(), "it takes more than a slice"
+    search = world.engine.events.record_starts.search(last)
+    assert search.step(), "it takes more than a slice"
     world.engine.events.record_starts.note(last)
-    look = world.engine.events.record_starts.look(last)
-    assert not look.step()
-    assert look.place == last
+    search = world.engine.events.record_starts.search(last)
+    assert not search.step()
+    assert search.found == last
     for n in range(record_starts.KNOWN_MAX):
         world.engine.events.record_starts.note(n)
-    assert world.engine.events.record_starts.look(last).step(), "no more than this number is kept"
+    assert world.engine.events.record_starts.search(last).step(), "no more than this number is kept"
 
 
 def slices(world: World, position: int) -> int:
     """Return the number of slices until a position is found."""
-    look, count = world.engine.events.record_starts.look(position), 1
-    while look.step():
+    search, count = world.engine.events.record_starts.search(position), 1
+    while search.step():
         count += 1
-    assert look.place >= position
+    assert search.found >= position
     return count
 
 
 def test_a_walk_leaves_marks_for_later_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each position would cost a walk from the begin of its segment."""
-    monkeypatch.setattr(record_starts, "WAY_BYTES", 1 << 14)
+    monkeypatch.setattr(record_starts, "MARK_BYTES", 1 << 14)
     monkeypatch.setattr(record_starts, "RECORDS_A_STEP", 8)
     world = World()
     world.send(*[str(n) for n in range(1000)], size=500)
@@ -119,8 +119,8 @@ def test_a_walk_leaves_marks_for_later_positions(monkeypatch: pytest.MonkeyPatch
 
 
 def test_marks_are_bounded_and_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_starts, "WAY_BYTES", 1 << 12)
-    monkeypatch.setattr(record_starts, "WAYS_MAX", 4)
+    monkeypatch.setattr(record_starts, "MARK_BYTES", 1 << 12)
+    monkeypatch.setattr(record_starts, "MARKS_MAX", 4)
     monkeypatch.setattr(record_starts, "RECORDS_A_STEP", 8)
     world = World()
     world.send(*[str(n) for n in range(200)], size=500)

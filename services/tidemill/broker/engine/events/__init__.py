@@ -1,1 +1,1 @@
-"""Lifecycle events: what the records of the log say happened to messages (ADR 0048)."""
+"""Lifecycle events of messages, read from the records of the log (ADR 0048)."""

@@ -1,4 +1,4 @@
-"""How many events a record makes, whoever asks for which: what an index of a client is held to."""
+"""The number of events of a record, without a filter. It bounds the index of a read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.broker.engine.store.segment import Record
 
 
 def event_count(record: Record) -> int:
-    """Return how many; raises what a damaged body makes a decoder raise."""
+    """Return the number of events of a record. Raises as its decoder does if it is damaged."""
     count = _COUNTS.get(record.header.kind)
     return 0 if count is None else count(record)
 

@@ -1,4 +1,4 @@
-"""One thing that happened to one message, or to a range of a queue."""
+"""A lifecycle event of one message, or of a range of a queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class EventKind(IntEnum):
-    """What happened (numbers of pipeline.proto)."""
+    """The kind of an event (numbers of pipeline.proto)."""
 
     STORED = 1
     SCHEDULED = 2
@@ -29,13 +29,13 @@ class Event(NamedTuple):
     """An event, with the fields of pipeline.proto in their order."""
 
     position: int
-    number: int  # which of its record's events it is
+    number: int  # index among the events of its record
     kind: EventKind
     at_ms: int
-    topic: str
-    queue_id: int
-    queue_offset: int
-    topic_id: int
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+    topic_id: int = 0
     message_id: str = ""
     consumer_group: str = ""
     attempt: int = 0
@@ -46,7 +46,7 @@ class Event(NamedTuple):
     origin_queue_id: int = 0
     origin_queue_offset: int = 0
     end_offset: int = 0
-    timer_number: int = 0  # its id, counted from 1; 0: none
+    timer_number: int = 0  # timer id + 1; 0: no timer
     body_size: int = 0
     body_crc32: int = 0
     delivery_id: int = 0
@@ -54,8 +54,8 @@ class Event(NamedTuple):
 
 
 class EventQuery(NamedTuple):
-    """Which events are wanted; an empty set is all."""
+    """The conditions of a read of events. An empty set matches everything."""
 
-    topics: frozenset[str] = frozenset()  # by the name of the message's first topic
+    topics: frozenset[str] = frozenset()  # names of the first topic of a message
     kinds: frozenset[int] = frozenset()
     message_id: str = ""

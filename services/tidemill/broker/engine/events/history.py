@@ -24,7 +24,6 @@ class EventHistory:
     def __init__(
         self, catalog: Catalog, store: MessageStore, timers: TimerIndex, tally: Tally
     ) -> None:
-        self._catalog = catalog
         self._store = store
         self._tally = tally
         self.lookup = EventLookup(catalog, store, timers, tally)
@@ -43,7 +42,6 @@ class EventHistory:
         """Begin to read the events of the committed log."""
         return EventRead(
             self._store.log,
-            self._catalog,
             self.lookup,
             self._tally,
             query,

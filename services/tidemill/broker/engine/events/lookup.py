@@ -1,8 +1,8 @@
-"""What an event takes from other records than its own: messages, deliveries, timers, names.
+"""The look-up of messages, deliveries, timers and names that the records of events refer to.
 
-None of this ever changes: an incarnation's number is never given out again, and a log offset has
-one record. So what was found is kept for all readers, in tables that are emptied when they are
-full: an ack follows its delivery, and that its message, mostly by little.
+None of these ever change: topic and group ids are never used again, and a log offset has one
+record. So all reads share what was found, in caches that are emptied when they are full. An ack
+mostly follows soon after its delivery, and the delivery soon after its message.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tidemill.message import stored_message
 from tidemill.message.resource_names import RETRY_TOPIC_PREFIX
 
 MESSAGES_KEPT: Final = 16_384  # about 6 MiB
-DELIVERIES_KEPT: Final = 4_096  # of up to 32 messages, most of which are kept above anyway
+DELIVERIES_KEPT: Final = 4_096  # of up to 32 messages, most of them in the cache above
 
 _unpack_place = message.PLACE.unpack_from
 _unpack_fields = stored_message.FIXED.unpack_from
 _tuple = tuple.__new__
-# What reading a record that is not what it was may raise.
+# The errors of reading a damaged or missing record.
 _UNREADABLE = (
     BlockFileDamaged,
     CorruptStore,
@@ -49,11 +49,11 @@ _UNREADABLE = (
 
 
 class KnownMessage(NamedTuple):
-    """What its record says of a message, as later events repeat it."""
+    """The facts about a message that later events repeat."""
 
     message_id: str
     attempts: int  # deliveries before this record
-    origin_topic: str  # of a copy: where the message stood first
+    origin_topic: str  # of a copy: the first topic of the message
     origin_queue_id: int
     origin_queue_offset: int
     timer_number: int
@@ -63,7 +63,7 @@ GONE: Final = KnownMessage("", -1, "", 0, 0, 0)
 
 
 class KnownDelivery(NamedTuple):
-    """What a pop checkpoint says, and the messages that it names."""
+    """The content of a pop checkpoint, and its messages."""
 
     group: str
     topic: str
@@ -71,14 +71,14 @@ class KnownDelivery(NamedTuple):
     queue_id: QueueId
     offsets: Sequence[int]
     messages: Sequence[KnownMessage]
-    attempts: Sequence[int]  # which delivery of each message it is; 0 where nobody knows
+    attempts: Sequence[int]  # delivery attempt of each message, 0 if unknown
     client_id: str
     visible_at_ms: int
 
 
 @final
 class EventLookup:
-    """Finds what records name."""
+    """The look-up of the records that events refer to."""
 
     def __init__(
         self, catalog: Catalog, store: MessageStore, timers: TimerIndex, tally: Tally
@@ -93,23 +93,23 @@ class EventLookup:
     # ------------------------------------------------------------ names
 
     def topic_name(self, topic_id: TopicId) -> str:
-        """Return what a topic is called, or was; "" where nobody knows any more."""
+        """Return the name of a topic, which may be deleted, "" if it is unknown."""
         return self._catalog.topic_name(topic_id)
 
     def group_name(self, group_id: GroupId) -> str:
-        """Return what a group is called, or was; "" where nobody knows any more."""
+        """Return the name of a group, which may be deleted, "" if it is unknown."""
         return self._catalog.group_name(group_id)
 
     # ------------------------------------------------------------ messages
 
     def keep_message(self, topic_id: int, queue_id: int, offset: int, known: KnownMessage) -> None:
-        """Keep what the record of a message says."""
+        """Cache the facts about a message."""
         if len(self._messages) >= MESSAGES_KEPT:
             self._messages.clear()
         self._messages[topic_id, queue_id, offset] = known
 
     def message_at(self, topic_id: TopicId, queue_id: QueueId, offset: int) -> KnownMessage:
-        """Return what is known of the message at an offset of a queue, or GONE."""
+        """Return the facts about the message at an offset of a queue, or GONE."""
         known = self._messages.get((topic_id, queue_id, offset))
         if known is not None:
             return known
@@ -122,7 +122,7 @@ class EventLookup:
             header = record.HEADER.unpack_from(head)
             body = memoryview(head)[HEADER_SIZE:]
             place = _unpack_place(body)
-            # The entry may be wrong; then another message stands there.
+            # The queue entry may be wrong and point to another message.
             if (place[0], place[1], place[3]) != (topic_id, queue_id, offset):
                 return GONE
             known = known_message(header[record.FLAGS], body, blob)
@@ -136,7 +136,7 @@ class EventLookup:
     def delivery(
         self, delivery_id: int, rows: dict[int, DeliveryRows] | None = None
     ) -> KnownDelivery | None:
-        """Return a delivery; None where its CK is gone, and no row among `rows` says the same."""
+        """Return a delivery, None if its CK has expired and `rows` does not contain it."""
         known = self._deliveries.get(delivery_id)
         if known is not None:
             return known
@@ -155,7 +155,7 @@ class EventLookup:
         return self.keep_delivery(delivery_id, ck)
 
     def keep_delivery(self, delivery_id: int, ck: PopCheckpoint) -> KnownDelivery:
-        """Return, and keep, what a CK record says."""
+        """Cache and return the content of a CK record."""
         known = self._known(
             ck.group_id,
             ck.topic_id,
@@ -189,7 +189,7 @@ class EventLookup:
             queue_id,
             offsets,
             messages,
-            # Of what is gone -1 deliveries came before: it is nobody knows which.
+            # GONE has -1 attempts, so that the attempt of an unknown message is 0.
             attempts or [known.attempts + 1 for known in messages],
             client_id,
             visible_at_ms,
@@ -214,7 +214,7 @@ class EventLookup:
     # ------------------------------------------------------------ timers
 
     def timer(self, timer_id: TimerId) -> tuple[TimerTarget, KnownMessage] | None:
-        """Return where a delayed message goes, and what is known of it; None: it is gone."""
+        """Return the target of a delayed message and the facts about it, None if it is gone."""
         log = self._store.log
         self._tally.add(1)
         try:
@@ -237,14 +237,14 @@ class EventLookup:
         queue = None if topic_id is None else self._catalog.queues.get((topic_id, SCHEDULE_QUEUE))
         if queue is not None and queue.min_offset <= timer_id < queue.max_offset:
             return int(queue.entry(timer_id)[0])
-        return int(self._timers.get(timer_id).log_offset)  # Of its newest copy.
+        return int(self._timers.get(timer_id).log_offset)  # Its newest copy.
 
 
 def known_message(flags: int, body: memoryview | bytes, blob: memoryview | bytes) -> KnownMessage:
-    """Return what a message record says that later events repeat. Raises as decoding does.
+    """Return the facts about a message from its record. Raises as decoding does.
 
-    Not verified, since a delivery may be of many large messages: of one that is damaged the id is
-    what it is now. Its own record is told as damaged.
+    The record is not verified, because a delivery may have many large messages. A damaged record
+    may give a wrong id; its own event reports the damage.
     """
     _, _, attempts, _ = _unpack_place(body)
     message_id = _message_id(blob)
@@ -269,16 +269,16 @@ def _message_id(blob: memoryview | bytes) -> str:
 
 
 def first_topic(topic: str, known: KnownMessage) -> str:
-    """Return the name of the topic that a message came to first."""
+    """Return the name of the first topic of a message."""
     if known.origin_topic:
         return known.origin_topic
     if topic.startswith(RETRY_TOPIC_PREFIX):
-        return topic.partition("+")[2]  # A copy that is gone itself.
+        return topic.partition("+")[2]  # The copy has expired.
     return topic
 
 
 def rows_by_delivery(tail: memoryview | bytes) -> dict[int, DeliveryRows]:
-    """Return the rows in the tail of a record by the ids of their deliveries."""
+    """Return the delivery rows in the tail of a record, by delivery id."""
     found = delivery_rows.decode(tail)
     return {
         int(delivery_id): delivery_rows.part_of(found, number, number + 1)

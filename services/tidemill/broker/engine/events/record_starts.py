@@ -1,9 +1,9 @@
-"""Where records begin: a position that a client names may be inside one.
+"""The positions of record starts: a position from a client may be inside a record.
 
-Nothing in a record says so: its body may hold what looks like a record, at just that position. So a
-read begins where one was told to go on, or where records lead from the begin of their segment.
-Those are walked in slices, once: the pages behind it begin where the page before has ended, and who
-asks for another place later is led from the last way mark before it.
+The bytes at a position do not prove a begin, because a body may contain bytes that look like a
+record. So a read begins at a position that a reply has contained, or at a record that a walk from
+the begin of its segment reaches. The walk runs in slices and leaves marks. A later search continues
+from the last mark before its position.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from tidemill.broker.engine.store.segment import Hole
 from tidemill.broker.engine.tally import Allowance, Tally
 
 RECORDS_A_STEP: Final = 256  # 2 us each
-KNOWN_MAX: Final = 4_096  # positions: each reader needs its last one
-# Of the log, with a mark each where it was walked: a segment of 1 GiB has a million records.
-WAY_BYTES: Final = 1 << 20
-WAYS_MAX: Final = 16_384  # marks, about 100 bytes each
+KNOWN_MAX: Final = 4_096  # positions in replies: each reader needs its last one
+# Bytes of the log per mark: a segment of 1 GiB has a million records.
+MARK_BYTES: Final = 1 << 20
+MARKS_MAX: Final = 16_384  # about 100 bytes each
 
 
 @final
 class RecordStarts:
-    """Positions at which a record begins, of one log."""
+    """The known positions of record starts in one log."""
 
     def __init__(self, log: CommitLog, tally: Tally) -> None:
         self._log = log
         self._tally = tally
         self._known: dict[int, None] = {}  # the oldest first
-        self._ways: dict[int, int] = {}  # by its part of the log, a position; the oldest first
+        self._marks: dict[int, int] = {}  # a position by part of the log, the oldest first
 
-    def pass_by(self, position: int) -> None:
-        """Keep that a walk came by a record's begin, if it is the first one that does there."""
-        part = position // WAY_BYTES
-        if part not in self._ways:
-            self._ways[part] = position
-            if len(self._ways) > WAYS_MAX:
-                del self._ways[next(iter(self._ways))]
+    def mark(self, position: int) -> None:
+        """Remember the begin of a record that a walk has reached, one per part of the log."""
+        part = position // MARK_BYTES
+        if part not in self._marks:
+            self._marks[part] = position
+            if len(self._marks) > MARKS_MAX:
+                del self._marks[next(iter(self._marks))]
 
     def before(self, position: int) -> int:
-        """Return the last known begin of a record in a position's segment that is not behind it."""
+        """Return the last known begin of a record up to `position`, in the same segment."""
         begin = self._log.segment_start(LogOffset(position))
-        for part in range(position // WAY_BYTES, begin // WAY_BYTES - 1, -1):
-            found = self._ways.get(part, -1)
+        for part in range(position // MARK_BYTES, begin // MARK_BYTES - 1, -1):
+            found = self._marks.get(part, -1)
             if begin <= found <= position:
                 return found
         return begin
 
     def note(self, position: int) -> None:
-        """Keep that a record begins at `position`, or will."""
+        """Remember a position of a reply. A record begins there or will begin there."""
         self._known.pop(position, None)
         self._known[position] = None
         if len(self._known) > KNOWN_MAX:
             del self._known[next(iter(self._known))]
 
-    def look(self, position: int) -> RecordStartSearch:
-        """Begin to look for the first record that does not begin before `position`."""
+    def search(self, position: int) -> RecordStartSearch:
+        """Begin to search for the first record at or after `position`."""
         log = self._log
         is_known = (
             position in self._known
@@ -69,25 +69,25 @@ class RecordStarts:
 
 @final
 class RecordStartSearch:
-    """One look under way: call `step` until it returns False, and read `place`."""
+    """A search in progress: call `step` until it returns False, then read `found`."""
 
     def __init__(
-        self, log: CommitLog, tally: Tally, places: RecordStarts, position: int, *, is_known: bool
+        self, log: CommitLog, tally: Tally, starts: RecordStarts, position: int, *, is_known: bool
     ) -> None:
         self._log = log
         self._tally = tally
-        self._places = places
+        self._starts = starts
         self._position = position
-        self._at = position if is_known else places.before(position)
-        self._is_sure = True  # behind damage a body may have been taken for records
+        self._at = position if is_known else starts.before(position)
+        self._is_sure = True  # False after damage: the walk may have read a body as records
 
     @property
-    def place(self) -> int:
-        """Where the first record begins that does not begin before the position."""
+    def found(self) -> int:
+        """The begin of the first record at or after the position."""
         return max(self._at, self._position)
 
     def step(self) -> bool:
-        """Do one slice; True while there is more to do."""
+        """Do one slice. Return True while more remains."""
         log, position = self._log, self._position
         if self._at >= position or position < log.min_offset:
             return False
@@ -110,8 +110,8 @@ class RecordStartSearch:
             if self._at >= position:
                 return False
             if self._is_sure:
-                self._places.pass_by(self._at)
+                self._starts.mark(self._at)
             if allowance.is_spent:
                 return True
-        self._at = stop  # Behind the pad at its end.
+        self._at = stop  # After the padding of the segment.
         return False

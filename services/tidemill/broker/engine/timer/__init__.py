@@ -1,1 +1,1 @@
-"""Delayed messages: a state table and a timer wheel, both caches of the one log."""
+"""Delayed messages: a state table and a timer wheel, both derived from the log."""

@@ -80,13 +80,13 @@ class EventPages:
 
     async def _find_place(self, engine: Engine, position: int) -> int:
         """Return the begin of the first record at or after `position`."""
-        look, has_more = engine.events.record_starts.look(position), True
+        search, has_more = engine.events.record_starts.search(position), True
         while has_more:
             async with self._turn:
                 self._check_master()
-                has_more = look.step()
+                has_more = search.step()
                 await asyncio.sleep(0)
-        return look.place
+        return search.found
 
     async def _find_first(self, engine: Engine, message_id: str) -> int:
         """Return the position of the first record of a message, or the end of the log."""

@@ -1,0 +1,118 @@
+"""The events of TIMER, CONFIG and EXPIRE records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+from tidemill.broker.engine.events.event import Event, EventKind
+from tidemill.broker.engine.events.event_filter import EventFilter
+from tidemill.broker.engine.events.lookup import GONE, EventLookup
+from tidemill.broker.engine.layout import config, expiry, timer_control
+from tidemill.broker.engine.layout.timer_control import TimerOperation
+from tidemill.broker.engine.store.segment import Record
+
+
+@final
+class ControlEvents:
+    """The events of timers, resets, deletions and retention."""
+
+    def __init__(self, lookup: EventLookup, event_filter: EventFilter) -> None:
+        self._lookup = lookup
+        self._filter = event_filter
+
+    def of_timer(self, record: Record) -> Iterator[Event]:
+        """Yield the event of a cancelled or rescheduled timer."""
+        control = timer_control.decode(record.body)
+        is_cancel = control.operation == TimerOperation.CANCEL
+        kind = EventKind.RECALLED if is_cancel else EventKind.SCHEDULED
+        found = self._lookup.timer(control.timer_id) if self._filter.wants(kind) else None
+        header = record.header
+        event = Event(
+            header.log_offset,
+            0,
+            kind,
+            header.stored_at_ms,
+            queue_offset=control.timer_id,
+            due_at_ms=control.due_at_ms if is_cancel else control.new_due_at_ms,
+            reason="" if is_cancel else "rescheduled",
+            timer_number=control.timer_id + 1,
+        )
+        known = GONE
+        if found is not None:
+            target, known = found
+            event = event._replace(
+                topic=target.origin,
+                topic_id=target.topic_id,
+                queue_id=target.queue_id,
+                message_id=known.message_id,
+            )
+        if self._filter.matches(kind, event.topic, known):
+            yield event
+
+    def of_config(self, record: Record) -> Iterator[Event]:
+        """Yield the events of a reset, or of a deleted group or broker group."""
+        header = record.header
+        item = config.decode_item(record.body)
+        if item["op"] == "deleteBrokerGroup":
+            # For every topic filter.
+            if self._filter.wants(EventKind.BROKER_GROUP_REMOVED) and not self._filter.message_id:
+                yield Event(
+                    header.log_offset,
+                    0,
+                    EventKind.BROKER_GROUP_REMOVED,
+                    header.stored_at_ms,
+                    reason=item["name"],
+                )
+            return
+        if not self._filter.wants(EventKind.RESET):
+            return
+        if item["op"] == "deleteGroup":
+            # For every topic filter, but not for a message id.
+            if not self._filter.message_id:
+                yield Event(
+                    header.log_offset,
+                    0,
+                    EventKind.RESET,
+                    header.stored_at_ms,
+                    consumer_group=self._lookup.group_name(item["id"]),
+                    reason="group_deleted",
+                )
+            return
+        if item["op"] != "reset":
+            return
+        group = self._lookup.group_name(item["group_id"])
+        for index, (topic_id, queue_id, offset) in enumerate(item["offsets"]):
+            topic = self._lookup.topic_name(topic_id)
+            if self._filter.matches(EventKind.RESET, topic, GONE):
+                yield Event(
+                    header.log_offset,
+                    index,
+                    EventKind.RESET,
+                    header.stored_at_ms,
+                    topic,
+                    queue_id,
+                    offset,
+                    topic_id,
+                    consumer_group=group,
+                )
+
+    def of_expiry(self, record: Record) -> Iterator[Event]:
+        """Yield the events of messages that expired before a pop: one per range."""
+        header = record.header
+        for index, one in enumerate(expiry.decode(record.body).ranges):
+            topic = self._lookup.topic_name(one.topic_id)
+            if self._filter.matches(EventKind.EXPIRED, topic, GONE):
+                yield Event(
+                    header.log_offset,
+                    index,
+                    EventKind.EXPIRED,
+                    header.stored_at_ms,
+                    topic,
+                    one.queue_id,
+                    one.begin,
+                    one.topic_id,
+                    consumer_group=self._lookup.group_name(one.group_id),
+                    reason="retention",
+                    end_offset=one.end,
+                )

@@ -1,0 +1,161 @@
+"""The events of MESSAGE records: one event per record."""
+
+from __future__ import annotations
+
+from typing import final
+from zlib import crc32
+
+from tidemill.broker.engine.events.event import Event, EventKind
+from tidemill.broker.engine.events.event_filter import EventFilter
+from tidemill.broker.engine.events.lookup import EventLookup, KnownMessage, known_message
+from tidemill.broker.engine.layout import message
+from tidemill.broker.engine.layout.message import (
+    FLAG_CAUSE,
+    FLAG_REMAINS,
+    FLAG_SCHEDULE,
+    FLAG_TIMER,
+    Reason,
+    TimerReason,
+)
+from tidemill.broker.engine.layout.record import RecordHeader
+from tidemill.broker.engine.store.segment import Record
+from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE
+from tidemill.message import stored_message
+
+_tuple = tuple.__new__
+_unpack_place = message.PLACE.unpack_from
+_unpack_fields = stored_message.FIXED.unpack_from
+_FIXED_SIZE, _HASH_SIZE = stored_message.FIXED_SIZE, stored_message.KEY_HASH_SIZE
+_STORED = EventKind.STORED
+
+
+@final
+class MessageEvents:
+    """The events of messages, their copies, and delivered timers."""
+
+    def __init__(self, lookup: EventLookup, event_filter: EventFilter) -> None:
+        self._lookup = lookup
+        self._filter = event_filter
+
+    def of_message(self, record: Record) -> Event | None:
+        """Return the event of a MESSAGE record if it matches. Raises ValueError if it is damaged.
+
+        The walk has verified the head, with topic and kind. The id is in the tail, so a matching
+        message is verified as a whole.
+        """
+        header, body, blob = record
+        topic_id, queue_id, attempts, queue_offset = _unpack_place(body)
+        if self._filter.message_id:
+            _check(header, blob)
+        fields = _unpack_fields(blob)
+        flags = header.flags
+        if not flags:
+            at = _FIXED_SIZE + fields[3] * _HASH_SIZE + fields[4]
+            message_id = str(blob[at : at + fields[5]], "utf-8", "replace")
+            known = _tuple(KnownMessage, (message_id, attempts, "", 0, 0, 0))
+        else:
+            known = known_message(flags, body, blob)
+        lookup = self._lookup
+        if not flags & FLAG_SCHEDULE:
+            lookup.keep_message(topic_id, queue_id, queue_offset, known)
+        topic = lookup.topic_name(topic_id)
+        if not flags:
+            is_all = self._filter.is_all
+            if not (is_all or self._filter.matches(_STORED, topic, known)):
+                return None
+            _check(header, blob)
+            return _tuple(
+                Event,
+                (
+                    header.log_offset,
+                    0,
+                    _STORED,
+                    header.stored_at_ms,
+                    topic,
+                    queue_id,
+                    queue_offset,
+                    topic_id,
+                    known.message_id,
+                    "",
+                    0,
+                    0,
+                    "",
+                    "",
+                    "",
+                    0,
+                    0,
+                    0,
+                    0,
+                    fields[12],
+                    header.tail_crc,
+                    0,
+                    0,
+                ),
+            )
+        event = Event(
+            header.log_offset,
+            0,
+            EventKind.STORED,
+            header.stored_at_ms,
+            topic,
+            queue_id,
+            queue_offset,
+            topic_id,
+            known.message_id,
+            body_size=fields[12],
+            body_crc32=header.tail_crc,
+            timer_number=known.timer_number,
+        )
+        if flags & FLAG_CAUSE:
+            event = self._of_copy(event, body, attempts)
+        elif flags & FLAG_TIMER:
+            event = self._of_outcome(event, body)
+        else:
+            event = self._of_schedule(event, body, queue_id, flags)
+        if not self._filter.matches(event.kind, event.topic, known):
+            return None
+        _check(header, blob)
+        return event
+
+    def _of_copy(self, event: Event, body: memoryview, attempts: int) -> Event:
+        cause = message.decode_cause(body)
+        is_revived = cause.reason == Reason.INVISIBLE_DURATION_ENDED
+        return event._replace(
+            kind=EventKind.REVIVED if is_revived else EventKind.DEAD_LETTERED,
+            consumer_group=self._lookup.group_name(cause.group_id),
+            attempt=attempts,
+            reason="" if is_revived else Reason(cause.reason).name.lower(),
+            origin_topic=cause.origin,
+            origin_queue_id=cause.root_queue_id,
+            origin_queue_offset=cause.root_offset,
+            delivery_id=cause.delivery_id,
+            delivery_index=cause.message_index,
+        )
+
+    def _of_outcome(self, event: Event, body: memoryview) -> Event:
+        settled = message.decode_timer_cause(body)
+        is_fired = settled.reason == TimerReason.DELIVERED
+        return event._replace(
+            kind=EventKind.FIRED if is_fired else EventKind.DEAD_LETTERED,
+            due_at_ms=settled.due_at_ms,
+            reason="" if is_fired else TimerReason(settled.reason).name.lower(),
+            origin_topic=settled.origin,
+        )
+
+    def _of_schedule(self, event: Event, body: memoryview, queue_id: int, flags: int) -> Event:
+        target = message.decode_target(body)
+        is_new = queue_id == SCHEDULE_QUEUE
+        return event._replace(
+            kind=EventKind.SCHEDULED if is_new else EventKind.MOVED,
+            topic=target.origin,
+            topic_id=target.topic_id,
+            queue_id=target.queue_id,
+            queue_offset=target.timer_id,
+            due_at_ms=target.due_at_ms,
+            reason="damaged" if flags & FLAG_REMAINS else "",
+        )
+
+
+def _check(header: RecordHeader, blob: memoryview | bytes) -> None:
+    if crc32(blob) != header.tail_crc:
+        raise ValueError("the checksum of the message is wrong")
