@@ -92,10 +92,10 @@ def test_help_is_there_for_all(noun: str) -> None:
     assert "usage" in shown.stdout.lower()
 
 
-def test_the_help_of_standalone_tells_of_all_sources_of_settings() -> None:
-    shown = " ".join(tidemill("standalone", "--help").stdout.split())
-    for told in ("TIDEMILL_GRPC_PORT", "YAML", "the next ones"):
-        assert told in shown
+def test_the_help_of_standalone_names_all_sources_of_settings() -> None:
+    shown = " ".join(tidemill("standalone", "--help").stdout.replace("│", "").split())
+    for text in ("TIDEMILL_GRPC_PORT", "YAML", "next ports"):
+        assert text in shown
 
 
 def test_wrong_usage_has_status_2() -> None:

@@ -14,6 +14,14 @@ class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
     """Serve the REST API for topics, consumer groups and messages."""
 
     command: ClassVar[str] = "admin"
+    panels: ClassVar[dict[str, str]] = {
+        "": "Process",
+        "host": "REST API",
+        "port": "REST API",
+        "broker": "Brokers",
+        "controllers": "Brokers",
+        "request_": "Brokers",
+    }
 
     host: str = Field("127.0.0.1", description="Address of the REST API.")
     port: Port = Field(8080, description="Port of the REST API; 0: a free one.")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
+from pydantic_settings import CliSuppress
 
 from tidemill.broker.engine.config import EngineConfig
 from tidemill.broker.engine.timer.config import OverloadPolicy
@@ -23,6 +24,25 @@ class BrokerSettings(ClusterTlsSettings):
     """Store messages and deliver them through the proxies."""
 
     command: ClassVar[str] = "broker"
+    panels: ClassVar[dict[str, str]] = {
+        "": "Store",
+        "grpc_": "Connections",
+        "plain_links": "Connections",
+        "drain_": "Connections",
+        "replica": "Replicas",
+        "controllers": "Replicas",
+        "auto_create": "Topics and consumer groups",
+        "topics_": "Topics and consumer groups",
+        "groups_": "Topics and consumer groups",
+        "default_queues": "Topics and consumer groups",
+        "retention_": "Retention",
+        "archive_": "Retention",
+        "disk_": "Retention",
+        "timer_": "Delayed messages",
+        "deliveries_max": "Limits",
+        "pending_": "Limits",
+        "parked_": "Limits",
+    }
 
     name: str = Field("broker-0", min_length=1, description="Name of the broker group.")
     replica_name: str = Field(
@@ -65,7 +85,7 @@ class BrokerSettings(ClusterTlsSettings):
         description="Addresses (host:port) of all controllers. If set, this process supervises the"
         " broker: it starts the broker, reports its health and restarts it.",
     )
-    controllers_fd: int | None = Field(
+    controllers_fd: CliSuppress[int | None] = Field(
         None, description="Socket to the supervisor of a replica; set by the supervisor."
     )
     replica_address: str = Field(

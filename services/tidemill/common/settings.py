@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    CliSuppress,
     EnvSettingsSource,
     SettingsConfigDict,
     YamlConfigSettingsSource,
@@ -53,6 +54,12 @@ class ProcessSettings(BaseSettings):
 
     # The subcommand of `tidemill` that starts the process; set by each model.
     command: ClassVar[str]
+    # Panels of `--help`: prefix of the name of a setting -> title. A class lists its own settings.
+    panels: ClassVar[dict[str, str]] = {
+        "": "Process",
+        "log_": "Logs and metrics",
+        "metrics_": "Logs and metrics",
+    }
 
     config: Path | None = Field(
         None, description="YAML file with settings; flags and the environment override it."
@@ -81,7 +88,7 @@ class ProcessSettings(BaseSettings):
     metrics_port: Port = Field(
         5557, description="Port of /metrics, /livez and /readyz; 0: a free port."
     )
-    supervisor_fd: int | None = Field(
+    supervisor_fd: CliSuppress[int | None] = Field(
         None,
         description="File descriptor for the readiness line; the standalone supervisor sets it.",
     )
@@ -90,8 +97,15 @@ class ProcessSettings(BaseSettings):
     def load(cls, arguments: Sequence[str]) -> Self:
         """Read the settings from `arguments`, the environment and the file they name.
 
-        If they are invalid, the function prints the reasons and exits with 2.
+        If they are invalid, the function prints the reasons and exits with 2. `--help` prints the
+        settings and exits with 0.
         """
+        if not {"-h", "--help"}.isdisjoint(arguments):
+            # Here, because the start of a process does not need the command line's library.
+            from tidemill.common.settings_help import print_help
+
+            print_help(cls)
+            sys.exit(0)
         config = _config_file(arguments)
         known = KNOWN_KEYS | cls.model_fields.keys()
         unknown: list[str] = []

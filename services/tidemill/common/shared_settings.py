@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,8 @@ from tidemill.common.settings import ProcessSettings
 
 class FrontSettings(ProcessSettings):
     """Settings of the connections of clients; the standalone passes them to its proxies."""
+
+    panels: ClassVar[dict[str, str]] = {"": "Connections of clients"}
 
     tls: Literal["off", "optional", "required"] = Field(
         "off",
@@ -48,6 +50,8 @@ class FrontSettings(ProcessSettings):
 
 class AdminFrontSettings(ProcessSettings):
     """Settings of access to the REST API and the scaler; the standalone passes them on."""
+
+    panels: ClassVar[dict[str, str]] = {"admin_": "REST API", "scaler_": "Scaler for KEDA"}
 
     admin_hosts: Names = Field(
         [],
@@ -114,6 +118,8 @@ class AdminFrontSettings(ProcessSettings):
 
 class ClusterTlsSettings(ProcessSettings):
     """TLS between the processes: three files in each process."""
+
+    panels: ClassVar[dict[str, str]] = {"": "TLS between processes"}
 
     cluster_tls_ca_file: str = Field(
         "",

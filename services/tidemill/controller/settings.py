@@ -18,6 +18,15 @@ class ControllerSettings(ClusterTlsSettings):
     """Watch over the replicas of broker groups, and decide which of them is master."""
 
     command: ClassVar[str] = "controller"
+    panels: ClassVar[dict[str, str]] = {
+        "": "Elections",
+        "group_store": "Records of broker groups",
+        "kubernetes_": "Records of broker groups",
+        "makes_groups": "Records of broker groups",
+        "grpc_": "Connections",
+        "plain_links": "Connections",
+        "drain_": "Connections",
+    }
 
     name: str = Field(
         "controller-0",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
+from pydantic_settings import CliSuppress
 
 from tidemill.common.setting_types import Address, Addresses, Flag, Port
 from tidemill.common.shared_settings import ClusterTlsSettings, FrontSettings
@@ -15,6 +16,23 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     """Settings of the proxy: where it listens, whom it serves, and its limits."""
 
     command: ClassVar[str] = "proxy"
+    panels: ClassVar[dict[str, str]] = {
+        "": "Calls",
+        "grpc_host": "Connections of clients",
+        "grpc_port": "Connections of clients",
+        "reuse_port": "Connections of clients",
+        "keeper_": "Connections of clients",
+        "connection": "Connections of clients",
+        "advertised_": "Connections of clients",
+        "brokers": "Brokers",
+        "controllers": "Brokers",
+        "routes_file": "Brokers",
+        "link_": "Limits",
+        "memory_": "Limits",
+        "clients_max": "Limits",
+        "drain_": "Process",
+        "unready_": "Process",
+    }
 
     name: str = Field("proxy-0", description="Name of this proxy, in its logs and metrics.")
     grpc_host: str = Field(
@@ -24,7 +42,7 @@ class ProxySettings(FrontSettings, ClusterTlsSettings):
     reuse_port: Flag = Field(
         False, description="Share the gRPC port with other proxies on this machine (SO_REUSEPORT)."
     )
-    keeper_fd: int | None = Field(
+    keeper_fd: CliSuppress[int | None] = Field(
         None, description="Set by who keeps the port open: where sockets are given and taken."
     )
     connections_max: int = Field(

@@ -20,12 +20,16 @@ class StandaloneSettings(FrontSettings, AdminFrontSettings):
     When all serve, standard output gets one line of JSON with the addresses. SIGTERM stops them
     all.
 
-    Each setting is also an environment variable (TIDEMILL_GRPC_PORT) and a key of the YAML file of
-    --config (grpc_port). Flags override the environment, the environment overrides the file. Other
-    settings, such as retention_ms of the broker, are set in these two.
+    Settings of the broker, such as retention_ms, are set by environment or file.
     """
 
     command: ClassVar[str] = "standalone"
+    panels: ClassVar[dict[str, str]] = {
+        "": "Processes on this machine",
+        "grpc_": "Connections of clients",
+        "admin_": "REST API",
+        "auto_create": "Topics and consumer groups",
+    }
 
     data_dir: Folder = Field(Path("data"), description="Folder of the stores; created if missing.")
     metrics_port: Port = Field(
