@@ -53,7 +53,7 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench ci lock clean
+.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench ci lock clean
 .PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm buf)
 
 help: ## List the targets.
@@ -106,6 +106,9 @@ heavy: setup setup-pipeline $(CLIENTS) $(CHECKERS) ## Run the heavy tests: kills
 
 large: setup setup-pipeline $(CLIENTS) tool-rust $(CHECKERS) tool-prometheus ## Run the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
+
+shake: setup setup-pipeline $(CLIENTS) $(CHECKERS) ## Run each test that changed since BASE (HEAD) 20 times, beside a CPU load.
+	@$(BIN)/python tools/shake.py $(or $(BASE),HEAD)
 
 night: setup $(CLIENTS) ## Run TIDEMILL_TEST_EXAMPLES (2000) examples and seeds of each property, and the long tests.
 	TIDEMILL_TEST_EXAMPLES=$${TIDEMILL_TEST_EXAMPLES:-2000} $(PYTEST) -n auto --dist worksteal \
