@@ -144,9 +144,9 @@ def test_a_replica_is_drained_and_counts_again(tmp_path: Path) -> None:
         moved = group_of(running)
         assert moved["master"] != master
         assert HANDED_OVER in [one["reason"] for one in moved["history"]]
-        # Two are left, and two must have a message.
+        # The group has two replicas left, and min-in-sync is 2.
         refused = drained(running, f"broker-0-{moved['master']}")
-        assert "1 would be left" in refused
+        assert "the group has 1 of the 2 replicas" in refused
         assert "counts again" in drained(running, f"broker-0-{master}", "--undo")
         await_in_sync(running)
         assert role_of(running, master) == "in-sync"

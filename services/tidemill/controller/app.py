@@ -1,4 +1,4 @@
-"""The controller process: open the store, watch over groups, serve, drain."""
+"""The controller process: open the store, control broker groups, serve, drain."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def serve(settings: ControllerSettings) -> None:
-    """Watch over broker groups until SIGTERM, then leave the lease to another controller."""
-    clock, counted = SystemClock(), ControllerMetrics()
+    """Control broker groups until SIGTERM, then release the lease."""
+    clock, counters = SystemClock(), ControllerMetrics()
     registry = Registry(
         cluster=settings.cluster, node_type="controller", node_id=settings.node_id or settings.name
     )
@@ -72,14 +72,14 @@ async def serve(settings: ControllerSettings) -> None:
                 settings.metrics_host, settings.metrics_port
             ) as metrics,
         ):
-            leading = LeaseKeeper(settings.name, store, clock, deputy_rank=settings.deputy_rank)
+            lease = LeaseKeeper(settings.name, store, clock, deputy_rank=settings.deputy_rank)
             make = functools.partial(
                 BrokerGroupControl,
                 store=store,
                 clock=clock,
                 timing=settings.timing,
-                rank=leading.rank,
-                metrics=counted,
+                rank=lease.rank,
+                metrics=counters,
                 cluster=settings.cluster,
             )
             founds_with = settings.min_in_sync if settings.makes_groups else None
@@ -88,13 +88,13 @@ async def serve(settings: ControllerSettings) -> None:
                 groups,
                 clock=clock,
                 timing=settings.timing,
-                metrics=counted,
-                is_leading=leading.is_leading,
+                metrics=counters,
+                is_leading=lease.is_leading,
             )
-            registry.register(counted.collector(lambda: groups.by_name, leading.is_leading))
+            registry.register(counters.collector(lambda: groups.by_name, lease.is_leading))
             registry.register(certificates.collect)
             async with (
-                watching(groups, leading, store),
+                background(groups, lease, store),
                 controller_server(
                     service, settings, newest_context(tls) if tls else None
                 ) as server,
@@ -107,13 +107,13 @@ async def serve(settings: ControllerSettings) -> None:
                 await stop.wait()
                 log.info("controller drains")
                 readiness.phase = "draining"
-                # First: another one leads while this one still tells what it has heard.
-                await leading.release()
+                # First, so that another controller leads while this one still drains.
+                await lease.release()
     log.info("controller stopped")
 
 
 def tls_of(settings: ControllerSettings) -> ReloadableCredentials[ssl.SSLContext] | None:
-    """Return what others are served with, None without TLS. Raises StartError."""
+    """Return the credentials of the server; None: TLS is off. Raises StartError."""
     files = cluster_files(settings)
     if files is None:
         return None
@@ -130,7 +130,7 @@ async def store_of(settings: ControllerSettings) -> AsyncIterator[MetaStore]:
         try:
             store = await running.enter_async_context(SqliteStore.open(settings.group_store))
         except StoreUnreachable as error:
-            raise StartError(f"the records of broker groups: {error}") from error
+            raise StartError(f"group_store: {error}") from error
         yield store
 
 
@@ -150,21 +150,21 @@ def kubernetes_store(settings: ControllerSettings, running: contextlib.AsyncExit
 
 
 @contextlib.asynccontextmanager
-async def watching(
-    groups: BrokerGroupControls, leading: LeaseKeeper, store: MetaStore
+async def background(
+    groups: BrokerGroupControls, lease: LeaseKeeper, store: MetaStore
 ) -> AsyncIterator[None]:
-    """Keep the lease and watch over all groups until the block ends."""
+    """Keep the lease and control all groups until the block ends."""
     async with asyncio.TaskGroup() as tasks:
         loops = [
-            tasks.create_task(leading.run(), name="lease"),
+            tasks.create_task(lease.run(), name="lease"),
             tasks.create_task(groups.run(), name="groups"),
         ]
         if not isinstance(store, SqliteStore):
             from tidemill.controller.kubernetes_scale import ReplicaScaling
             from tidemill.controller.kubernetes_store import KubernetesStore
 
-            assert isinstance(store, KubernetesStore), "there are two kinds"
-            scaling = ReplicaScaling(store, groups, leading.is_leading)
+            assert isinstance(store, KubernetesStore), "there are two stores"
+            scaling = ReplicaScaling(store, groups, lease.is_leading)
             loops.append(tasks.create_task(scaling.run(), name="replicas"))
         yield
         for loop in loops:

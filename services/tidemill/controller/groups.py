@@ -1,4 +1,4 @@
-"""All broker groups of the store, each with a task that watches over it."""
+"""All broker groups of the store, each with a task that controls it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tidemill.controller.meta_store import MetaStore
 if TYPE_CHECKING:
     from tidemill.common.replica_group import ReplicationView
 
-# Of one cluster: far more than any has, so that names which somebody makes up cannot fill memory.
+# Groups of one cluster, far more than any cluster has, so that invented names cannot fill memory.
 GROUPS_MAX: Final = 1_000
-# Begun from one address, of those that are there: as many as a cluster has, all on one machine. So
-# a stranger who says that it is one founder after the other leaves room for those who are.
+# Groups that one address may found, enough for a cluster on one machine. A hostile client that
+# claims to found many groups leaves room for real founders.
 FOUNDED_PER_ADDRESS_MAX: Final = 64
 
 log = structlog.get_logger()
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 @final
 class BrokerGroupControls:
-    """The groups by name."""
+    """The controls of all groups, by name."""
 
     def __init__(
         self,
@@ -37,13 +37,16 @@ class BrokerGroupControls:
         *,
         founds_with: int | None,
     ) -> None:
-        """Know the groups of `store`; `founds_with` is the minimum of those that are made here."""
+        """Control the groups of `store`; new ones get `founds_with` as min-in-sync.
+
+        Without `founds_with`, create no groups.
+        """
         self.by_name: dict[str, BrokerGroupControl] = {}
-        self.changed = asyncio.Condition()  # told after each record that is new
+        self.changed = asyncio.Condition()  # notified after each new record
         self._store = store
         self._make = make
         self._founds_with = founds_with
-        self._founded_from: dict[str, str] = {}  # from which address a group was begun here
+        self._founded_from: dict[str, str] = {}  # address of the founder, by group
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -52,63 +55,73 @@ class BrokerGroupControls:
         async with asyncio.TaskGroup() as self._tasks:
             for group in self.by_name.values():
                 self._start(group)
-            async for change in self._store.watch():
+            async for change in self._store.changes():
                 if change.stored is None:
-                    self._forget(change.group)
-                elif (known := self._known(change.group)) is not None:
-                    known.note_record(change.stored)
+                    self._remove(change.group)
+                elif (changed := self._find_or_add(change.group)) is not None:
+                    changed.note_record(change.stored)
                 async with self.changed:
                     self.changed.notify_all()
 
-    async def of(self, name: str, *, is_founder: bool, address: str) -> BrokerGroupControl:
-        """Return a group; make it where its first replica comes, and that is wanted.
+    async def get_or_create(
+        self, name: str, *, is_founder: bool, address: str
+    ) -> BrokerGroupControl:
+        """Return a group; create it if its founder asks and this controller creates groups.
 
-        The others wait for it: a name that is misspelt would make a group that nobody begins.
-
-        Raises BrokerGroupNotFound, Overloaded, StoreUnreachable.
+        Other replicas do not create a group, because a misspelt name would create a group without
+        a founder. Raises BrokerGroupNotFound, Overloaded, StoreUnreachable.
         """
         if name not in self.by_name and self._founds_with is not None and is_founder and name:
-            self._check_room(name, address)
-            # Of one that is there nothing comes. A replica that has seen an epoch is not fooled by
-            # a group that is new: `decide` stops there.
+            self._check_limits(name, address)
+            # `create` changes no existing group. A replica that has seen an epoch stops `decide`
+            # for a new group.
             record = GroupRecord(min_in_sync=self._founds_with)
-            # Beforehand: others may come while it is stored.
+            # Count it before the await, during which other founders may ask.
             self._founded_from[name] = address
             if isinstance(await self._store.create(name, record), StoredRecord):
-                log.info("a broker group is made", group=name, min_in_sync=self._founds_with)
-        return await self.find(name)
+                log.info("broker group created", group=name, min_in_sync=self._founds_with)
+        return await self.get(name)
 
-    async def find(self, name: str) -> BrokerGroupControl:
-        """Return a group that is there. Raises BrokerGroupNotFound, StoreUnreachable."""
+    async def get(self, name: str) -> BrokerGroupControl:
+        """Return an existing group. Raises BrokerGroupNotFound, StoreUnreachable."""
         if name in self.by_name:
             return self.by_name[name]
         stored = await self._store.get(name)
-        group = self._known(name) if stored is not None else None
+        group = self._find_or_add(name) if stored is not None else None
         if group is None:
-            may = "its replica 0 begins it" if self._founds_with is not None else "none may be made"
-            raise BrokerGroupNotFound(f"there is no broker group {name!r}: {may}")
-        assert stored is not None, "only a stored group is known"
+            remedy = (
+                "start its replica 0, which founds it"
+                if self._founds_with is not None
+                else "this controller creates no groups (makes_groups)"
+            )
+            raise BrokerGroupNotFound(f"broker group {name!r} does not exist; {remedy}")
+        assert stored is not None, "only a stored group is added"
         group.note_record(stored)
         return group
 
     def views(self) -> dict[str, ReplicationView]:
-        """Return what is known of each group."""
+        """Return the views of all groups whose record is known."""
         found = {name: group.view() for name, group in self.by_name.items()}
         return {name: view for name, view in found.items() if view is not None}
 
-    def _check_room(self, name: str, address: str) -> None:
-        """Before it is stored: what is in the store is watched over."""
+    def _check_limits(self, name: str, address: str) -> None:
+        """Check the limits before a group is stored: each stored group is controlled."""
         count = sum(one == address for one in self._founded_from.values())
         if count >= FOUNDED_PER_ADDRESS_MAX:
-            raise Overloaded(f"{count} broker groups were begun from {address} already")
+            raise Overloaded(
+                f"{address} has founded {count} broker groups, and {FOUNDED_PER_ADDRESS_MAX} are"
+                " allowed; forget some of them first"
+            )
         if len(self.by_name.keys() | self._founded_from.keys()) >= GROUPS_MAX:
-            raise Overloaded(f"there are {GROUPS_MAX} broker groups already, and {name} is not one")
+            raise Overloaded(
+                f"broker group {name} exceeds the limit of {GROUPS_MAX} groups; forget some first"
+            )
 
-    def _known(self, name: str) -> BrokerGroupControl | None:
+    def _find_or_add(self, name: str) -> BrokerGroupControl | None:
         group = self.by_name.get(name)
         if group is None:
             if len(self.by_name) >= GROUPS_MAX:
-                log.error("there are more broker groups than are watched over", group=name)
+                log.error("too many broker groups", group=name, limit=GROUPS_MAX)
                 return None
             group = self.by_name[name] = self._make(name)
             self._start(group)
@@ -119,7 +132,7 @@ class BrokerGroupControls:
             task = self._tasks.create_task(group.run(), name=f"group {group.name}")
             self._running[group.name] = task
 
-    def _forget(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         self._founded_from.pop(name, None)
         group = self.by_name.pop(name, None)
         if group is not None:

@@ -1,7 +1,7 @@
-"""How many pods a broker group has and which are replaced: the leading controller sees to it.
+"""The number and the replacement of a broker group's pods, by the leading controller.
 
-Helm leaves both alone, so that an upgrade takes no replica away and replaces no pod by itself. What
-to do is decided in `pods.py`; here it is read, and written against the version that was read.
+Helm changes neither, so an upgrade alone removes no replica and replaces no pod. `pods.py` decides
+the next step. This module reads StatefulSets, and writes against the version that it read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tidemill.controller.group import BrokerGroupControl, Denial
     from tidemill.controller.groups import BrokerGroupControls
 
-PERIOD_S: Final = 2.0  # between two looks; a new pod takes longer to start
+PERIOD_S: Final = 2.0  # between two steps; a new pod takes longer to start
 MERGE_PATCH: Final = "application/merge-patch+json"
 
 log = structlog.get_logger()
@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 @final
 class ReplicaScaling:
-    """Compares what is wanted with what there is, again and again."""
+    """The loop that brings StatefulSets to the specs of their broker groups."""
 
     def __init__(
         self, store: KubernetesStore, groups: BrokerGroupControls, is_leading: Callable[[], bool]
@@ -56,18 +56,18 @@ class ReplicaScaling:
         self._is_leading = is_leading
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Take a step every PERIOD_S until cancelled."""
         while True:
             if self._is_leading():
                 with contextlib.suppress(StoreUnreachable, HTTPError):
                     await self.step()
             else:
                 for group in self._groups.by_name.values():
-                    group.notice = ""  # Whoever leads now knows.
+                    group.notice = ""  # The leading controller has the current one.
             await asyncio.sleep(PERIOD_S)
 
     async def step(self) -> None:
-        """Look once. Raises StoreUnreachable, HTTPError."""
+        """Take the next step of each group. Raises StoreUnreachable, HTTPError."""
         is_replacing = False
         for spec in await self._store.specs():
             try:
@@ -87,19 +87,19 @@ class ReplicaScaling:
                     PodResize(0, 0) if pods.replicas else PodWait("its BrokerGroup is stopped")
                 )
             elif pods.is_changing and is_replacing:
-                # Of all groups one is being replaced at a time: the others take what is sent.
+                # Pods of one group at a time are replaced, so that other groups take messages.
                 step = PodWait("another broker group is being replaced")
             else:
                 step = next_step(pods, wanted=spec.replicas, record=record)
             is_replacing = is_replacing or pods.is_changing
             await self._do(step, spec, stateful_set, group)
             if group is not None and record is not None:
-                await self._forget_the_gone(group, record, pods)
+                await self._forget_last(group, record, pods)
 
     async def _group(self, spec: BrokerGroupSpec) -> BrokerGroupControl | None:
         """Return the group, after its spec is set; None: it is not founded yet."""
         try:
-            group = await self._groups.find(spec.group)
+            group = await self._groups.get(spec.group)
         except BrokerGroupNotFound:
             return None
         group.wanted_replicas = spec.replicas
@@ -121,8 +121,8 @@ class ReplicaScaling:
                 replicas = pods_of(stateful_set).replicas
                 await self._patch(spec, stateful_set, replicas=replicas, partition=partition)
             case MasterMove(target):
-                assert group is not None, "it has a master"
-                notice = f"the master moves to replica {target}, as its pod is to be replaced"
+                assert group is not None, "a group with a master is founded"
+                notice = f"the master moves to replica {target}, because its pod is replaced next"
                 await _move(group, target)
             case PodWait(why):
                 notice = why
@@ -130,7 +130,7 @@ class ReplicaScaling:
                 assert_never(step)
         if group is not None and notice != group.notice:
             if notice:
-                log.info("the pods of a broker group", group=spec.group, waits=notice)
+                log.info("pods of a broker group wait", group=spec.group, reason=notice)
             group.notice = notice
 
     async def _patch(
@@ -156,32 +156,32 @@ class ReplicaScaling:
                 _content_type=MERGE_PATCH,
             )
         except ApiException as error:
-            if error.status != HTTPStatus.CONFLICT:  # After a conflict the next look decides.
+            if error.status != HTTPStatus.CONFLICT:  # After a conflict, the next step decides.
                 reason = error.body or error.reason
-                log.error("the pods of a broker group stay", group=spec.group, reason=reason)  # noqa: TRY400  # The server's text says it all.
+                log.error("cannot change broker group pods", group=spec.group, reason=reason)  # noqa: TRY400  # The text says it all.
             return
         log.info(
-            "the pods of a broker group",
+            "pods of a broker group changed",
             group=spec.group,
             replicas=replicas,
             replaced_from=partition,
         )
 
-    async def _forget_the_gone(
+    async def _forget_last(
         self, group: BrokerGroupControl, record: GroupRecord, pods: StatefulSetPods
     ) -> None:
-        """Forget the highest replica whose pod is gone, when nothing is heard of it any more."""
-        gone = [id_ for id_, _ in record.replicas if id_ >= pods.replicas]
-        if not gone:
+        """Forget the highest replica without a pod, when it is no longer live."""
+        without_pod = [id_ for id_, _ in record.replicas if id_ >= pods.replicas]
+        if not without_pod:
             return
-        last = max(gone)
+        last = max(without_pod)
 
-        def ask(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
+        def forget_last(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             if group.is_heard(record.find_member(last), sight):
                 return record
             return forget(record, last)
 
-        await group.change(ask)
+        await group.change(forget_last)
 
 
 def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
@@ -202,9 +202,9 @@ def pods_of(stateful_set: V1StatefulSet) -> StatefulSetPods:
 
 
 async def _move(group: BrokerGroupControl, target: ReplicaId) -> None:
-    def ask(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
+    def request_transfer(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
         if record.transfer == target:
             return record
         return record._replace(transfer=target, version=record.version + 1)
 
-    await group.change(ask)
+    await group.change(request_transfer)

@@ -125,7 +125,7 @@ class KubernetesStore:
             if spec.get("statefulSet")
         ]
 
-    async def watch(self) -> AsyncGenerator[RecordChange, None]:
+    async def changes(self) -> AsyncGenerator[RecordChange, None]:
         """Yield all groups, then changes as they come.
 
         While the API server is unreachable, it yields nothing; afterwards, the missed changes.
@@ -142,7 +142,7 @@ class KubernetesStore:
                     if change is not None and _is_new(change, known):
                         yield change
                 version = listed["metadata"]["resourceVersion"]
-                async for change in self._changes(version):
+                async for change in self._changes_after(version):
                     if _is_new(change, known):
                         yield change
             await asyncio.sleep(RELIST_PAUSE_S)
@@ -220,7 +220,7 @@ class KubernetesStore:
         name: str = one["metadata"]["name"]
         return name == self._name(one["spec"]["group"])
 
-    async def _changes(self, version: str) -> AsyncGenerator[RecordChange, None]:
+    async def _changes_after(self, version: str) -> AsyncGenerator[RecordChange, None]:
         """Yield changes after a version, until the server ends the watch or forgot the version."""
         events = self.calls.events(
             self._resources.list_namespaced_custom_object, *self._collection, version=version

@@ -1,7 +1,7 @@
-"""The lease of the leading controller: kept while this one leads, taken when it is free.
+"""The lease of the leading controller: renewed while this one leads, taken when it is free.
 
-It saves duels and nothing more; a controller that is cut off from the store leads no more, and goes
-on hearing replicas and telling routes.
+The lease only avoids competing writes. A controller that cannot reach the store no longer leads. It
+still receives heartbeats and sends routes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
 
 LEASE: Final = "controller"
-RELEASE_TIMEOUT_S: Final = 1.0  # at the end; who waits for the lease instead waits four seconds
+RELEASE_TIMEOUT_S: Final = 1.0  # at a stop; without a release the others wait four seconds
 
 log = structlog.get_logger()
 
 
 @final
 class LeaseKeeper:
-    """Keeps this controller's part in the lease."""
+    """The part of this controller in the lease."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class LeaseKeeper:
         self._was_leading = False
 
     def is_leading(self) -> bool:
-        """Whether this controller acts first, now."""
+        """Return whether this controller leads now."""
         return self._leadership.is_leading(self._clock.monotonic_ms())
 
     def rank(self) -> int:
-        """Return 0 for who leads, and for a deputy how many steps it waits."""
+        """Return 0 for the leader, and for a deputy the number of steps that it waits."""
         return 0 if self.is_leading() else self._deputy_rank
 
     async def run(self) -> None:
@@ -60,12 +60,12 @@ class LeaseKeeper:
             is_leading = self.is_leading()
             if is_leading != self._was_leading:
                 self._was_leading = is_leading
-                log.info("this controller leads" if is_leading else "another controller may lead")
+                log.info("this controller leads" if is_leading else "this controller leads no more")
             now_ms = self._clock.monotonic_ms()
             await asyncio.sleep((self._leadership.next_try_ms(now_ms) - now_ms) / 1000)
 
     async def step(self) -> None:
-        """Look at the lease, and take or renew it where that may be done."""
+        """Read the lease, and take or renew it if this is allowed. Raises StoreUnreachable."""
         seen = await self._store.read_lease(LEASE)
         if seen is not None:
             self._leadership.note_lease(seen, self._clock.monotonic_ms())
@@ -81,7 +81,7 @@ class LeaseKeeper:
             self._leadership.note_renewal(written, sent_at_ms)
 
     async def release(self) -> None:
-        """Leave the lease to whoever comes next, as far as that can be done soon."""
+        """Release the lease, unless the store takes longer than RELEASE_TIMEOUT_S."""
         if not self.is_leading():
             return
         self._leadership.note_loss()

@@ -1,8 +1,8 @@
-"""The store of group records: what is asked of it (failover.md 5). Each kind passes one suite.
+"""The interface of the stores of group records (failover.md 5). Each store passes one test suite.
 
-Reads and swaps are linearizable. A call has a time-out of its own and raises StoreUnreachable when
-nothing was done; a swap whose answer was lost is `Unknown`, and `election.swap.resolve` says what
-became of it.
+Reads and swaps are linearizable. Each call has its own time-out and raises StoreUnreachable if
+nothing was written. If the answer to a swap was lost, the result is UNKNOWN, and
+`election.swap.outcome_of` finds the outcome.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tidemill.controller.election.swap import StoredRecord, WriteAttempt
 
 
 class StoreUnreachable(Exception):
-    """The store does not answer, or refuses to for now; nothing was written."""
+    """The store does not answer, or rejects the call for now; nothing was written."""
 
 
 class WriteFailure(Enum):
-    """Why a swap has not, or not certainly, been done."""
+    """The reason why a write was not done, or why its outcome is unknown."""
 
-    CONFLICT = auto()  # the version is another one: read again, and validate the request anew
+    CONFLICT = auto()  # the stored version is another one; read and validate again
     UNKNOWN = auto()  # the answer was lost
 
 
 class RecordChange(NamedTuple):
-    """A group's record has changed, or may have: for caches, not for decisions."""
+    """A possible change of a group's record: for caches, not for decisions."""
 
     group: str
-    stored: StoredRecord | None  # None: the group is gone
+    stored: StoredRecord | None  # None: the group was removed
 
 
 class MetaStore(Protocol):
@@ -44,21 +44,21 @@ class MetaStore(Protocol):
         """Store the first record of a group. Raises StoreUnreachable."""
 
     async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
-        """Write a record in the place of the one that it was made from. Raises StoreUnreachable."""
+        """Replace the record on which the attempt is based. Raises StoreUnreachable."""
 
     async def remove(self, group: str, token: str) -> WriteFailure | None:
-        """Forget a group whose record is as it was read. Raises StoreUnreachable."""
+        """Remove a group whose record still has `token`. Raises StoreUnreachable."""
 
     async def groups(self) -> list[str]:
         """Return the names of all groups, sorted. Raises StoreUnreachable."""
 
-    def watch(self) -> AsyncGenerator[RecordChange, None]:
-        """Yield changes as they come; gaps are possible, so who needs all of them reads again."""
+    def changes(self) -> AsyncGenerator[RecordChange, None]:
+        """Yield all groups, then changes as they come. Of fast changes only the last is certain."""
 
     async def read_lease(self, name: str) -> LeaseSeen | None:
-        """Return a lease; None: nobody has held it. Raises StoreUnreachable."""
+        """Return a lease; None: it was never held. Raises StoreUnreachable."""
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
-        """Take, renew or (with no holder) release a lease that was last `seen` so."""
+        """Take, renew or (without a holder) release a lease whose last known state is `seen`."""

@@ -1,4 +1,4 @@
-"""What a controller counts, by the names of metrics that RocketMQ's controllers have."""
+"""Metrics of a controller, with the names of RocketMQ's controllers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tidemill.controller.election.swap import StoredRecord
 
-# Microseconds: of a call of a session or of the store, from a local file to one that is given up.
+# Microseconds of a request or a store call, from a local file to a time-out.
 LATENCY_BOUNDS_US: Final = (
     100,
     300,
@@ -33,7 +33,7 @@ LATENCY_BOUNDS_US: Final = (
     1_000_000,
     3_000_000,
 )
-# Seconds without anybody to send to: a transfer, a crash, a silence, and what needed somebody.
+# Seconds without sends: a transfer, a crash, a silence, and failures that needed an operator.
 FAILOVER_BOUNDS_S: Final = (0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 30, 60, 300)
 ROLE_FOLLOWER: Final = 2
 ROLE_LEADER: Final = 3
@@ -66,7 +66,7 @@ class MeasuredGroup(Protocol):
 
 @final
 class ControllerMetrics:
-    """The counters of one controller. Groups are few, kinds of requests and operations fewer."""
+    """The counters of one controller. Groups, requests and operations are few label values."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str]] = Counter()  # by type, status
@@ -77,7 +77,7 @@ class ControllerMetrics:
         self._failovers: Histogram[tuple[str, str]] = Histogram(FAILOVER_BOUNDS_S)  # and reason
 
     async def time_call(self, operation: str, call: Awaitable[T]) -> T:
-        """Count a call of the store, and how long it took."""
+        """Count a store call and observe its duration."""
         began_ns, status = time.monotonic_ns(), "failed"
         try:
             result = await call
@@ -92,43 +92,43 @@ class ControllerMetrics:
         return result
 
     def count_request(self, kind: str, status: str, took_ns: int | None = None) -> None:
-        """Count a request of a replica, a proxy or an operator, and how long it took, if it did."""
+        """Count a request of a replica, a proxy or an operator, and observe its duration."""
         self._requests[kind, status] += 1
         if took_ns is not None:
             self._request_us.observe(kind, took_ns // 1_000)
 
     def count_election(self, group: str, result: Election) -> None:
-        """Count an election, or one that did not come about."""
+        """Count an election or a failure to elect."""
         self._elections[group, result] += 1
 
     def observe_failover(self, group: str, reason: str, away_ms: int) -> None:
-        """Count an election of a group that has answered sends before, and does again."""
+        """Observe the outage of a group that took sends before and takes them again."""
         self._failovers.observe((group, reason), away_ms / 1_000)
 
     def collector(
         self, groups: Callable[[], Mapping[str, MeasuredGroup]], is_leading: Callable[[], bool]
     ) -> Callable[[], Iterator[Metric]]:
-        """Return what yields the metrics."""
+        """Return the function that yields the metrics."""
 
         def collect() -> Iterator[Metric]:
             role = GaugeMetricFamily(
-                "rocketmq_controller_role", "3 while this controller leads, 2 while it is a deputy."
+                "rocketmq_controller_role", "3 if this controller leads, 2 if it is a deputy."
             )
             role.add_metric((), ROLE_LEADER if is_leading() else ROLE_FOLLOWER)
             yield role
             active = GaugeMetricFamily(
                 "rocketmq_controller_active_broker_number",
-                "Replicas of a broker group that are registered, heard of, and turn.",
+                "Registered replicas of a broker group that are live.",
                 labels=("broker_set",),
             )
             alarmed = GaugeMetricFamily(
                 "rocketmq_controller_group_alarm",
-                "1 while a broker group has no master that works, or needs somebody.",
+                "1 if a broker group has no working master or needs an operator.",
                 labels=("broker_set",),
             )
             epochs = GaugeMetricFamily(
                 "rocketmq_controller_group_epoch",
-                "The epoch of a broker group: one more with each election.",
+                "The epoch of a broker group, which grows with each election.",
                 labels=("broker_set",),
             )
             in_sync = GaugeMetricFamily(
@@ -138,19 +138,18 @@ class ControllerMetrics:
             )
             registered = GaugeMetricFamily(
                 "rocketmq_controller_registered_replicas",
-                "Replicas of a broker group that should be in sync: all that have registered, but"
-                " for those that are retired.",
+                "Registered replicas of a broker group that are not retired, so should be in sync.",
                 labels=("broker_set",),
             )
             diverged = GaugeMetricFamily(
                 "rocketmq_controller_diverged_replicas",
-                "Replicas of a broker group whose log is not their master's, and may not be cut.",
+                "Replicas of a broker group whose log differs from the master's and must not be"
+                " cut.",
                 labels=("broker_set",),
             )
             unheard = GaugeMetricFamily(
                 "rocketmq_controller_unheard_replicas",
-                "Pairs of replicas that the controller hears, of which one does not hear the"
-                " other.",
+                "Pairs of live replicas of which one does not hear the other.",
                 labels=("broker_set",),
             )
             for name, group in groups().items():
@@ -188,7 +187,7 @@ class ControllerMetrics:
         yield operations
         elections = CounterMetricFamily(
             "rocketmq_controller_election_total",
-            "Elections of this controller, by what came of them.",
+            "Elections of this controller, by result.",
             labels=("broker_set", "election_result"),
         )
         for labels, count in self._elections.items():

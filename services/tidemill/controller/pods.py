@@ -1,8 +1,8 @@
-"""What to do next about the pods of a broker group: more, fewer, or others. Pure.
+"""The next step for the pods of a broker group: add, remove or replace pods. Pure.
 
-Kubernetes ends and makes the pods of a StatefulSet; how many there are and which of them may be
-replaced stands in its `replicas` and `partition`, which the leading controller alone changes (ADR
-0046). One step at a time, each of them decided anew by the record and the pods as they are then.
+Kubernetes creates and deletes the pods of a StatefulSet. Its `replicas` and `partition` give their
+number and the pods that may be replaced. Only the leading controller changes these (ADR 0046). Each
+step is decided from the record and the pods at that time.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from tidemill.controller.election.retirement import is_out, is_retired, retire
 
 
 class StatefulSetPods(NamedTuple):
-    """The pods of one StatefulSet, as its status says."""
+    """The pods of one StatefulSet, from its spec and status."""
 
-    replicas: int  # how many there shall be
-    partition: int  # those from this number on are made as the template says
+    replicas: int  # the wanted number of pods
+    partition: int  # pods from this number on follow the template
     ready: int
-    updated: int  # as the template says
-    is_seen: bool  # whether Kubernetes has looked at the last change of it
-    is_changing: bool  # whether the template has changed since all pods were made
+    updated: int  # pods that follow the template
+    is_seen: bool  # Kubernetes has processed the last change of the StatefulSet
+    is_changing: bool  # some pods do not follow the template yet
 
 
 class PodResize(NamedTuple):
-    """Let there be so many, and replace none."""
+    """A change of the number of pods that replaces none."""
 
     replicas: int
     partition: int
 
 
 class PodReplacement(NamedTuple):
-    """Let the pods from this number on be replaced: one more than before."""
+    """The replacement of one more pod: of all pods from `partition` on."""
 
     partition: int
 
 
 class MasterMove(NamedTuple):
-    """Ask for a transfer: the master's pod is the next to be replaced."""
+    """A transfer to `target`, because the master's pod is replaced next."""
 
     target: ReplicaId
 
 
 class PodWait(NamedTuple):
-    """Do nothing now; `why` is for people, and empty when all is as it should be."""
+    """No step now; `why` is for people, and empty if the pods need no change."""
 
     why: str = ""
 
@@ -55,9 +55,9 @@ PodStep: TypeAlias = PodResize | PodReplacement | MasterMove | PodWait
 
 
 def next_step(pods: StatefulSetPods, *, wanted: int, record: GroupRecord | None) -> PodStep:
-    """Return what to do next; `record` is None before the group is founded."""
+    """Return the next step; `record` is None before the group is founded."""
     if pods.replicas < wanted:
-        # While a changed template is on its way, its partition says how far it has come.
+        # During a change of the template, the partition is its progress.
         partition = pods.partition if pods.is_changing else wanted
         return PodResize(wanted, min(partition, wanted))
     last = ReplicaId(pods.replicas - 1)
@@ -66,10 +66,10 @@ def next_step(pods: StatefulSetPods, *, wanted: int, record: GroupRecord | None)
     if pods.is_changing and pods.is_seen:
         return _replace(pods, record)
     if not pods.is_changing and pods.partition != pods.replicas:
-        # At rest: the next template that comes changes no pod before it is let.
+        # Protect all pods from the next change of the template.
         return PodResize(pods.replicas, pods.replicas)
     if pods.replicas > wanted:
-        return PodWait(f"replica {last} is not taken away: {_why_not_out(record, last)}")
+        return PodWait(f"replica {last} cannot be removed yet: {_why_not_out(record, last)}")
     return PodWait()
 
 
@@ -83,20 +83,20 @@ def _replace(pods: StatefulSetPods, record: GroupRecord | None) -> PodStep:
     if record is None or record.master is None:
         return PodReplacement(following)
     in_sync = ids_of(record.sss)
-    is_short = len(in_sync) < record.min_in_sync  # Nothing is confirmed: nothing gets worse.
+    is_short = len(in_sync) < record.min_in_sync  # No message is confirmed: nothing gets worse.
     if following in in_sync and not is_short and (why := _why_not_well(pods, record)):
         return PodWait(why)
     if record.master.replica_id != following:
         return PodReplacement(following)
-    stays = sorted(one for one in in_sync - {following} if not is_retired(record, one))
-    if not stays or is_short:
+    others = sorted(one for one in in_sync - {following} if not is_retired(record, one))
+    if not others or is_short:
         return PodReplacement(following)
-    # One that is replaced already is not asked to hand over again.
-    return MasterMove(next((one for one in stays if one >= partition), stays[0]))
+    # A pod that is already replaced does not have to hand over again.
+    return MasterMove(next((one for one in others if one >= partition), others[0]))
 
 
 def _why_not_well(pods: StatefulSetPods, record: GroupRecord) -> str:
-    """Return why no pod may go now; empty: all of them are there, and all are in sync."""
+    """Return why no pod may be replaced now; empty: all are ready and in sync."""
     if pods.ready < pods.replicas:
         return f"{pods.ready} of {pods.replicas} pods are ready"
     in_sync = ids_of(record.sss)
@@ -110,7 +110,7 @@ def _why_not_well(pods: StatefulSetPods, record: GroupRecord) -> str:
 
 def _why_not_out(record: GroupRecord | None, replica_id: ReplicaId) -> str:
     if record is None:
-        return "nobody has founded the group"
+        return "the group is not founded"
     if not is_retired(record, replica_id):
         after = retire(record, replica_id, Retirement.SURPLUS)
         return (

@@ -1,9 +1,9 @@
-"""A group record as JSON: what stores keep, and people read with their store's own tools.
+"""The JSON of a group record, which stores keep and people read.
 
     {"epoch": 3, "version": 17, "master": {"replica": 1, "incarnation": "4f..."}, "sss": [...], ..}
 
-Names that a reader does not know are ignored, and what is absent has its default: controllers of
-two versions work on one record during an upgrade.
+A reader ignores unknown names and uses the default of an absent name, because controllers of two
+versions share one record during an upgrade.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tidemill.controller.election.record import (
     Transition,
 )
 
-RECORD_BYTES_MAX: Final = 32 << 10  # of an object that is read and written at each change
+RECORD_BYTES_MAX: Final = 32 << 10  # the record is read and written at each change
 
 
 def to_text(record: GroupRecord) -> str:
-    """Return a record as JSON text, the same for the same record."""
+    """Return a record as JSON text; equal records have equal text."""
     text = json.dumps(to_json(record), sort_keys=True, separators=(",", ":"))
-    assert len(text) <= RECORD_BYTES_MAX, "a record is small: its history is bounded"
+    assert len(text) <= RECORD_BYTES_MAX, "the history of a record is bounded"
     return text
 
 
 def from_text(text: str) -> GroupRecord:
-    """Return the record of such a text."""
+    """Return the record of a JSON text."""
     return from_json(json.loads(text))
 
 
 def to_json(record: GroupRecord) -> dict[str, Any]:
-    """Return a record as values that JSON has."""
+    """Return a record as JSON values."""
     return {
         "minInSync": record.min_in_sync,
         "epoch": record.epoch,
@@ -56,7 +56,7 @@ def to_json(record: GroupRecord) -> dict[str, Any]:
 
 
 def from_json(found: dict[str, Any]) -> GroupRecord:
-    """Return the record of such values."""
+    """Return the record of JSON values."""
     master, transfer = found.get("master"), found.get("transfer")
     replicas = sorted(_read_registered(one) for one in found.get("replicas", ()))
     return GroupRecord(
@@ -110,8 +110,7 @@ def _read_registered(found: dict[str, Any]) -> tuple[ReplicaId, RegisteredRun]:
         incarnation=found["incarnation"],
         address=found["address"],
         is_unclean=found["unclean"],
-        # Once it was a flag, that nobody set.
-        retired=Retirement(found.get("retired") or ""),
+        retired=Retirement(found.get("retired", "")),
         feature_level=found.get("featureLevel", 0),
     )
 

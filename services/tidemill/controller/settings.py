@@ -1,4 +1,4 @@
-"""Every knob of the controller."""
+"""Settings of the controller."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tidemill.common.setting_types import Flag, Port, is_loopback
 from tidemill.common.shared_settings import ClusterTlsSettings
 from tidemill.controller.election.sessions import ElectionTiming
 
-_TIMING = ElectionTiming()  # Defaults stand there: these are what a user sees of them.
+_TIMING = ElectionTiming()  # the defaults of the time-outs below
 
 
 class ControllerSettings(ClusterTlsSettings):
-    """Watch over the replicas of broker groups, and decide which of them is master."""
+    """Decide which replica of each broker group is master."""
 
     command: ClassVar[str] = "controller"
     panels: ClassVar[dict[str, str]] = {
@@ -29,89 +29,89 @@ class ControllerSettings(ClusterTlsSettings):
     }
 
     name: str = Field(
-        "controller-0",
-        min_length=1,
-        description="Name of this controller: no other one of the cluster has it.",
+        "controller-0", min_length=1, description="Name of this controller, unique in the cluster."
     )
     group_store: Path = Field(
         Path("data/groups.sqlite"),
-        description="File with the records of all broker groups, made when missing. Controllers of"
-        " one machine may share it.",
+        description="File with the records of all broker groups, created if missing. Controllers"
+        " on one machine may share it.",
     )
     kubernetes_groups: Flag = Field(
         False,
-        description="Keep the records in the BrokerGroup resources of this pod's namespace, instead"
-        " of in group_store; the cluster's name and a hyphen stand before a group's name there.",
+        description="Keep the records in BrokerGroup resources named CLUSTER-GROUP, not in"
+        " group_store. The namespace is that of this pod, or outside Kubernetes that of the"
+        " kubeconfig.",
     )
     grpc_host: str = Field(
-        "127.0.0.1", description="Address on which brokers, proxies and admins are served."
+        "127.0.0.1", description="Listen address for brokers, proxies and admin processes."
     )
-    grpc_port: Port = Field(10912, description="Port on which they are served; 0: a free one.")
+    grpc_port: Port = Field(10912, description="Listen port; 0: a free port.")
     grpc_reuse_port: Flag = Field(
-        False, description="Share the port with whoever reserved it (SO_REUSEPORT)."
+        False, description="Share the port with the process that reserved it (SO_REUSEPORT)."
     )
     plain_links: Flag = Field(
         False,
-        description="Serve other machines without TLS: whoever reaches the port may then make any"
-        " replica master.",
+        description="Serve other machines without TLS. Any client that reaches the port can then"
+        " make any replica master.",
     )
     min_in_sync: int = Field(
         2,
         ge=1,
         le=7,
-        description="How many replicas must have a message before it is acknowledged, of broker"
-        " groups that this controller makes. One: a group may lose what only its master had.",
+        description="Replicas that must store a message before it is acknowledged, in broker groups"
+        " that this controller creates. With 1, a group may lose messages that only its master"
+        " has.",
     )
     makes_groups: Flag = Field(
-        True, description="Make the record of a broker group when the first of its replicas comes."
+        True, description="Create the record of a broker group when its replica 0 registers."
     )
     deputy_rank: int = Field(
         1,
         ge=1,
         le=9,
-        description="How many steps of deputy_step_ms this controller waits, while it does not"
-        " lead, before it replaces a master that has failed.",
+        description="Steps of deputy_step_ms that this controller waits as a deputy before it"
+        " replaces a failed master.",
     )
     session_timeout_ms: int = Field(
         _TIMING.session_timeout_ms,
         ge=100,
         le=60_000,
-        description="How long a replica may be silent before it counts as gone.",
+        description="Silence after which a replica counts as failed.",
     )
     stall_limit_ms: int = Field(
         _TIMING.stall_limit_ms,
         ge=100,
         le=60_000,
-        description="How long a broker's event loop may stand still, while its supervisor is heard,"
-        " before it counts as gone.",
+        description="Standstill of a broker's event loop after which it counts as failed, while its"
+        " supervisor is heard.",
     )
     peer_silence_ms: int = Field(
         _TIMING.peer_silence_ms,
         ge=100,
         le=60_000,
-        description="A master that is silent here is kept while a replica has heard it within this"
-        " time.",
+        description="A master that is silent here stays master while a replica has heard it within"
+        " this time.",
     )
     deputy_step_ms: int = Field(
         _TIMING.deputy_step_ms,
         ge=100,
         le=60_000,
-        description="How long a deputy waits for those before it.",
+        description="Time that a deputy waits for each controller before it.",
     )
     flapping_guard_ms: int = Field(
         _TIMING.flapping_guard_ms,
         ge=0,
         le=3_600_000,
-        description="After an election no master is moved for being slow or blocked for so long;"
-        " one that has failed is replaced at any time.",
+        description="Time after an election in which a slow master is not moved. A failed master is"
+        " replaced at any time.",
     )
     drain_timeout_ms: int = Field(
-        2_000, ge=0, description="How long a stop waits for calls that are in flight."
+        2_000, ge=0, description="Time that a stop waits for calls in flight."
     )
 
     @property
     def timing(self) -> ElectionTiming:
-        """How long is waited for whom."""
+        """The time-outs of elections."""
         return ElectionTiming(
             session_timeout_ms=self.session_timeout_ms,
             stall_limit_ms=self.stall_limit_ms,
@@ -122,11 +122,12 @@ class ControllerSettings(ClusterTlsSettings):
 
     @model_validator(mode="after")
     def check_reach(self) -> Self:
-        """Refuse an open port without TLS, unless that is said."""
+        """Reject a port that other machines reach without TLS, unless plain_links is set."""
         is_open = not is_loopback(self.grpc_host) and not self.cluster_tls_ca_file
         if is_open and not self.plain_links:
             raise ValueError(
-                f"grpc_host {self.grpc_host} lets other machines make masters: set the"
-                " cluster_tls_* files, or plain_links if nobody else reaches the port"
+                f"grpc_host {self.grpc_host} is not a loopback address and TLS is off, so other"
+                " machines can make any replica master; set the cluster_tls_* files, or plain_links"
+                " if only trusted machines reach the port"
             )
         return self

@@ -1,12 +1,12 @@
 """The store of group records in one SQLite file: for a laptop, tests, and a single machine.
 
-    groups   name, token, record    the token is drawn from one counter: never used twice, also when
-                                    a group is removed and made again
+    groups   name, token, record    the token comes from one counter: it is never used twice, also
+                                    when a group is removed and created again
     leases   name, holder, renewals
 
-Several processes of one machine may share the file. Each commit is on the disk before it is
-answered (synchronous = FULL). All calls run in one thread, in their order; one that waits longer
-for another process's lock than BUSY_TIMEOUT_MS raises StoreUnreachable.
+Several processes of one machine may share the file. Each commit is on the disk before its caller
+continues (synchronous = FULL). All calls run in one thread, in their order. A call that waits
+longer than BUSY_TIMEOUT_MS for the lock of another process raises StoreUnreachable.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tidemill.controller.election.swap import StoredRecord, WriteAttempt
 from tidemill.controller.meta_store import RecordChange, StoreUnreachable, WriteFailure
 from tidemill.controller.record_json import from_text, to_text
 
-BUSY_TIMEOUT_MS: Final = 1_000  # as any call of a store (failover.md 5)
-# Between two looks for what other processes have written; a look that finds nothing reads a
-# counter in shared memory.
+BUSY_TIMEOUT_MS: Final = 1_000  # the time-out of each call of a store (failover.md 5)
+# Between two looks for writes of other processes. A look without news reads a counter in shared
+# memory.
 WATCH_PERIOD_S: Final = 0.05
 
 _SCHEMA: Final = """
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def read_record(path: Path, group: str) -> GroupRecord | None:
-    """Return what a file says of a group while no controller runs; None: nothing.
+    """Return a group's record from a file while no controller runs; None: it has none.
 
     Raises StoreUnreachable.
     """
@@ -59,24 +59,24 @@ def read_record(path: Path, group: str) -> GroupRecord | None:
 
 @final
 class SqliteStore:
-    """One connection to the file, in a thread of its own."""
+    """One connection to the file, in its own thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="meta-store")
         self._connection: sqlite3.Connection | None = None
-        self._changes = asyncio.Event()  # of this process: they need not wait for the next look
+        self._has_written = asyncio.Event()  # Writes of this process do not wait for the next look.
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, path: Path) -> AsyncIterator[SqliteStore]:
-        """Yield the store of a file, which is made when missing. Raises StoreUnreachable."""
+        """Yield the store of a file, which is created if missing. Raises StoreUnreachable."""
         store = cls(path)
         try:
             await store._run(store._connect)
             yield store
         finally:
-            # After whatever was begun, since the thread does one thing after the other.
+            # The thread disconnects after all earlier calls.
             with contextlib.suppress(StoreUnreachable):
                 await store._run(store._disconnect)
             store._thread.shutdown()
@@ -100,7 +100,7 @@ class SqliteStore:
         return await self._write(insert)
 
     async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
-        """Write a record in the place of the one that it was made from. Raises StoreUnreachable."""
+        """Replace the record on which the attempt is based. Raises StoreUnreachable."""
 
         def update(connection: sqlite3.Connection) -> StoredRecord | WriteFailure:
             token = _next_token(connection)
@@ -115,7 +115,7 @@ class SqliteStore:
         return await self._write(update)
 
     async def remove(self, group: str, token: str) -> WriteFailure | None:
-        """Forget a group whose record is as it was read. Raises StoreUnreachable."""
+        """Remove a group whose record still has `token`. Raises StoreUnreachable."""
 
         def delete(connection: sqlite3.Connection) -> WriteFailure | None:
             done = connection.execute(
@@ -129,14 +129,14 @@ class SqliteStore:
         """Return the names of all groups, sorted. Raises StoreUnreachable."""
         return sorted(await self._run(self._tokens))
 
-    async def watch(self) -> AsyncGenerator[RecordChange, None]:
-        """Yield all groups, then changes as they come, of this process at once.
+    async def changes(self) -> AsyncGenerator[RecordChange, None]:
+        """Yield all groups, then changes as they come; changes of this process at once.
 
-        While the file cannot be read nothing comes; what has changed meanwhile comes afterwards.
+        While the file is unreadable, it yields nothing; afterwards, the missed changes.
         """
         known: dict[str, int] = {}
         while True:
-            self._changes.clear()
+            self._has_written.clear()
             with contextlib.suppress(StoreUnreachable):
                 found = await self._run(self._tokens)
                 for group in [name for name in known if name not in found]:
@@ -148,12 +148,12 @@ class SqliteStore:
                         yield RecordChange(group, stored)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_PERIOD_S):
-                    await self._changes.wait()
+                    await self._has_written.wait()
 
     # ------------------------------------------------------------ leases
 
     async def read_lease(self, name: str) -> LeaseSeen | None:
-        """Return a lease; None: nobody has held it. Raises StoreUnreachable."""
+        """Return a lease; None: it was never held. Raises StoreUnreachable."""
 
         def read() -> LeaseSeen | None:
             found = self._open_connection.execute(
@@ -166,7 +166,7 @@ class SqliteStore:
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
-        """Take, renew or (with no holder) release a lease that was last `seen` so."""
+        """Take, renew or (without a holder) release a lease whose last known state is `seen`."""
         written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
 
         def write(connection: sqlite3.Connection) -> LeaseSeen | WriteFailure:
@@ -228,7 +228,7 @@ class SqliteStore:
             raise StoreUnreachable(f"{self._path}: {error}") from error
 
     async def _write(self, change: Callable[[sqlite3.Connection], T]) -> T | WriteFailure:
-        """Do a change in a transaction; who is cancelled here does not know whether it was done."""
+        """Make a change in a transaction. After a cancellation, its outcome is unknown."""
 
         def transact() -> T | WriteFailure:
             connection = self._open_connection
@@ -241,7 +241,7 @@ class SqliteStore:
             try:
                 connection.execute("COMMIT")
             except sqlite3.Error:
-                # Whether it is in the file only a read will tell.
+                # Only a read shows whether the change is in the file.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 return WriteFailure.UNKNOWN
@@ -250,7 +250,7 @@ class SqliteStore:
         try:
             return await self._run(transact)
         finally:
-            self._changes.set()
+            self._has_written.set()
 
 
 def _next_token(connection: sqlite3.Connection) -> int:

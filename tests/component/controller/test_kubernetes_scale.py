@@ -64,7 +64,7 @@ class World:
 
     async def found(self, record: GroupRecord) -> BrokerGroupControl:
         await self.store.create(NAME, record)
-        group = await self.groups.find(NAME)
+        group = await self.groups.get(NAME)
         self.hear(group, *(id_ for id_, _ in record.replicas))
         return group
 
@@ -132,7 +132,7 @@ def test_a_group_loses_its_highest_replica_when_that_is_retired_and_then_it_is_r
             world.wants(2)
             await world.scaling.step()
             assert world.spec["replicas"] == 3, "it is in the set still"
-            assert group.notice.startswith("replica 2 is not taken away")
+            assert group.notice.startswith("replica 2 cannot be removed yet")
             await group.reconcile()  # retired, and out
             await world.scaling.step()
             assert (world.spec["replicas"], world.partition) == (2, 2)

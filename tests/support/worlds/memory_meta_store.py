@@ -92,7 +92,7 @@ class MemoryStore:
         self._reach()
         return sorted(self.contents.records)
 
-    async def watch(self) -> AsyncGenerator[RecordChange, None]:
+    async def changes(self) -> AsyncGenerator[RecordChange, None]:
         told: dict[str, StoredRecord] = {}
         while True:
             for group in [name for name in told if name not in self.contents.records]:

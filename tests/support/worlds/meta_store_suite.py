@@ -122,7 +122,7 @@ class MetaStoreSuite:
     def test_a_watch_tells_what_is_there_and_the_last_of_what_comes(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             stored = done(await one.create(GROUP, record_of_three()))
-            async with contextlib.aclosing(other.watch()) as changes:
+            async with contextlib.aclosing(other.changes()) as changes:
                 assert await anext(changes) == RecordChange(GROUP, stored)
                 for n in range(5):
                     stored = done(await one.swap(GROUP, attempt_no_change(stored, f"write {n}")))

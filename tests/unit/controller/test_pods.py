@@ -198,7 +198,7 @@ def test_the_master_moves_to_one_that_is_replaced_already() -> None:
 def test_who_is_needed_is_not_taken_away_and_people_are_told_why() -> None:
     step = next_step(pods(3), wanted=2, record=record_of(3, out=(1,)))
     assert isinstance(step, PodWait)
-    assert "replica 2 is not taken away: 1 of the other replicas in sync" in step.why
+    assert "replica 2 cannot be removed yet: 1 of the other replicas in sync" in step.why
     # A pod that never came to register is no loss.
     assert next_step(pods(4), wanted=3, record=record_of(3)) == PodResize(3, 3)
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tidemill.controller.settings import ControllerSettings
 
 MESSAGE_BYTES_MAX: Final = 256 << 10  # a registration or a heartbeat: some hundred bytes
-# Replicas, proxies and admins of ours: few, with small messages. A peer that vanished is noticed
-# by its silence in any case; the connection only has to go at some time.
+# Clients are replicas, proxies and admin processes: few, with small messages. Heartbeats detect a
+# vanished replica, so its connection may stay open for a while.
 LIMITS: Final = Limits(keepalive_period_s=5.0, keepalive_timeout_s=15.0, idle_timeout_s=3_600.0)
 
 

@@ -1,4 +1,4 @@
-"""The service of a controller, as calls of our transport."""
+"""The RPC methods of a controller."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
     from tidemill.common.clock import Clock
     from tidemill.controller.election.sessions import ElectionTiming, Sight
-    from tidemill.controller.group import BrokerGroupControl, Denial
+    from tidemill.controller.group import BrokerGroupControl, ChangeRequest, Denial
     from tidemill.controller.groups import BrokerGroupControls
     from tidemill.controller.metrics import ControllerMetrics
 
 M = TypeVar("M", bound="Message")
 
 SERVICE: Final = wire.DESCRIPTOR.services_by_name["Controller"].full_name
-# Of replicas and proxies: three of each of GROUPS_MAX would be as many.
+# Streams of replicas and proxies, enough for GROUPS_MAX groups of three replicas.
 STREAMS_MAX: Final = 4_096
-# Of one address: more than all of a cluster has that runs on one machine.
+# Streams of one address, enough for a cluster on one machine.
 STREAMS_PER_ADDRESS_MAX: Final = 1_024
-# A proxy that follows routes hears something at least this often, so that a stream which is silent
-# is known to be broken by either end.
+# A proxy that follows routes receives a message at least this often, so that both ends detect a
+# broken stream.
 ROUTES_PERIOD_S: Final = 5.0
 
 
@@ -69,25 +69,25 @@ class ControllerService:
         self._metrics = metrics
         self._is_leading = is_leading
         self._streams: Counter[str] = Counter()  # by address
-        self._proxies: Counter[str] = Counter()  # streams of routes, by the name of the proxy
+        self._proxies: Counter[str] = Counter()  # streams of routes, by name of the proxy
         self._is_ending = asyncio.Event()
 
     def methods(self) -> Mapping[str, RpcMethod]:
         """Return the methods by path."""
         return {
             f"/{SERVICE}/Session": bidirectional(self._session),
-            f"/{SERVICE}/WatchRoutes": _of_one_request(self._watch_routes),
-            f"/{SERVICE}/ReportUnreachable": _answered(self._report_unreachable),
-            f"/{SERVICE}/GetGroups": _answered(self._get_groups),
-            f"/{SERVICE}/TransferMaster": _answered(self._transfer_master),
-            f"/{SERVICE}/DrainReplica": _answered(self._drain_replica),
-            f"/{SERVICE}/SetMinInSync": _answered(self._set_min_in_sync),
-            f"/{SERVICE}/ForgetGroup": _answered(self._forget_group),
-            f"/{SERVICE}/ForceMaster": _answered(self._force_master),
+            f"/{SERVICE}/WatchRoutes": _single_request(self._watch_routes),
+            f"/{SERVICE}/ReportUnreachable": _unary(self._report_unreachable),
+            f"/{SERVICE}/GetGroups": _unary(self._get_groups),
+            f"/{SERVICE}/TransferMaster": _unary(self._transfer_master),
+            f"/{SERVICE}/DrainReplica": _unary(self._drain_replica),
+            f"/{SERVICE}/SetMinInSync": _unary(self._set_min_in_sync),
+            f"/{SERVICE}/ForgetGroup": _unary(self._forget_group),
+            f"/{SERVICE}/ForceMaster": _unary(self._force_master),
         }
 
     async def drain(self) -> None:
-        """End all streams: replicas and proxies go on with the other controllers."""
+        """End all streams: replicas and proxies continue with the other controllers."""
         self._is_ending.set()
         async with self._groups.changed:
             self._groups.changed.notify_all()
@@ -95,7 +95,7 @@ class ControllerService:
     # ------------------------------------------------------------ streams
 
     async def _session(self, call: RpcCall) -> None:
-        with self._counted(call):
+        with self._count_stream(call):
             await self._serve_session(call)
 
     async def _serve_session(self, call: RpcCall) -> None:
@@ -112,21 +112,25 @@ class ControllerService:
         try:
             await asyncio.wait((serving, ending), return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                _raise_of(serving)
+                _raise_error(serving)
         finally:
             ending.cancel()
             serving.cancel()
             await asyncio.wait((serving,))
 
     @contextlib.contextmanager
-    def _counted(self, call: RpcCall) -> Iterator[None]:
-        """Count a stream for the block. Raises RpcError where there are too many."""
+    def _count_stream(self, call: RpcCall) -> Iterator[None]:
+        """Count a stream during the block. Raises RpcError at the limit."""
         host = host_of(call.peer())
         if self._streams.total() >= STREAMS_MAX:
-            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, f"{STREAMS_MAX} streams are open already")
+            raise RpcError(
+                RpcCode.RESOURCE_EXHAUSTED, f"the limit of {STREAMS_MAX} open streams is reached"
+            )
         if self._streams[host] >= STREAMS_PER_ADDRESS_MAX:
-            limit = f"{STREAMS_PER_ADDRESS_MAX} streams of {host} are open already"
-            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, limit)
+            raise RpcError(
+                RpcCode.RESOURCE_EXHAUSTED,
+                f"the limit of {STREAMS_PER_ADDRESS_MAX} open streams from {host} is reached",
+            )
         self._streams[host] += 1
         try:
             yield
@@ -137,45 +141,45 @@ class ControllerService:
 
     async def _watch_routes(self, call: RpcCall, request: bytes) -> None:
         proxy = _parse(wire.WatchRoutesRequest, request).proxy
-        with self._counted(call):
+        with self._count_stream(call):
             await self._serve_routes(call, proxy)
 
     async def _serve_routes(self, call: RpcCall, proxy: str) -> None:
         self._proxies[proxy] += 1
         try:
-            await self._tell_routes(call)
+            await self._send_routes(call)
         finally:
             self._proxies[proxy] -= 1
-            self._proxies += Counter()  # Only those that are there.
+            self._proxies += Counter()  # Removes names with a count of 0.
 
-    async def _tell_routes(self, call: RpcCall) -> None:
-        told: dict[str, ReplicationView] = {}
+    async def _send_routes(self, call: RpcCall) -> None:
+        sent: dict[str, ReplicationView] = {}
         is_first = True
         with contextlib.suppress(DisconnectError):
             while not self._is_ending.is_set():
                 views = self._groups.views()
-                is_complete = is_first or bool(told.keys() - views.keys())
-                news = {
+                is_complete = is_first or bool(sent.keys() - views.keys())
+                changed = {
                     name: view
                     for name, view in views.items()
-                    if is_complete or told.get(name) != view
+                    if is_complete or sent.get(name) != view
                 }
-                told, is_first = views, False
-                # An empty one says that this controller is there.
+                sent, is_first = views, False
+                # An empty update shows that this controller is live.
                 update = wire.RouteUpdate(
-                    groups={name: to_view(view) for name, view in news.items()},
+                    groups={name: to_view(view) for name, view in changed.items()},
                     is_complete=is_complete,
                 )
                 await call.send(update.SerializeToString())
-                await self._routes_changed(told)
+                await self._wait_for_routes(sent)
 
-    async def _routes_changed(self, told: dict[str, ReplicationView]) -> None:
-        """Wait until there is news for who was told this, or for ROUTES_PERIOD_S."""
+    async def _wait_for_routes(self, sent: dict[str, ReplicationView]) -> None:
+        """Wait until routes differ from `sent`, at most ROUTES_PERIOD_S."""
         async with self._groups.changed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ROUTES_PERIOD_S):
                     await self._groups.changed.wait_for(
-                        lambda: self._is_ending.is_set() or self._groups.views() != told
+                        lambda: self._is_ending.is_set() or self._groups.views() != sent
                     )
 
     # ------------------------------------------------------------ calls
@@ -209,7 +213,7 @@ class ControllerService:
     async def _transfer_master(self, request: bytes) -> bytes:
         asked = _parse(wire.TransferMasterRequest, request)
 
-        def wish(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
+        def transfer(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             live = {one.member for one in live_of(record, sight, self._timing)}
             others = sorted(
                 one.replica_id
@@ -223,11 +227,12 @@ class ControllerService:
                 return record
             if target not in others:
                 return ChangeRejection(
-                    "only a replica of the sync state set that is there, and stays, can take over"
+                    f"only a live member of the sync state set that is not retired can take over:"
+                    f" {', '.join(map(str, others)) or 'there is none'}"
                 )
             return record._replace(transfer=target, version=record.version + 1)
 
-        return await self._changed(asked.group, wish)
+        return await self._change(asked.group, transfer)
 
     async def _drain_replica(self, request: bytes) -> bytes:
         asked = _parse(wire.DrainReplicaRequest, request)
@@ -238,13 +243,13 @@ class ControllerService:
                 return stay(record, target, Retirement.DRAINED)
             return retire(record, target, Retirement.DRAINED)
 
-        return await self._changed(asked.group, drain, kind="drain_replica")
+        return await self._change(asked.group, drain, kind="drain_replica")
 
     async def _set_min_in_sync(self, request: bytes) -> bytes:
         asked = _parse(wire.SetMinInSyncRequest, request)
         group = await self._group(asked.group)
 
-        def set_it(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
+        def set_min(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             if group.wanted_min_in_sync is not None:
                 return ChangeRejection(
                     "its BrokerGroup resource says so: set minInSync in the values"
@@ -252,7 +257,7 @@ class ControllerService:
             is_led = sight.find_live(record.master, self._timing) is not None
             return with_min_in_sync(record, asked.min_in_sync, is_led=is_led)
 
-        return await self._changed(asked.group, set_it, kind="set_min_in_sync")
+        return await self._change(asked.group, set_min, kind="set_min_in_sync")
 
     async def _forget_group(self, request: bytes) -> bytes:
         asked = _parse(wire.ForgetGroupRequest, request)
@@ -275,27 +280,23 @@ class ControllerService:
             live = live_of(record, sight, self._timing)
             return replace_master(record, target, live, reason=asked.reason)
 
-        return await self._changed(asked.group, force)
+        return await self._change(asked.group, force)
 
     async def _group(self, name: str) -> BrokerGroupControl:
-        """Return a group that is there; an operator's slip makes none."""
+        """Return an existing group; a misspelt name does not create one."""
         try:
-            return await self._groups.find(name)
+            return await self._groups.get(name)
         except BrokerGroupNotFound as error:
             raise RpcError(RpcCode.NOT_FOUND, error.message) from None
         except StoreUnreachable as error:
-            raise RpcError(RpcCode.UNAVAILABLE, f"the store: {error}") from None
+            raise RpcError(RpcCode.UNAVAILABLE, f"the store is unreachable: {error}") from None
 
-    async def _changed(
-        self,
-        name: str,
-        ask: Callable[[GroupRecord, Sight], GroupRecord | Denial],
-        *,
-        kind: str = "elect_master",
+    async def _change(
+        self, name: str, request: ChangeRequest, *, kind: str = "elect_master"
     ) -> bytes:
         group, began_ns = await self._group(name), time.monotonic_ns()
         try:
-            refusal = await group.change(ask)
+            refusal = await group.change(request)
         except StoreUnreachable as error:
             raise RpcError(RpcCode.UNAVAILABLE, str(error)) from None
         took_ns = time.monotonic_ns() - began_ns
@@ -305,8 +306,8 @@ class ControllerService:
         return to_group(group, now_ms=self._clock.monotonic_ms()).SerializeToString()
 
 
-def _raise_of(task: asyncio.Future[None]) -> None:
-    """Raise what a session has failed with, as the one error that it is."""
+def _raise_error(task: asyncio.Future[None]) -> None:
+    """Raise the error of a session, out of the group of its tasks."""
     try:
         task.result()
     except* RpcError as group:
@@ -315,10 +316,10 @@ def _raise_of(task: asyncio.Future[None]) -> None:
         pass
 
 
-def _of_one_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> RpcMethod:
-    """Return a method that takes one request and does not wait for the end of them.
+def _single_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> RpcMethod:
+    """Return a method that takes one request, and does not wait for the end of the requests.
 
-    Our own client has streams in both directions and nothing else; on the wire they are the same.
+    Our own client opens only streams in both directions. On the wire all methods look the same.
     """
 
     async def serve(call: RpcCall) -> None:
@@ -329,18 +330,18 @@ def _of_one_request(handle: Callable[[RpcCall, bytes], Awaitable[None]]) -> RpcM
     return bidirectional(serve)
 
 
-def _answered(answer: Callable[[bytes], Awaitable[bytes]]) -> RpcMethod:
+def _unary(answer: Callable[[bytes], Awaitable[bytes]]) -> RpcMethod:
     """Return a method with one request and one response."""
 
     async def handle(call: RpcCall, request: bytes) -> None:
         with contextlib.suppress(DisconnectError):
             await call.send(await answer(request))
 
-    return _of_one_request(handle)
+    return _single_request(handle)
 
 
 def _parse(kind: type[M], request: bytes) -> M:
     try:
         return kind.FromString(request)
     except DecodeError:
-        raise RpcError(RpcCode.INVALID_ARGUMENT, f"the request is no {kind.__name__}") from None
+        raise RpcError(RpcCode.INVALID_ARGUMENT, f"the request is not a {kind.__name__}") from None

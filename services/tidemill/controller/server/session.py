@@ -1,7 +1,7 @@
-"""One session: the supervisor of a replica, as long as its stream lasts.
+"""One session: the stream of a replica's supervisor.
 
-Heartbeats and death certificates are taken at once. What changes the record waits for the store, so
-a task of its own does that, one request after the other: a store that is slow makes nobody silent.
+Heartbeats and death certificates are processed at once. Changes of the record wait for the store,
+so a task of its own makes them, one after the other. A slow store does not delay heartbeats.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ if TYPE_CHECKING:
     from tidemill.controller.metrics import ControllerMetrics
     from tidemill.transport.aio.call import RpcCall
 
-# Of one session: a supervisor waits for the answer to each before it asks the next, and a master
-# repeats a proposal. Beyond it a request is refused as unavailable.
+# Waiting requests of one session. A supervisor waits for each answer, and a master repeats a
+# proposal. At the limit, the answer to a request is `unavailable`.
 REQUESTS_WAITING_MAX: Final = 16
 UNSENT_BYTES_MAX: Final = 1 << 20  # of a peer that does not read; beyond it the session ends
-# A view that was sent on this session and is not echoed by heartbeats is sent again.
-NEWS_AGAIN_MS: Final = 1_000
+VIEW_REPEAT_MS: Final = 1_000  # A view is sent again until heartbeats report its version.
 
-# A supervisor attaches when its broker has opened its store: one that takes longer comes back. Who
-# never does would hold a stream for ever.
+# A supervisor attaches when its broker has opened its store. If that takes longer, it reconnects.
+# Without the limit, a peer could hold a stream forever.
 ATTACH_WITHIN_S: Final = 300.0
 
 log = structlog.get_logger()
@@ -49,7 +48,7 @@ log = structlog.get_logger()
 
 @final
 class SessionCall:
-    """A listener of its group, and the voice of its replica."""
+    """One session, which is a listener of its group."""
 
     def __init__(
         self,
@@ -68,20 +67,20 @@ class SessionCall:
         self._metrics = metrics
         self._is_leading = is_leading
         self._group: BrokerGroupControl | None = None
-        self._registered: ReplicaRun | None = None  # as the record says, whoever was asked for it
-        self._told_at_ms = 0  # when a view was sent last
+        self._registered: ReplicaRun | None = None  # this replica's run, if the record has it
+        self._view_sent_at_ms = 0
         self._requests: asyncio.Queue[wire.SessionUp] = asyncio.Queue(REQUESTS_WAITING_MAX)
 
     async def serve(self) -> None:
         """Serve the stream to its end. Raises RpcError."""
-        waiting = asyncio.get_running_loop().call_later(ATTACH_WITHIN_S, self._end_unattached)
+        timer = asyncio.get_running_loop().call_later(ATTACH_WITHIN_S, self._end_unattached)
         async with asyncio.TaskGroup() as tasks:
-            asking = tasks.create_task(self._serve_requests(), name="requests of a session")
+            requests = tasks.create_task(self._serve_requests(), name="requests of a session")
             try:
-                await self._take_all()
+                await self._receive_all()
             finally:
-                waiting.cancel()
-                asking.cancel()
+                timer.cancel()
+                requests.cancel()
                 if self._group is not None:
                     self._group.listeners.discard(self)
 
@@ -89,51 +88,51 @@ class SessionCall:
         if self._group is None:
             self._call.expire()
 
-    # ------------------------------------------------------------ what the group tells
+    # ------------------------------------------------------------ from the group
 
     def send_view(self, view: ReplicationView) -> None:
-        """Send a view that is new."""
-        self._told_at_ms = self._clock.monotonic_ms()
+        """Send a new view."""
+        self._view_sent_at_ms = self._clock.monotonic_ms()
         self._send(wire.SessionDown(view=to_view(view)))
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
-        """Ask the master that this session is of for a planned transfer."""
+        """Ask this session's replica for a planned transfer, if it is the master."""
         view = None if self._group is None else self._group.view()
         if view is not None and view.master == self._registered:
             self._send(wire.SessionDown(hand_over=wire.HandOver(epoch=epoch, target=target)))
 
     def end_session(self) -> None:
-        """End the session: its supervisor comes back, and registers with what there is then."""
+        """End the session; its supervisor reconnects and registers again."""
         self._call.expire()
 
     def _send(self, message: wire.SessionDown) -> None:
         if self._call.unsent_bytes > UNSENT_BYTES_MAX:
-            self._call.expire()  # Its supervisor comes back on a stream that works.
+            self._call.expire()  # The supervisor reconnects.
             return
         self._call.write(message.SerializeToString())
 
-    # ------------------------------------------------------------ what the replica says
+    # ------------------------------------------------------------ from the replica
 
-    async def _take_all(self) -> None:
+    async def _receive_all(self) -> None:
         async for request in self._call:
             try:
                 up = wire.SessionUp.FromString(request)
             except DecodeError:
-                raise RpcError(RpcCode.INVALID_ARGUMENT, "no message of a session") from None
+                raise RpcError(RpcCode.INVALID_ARGUMENT, "not a message of a session") from None
             if self._group is None and up.WhichOneof("message") != "attach":
                 raise RpcError(RpcCode.FAILED_PRECONDITION, "a session begins with Attach")
-            await self._take(up)
+            await self._receive(up)
 
-    async def _take(self, up: wire.SessionUp) -> None:
+    async def _receive(self, up: wire.SessionUp) -> None:
         kind = up.WhichOneof("message")
         if kind == "attach":
             await self._attach(up.attach)
         elif kind == "heartbeat":
-            self._hear(up)
+            self._receive_heartbeat(up)
         elif kind == "death":
-            assert self._group is not None, "it has attached"
+            assert self._group is not None, "the session has attached"
             log.warning(
-                "a replica's process has ended",
+                "replica process ended",
                 group=self._group.name,
                 replica=up.death.member.replica_id,
                 how=up.death.how,
@@ -144,27 +143,32 @@ class SessionCall:
             try:
                 self._requests.put_nowait(up)
             except asyncio.QueueFull:
-                self._answer(up, wire.Answer(unavailable="too many requests wait"))
+                limit = f"{REQUESTS_WAITING_MAX} requests wait already; retry later"
+                self._answer(up, wire.Answer(unavailable=limit))
         else:
-            raise RpcError(RpcCode.INVALID_ARGUMENT, "a message of a kind that nobody knows")
+            raise RpcError(RpcCode.INVALID_ARGUMENT, "a message of an unknown kind")
 
     async def _attach(self, attach: wire.Attach) -> None:
         try:
-            # Who has seen an epoch is of a group whose record is lost: somebody must hear of it.
+            # A replica that has seen an epoch also creates the record of its group: that record is
+            # lost, and the new one raises an alarm.
             is_founder = attach.member.replica_id == FOUNDER or attach.epoch_seen > 0
-            group = await self._groups.of(
+            group = await self._groups.get_or_create(
                 attach.group, is_founder=is_founder, address=host_of(self._call.peer())
             )
         except ServiceError as error:
             raise RpcError(RpcCode.NOT_FOUND, error.message) from None
         except StoreUnreachable as error:
-            raise RpcError(RpcCode.UNAVAILABLE, f"the store: {error}") from None
-        # A run that has registered over another controller is to be named, or the next is fenced.
+            raise RpcError(RpcCode.UNAVAILABLE, f"the store is unreachable: {error}") from None
+        # The welcome must name a run that registered at another controller. Otherwise the next
+        # registration is fenced.
         await group.refresh()
         if group.is_removed:
-            raise RpcError(RpcCode.UNAVAILABLE, f"the broker group {group.name} was forgotten")
+            raise RpcError(
+                RpcCode.UNAVAILABLE, f"broker group {group.name} was just removed; attach again"
+            )
         self._group = group
-        assert group.stored is not None, "a group that was found has a record"
+        assert group.stored is not None, "each group of the store has a record"
         registered = group.stored.record.find_member(ReplicaId(attach.member.replica_id))
         if registered == from_member(attach.member):
             self._registered = registered
@@ -178,10 +182,10 @@ class SessionCall:
         if view is not None:
             self.send_view(view)
 
-    def _hear(self, up: wire.SessionUp) -> None:
+    def _receive_heartbeat(self, up: wire.SessionUp) -> None:
         group, beat = self._group, up.heartbeat
-        assert group is not None, "it has attached"
-        assert group.stored is not None, "a group that was found has a record"
+        assert group is not None, "the session has attached"
+        assert group.stored is not None, "each group of the store has a record"
         member = from_member(beat.member)
         group.note_heartbeat(member, from_heartbeat(beat))
         record = group.stored.record
@@ -198,42 +202,42 @@ class SessionCall:
             number=up.number, is_leading=grant_ms > 0, epoch=record.epoch, grant_ms=grant_ms
         )
         self._send(wire.SessionDown(beat=reply))
-        is_due = self._clock.monotonic_ms() - self._told_at_ms >= NEWS_AGAIN_MS
+        is_due = self._clock.monotonic_ms() - self._view_sent_at_ms >= VIEW_REPEAT_MS
         view = group.view()
         if is_due and view is not None and beat.version_seen < view.version:
             self.send_view(view)
 
-    # ------------------------------------------------------------ what it asks
+    # ------------------------------------------------------------ requests
 
     async def _serve_requests(self) -> None:
         while True:
             up = await self._requests.get()
             began_ns = time.monotonic_ns()
-            kind, ask = self._asked(up)
+            kind, request = self._change_request(up)
             status = "failed"
             try:
-                assert self._group is not None, "it has attached"
-                refusal = await self._group.change(ask)
-                status = "success" if refusal is None else "failed"
-                self._tell(up, refusal)
+                assert self._group is not None, "the session has attached"
+                denial = await self._group.change(request)
+                status = "success" if denial is None else "failed"
+                self._answer_change(up, denial)
             except StoreUnreachable as error:
                 status = "timeout"
                 self._answer(up, wire.Answer(unavailable=str(error)))
             self._metrics.count_request(kind, status, time.monotonic_ns() - began_ns)
 
-    def _asked(self, up: wire.SessionUp) -> tuple[str, ChangeRequest]:
-        """Return a request as what judges a record, and its name among the metrics."""
+    def _change_request(self, up: wire.SessionUp) -> tuple[str, ChangeRequest]:
+        """Return the name of a request in metrics, and its change of the record."""
         match up.WhichOneof("message"):
             case "register":
                 registration = from_register(up.register)
 
-                def come(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
+                def register_run(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
                     before = presence_of(
                         record, registration.member.replica_id, sight, self._timing
                     )
                     return register(record, registration, before)
 
-                return "register_broker", come
+                return "register_broker", register_run
             case "proposal":
                 proposal = from_proposal(up.proposal)
 
@@ -254,26 +258,29 @@ class SessionCall:
                         live=live_of(record, sight, self._timing),
                     )
                     if after is None:
-                        return ChangeRejection(f"replica {asked.target} cannot be master now")
+                        return ChangeRejection(
+                            f"replica {asked.target} is not a live member of the set, or the"
+                            " epoch has changed"
+                        )
                     last = after.history[-1]._replace(detected_ms=asked.paused_ms)
                     return after._replace(history=(*after.history[:-1], last))
 
                 return "elect_master", hand_over
 
-    def _tell(self, up: wire.SessionUp, refusal: Denial | None) -> None:
-        if isinstance(refusal, FencedRun):
-            self._answer(up, wire.Answer(fenced=refusal.why))
+    def _answer_change(self, up: wire.SessionUp, denial: Denial | None) -> None:
+        if isinstance(denial, FencedRun):
+            self._answer(up, wire.Answer(fenced=denial.why))
             return
-        if isinstance(refusal, ChangeRejection):
+        if isinstance(denial, ChangeRejection):
             if up.WhichOneof("message") == "register":
-                log.warning("a replica waits for its place", reason=refusal.why)
-            self._answer(up, wire.Answer(refused=refusal.why))
+                log.warning("registration rejected", reason=denial.why)
+            self._answer(up, wire.Answer(refused=denial.why))
             return
         if up.WhichOneof("message") == "register":
             self._registered = from_member(up.register.member)
         view = None if self._group is None else self._group.view()
         if view is not None:
-            self.send_view(view)  # Before the answer: who reads it knows what has come of it.
+            self.send_view(view)  # Before the answer, so that the replica knows the result.
         self._answer(up, wire.Answer(done=wire.Done()))
 
     def _answer(self, up: wire.SessionUp, answer: wire.Answer) -> None:

@@ -1,4 +1,4 @@
-"""What replicas and operators say and hear, as values of elections and on the wire."""
+"""Messages of replicas and operators: conversion between the wire and values of elections."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HEALTH_ON_WIRE: Final = {health: number for number, health in _HEALTH.items()}
 
 
 def host_of(peer: str) -> str:
-    """Return the host of whoever has called, without the port."""
-    return peer.partition(":")[2].rpartition(":")[0]  # of `ipv4:10.0.0.1:5000`
+    """Return the host of a peer such as `ipv4:10.0.0.1:5000`."""
+    return peer.partition(":")[2].rpartition(":")[0]
 
 
 def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
-    """Return the heartbeat of a message; a health that nobody knows is no good one."""
+    """Return the heartbeat of a message; an unknown health counts as SLOW."""
     return Heartbeat(
         is_master=found.is_master,
         epoch_seen=found.epoch_seen,
@@ -80,7 +80,7 @@ def from_register(found: wire.Register) -> Registration:
 
 
 def to_group(group: BrokerGroupControl, *, now_ms: int) -> wire.Group:
-    """Return what an operator is told of a group."""
+    """Return the state of a group, for operators."""
     notice = group.notice or group.failed_transfer
     answer = wire.Group(name=group.name, alarm=group.alarm, notice=notice)
     if group.stored is None:
