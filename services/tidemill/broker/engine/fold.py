@@ -59,6 +59,7 @@ from tidemill.broker.engine.layout.state import (
 from tidemill.broker.engine.layout.timer_control import Frontier, TimerControl
 from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.forgetting import forget_group, forget_topic
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import (
     apply_stated_deliveries,
@@ -241,9 +242,9 @@ class Fold:
             self._catalog.apply(item, log_offset)
         match item["op"]:
             case "deleteTopic":
-                self._pops.forget_topic(item["id"])
+                forget_topic(self._pops, item["id"])
             case "deleteGroup":
-                self._pops.forget_group(item["id"])
+                forget_group(self._pops, item["id"])
             case "topic" if item["topic"]["retry_of"]:
                 group_id, topic_id = item["topic"]["retry_of"]
                 self._pops.add_retry_topic(group_id, topic_id, item["topic"]["id"])

@@ -27,6 +27,8 @@ _unpack_place = message.PLACE.unpack_from
 _unpack_fields = stored_message.FIXED.unpack_from
 _FIXED_SIZE, _HASH_SIZE = stored_message.FIXED_SIZE, stored_message.KEY_HASH_SIZE
 _STORED = EventKind.STORED
+# The fields of an event between `message_id` and `body_size`.
+_NO_DELIVERY = ("", 0, 0, "", "", "", 0, 0, 0, 0)
 
 
 @final
@@ -64,34 +66,9 @@ class MessageEvents:
             if not (is_all or self._filter.matches(_STORED, topic, known)):
                 return None
             _check(header, blob)
-            return _tuple(
-                Event,
-                (
-                    header.log_offset,
-                    0,
-                    _STORED,
-                    header.stored_at_ms,
-                    topic,
-                    queue_id,
-                    queue_offset,
-                    topic_id,
-                    known.message_id,
-                    "",
-                    0,
-                    0,
-                    "",
-                    "",
-                    "",
-                    0,
-                    0,
-                    0,
-                    0,
-                    fields[12],
-                    header.tail_crc,
-                    0,
-                    0,
-                ),
-            )
+            head = header.log_offset, 0, _STORED, header.stored_at_ms, topic, queue_id, queue_offset
+            size_and_crc = fields[12], header.tail_crc, 0, 0
+            return _tuple(Event, (*head, topic_id, known.message_id, *_NO_DELIVERY, *size_and_crc))
         event = Event(
             header.log_offset,
             0,

@@ -16,6 +16,7 @@ from tidemill.broker.engine.layout import pop_checkpoint
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.metadata.catalog import Catalog
+from tidemill.broker.engine.pop.forgetting import forget_slice, is_forgetting
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import PopProgress
 from tidemill.broker.engine.pop.redelivery import Redelivery
@@ -73,7 +74,7 @@ class Reviver:
         if check_ms is not None:
             check_at_ms = self._ran_at_ms + check_ms
             deadline = check_at_ms if deadline is None else min(deadline, check_at_ms)
-        if self._inherited or self._turns or self._state.is_forgetting:
+        if self._inherited or self._turns or is_forgetting(self._state):
             return 0
         if not self._paused:
             return deadline
@@ -146,8 +147,8 @@ class Reviver:
         Void and settled deliveries leave the table, and a slice of deleted progress is forgotten.
         It records nothing: engines that follow do it too.
         """
-        if self._state.is_forgetting:
-            self._state.forget_slice()
+        if is_forgetting(self._state):
+            forget_slice(self._state)
         due = self._state.table.deadlines.take_due(now_ms, DUE_SLOTS_A_TURN)
         self._tally.add(len(due))
         return [slot for slot in due if self._is_to_revive(slot)]

@@ -8,7 +8,7 @@ Each engine does three things by its own clock, without a record:
 - A delivery that only rejects old handles, or that is void, leaves the table at its deadline
   (`discard`).
 - A due delivery leaves its deadline list. So an entry may find its slot still in use.
-- The engine forgets deleted topics and groups in slices (`forget_slice`).
+- The engine forgets deleted topics and groups in slices (`forgetting.py`).
 
 While the engine catches up with a snapshot, `catch_up` knows which entries each slice of the
 snapshot contains. The lists are built at its end.
@@ -38,39 +38,16 @@ from tidemill.broker.engine.metadata.catalog import Catalog
 from tidemill.broker.engine.pop.deadlines import FLAG_DUE
 from tidemill.broker.engine.pop.delivery_table import FREE, UNPROVEN, DeliveryTable
 from tidemill.broker.engine.pop.linked_lists import NIL
-from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress, PopSubscription
+from tidemill.broker.engine.pop.progress import OrderedState, PopProgress, PopSubscription
 from tidemill.broker.engine.pop.progress_index import ProgressIndex
 from tidemill.broker.engine.tally import Tally
 from tidemill.common.histogram import Histogram
 
-# Counters by group and by the topic that consumers name. The last three are results of acks.
-COUNTED = (
-    "ck",
-    "ack",
-    "revived",
-    "dead_lettered",
-    "damaged",
-    "expired",
-    "expired_before_revive",
-    "filtered_retry",
-    "again_expired",
-    "again_nack",
-    "lock_conflict",
-    "extended",
-    "given_back_ended",
-    "given_back_silent",
-    "given_back_unread",
-    "given_back_released",
-    "APPLIED",
-    "ALREADY",
-    "GONE",
-)
 # Upper bounds in milliseconds, for the time from pop to ack and for the wait before a pop.
 DELIVERY_BUCKETS_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000)
 # Handles of renewed deliveries are valid for this long after the pop: the invisible duration that
 # proxies ask for on behalf of push consumers.
 RENEWED_HANDLE_MS = 60_000
-FORGOTTEN_A_SLICE = 256  # deleted queues, two microseconds each
 
 
 class SnapshotCoverage(Protocol):
@@ -108,7 +85,7 @@ class PopState:
 
     def __init__(self, catalog: Catalog, tally: Tally) -> None:
         self.catalog = catalog
-        self._tally = tally
+        self.tally = tally
         self.table = DeliveryTable()
         self.index = ProgressIndex(catalog, self.table)
         # Parts of the index that hot paths read directly.
@@ -419,13 +396,14 @@ class PopState:
             progress = self.progress_of(group_id, topic_id, queue_id)
             if self.catch_up and not self.catch_up.is_new_to_progress(progress, log_offset):
                 continue
-            self._void(progress, log_offset)
+            self.void(progress, log_offset)
             progress.pop_offset = progress.position = offset
             if progress.ordered is not None:
                 progress.ordered = OrderedState()
             self.ready.add((progress.group_id, progress.named_topic_id))
 
-    def _void(self, progress: PopProgress, log_offset: LogOffset) -> None:
+    def void(self, progress: PopProgress, log_offset: LogOffset) -> None:
+        """Void all deliveries of a queue that were made before `log_offset`."""
         # Slots stay until their deadlines, so that the cost of a reset does not depend on their
         # number. A batch of an ordered queue may be past its deadline: its slots go now.
         if progress.ordered is not None:
@@ -437,45 +415,6 @@ class PopState:
         progress.in_flight = 0
         progress.stated_at = log_offset
 
-    def forget_topic(self, topic_id: TopicId) -> None:
-        """Void everything of a topic that the catalog has deleted, and of its retry topics."""
-        self.index.delete_topic(topic_id)
-        self._start_forgetting()
-
-    def forget_group(self, group_id: GroupId) -> None:
-        """Void everything of a group that the catalog has deleted."""
-        self.index.delete_group(group_id)
-        self._start_forgetting()
-
-    def _start_forgetting(self) -> None:
-        self.forget_slice()
-        # The end of the catch-up drops and renumbers all of it at once.
-        while self.catch_up is not None and self._has_deleted:
-            self.forget_slice()
-
-    @property
-    def _has_deleted(self) -> bool:
-        """Whether progress of deleted groups or topics remains."""
-        return bool(self._deleted or self.catalog.orphans)
-
-    @property
-    def is_forgetting(self) -> bool:
-        """Whether `forget_slice` has work to do."""
-        return self._has_deleted or self.index.numbers.has_retired
-
-    def forget_slice(self) -> None:
-        """Forget a bounded number of deleted queues, or sweep a part of the table."""
-        index, count = self.index, 0
-        while self.catalog.orphans and count < FORGOTTEN_A_SLICE:
-            index.delete_topic(self.catalog.forget_next_orphan())
-            count += 1
-        while count < FORGOTTEN_A_SLICE and (progress := index.take_deleted()) is not None:
-            self._forget(progress)
-            count += 1
-        self._tally.add(count)
-        if not count and index.numbers.has_retired:
-            index.numbers.sweep()
-
     def is_deleted(self, progress: PopProgress) -> bool:
         """Return whether the group or topic of a progress was deleted."""
         catalog = self.catalog
@@ -485,19 +424,8 @@ class PopState:
         """Return whether a reset or a deletion came after a delivery of a queue."""
         if delivery_id < progress.void_before:
             return True
-        # `_has_deleted` without the call: every ack runs this.
+        # `forgetting.has_deleted` without the call: every ack runs this.
         return bool(self._deleted or self.catalog.orphans) and self.is_deleted(progress)
-
-    def _forget(self, progress: PopProgress) -> None:
-        self._void(progress, LogOffset(VOID))
-        if self.index.remove(progress) and self.catch_up is None:
-            self.index.numbers.retire(progress)
-        pair = progress.group_id, progress.topic_id
-        if progress.queue.queue_id == 0:  # Once for all queues.
-            self.subscriptions.pop(pair, None)
-            for name in COUNTED:
-                self.counts.pop((name, *pair), None)
-            self.ack_times_ms.drop(pair)
 
     def add_retry_topic(
         self, group_id: GroupId, topic_id: TopicId, retry_topic_id: TopicId

@@ -67,7 +67,7 @@ class DelayedMessages:
         ready: Callable[[TopicId], None],
         is_retirement_near: Callable[[int, int], bool],
     ) -> None:
-        log = store.log
+        log = self._log = store.log
         self._recorder = recorder
         self._room = room
         self.index = index
@@ -108,15 +108,7 @@ class DelayedMessages:
             rate_bytes=config.evacuation_rate_bytes,
             is_due=lambda now_ms: is_retirement_near(now_ms, config.evacuation_lead_ms),
         )
-        self.flusher = Flusher(disk, index, log, config)
-        self.recovery = TimerRecovery(index, self.loader, self.flusher, log, catalog)
-        self.janitor = Janitor(
-            index,
-            self.flusher,
-            config,
-            audit=TimerAudit(index, log, tally, quarantined=lambda: self.quarantined),
-        )
-        self.census = Census(index, tally)
+        self._open_files(disk, config, catalog, tally)
         self.commands = TimerCommands(
             index,
             self.admission,
@@ -134,6 +126,19 @@ class DelayedMessages:
         self._gathered_ahead_ms = config.load_horizon_ms + 1000
         self._advanced_s = 0
         self._is_loaders_turn = False
+
+    def _open_files(self, disk: Disk, config: TimerConfig, catalog: Catalog, tally: Tally) -> None:
+        """Make the parts that load, write, check and delete the files."""
+        index, log = self.index, self._log
+        self.flusher = Flusher(disk, index, log, config)
+        self.recovery = TimerRecovery(index, self.loader, self.flusher, log, catalog)
+        self.janitor = Janitor(
+            index,
+            self.flusher,
+            config,
+            audit=TimerAudit(index, log, tally, quarantined=lambda: self.quarantined),
+        )
+        self.census = Census(index, tally)
 
     @property
     def quarantined(self) -> dict[int, int]:
