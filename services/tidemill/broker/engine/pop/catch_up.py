@@ -21,18 +21,19 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_GAPS,
     FLAG_ORDERED,
     FLAG_RELEASED,
+    FLAG_RENEWS,
     FLAG_SUPERSEDES,
 )
 from tidemill.broker.engine.layout.snapshot import SLOTS_A_SLICE
 from tidemill.broker.engine.pop.delivery_table import FREE
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import VOID, OrderedState, PopProgress
+from tidemill.broker.engine.pop.state import RENEWED_HANDLE_MS, PopState
 from tidemill.broker.engine.pop.stated_rows import load_delivery, load_progress
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.layout.delivery_rows import DeliveryRows
     from tidemill.broker.engine.layout.progress_rows import ProgressRow
-    from tidemill.broker.engine.pop.state import PopState
 
 # Slices of the table, 7 MiB of rows. Each may have a thousand queues, which are looked up once.
 SLICES_TOGETHER = 64
@@ -213,11 +214,20 @@ class CatchUp:
             is_replaced = np.frombuffer(table.superseded, dtype=np.uint32)[below] != 0
             replaced = below[is_replaced]
             np.frombuffer(table.live, dtype=np.uint32)[replaced] = 0
-            self._state.end_with_handles(replaced)
+            self._end_with_handles(replaced)
             below = below[~is_replaced]
         np.frombuffer(table.ids, dtype=np.int64)[below] = FREE
         for slot in table.gaps.keys() & set(below.tolist()):
             del table.gaps[slot]
+
+    def _end_with_handles(self, slots: np.ndarray) -> None:
+        """Move the deadline of renewed slots to the end of their handles, as `PopState` does."""
+        table = self._state.table
+        flags = np.frombuffer(table.flags, dtype=np.uint8)
+        renewed = slots[flags[slots] & FLAG_RENEWS > 0]
+        ends_ms = np.frombuffer(table.popped_at_ms, dtype=np.int64)[renewed] + RENEWED_HANDLE_MS
+        visible_at_ms = np.frombuffer(table.visible_at_ms, dtype=np.int64)
+        visible_at_ms[renewed] = np.minimum(visible_at_ms[renewed], ends_ms)
 
     def _make_lists(self, *, now_ms: int) -> None:
         state, table = self._state, self._state.table

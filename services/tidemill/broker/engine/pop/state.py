@@ -20,8 +20,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol, final
 
-import numpy as np
-
 from tidemill.broker.engine.layout.ack import Acks
 from tidemill.broker.engine.layout.expiry import Expiry
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
@@ -288,18 +286,6 @@ class PopState:
     def _handles_end_ms(self, slot: int) -> int:
         """Return when the handles of a renewed delivery end."""
         return self.table.popped_at_ms[slot] + RENEWED_HANDLE_MS
-
-    def end_with_handles(self, slots: np.ndarray) -> None:
-        """Move the deadline of renewed slots to the end of their handles, as `_remove` does.
-
-        The slots have no live messages.
-        """
-        table = self.table
-        flags = np.frombuffer(table.flags, dtype=np.uint8)
-        renewed = slots[flags[slots] & FLAG_RENEWS > 0]
-        ends_ms = np.frombuffer(table.popped_at_ms, dtype=np.int64)[renewed] + RENEWED_HANDLE_MS
-        visible_at_ms = np.frombuffer(table.visible_at_ms, dtype=np.int64)
-        visible_at_ms[renewed] = np.minimum(visible_at_ms[renewed], ends_ms)
 
     def _owner(self, slot: int, delivery_id: int, log_offset: LogOffset) -> PopProgress | None:
         """Return the progress of a delivery, None if the delivery is missing or void."""
