@@ -1,11 +1,11 @@
-"""Lives that end badly, one upon the other: kills, power cuts and syncs that fail, in any order.
+"""Crash after crash of one store: kills, power cuts and failed syncs, in any order.
 
-A scenario of `test_power_cut` or `test_timer_power_cut` is ended at a random disk operation. Each
-further life starts, serves clients, writes its files, and is ended again; the last one by a power
-cut, since only that takes what earlier lives believed to be there. Afterwards the same promises
-hold as after one power cut, and every start in between was one.
+A random disk operation ends a scenario of `test_power_cut` or `test_timer_power_cut`. Each further
+run starts, serves clients, writes its files, and is ended again. A power cut ends the last one,
+because only that removes unsynced bytes of earlier runs. Afterwards the same promises hold as after
+one power cut.
 
-The seed of a failure repeats all its lives.
+The seed of a failure repeats all its runs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tidemill.broker.engine.store.disk import DiskFailed
 
 LIVES_MAX = 5
 SEEDS = 1_020
-CHUNKS = 8  # the seeds are split into this many tests
+CHUNKS = 8  # the seeds are divided among this many tests
 ENDS = ("kill", "kill", "power cut", "failed sync")
-SHORT = 60  # operations of a life that is to end early
+SHORT = 60  # operations of a run that ends early
 W = TypeVar("W", bound=World)
 
 
 class Lives(Generic[W]):
-    """One store through its lives."""
+    """The successive runs of one store."""
 
     def __init__(self, random: Random, *, now_ms: int) -> None:
         self.random = random
         self.disk = FaultyDisk(random)
-        self.world: W | None = None  # the last one that came to live
+        self.world: W | None = None  # the last world that has started
         self.story: list[str] = []
         self._now_ms = now_ms
 
@@ -48,7 +48,7 @@ class Lives(Generic[W]):
         return self._now_ms if self.world is None else self.world.now_ms
 
     def live(self, begin: Callable[[], W], go_on: Callable[[W], None], operations: int) -> None:
-        """Let the store live until something ends it, and leave the disk for the next life."""
+        """Run the store until something ends it; leave the disk for the next run."""
         disk, end = self.disk, self.random.choice(ENDS)
         at = self.random.randint(0, operations)
         if end == "failed sync":
@@ -66,7 +66,7 @@ class Lives(Generic[W]):
 
 
 def lead_store(lives: Lives[World], answered: store.Answered) -> World:
-    """Let a store live and end some times; return it after the last power cut."""
+    """Run a store several times; return it after the last power cut."""
     random = lives.random
     whole = max(store.OPERATIONS.values())
     open_world = random.choice(list(store.OPERATIONS))
@@ -99,7 +99,7 @@ def serve(world: World, answered: store.Answered, name: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", seed_chunks("crashes", SEEDS, chunks=CHUNKS))
-def test_nothing_answered_is_lost_in_crash_upon_crash(chunk: list[int]) -> None:
+def test_repeated_crashes_lose_no_answered_message(chunk: list[int]) -> None:
     for seed in each(chunk):
         lives: Lives[World] = Lives(Random(seed), now_ms=1_000_000)
         answered = store.Answered()
@@ -110,7 +110,7 @@ def test_nothing_answered_is_lost_in_crash_upon_crash(chunk: list[int]) -> None:
 
 
 def lead_timers(lives: Lives[TimerWorld], told: timers.Answered) -> TimerWorld:
-    """Let timers live and end some times; return them after the last power cut."""
+    """Run timers several times; return them after the last power cut."""
     random = lives.random
     whole = max(map(len, timers.OPERATIONS.values()))
     open_world = random.choice(list(timers.OPERATIONS))
@@ -149,7 +149,7 @@ def serve_timers(world: TimerWorld, told: timers.Answered, number: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", seed_chunks("crashes of timers", SEEDS, chunks=CHUNKS))
-def test_no_timer_is_lost_early_or_doubled_in_crash_upon_crash(chunk: list[int]) -> None:
+def test_repeated_crashes_lose_or_double_no_timer(chunk: list[int]) -> None:
     for seed in each(chunk):
         lives: Lives[TimerWorld] = Lives(Random(seed), now_ms=START_MS)
         told = timers.Answered()

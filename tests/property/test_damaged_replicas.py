@@ -1,8 +1,8 @@
-"""One bit of one replica goes bad, everybody starts again, and nothing that was answered is lost.
+"""A flipped bit in one replica's log, and a restart of the group: no confirmed message is lost.
 
-A replica whose log is damaged below what it had acknowledged does not open, or says when it
-registers that it may lack something. It must never take what is behind the damage for a torn tail,
-be elected, and let the others cut what it has lost (F-4, F-26; rows 24 and 25 of the faults).
+If a replica's log is damaged below its acked offset, the replica does not open, or it reports in
+its registration that records may be missing. It must never take later records for a torn tail, be
+elected, and let the other replicas cut the lost records (F-4, F-26; rows 24 and 25 of the faults).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STORE = "s"
 
 @pytest.mark.parametrize("seed", seeds("damaged replicas", 24))
 @pytest.mark.parametrize("how", ["killed", "power cut"])
-def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
+def test_a_flipped_bit_loses_no_confirmed_message(how: str, seed: int) -> None:
     random, is_power_cut = Random(seed), how == "power cut"
     group = Group()
     group.elect(0)
@@ -44,10 +44,10 @@ def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
         if master.log.confirm_offset == master.log.log_end:
             answered += texts
     if random.random() < 0.5:
-        group.settle(2 * MARK_MS)  # It has been quiet for a while.
+        group.settle(2 * MARK_MS)  # The group was idle for a while.
     victim = random.choice(group.nodes)
-    # After a power cut nobody can tell damage from a torn tail in what was written within the last
-    # moment, of which the replica has noted nothing.
+    # After a power cut, damage in the newest records looks like a torn tail, because the mark does
+    # not cover them yet.
     end = victim.log.files.known_end._mark.durable if is_power_cut else victim.log.durable_offset
     if not end:
         return
@@ -60,7 +60,7 @@ def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
     victim.disk.damage(name, random.randrange(end - start), bits=1 << random.randrange(8))
     restart(group, random.sample(group.nodes, 3))
     up = [node for node in group.nodes if node.is_up]
-    assert len(up) >= 2, "the others go on"
+    assert len(up) >= 2, "the other replicas continue"
     group.set_members(*(node.number for node in up))
     group.settle(2_000)
     for node in up:
@@ -71,7 +71,7 @@ def test_a_flipped_bit_costs_the_others_nothing(how: str, seed: int) -> None:
 
 
 def restart(group: Group, nodes: list[Node]) -> None:
-    """Start replicas one after the other, as the controller's own functions say."""
+    """Start replicas one after the other, with the controller's own functions."""
     members = {node.me.replica_id: node.me for node in group.nodes}
     record = GroupRecord(
         min_in_sync=2,

@@ -1,4 +1,4 @@
-"""A second engine sees only the committed bytes of the log, has the same state, and takes over."""
+"""A second engine that sees only the committed bytes of the log: equal state, and take-over."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_a_follower_has_the_same_state_after_every_round() -> None:
     assert world.drain()
 
 
-def test_a_follower_of_an_ordered_group_takes_over_in_its_midst() -> None:
+def test_a_follower_takes_over_an_ordered_group_with_a_batch_in_flight() -> None:
     world = World(is_followed=True)
     world.group(is_ordered=True, max_attempts=5)
     world.send(*[f"m{n}" for n in range(20)])
     popped = world.pop(4)
     world.ack(popped[1])
     world.fail_over()
-    assert world.bodies() == [], "the batch is still out"
+    assert world.bodies() == [], "the batch is still in flight"
     world.ack(popped[0], popped[2])
     world.advance(31_000)
     assert world.bodies(2) == ["m3", "m4"]

@@ -1,7 +1,7 @@
-"""A disk that is full, or nearly: sends are refused, all else gets on, and room comes back.
+"""A full disk, or a nearly full one: sends are rejected, all other work continues.
 
-The disk has no byte more than it says: a write that does not fit fails, and ends the process. None
-may, whatever clients, deadlines, timers and background work do; nor may any start.
+The disk has exactly its capacity: a write that does not fit fails and ends the process. No write
+and no start may fail, whatever clients, deadlines, timers and background work do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = 400
 
 
 class UnjudgedWorld(TimerWorld):
-    """A world whose log is not judged: most of it is gone before anybody has read it."""
+    """A world whose log is not checked: retention removes most of it unread."""
 
     def judge(self) -> None:
         pass
@@ -53,7 +53,7 @@ def small_world(seed: int = 0) -> TimerWorld:
 
 
 def fill(world: TimerWorld) -> list[str]:
-    """Send until messages are refused; return which were not."""
+    """Send until messages are rejected; return the stored ones."""
     sent: list[str] = []
     with contextlib.suppress(DiskFull):
         while True:
@@ -78,13 +78,13 @@ def test_revive_waits_for_room_and_acks_do_not() -> None:
         world.engine.room.measure()
         with contextlib.suppress(DiskFull):
             popped = world.pop(invisible_ms=5 * SECOND_MS) or popped
-    assert not world.engine.room.may_copy, "copies took all that they may"
+    assert not world.engine.room.may_copy, "copies used all of their share"
     world.restart()
     assert set(world.ack(*popped)) <= {AckResult.APPLIED, AckResult.GONE}
     assert len(sent) > 100
 
 
-def test_what_waits_for_room_goes_on_when_there_is_some() -> None:
+def test_work_that_waits_for_room_continues_when_there_is_some() -> None:
     world = small_world()
     sent = fill(world)
     popped = world.pop(4, invisible_ms=5 * SECOND_MS)
@@ -94,7 +94,7 @@ def test_what_waits_for_room_goes_on_when_there_is_some() -> None:
     assert not world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
     due_ms = world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms)
     assert due_ms is not None
-    assert due_ms > world.now_ms, "it is not looked at again and again"
+    assert due_ms > world.now_ms, "it is not tried again and again"
     with pytest.raises(DiskFull):
         world.engine.commands.dead_letter(popped[0].delivery, world.now_ms)
     world.leave_room(RESERVE_BYTES)
@@ -103,8 +103,8 @@ def test_what_waits_for_room_goes_on_when_there_is_some() -> None:
     assert sent
 
 
-def test_nothing_derived_is_written_where_somebody_has_taken_even_the_reserve() -> None:
-    """Timers and checkpoints are due, and wait; acks go on, in the segment that is there."""
+def test_no_derived_file_is_written_when_other_programs_have_used_the_reserve() -> None:
+    """Timers and checkpoints are due and wait. Acks continue in the existing segment."""
     world = small_world()
     for n in range(20):
         world.send(f"m{n}", size=BODY_BYTES)
@@ -118,15 +118,17 @@ def test_nothing_derived_is_written_where_somebody_has_taken_even_the_reserve() 
     assert world.engine.timers.index.links.timer_log.has_unwritten
     due_ms = world.engine.background.next_ms()
     assert due_ms is not None
-    assert due_ms > world.now_ms, "it is not looked at again and again"
+    assert due_ms > world.now_ms, "it is not tried again and again"
     world.leave_room(RESERVE_BYTES)
     world.advance(2 * SECOND_MS)
     world.background()
     assert not world.engine.timers.index.links.timer_log.has_unwritten
 
 
-def test_a_checkpoint_whose_snapshot_does_not_fit_goes_on_without_one() -> None:
-    """Somebody takes most of the reserve while much is in flight: no write fails, and no start."""
+def test_a_checkpoint_continues_without_a_snapshot_that_does_not_fit() -> None:
+    """Other programs use most of the reserve with many deliveries in flight: no write and no start
+    fails.
+    """
     world = world_in_flight()
     snapshot_bytes = world.engine.checkpoints.snapshot_size.size_bytes
     assert snapshot_bytes > 200_000
@@ -134,7 +136,7 @@ def test_a_checkpoint_whose_snapshot_does_not_fit_goes_on_without_one() -> None:
     world.leave_room(snapshot_bytes + 100_000)
     for _ in range(3):
         derived = world.engine.store.derived_offset
-        world.group(f"group-{derived}")  # something that is logged
+        world.group(f"group-{derived}")  # a logged change
         world.commit()
         world.checkpoint()
         assert world.engine.store.derived_offset > derived
@@ -148,7 +150,7 @@ def test_a_checkpoint_whose_snapshot_does_not_fit_goes_on_without_one() -> None:
     assert world.disk.names("snapshots") != names
 
 
-def test_a_snapshot_whose_room_others_take_leaves_nothing() -> None:
+def test_a_snapshot_that_runs_out_of_room_leaves_no_file() -> None:
     world = world_in_flight()
     names = world.disk.names("snapshots")
     steps = world.engine.checkpoints.write()
@@ -164,7 +166,7 @@ def test_a_snapshot_whose_room_others_take_leaves_nothing() -> None:
     world.restart()
 
 
-def test_a_half_written_snapshot_gives_its_room_back_before_anything_is_written() -> None:
+def test_an_unfinished_snapshot_is_deleted_before_other_writes() -> None:
     world = world_in_flight()
     steps = world.engine.checkpoints.write()
     while not world.disk.read("snapshots/unfinished"):
@@ -190,7 +192,7 @@ def test_a_checkpoint_that_does_not_fit_waits() -> None:
     assert world.engine.store.derived_offset > derived
 
 
-def test_the_reserve_is_no_smaller_than_the_next_snapshot() -> None:
+def test_the_reserve_is_at_least_as_large_as_the_next_snapshot() -> None:
     world = world_in_flight(reserve_bytes=100_000)
     world.leave_room(world.engine.checkpoints.snapshot_size.size_bytes - 1)
     world.engine.room.measure()
@@ -201,7 +203,7 @@ def test_the_reserve_is_no_smaller_than_the_next_snapshot() -> None:
 
 
 def world_in_flight(*, reserve_bytes: int = RESERVE_BYTES) -> TimerWorld:
-    """Open a world in which so much is in flight that a snapshot of it is not small."""
+    """Open a world with so many deliveries in flight that its snapshot is large."""
     world = UnjudgedWorld(
         FaultyDisk(Random(1), capacity_bytes=64 << 20),
         segment_bytes=256 << 10,
@@ -242,7 +244,7 @@ def test_a_topic_that_has_messages_keeps_its_segments() -> None:
     assert world.bodies(topic=OTHER) == ["kept"]
 
 
-def test_a_refused_send_creates_no_topic() -> None:
+def test_a_rejected_send_creates_no_topic() -> None:
     world = small_world()
     fill(world)
     with pytest.raises(DiskFull, match="rejects messages"):
@@ -251,16 +253,16 @@ def test_a_refused_send_creates_no_topic() -> None:
     world.engine.administration.ensure(TOPIC, GROUP, world.now_ms)
 
 
-def test_no_segment_is_made_ahead_of_its_time_from_the_reserve() -> None:
+def test_no_segment_is_prepared_early_from_the_reserve() -> None:
     world = small_world()
     fill(world)
     names = world.disk.names("log")
-    assert len(names) == len(world.engine.log.segments), "none is prepared"
+    assert len(names) == len(world.engine.log.segments), "no segment is prepared"
     assert world.disk.free_bytes() > RESERVE_BYTES * 3 // 4
 
 
 def world_of_small_messages(capacity_bytes: int) -> TimerWorld:
-    """Open a world whose derived files are a large part of all: a thousandth of the defaults."""
+    """Open a world with large derived files: a thousandth of the default sizes."""
     return UnjudgedWorld(
         FaultyDisk(Random(1), capacity_bytes=capacity_bytes),
         segment_bytes=128 << 10,
@@ -281,7 +283,7 @@ def fill_by_hundreds(world: TimerWorld) -> None:
 
 
 @pytest.mark.parametrize("capacity_kib", range(6_000, 9_000, 250))
-def test_files_are_merged_only_where_there_is_room_above_the_reserve(capacity_kib: int) -> None:
+def test_files_are_merged_only_with_room_above_the_reserve(capacity_kib: int) -> None:
     world = world_of_small_messages(capacity_kib << 10)
     fill_by_hundreds(world)
     assert world.disk.free_bytes() > SMALL_RESERVE_BYTES * 3 // 4
@@ -291,7 +293,7 @@ def test_files_are_merged_only_where_there_is_room_above_the_reserve(capacity_ki
     world.background()
 
 
-def test_a_merge_whose_room_others_take_leaves_nothing_and_begins_anew() -> None:
+def test_a_merge_that_runs_out_of_room_leaves_no_file_and_starts_over() -> None:
     world = world_of_small_messages(UNBOUNDED)
     merges = world.engine.background._merges
     while not merges.is_due:
@@ -312,7 +314,7 @@ def test_a_merge_whose_room_others_take_leaves_nothing_and_begins_anew() -> None
             file.sync()
     assert world.disk.names("queues") == names
     world.background()
-    assert world.disk.names("queues") == names, "it waits"
+    assert world.disk.names("queues") == names, "the merge waits"
     world.disk.capacity_bytes = 64 << 20
     world.background()
     assert len(world.disk.names("queues")) < len(names)
@@ -330,11 +332,11 @@ def topic_of(world: TimerWorld) -> Topic:
     return topic
 
 
-def test_the_largest_file_is_repaired_on_a_disk_that_is_full() -> None:
+def test_the_largest_file_is_rebuilt_on_a_full_disk() -> None:
     world = world_of_small_messages(28 << 20)
     fill_by_hundreds(world)
     file = max(world.engine.store.queue_files, key=lambda one: one.size_bytes)
-    assert file.size_bytes > SMALL_RESERVE_BYTES // 8, "it was merged"
+    assert file.size_bytes > SMALL_RESERVE_BYTES // 8, "the files were merged"
     assert file.row(0).key_1 == topic_of(world).id
     before = entries(world)
     world.restart()
@@ -347,7 +349,7 @@ def test_the_largest_file_is_repaired_on_a_disk_that_is_full() -> None:
 
 
 @pytest.mark.parametrize("seed", seeds("full disk", 30))
-def test_no_write_fails_on_a_full_disk_whatever_is_done(seed: int) -> None:
+def test_no_write_fails_on_a_full_disk_in_any_history(seed: int) -> None:
     random, world = Random(seed), small_world(seed)
     fill(world)
     popped: list[Popped] = []

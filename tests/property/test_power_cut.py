@@ -1,12 +1,12 @@
-"""A power cut at every disk operation of a scenario: nothing answered is lost or comes back.
+"""A power cut at every disk operation of a scenario: no answered message is lost or comes back.
 
 The scenario rolls segments, writes checkpoints, retires segments, pops, acks, replaces deliveries,
-revives, dead-letters, resets and deletes. It runs once per operation with a cut there; the disk
-keeps, tears or loses whatever was not synced, as the seed says. After recovery the same promises
-are checked that clients rely on.
+revives, dead-letters, resets and deletes. It runs once per operation with a cut there. The seed
+decides if the disk keeps, tears or loses unsynced bytes. After the recovery the promises to clients
+are checked.
 
-It runs a second time with rounds that overlap: several are written, syncs begin and end between
-them, and clients are told what is committed.
+A second run has overlapping rounds: several are written, syncs begin and end between them, and
+clients get replies for the committed ones.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tests.support.worlds.engine_world import GROUP, SMALL, TOPIC, World
 from tests.support.worlds.overlapping import OverlappingWorld
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
 
-CHUNKS = 8  # the runs are split into this many tests
+CHUNKS = 8  # the runs are divided among this many tests
 FIFO_GROUP = "ordered"
-SCHEDULE = 1  # seed of the syncs among rounds that overlap
-OVERLAPS_MIN = 60  # rounds written while another was being synced: most of them
+SCHEDULE = 1  # seed of the syncs among overlapping rounds
+OVERLAPS_MIN = 60  # at least this many rounds are written during another one's sync: most of them
 OpenWorld: TypeAlias = Callable[[FaultyDisk], World]
 
 
 @dataclass
 class Answered:
-    """What the clients were told."""
+    """The replies that the clients got."""
 
     sent: list[str] = field(default_factory=list)
     acked: set[str] = field(default_factory=set)
     ordered_acked: set[str] = field(default_factory=set)
-    hidden: dict[str, int] = field(default_factory=dict)  # body -> invisible until
-    # What a client asked for and has no answer to: either outcome is right.
+    hidden: dict[str, int] = field(default_factory=dict)  # body: end of its invisible duration
+    # Requests without a reply: either outcome is right.
     sending: set[str] = field(default_factory=set)
     acking: set[str] = field(default_factory=set)
     ordered_unknown: set[str] = field(default_factory=set)
@@ -49,7 +49,7 @@ class Answered:
 
     @property
     def unknown(self) -> set[str]:
-        """Messages that may be there or not."""
+        """Return the messages that may exist or not."""
         return self.sending | self.acking
 
 
@@ -92,13 +92,13 @@ def send(world: World, answered: Answered, text: str, size: int = 0) -> None:
 
 
 def write_checkpoint(world: World, answered: Answered, step: int) -> None:
-    """Write a checkpoint while messages are sent."""
+    """Write a checkpoint during sends."""
     texts = (f"c{step}-{n}" for n in itertools.count())
     world.checkpoint(lambda: send(world, answered, next(texts)))
 
 
 def retire(world: World, answered: Answered) -> None:
-    """Let the oldest segment go: what stands in it may be gone from here on."""
+    """Retire the oldest segment. From here on its messages may be missing."""
     world.settle()
     queue = world.engine.catalog.queue(TopicId(world.topic(TOPIC)), QueueId(0))
     end = world.engine.log.segments[0].end
@@ -108,13 +108,13 @@ def retire(world: World, answered: Answered) -> None:
 
 
 def check(world: World, answered: Answered) -> None:
-    """Hold what the recovered engine says against what the clients were told."""
+    """Compare the recovered engine with the replies to the clients."""
     is_whole = world.engine.log.min_offset == 0
     if is_whole:
         judge(world)
     early = {text for text, until in answered.hidden.items() if until > world.now_ms}
     seen = world.drain()
-    assert not (set(seen) & (early - answered.acked)), "a live delivery was handed out again"
+    assert not (set(seen) & (early - answered.acked)), "a live delivery was delivered again"
     got = set(seen)
     for _ in range(40):
         world.advance(30_000)
@@ -152,7 +152,7 @@ def check_ordered(world: World, answered: Answered) -> None:
 
 
 def cut_during_recovery(disk: FaultyDisk, *, now_ms: int, seed: int) -> FaultyDisk:
-    """Let the power go once more while the engine starts and goes on a little."""
+    """Cut the power again while the engine starts and serves a few calls."""
     disk.cut_at = Random(seed).randint(0, 12)
     try:
         world = World(disk, config=SMALL, now_ms=now_ms)
@@ -194,7 +194,7 @@ def test_rounds_of_the_scenario_overlap() -> None:
 
 @pytest.mark.parametrize("open_world", OPERATIONS)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nothing_answered_is_lost_when_power_goes_at_any_disk_operation(
+def test_a_power_cut_at_any_disk_operation_loses_no_answered_message(
     open_world: OpenWorld, chunk: int
 ) -> None:
     for cut_at in range(chunk, OPERATIONS[open_world], CHUNKS):

@@ -1,4 +1,4 @@
-"""Three replicas and two controllers on virtual time, under faults (`tests/simulation`)."""
+"""Three replicas and two controllers on virtual time, with faults (`tests/simulation`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tidemill.controller.election import replacement
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 120
-TROUBLE_S = 10.0  # of virtual time, for which things happen
-# Where each relaxed rule is seen: the situation, and a seed of it. `tests.simulation.find_mutants`
-# searches anew, among runs that draw their situation.
+TROUBLE_S = 10.0  # virtual time with faults
+# For each relaxed rule the situation, and a seed, that shows its effect.
+# `tests.simulation.find_mutants` searches for new ones among all situations.
 SEEN = {
     "the minimum is counted on the union": ("left alone", 4),
     "no union while a proposal is under way": ("joined without a word", 0),
@@ -39,11 +39,11 @@ SEEN = {
     "a proposal against an older version": ("a proposal of before", 0),
     "a proposal of an older epoch": ("a proposal of a deposed master", 0),
     "another run joins": ("taken for a former run", 1),
-    "who is alive goes along": ("behind, and alone", 0),
-    "anybody is elected": ("behind, and alone", 0),
+    "every live replica joins": ("behind, and alone", 0),
+    "any replica is elected": ("behind, and alone", 0),
     "the unclean are elected": ("memory lost of two", 1),
     "logs agree where both go on": ("a proposal of a deposed master", 0),
-    "the journal keeps what was cut": ("a journal without records", 0),
+    "the journal keeps cut epochs": ("a journal without records", 0),
     "an epoch begins where another did": ("two epochs at one place", 0),
     "an older view is news": ("a view of before", 0),
     "an older epoch begins again": ("elected again unawares", 0),
@@ -52,26 +52,26 @@ SEEN = {
 }
 FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
 FORGOTTEN_WITH_ENGINES = [name for name in FORGOTTEN if name in Clients.situations]
-ENGINE_PART = 5  # of so many seeds one is run with engines, too: it takes as much longer
-CHUNKS = 12  # the seeds are split into this many tests
+ENGINE_PART = 5  # one of this many seeds also runs with engines, which takes as much longer
+CHUNKS = 12  # the seeds are divided among this many tests
 
 
 @pytest.mark.parametrize("chunk", seed_chunks("simulation of replicas", SEEDS, chunks=CHUNKS))
-def test_no_answer_is_taken_back(chunk: list[int]) -> None:
+def test_no_reply_is_taken_back(chunk: list[int]) -> None:
     for seed in each(chunk):
         run = run_seed(seed, trouble_s=TROUBLE_S)
         assert not run.findings, str(run)
         assert run.answered > 0
 
 
-def test_a_seed_is_the_same_run_again() -> None:
+def test_a_seed_repeats_its_run() -> None:
     first, second = (run_seed(7, trouble_s=5.0) for _ in range(2))
     assert first.trace == second.trace
     assert first.notes == second.notes
     assert run_seed(8, trouble_s=5.0).trace != first.trace
 
 
-def test_every_relaxed_rule_is_seen_or_never_asked() -> None:
+def test_every_relaxed_rule_has_a_visible_effect_or_is_never_used() -> None:
     assert SEEN.keys() | NEVER_ASKED.keys() == MUTANTS.keys()
     assert not SEEN.keys() & NEVER_ASKED.keys()
     for test in NEVER_ASKED.values():
@@ -80,25 +80,25 @@ def test_every_relaxed_rule_is_seen_or_never_asked() -> None:
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_a_relaxed_rule_is_seen_in_the_history(name: str) -> None:
+def test_a_relaxed_rule_shows_in_the_history(name: str) -> None:
     situation, seed = SEEN[name]
     with mutated(name):
         assert run_seed(seed, trouble_s=0, situation=situation).findings
     run = run_seed(seed, trouble_s=0, situation=situation)
-    assert not run.findings, "without the mutant, too: the situation breaks what it may not"
-    assert run.was_staged, "what was found is not of the situation"
+    assert not run.findings, "the situation breaks the rule without the mutant, too"
+    assert run.was_staged, "the failure is not the one of the situation"
 
 
 @pytest.mark.parametrize("whose", ["a master", "a replica"])
-def test_who_has_a_slow_disk_is_done_without_and_comes_back(whose: str) -> None:
+def test_a_replica_with_a_slow_disk_is_removed_and_comes_back(whose: str) -> None:
     runs = [run_seed(seed, trouble_s=0, situation=f"slow disk of {whose}") for seed in range(4)]
     for run in runs:
         assert not run.findings, str(run)
         assert run.was_staged, "\n".join(run.notes)
 
 
-def test_who_stood_still_while_it_was_replaced_acknowledges_nothing() -> None:
-    """What an operator's order loses is lost when it is given, and nothing afterwards."""
+def test_a_master_that_was_paused_during_its_replacement_acknowledges_nothing() -> None:
+    """An operator's order may lose records at once, and none afterwards."""
     runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]
     assert not any(run.findings for run in runs), "\n".join(map(str, runs))
     assert any(run.was_staged for run in runs)
@@ -108,29 +108,31 @@ def test_who_stood_still_while_it_was_replaced_acknowledges_nothing() -> None:
 
 
 @pytest.mark.parametrize("situation", FORGOTTEN)
-def test_a_group_that_was_forgotten_is_led_again_by_whom_an_operator_names(situation: str) -> None:
+def test_a_forgotten_group_is_led_again_by_the_replica_that_an_operator_names(
+    situation: str,
+) -> None:
     runs = [run_seed(seed, trouble_s=TROUBLE_S, situation=situation) for seed in range(4)]
     assert not any(run.findings for run in runs), "\n".join(map(str, runs))
     assert any(run.was_staged for run in runs)
 
 
 @pytest.mark.parametrize("situation", FORGOTTEN_WITH_ENGINES)
-def test_clients_of_a_group_that_was_forgotten_miss_nothing(situation: str) -> None:
+def test_clients_of_a_forgotten_group_miss_nothing(situation: str) -> None:
     for seed in range(2):
         run = run_seed(seed, trouble_s=TROUBLE_S, situation=situation, contents=Clients)
         assert not run.findings, str(run)
         assert run.was_staged
 
 
-def test_who_is_named_when_records_are_lost_leads_no_epoch_that_another_one_has_led() -> None:
+def test_a_named_master_leads_no_epoch_that_another_replica_has_led() -> None:
     with replaced(replacement, "UNSEEN_MAX", 0):
         run = run_seed(0, trouble_s=0, situation="forgotten with an epoch")
     assert any("C11" in finding for finding in run.findings)
 
 
 @pytest.mark.parametrize("name", NEVER_ASKED)
-def test_what_is_never_asked_makes_no_difference(name: str) -> None:
-    """Where it made one, the rule would be the first line, and a seed would have to be recorded."""
+def test_an_unused_rule_makes_no_difference(name: str) -> None:
+    """If a rule made a difference, it would be used, and a seed would have to be recorded."""
     for number, situation in enumerate(SITUATIONS):
         with mutated(name):
             run = run_seed(number, situation=situation, trouble_s=TROUBLE_S)
@@ -138,8 +140,8 @@ def test_what_is_never_asked_makes_no_difference(name: str) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_no_frame_of_another_epoch_is_heard_of(situation: str) -> None:
-    """Streams end with their epoch: the comparison of epochs on them is a second line."""
+def test_no_frame_of_another_epoch_arrives(situation: str) -> None:
+    """Streams end with their epoch. The comparison of epochs on a stream is a second protection."""
 
     def is_of_epoch(epoch: int, other: int) -> bool:
         assert epoch == other, "a stream has outlived its epoch"
@@ -161,7 +163,7 @@ def test_no_promise_of_a_broker_is_broken(chunk: list[int]) -> None:
 
 
 @pytest.mark.parametrize("situation", ["a bit flips at a replica", "a bit flips at the master"])
-def test_a_bit_that_flips_is_mended(situation: str) -> None:
+def test_a_flipped_bit_is_mended(situation: str) -> None:
     for seed in range(4):
         run = run_seed(seed, trouble_s=0, situation=situation, contents=Clients)
         assert not run.findings, str(run)
@@ -192,7 +194,7 @@ def _delivers_early(self: Engine, now_ms: int, *, firing_ms: int) -> bool:
 
 
 AT_ONCE = (ReplicaProcess, "carry_out", _answers_at_once)
-# Each promise, what is done so that it does not hold, and where that is seen.
+# For each promise: the change that breaks it, and the seed that shows it.
 BROKEN = {
     "C1": (AT_ONCE, "memory lost twice"),
     "C3": ((Administration, "put_group", _is_not_ordered), "left alone"),
@@ -206,7 +208,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("promise", BROKEN)
-def test_a_broken_promise_of_a_broker_is_seen(promise: str) -> None:
+def test_a_broken_promise_of_a_broker_is_found(promise: str) -> None:
     patch, situation = BROKEN[promise]
     with replaced(*patch):
         runs = [

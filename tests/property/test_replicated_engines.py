@@ -1,7 +1,7 @@
-"""Three real engines of one broker group: masters die, and what was in flight stays in flight.
+"""Three real engines of one broker group: masters die, and deliveries in flight stay in flight.
 
-Machines, logs and folds are those of production; messages between them arrive at once, or not at
-all where a master dies first. What is more of time and network is in `tests/simulation`.
+Machines, logs and folds are those of production. Messages between them arrive at once, or never if
+a master dies first. `tests/simulation` covers time and the network.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Replica:
             pass
 
     def sync(self) -> None:
-        """Make durable what is written."""
+        """Make all written bytes durable."""
         log_offset, files = self.engine.log.begin_sync()
         for file in files:
             file.sync()
@@ -70,7 +70,7 @@ class Replica:
 
 
 class Group:
-    """The replicas that live, the record, and all that is carried between them."""
+    """The living replicas, the group record, and the messages between them."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -92,13 +92,13 @@ class Group:
         return next(one for one in self.replicas if one.member == self.view.master)
 
     def tell(self) -> None:
-        """Let all that live hear of the record, and carry what follows."""
+        """Give the record to all living replicas, and deliver their messages."""
         for one in self.replicas:
             one.machine.learn(self.view, self.now_ms)
         self.carry()
 
     def carry(self) -> None:
-        """Carry what all say, and sync what they write, until nobody has more to say."""
+        """Deliver all messages and sync all writes until there are none."""
         is_busy = True
         while is_busy:
             is_busy = False
@@ -144,7 +144,7 @@ class Group:
                 raise AssertionError(f"{source.member}: {action}")
 
     def pass_time(self, duration_ms: int) -> None:
-        """Let time pass: proposals, and heartbeats that say what is confirmed."""
+        """Let time pass, for proposals and for heartbeats with confirm offsets."""
         for _ in range(duration_ms // 50):
             self.now_ms += 50
             for one in self.replicas:
@@ -170,33 +170,33 @@ class Group:
         self.replicas.append(self._new(dead.member.replica_id))
         self.tell()
         self.pass_time(200)
-        assert self.view.sss == {one.member for one in self.replicas}, "the new one has joined"
+        assert self.view.sss == {one.member for one in self.replicas}, "the new replica has joined"
 
 
 class Clients:
-    """What clients have sent and taken, and what they were told."""
+    """The sends, pops and acks of the clients, and their replies."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.waiting: set[str] = set()
-        self.unknown: set[str] = set()  # sent, and never answered
+        self.unknown: set[str] = set()  # sent without a reply
         self.taken: dict[str, Popped] = {}
         self.count = 0
         self._world = World(FaultyDisk(Random(0)))
         self.go_on()
 
     def go_on(self) -> None:
-        """Talk to the master from here on."""
+        """Use this master from here on."""
         self._world.engine = self.group.master.engine
         self._world.disk = self.group.master.disk
 
     def _round(self) -> None:
-        """Let what was done be confirmed, as every answer waits for it."""
+        """Confirm the round, as every reply waits for that."""
         self.group.carry()
         self.group.master.machine.handle_progress(self.group.now_ms)
         self.group.carry()
         master = self.group.master
-        assert master.log.confirm_offset == master.log.log_end, "all members have it"
+        assert master.log.confirm_offset == master.log.log_end, "all members have the round"
 
     def send(self) -> None:
         texts = [f"m{self.count + n}" for n in range(self.group.random.randint(1, 5))]
@@ -206,7 +206,7 @@ class Clients:
         self.waiting.update(texts)
 
     def send_in_vain(self) -> None:
-        """Send what the master has alone when it dies, or one of the others has, too."""
+        """Send messages that only the dying master has, or one other replica too."""
         self.count += 1
         text = f"m{self.count - 1}"
         self._world.send(text, topic=TOPIC)
@@ -248,7 +248,7 @@ class Clients:
 
 
 def compare(group: Group) -> None:
-    """Compare all state of the master with that of who follows it."""
+    """Compare the whole state of the master with that of a follower."""
     group.pass_time(250)
     master = group.master
     for one in group.replicas:
@@ -259,7 +259,7 @@ def compare(group: Group) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds("replicated engines", 24))
-def test_nothing_is_lost_or_delivered_again_when_masters_die(seed: int) -> None:
+def test_failovers_lose_no_message_and_deliver_none_again(seed: int) -> None:
     random = Random(seed)
     group = Group(random)
     clients = Clients(group)

@@ -20,14 +20,14 @@ FSYNC = Scope(is_synced=True, epochs=9, appends=6, crashes=8, proposals=30)
 
 
 def small(*, is_synced: bool = False, **limits: int) -> Scope:
-    """Return a scope without what only multiplies states: views that are late, news of commits."""
+    """Return a scope without late views and commit news, which only multiply the states."""
     return Scope(is_synced=is_synced, stale_views=False, tells_confirm=False, **limits)
 
 
-# An old run's ack must come when its replica has lost what it acks, and is a member again: few
-# walks do that, and every state of a scope that has just enough for it is soon seen.
+# The ack of an old run must arrive when its replica has lost the records and is a member again. Few
+# walks do that, and a scope that is just large enough is soon explored completely.
 LATE_ACK = small(epochs=1, appends=1, crashes=1, power_cuts=1, proposals=1)
-# The scope and the first seed whose walk finds it. When steps are added, search anew.
+# The scope, and the seed of a walk that finds the violation. Search again after adding steps.
 FOUND_BY = {
     "the minimum is counted on the union": (FSYNC, 5),
     "no union while a proposal is under way": (FSYNC, 1),
@@ -41,11 +41,11 @@ FOUND_BY = {
     "a proposal against an older version": (MEMORY, 7),
     "a proposal of an older epoch": (FSYNC, 4),
     "another run joins": (MEMORY, 0),
-    "who is alive goes along": (MEMORY, 0),
-    "anybody is elected": (MEMORY, 0),
+    "every live replica joins": (MEMORY, 0),
+    "any replica is elected": (MEMORY, 0),
     "the unclean are elected": (MEMORY, 0),
     "logs agree where both go on": (FSYNC, 0),
-    "the journal keeps what was cut": (FSYNC, 4),
+    "the journal keeps cut epochs": (FSYNC, 4),
     "an epoch begins where another did": (FSYNC, 1),
     "an older view is news": (FSYNC, 1),
     "an older epoch begins again": (FSYNC, 0),
@@ -55,7 +55,7 @@ FOUND_BY = {
 }
 
 
-def test_nothing_breaks_in_the_smallest_scope() -> None:
+def test_the_smallest_scope_has_no_violation() -> None:
     scope = small(is_synced=True, epochs=2, appends=1, crashes=0, proposals=0)
     found = explore(beginning(scope), scope, states_max=1_000_000)
     assert not found.broken
@@ -85,28 +85,28 @@ def test_nothing_breaks_in_the_smallest_scope() -> None:
         ),
     ],
 )
-def test_nothing_breaks_in_a_small_scope(scope: Scope, members: tuple[int, ...]) -> None:
+def test_a_small_scope_has_no_violation(scope: Scope, members: tuple[int, ...]) -> None:
     found = explore(beginning(scope, members=members), scope, states_max=5_000_000)
     assert not found.broken
     assert found.is_complete, f"{found.states} states, and more to come"
 
 
 @pytest.mark.parametrize("scope", [MEMORY, FSYNC], ids=["memory", "fsync"])
-def test_nothing_breaks_in_long_walks(scope: Scope) -> None:
+def test_long_walks_have_no_violation(scope: Scope) -> None:
     for seed in each(seeds("walks", WALKS)):
         found = walk(beginning(scope), scope, seed=seed, length=STEPS)
         assert not found.broken, f"seed {seed}: {found.broken}"
 
 
 @pytest.mark.parametrize("name", [name for name in MUTANTS if name != "acks count for any run"])
-def test_a_relaxed_rule_is_found(name: str) -> None:
+def test_the_exploration_finds_each_relaxed_rule(name: str) -> None:
     scope, seed = FOUND_BY[name]
     with mutated(name):
         found = walk(beginning(scope), scope, seed=seed, length=STEPS)
-    assert found.broken, "the exploration does not look where this rule would be needed"
+    assert found.broken, "the exploration does not reach the states that need this rule"
 
 
-def test_acks_of_another_run_are_found() -> None:
+def test_the_exploration_finds_acks_of_another_run() -> None:
     with mutated("acks count for any run"):
         found = explore(beginning(LATE_ACK, members=(0, 1)), LATE_ACK, states_max=100_000)
     assert "F-4" in found.broken

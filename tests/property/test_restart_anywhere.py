@@ -1,8 +1,8 @@
-"""A restart at any moment changes nothing that anybody can see, whatever was half done.
+"""A restart at any moment changes nothing that a client can see, whatever was in progress.
 
-Background work is advanced slice by slice among the commands, several commands share a round, and
-the slices of one snapshot so are of different moments. The complete state after each start must be
-the one before it, whichever of the derived files survived.
+Background work advances slice by slice among the commands, and several commands share a round.
+Therefore the slices of one snapshot are of different moments. The complete state after each start
+must equal the state before it, whichever of the derived files survived.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ GROUPS = ("plain", "fifo", "fifo-2", "late")
 DERIVED = ("queues", "index", "snapshots")
 TOPIC = st.sampled_from(TOPICS)
 GROUP = st.sampled_from(GROUPS)
-CLIENTS = ("simple", "push-1", "push-2")  # what the first one holds does not renew
+# The broker does not renew the deliveries of the first one.
+CLIENTS = ("simple", "push-1", "push-2")
 CLIENT = st.sampled_from(CLIENTS)
 ENDS_ROUND = st.booleans()
-PLACE = st.integers(0, 1 << 30)  # from the end of what the rule chooses from
+PLACE = st.integers(0, 1 << 30)  # counted from the end of the candidates
 
 
 class RestartAnywhere(RuleBasedStateMachine):
-    """Two topics, two groups in order, one without, one that begins at the latest message."""
+    """A machine with two topics and four groups: two ordered, one at the latest message."""
 
     @initialize()
     def begin(self) -> None:
@@ -226,7 +227,7 @@ class RestartAnywhere(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def step(self, count: int) -> None:
-        """Advance background work by some slices; begin what is due when none is under way."""
+        """Advance background work by some slices, or begin due work."""
         for _ in range(count):
             self.commit()
             if self.steps is None:
@@ -263,7 +264,7 @@ class RestartAnywhere(RuleBasedStateMachine):
 
     @rule()
     def fail_over(self) -> None:
-        """Go on with the engine that has only seen the committed bytes of the log."""
+        """Continue with the engine that has only seen the committed bytes of the log."""
         self.commit()
         self.steps = None
         self.world.fail_over()
@@ -305,7 +306,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("seed", seeds("long restarts", 20))
 def test_a_restart_changes_nothing_in_long_histories(seed: int) -> None:
-    """Hypothesis thinks of short ones; checkpoints and retirement that come to an end take long."""
+    """Hypothesis makes short histories; complete checkpoints and retirements need long ones."""
     random = Random(seed)
     machine = RestartAnywhere()
     machine.begin()

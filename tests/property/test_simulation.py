@@ -39,7 +39,7 @@ def test_nobody_gets_what_a_living_push_consumer_has(seed: int) -> None:
     assert holding.deaths > 0
 
 
-def test_a_seed_is_the_same_run_again() -> None:
+def test_a_seed_repeats_its_run() -> None:
     first, second = (run_seed(1_000, trouble_s=5) for _ in range(2))
     assert first.trace == second.trace
     assert first.sent == second.sent

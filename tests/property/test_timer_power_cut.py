@@ -1,16 +1,15 @@
-"""A power cut at every disk operation of timers' lives: none is lost, early, doubled or revived.
+"""A power cut at every disk operation of timers: no timer is lost, early, doubled or revived.
 
-The scenario schedules, cancels, moves and delivers, near, far and beyond the ring; it flushes,
+The scenario schedules, cancels, moves and delivers, near, far and beyond the ring. It flushes,
 writes checkpoints, parks, compacts and drops timer log files, evacuates and retires segments. It
 runs once per disk operation with a cut there, and most starts are cut once more. The disk keeps,
-tears or loses each write that was not synced, on its own, so files are behind and ahead of each
-other in every way that their syncs permit. Afterwards all is judged by the log and by what clients
-were told.
+tears or loses each unsynced write independently, so files are behind and ahead of each other in
+every way that their syncs permit. Afterwards the log and the replies to the clients decide.
 
-It runs a second time with rounds that overlap: several are written, syncs begin and end between
-them, and clients are told what is committed.
+A second run has overlapping rounds: several are written, syncs begin and end between them, and
+clients get replies for the committed ones.
 
-Crash points of `spec/timer.md` section 27, and by which operation they are met:
+Crash points of timers, and the operations that meet them:
 
     C1, C11, C13  write log/...: a schedule, a delivery or a cancel that is not durable
     C2, C10, C12  sync log/...: durable, and the process has done nothing with it
@@ -51,7 +50,7 @@ from tests.support.worlds.timer_world import (
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.common.errors import MessageNotFound
 
-CHUNKS = 8  # the runs are split into this many tests
+CHUNKS = 8  # the runs are divided among this many tests
 CONFIG = replace(
     SMALL,
     segment_bytes=16 << 10,
@@ -69,8 +68,8 @@ DELAYS_MS = [
     *(700, 2_500, 4_000, 20_000, 600_000, 1_900_000),
     *(4_035_000, 4_037_000, 7_000_000, 3 * HOUR_MS, 5 * HOUR_MS, 9 * HOUR_MS),
 ]
-SCHEDULE = 1  # seed of the syncs among rounds that overlap
-OVERLAPS_MIN = 60  # rounds written while another was being synced
+SCHEDULE = 1  # seed of the syncs among overlapping rounds
+OVERLAPS_MIN = 60  # at least this many rounds are written during another one's sync
 OpenWorld: TypeAlias = Callable[[FaultyDisk], TimerWorld]
 POINTS = {
     "C1 C11 C13": "write log/",
@@ -89,7 +88,7 @@ POINTS = {
 
 @dataclass
 class Answered:
-    """What clients were told, and what they asked for last and have no answer to."""
+    """The replies that the clients got, and their last requests without a reply."""
 
     scheduled: dict[int, str] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
@@ -133,14 +132,14 @@ def move(world: TimerWorld, told: Answered, timer_id: int, due_at_ms: int) -> No
 
 
 def check(world: TimerWorld, told: Answered, *, with_twin: bool) -> None:
-    """Hold the recovered engine against its log and the clients, then let all timers fire."""
+    """Compare the recovered engine with its log and the clients, then let all timers fire."""
     world.check()
     if with_twin:
         disk = without_timer_files(world.disk.after_kill())
         twin = TimerWorld(disk, config=CONFIG, timer=CONFIG.timer, now_ms=world.now_ms)
         check_engine(twin.engine, world.timers)
     for timer_id in told.unknown:
-        # T-11: asking again gives an answer, and that one is true.
+        # T-11: a repeated request gets a true reply.
         if timer_id % 2:
             try:
                 world.cancel(timer_id)
@@ -178,7 +177,7 @@ def fold_text(timer_id: int) -> str:
 def cut_during_recovery(
     disk: FaultyDisk, before: TimerWorld | None, now_ms: int, seed: int
 ) -> tuple[FaultyDisk, TimerWorld | None]:
-    """Let the power go once more while the engine starts, delivers and writes its files."""
+    """Cut the power again while the engine starts, delivers and writes its files."""
     disk.cut_at = Random(seed).randint(0, 40)
     world = before
     try:
@@ -231,7 +230,7 @@ def test_rounds_of_the_scenario_overlap() -> None:
 
 @pytest.mark.parametrize("open_world", OPERATIONS)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_no_timer_is_lost_early_or_doubled_when_power_goes_at_any_operation(
+def test_a_power_cut_at_any_operation_loses_or_doubles_no_timer(
     open_world: OpenWorld, chunk: int
 ) -> None:
     operations = OPERATIONS[open_world]

@@ -28,13 +28,13 @@ _KILLED = "tests/e2e/test_killed_replicas.py::"
 _REPLICAS = "tests/e2e/test_replicas.py::"
 _ON_DISK = "tests/unit/engine/test_replica_files.py::"
 _LOG = "tests/unit/engine/test_replica_engine.py::"
-_CLAIMS = "tests/unit/engine/test_claims.py::"
+_CLAIMS = "tests/unit/engine/test_start_verdicts.py::"
 _ELECTION = "tests/unit/controller/test_election.py::"
 _MACHINES = "tests/unit/engine/replication/test_machines.py::"
 _GROUP = "tests/component/controller/test_group.py::"
 _SIMULATED = "tests/property/test_replica_simulation.py::"
-_SIMULATION = _SIMULATED + "test_no_answer_is_taken_back"
-_SLOW = _SIMULATED + "test_who_has_a_slow_disk_is_done_without_and_comes_back"
+_SIMULATION = _SIMULATED + "test_no_reply_is_taken_back"
+_SLOW = _SIMULATED + "test_a_replica_with_a_slow_disk_is_removed_and_comes_back"
 
 ROWS: Final[dict[int, Row]] = {
     1: Row(
@@ -172,7 +172,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             "tests/unit/engine/test_mending.py",
             "tests/e2e/test_mended_logs.py",
-            "tests/property/test_replica_simulation.py::test_a_bit_that_flips_is_mended",
+            "tests/property/test_replica_simulation.py::test_a_flipped_bit_is_mended",
         ),
     ),
     26: Row(
@@ -233,7 +233,7 @@ ROWS: Final[dict[int, Row]] = {
             _GROUP + "test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees",
             (
                 "tests/property/test_replication_exploration.py::"
-                "test_nothing_breaks_in_the_smallest_scope"
+                "test_the_smallest_scope_has_no_violation"
             ),
         ),
     ),
@@ -249,9 +249,9 @@ ROWS: Final[dict[int, Row]] = {
         (
             (
                 "tests/property/test_replicated_engines.py::"
-                "test_nothing_is_lost_or_delivered_again_when_masters_die"
+                "test_failovers_lose_no_message_and_deliver_none_again"
             ),
-            "tests/property/test_replication_exploration.py::test_nothing_breaks_in_long_walks",
+            "tests/property/test_replication_exploration.py::test_long_walks_have_no_violation",
             _SIMULATION,
         ),
     ),

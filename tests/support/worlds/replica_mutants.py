@@ -213,11 +213,11 @@ MUTANTS: dict[str, list[Patch]] = {
     "a proposal against an older version": [(membership, "change_sync_state_set", _any_version)],
     "a proposal of an older epoch": [(membership, "change_sync_state_set", _any_epoch)],
     "another run joins": [(membership, "change_sync_state_set", _any_run_joins)],
-    "who is alive goes along": [(elect, "with_master", _everybody_alive_goes_along)],
-    "anybody is elected": [(elect, "may_be_master", _anybody_is_elected)],
+    "every live replica joins": [(elect, "with_master", _everybody_alive_goes_along)],
+    "any replica is elected": [(elect, "may_be_master", _anybody_is_elected)],
     "the unclean are elected": [(elect, "may_be_master", _unclean_is_elected)],
     "logs agree where both go on": [(epoch_journal, "agree", _cuts_at_the_shorter_log)],
-    "the journal keeps what was cut": [(epoch_journal, "cut_at", _keeps_what_was_cut)],
+    "the journal keeps cut epochs": [(epoch_journal, "cut_at", _keeps_what_was_cut)],
     "an epoch begins where another did": [
         (epoch_journal, "cut_at", _keeps_what_was_cut),
         (epoch_journal, "with_epoch", _last_epoch_is_kept),
@@ -251,8 +251,8 @@ MUTANTS: dict[str, list[Patch]] = {
 #     no ack of it comes once the newcomer has become a member
 _EXPLORED = "tests/property/test_replication_exploration.py::"
 NEVER_ASKED = {
-    "acks count for any run": f"{_EXPLORED}test_acks_of_another_run_are_found",
-    "an ack of another epoch": f"{_EXPLORED}test_a_relaxed_rule_is_found",
+    "acks count for any run": f"{_EXPLORED}test_the_exploration_finds_acks_of_another_run",
+    "an ack of another epoch": f"{_EXPLORED}test_the_exploration_finds_each_relaxed_rule",
 }
 
 # What no exploration has refuted: another rule does the same. They stay, as a second line.

@@ -1,4 +1,4 @@
-"""The home's list of broker groups, and what a follower makes of what it is told."""
+"""The home's list of broker groups, and how a follower applies the home's configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def following() -> World:
 
 
 def tell(follower: World, home: World) -> None:
-    """Tell a follower of all that the home has."""
+    """Send all of the home's configuration to a follower."""
     catalog, following = home.engine.catalog, follower.engine.following
     gone_topics, gone_groups = following.gone(catalog.topics, catalog.groups)
     for _ in following.follow(
@@ -47,7 +47,7 @@ def tell(follower: World, home: World) -> None:
 # ---------------------------------------------------------------- the home
 
 
-def test_the_list_of_broker_groups_is_there_after_a_restart() -> None:
+def test_the_list_of_broker_groups_survives_a_restart() -> None:
     world = founded()
     world.engine.broker_groups.drain("broker-2", world.now_ms)
     world.commit()
@@ -62,14 +62,14 @@ def test_the_list_of_broker_groups_is_there_after_a_restart() -> None:
     ]
 
 
-def test_founding_twice_changes_nothing() -> None:
+def test_a_second_founding_changes_nothing() -> None:
     world = founded()
     end = world.engine.log.log_end
     world.engine.broker_groups.found(ADDRESSES, world.now_ms)
     assert world.engine.log.log_end == end
 
 
-def test_a_member_that_is_not_connected_may_have_moved() -> None:
+def test_a_disconnected_member_may_register_with_another_address() -> None:
     world = founded()
     world.engine.broker_groups.connected.add("broker-1")
     moved = {"broker-0": "h0:2", "broker-1": "h1:2", "broker-2": "h2:2"}
@@ -80,14 +80,14 @@ def test_a_member_that_is_not_connected_may_have_moved() -> None:
     assert groups.home.address == "h0:2"
 
 
-def test_a_broker_is_no_home_of_others_that_follows_one() -> None:
+def test_a_follower_cannot_become_the_home_of_others() -> None:
     with pytest.raises(Conflict, match="follows home"):
         following().engine.broker_groups.found(ADDRESSES, 0)
     with pytest.raises(BadRequest, match="not among"):
         World().engine.broker_groups.found({"broker-9": "h9:1"}, 0)
 
 
-def test_a_name_for_this_machine_replaces_no_name_that_is_for_all() -> None:
+def test_a_loopback_address_does_not_replace_a_public_one() -> None:
     world = founded()
     end = world.engine.log.log_end
     for host in ("localhost", "127.0.0.1", "[::1]"):
@@ -96,7 +96,7 @@ def test_a_name_for_this_machine_replaces_no_name_that_is_for_all() -> None:
     assert world.engine.log.log_end == end
 
 
-def test_on_one_machine_a_broker_may_have_moved_to_another_port() -> None:
+def test_a_broker_on_the_same_machine_may_change_its_port() -> None:
     world = World()
     world.engine.broker_groups.found({"broker-0": "127.0.0.1:1"}, world.now_ms)
     world.engine.broker_groups.found({"broker-0": "127.0.0.1:2"}, world.now_ms)
@@ -107,7 +107,7 @@ def test_on_one_machine_a_broker_may_have_moved_to_another_port() -> None:
     assert group.address == "h0:2"
 
 
-def test_what_cannot_be_an_address_is_on_no_list() -> None:
+def test_an_invalid_address_is_rejected() -> None:
     world = founded()
     end = world.engine.log.log_end
     for address in ("x" * 64 + ":1", "..:1", "h9:99999"):
@@ -119,7 +119,7 @@ def test_what_cannot_be_an_address_is_on_no_list() -> None:
     assert world.engine.log.log_end == end
 
 
-def test_a_new_topic_has_its_places_in_all_active_groups() -> None:
+def test_a_new_topic_has_placements_in_all_active_groups() -> None:
     world = founded()
     world.engine.broker_groups.drain("broker-1", world.now_ms)
     topic = world.engine.administration.put_topic(
@@ -131,7 +131,7 @@ def test_a_new_topic_has_its_places_in_all_active_groups() -> None:
     assert world.engine.catalog.find_topic("t") == topic
 
 
-def test_places_are_counted_again_where_the_queues_of_a_normal_topic_grow() -> None:
+def test_placements_are_recomputed_when_a_normal_topic_gets_more_queues() -> None:
     world = founded()
     put = world.engine.administration.put_topic
     put("t", type_=TopicType.NORMAL, queues=1, now_ms=world.now_ms)
@@ -139,7 +139,7 @@ def test_places_are_counted_again_where_the_queues_of_a_normal_topic_grow() -> N
     assert grown.placements == (("broker-0", 4), ("broker-1", 4), ("broker-2", 4))
 
 
-def test_the_home_does_not_drain() -> None:
+def test_the_home_cannot_be_drained() -> None:
     world = founded()
     with pytest.raises(Conflict, match="it stays"):
         world.engine.broker_groups.drain("broker-0", world.now_ms)
@@ -147,7 +147,7 @@ def test_the_home_does_not_drain() -> None:
         world.engine.broker_groups.find_removable("broker-0")
 
 
-def test_only_who_drains_is_removed_and_its_places_go_to_the_others() -> None:
+def test_only_a_draining_group_is_removed_and_its_placements_go_to_the_others() -> None:
     world = founded()
     put, groups = world.engine.administration.put_topic, world.engine.broker_groups
     put("t", type_=TopicType.FIFO, queues=3, now_ms=world.now_ms)
@@ -164,7 +164,7 @@ def test_only_who_drains_is_removed_and_its_places_go_to_the_others() -> None:
     assert list(world.engine.catalog.membership.groups) == ["broker-0", "broker-2"]
 
 
-def test_no_place_but_those_of_the_group_that_goes_moves() -> None:
+def test_only_the_placements_of_the_removed_group_move() -> None:
     before = (("a", 4), ("b", 4), ("c", 4))
     after = redistribute(before, "b", ["a", "c"])
 
@@ -182,12 +182,12 @@ def test_broker_groups_are_in_natural_order() -> None:
     assert sorted(names, key=natural_order) == ["a", "b", "b-1", "b-2", "b-10"]
 
 
-def test_a_broker_that_is_alone_says_how_there_may_be_several() -> None:
+def test_a_single_broker_explains_how_to_add_broker_groups() -> None:
     with pytest.raises(Forbidden, match="setting brokers"):
         World().engine.broker_groups.add("broker-1", "h1:1", 0)
 
 
-def test_a_broker_that_is_alone_and_added_itself_can_take_others() -> None:
+def test_a_single_broker_that_added_itself_can_add_others() -> None:
     world = World()
     groups = world.engine.broker_groups
     name = world.engine.catalog.broker_name
@@ -202,7 +202,7 @@ def test_a_broker_that_is_alone_and_added_itself_can_take_others() -> None:
     ]
 
 
-def test_the_members_are_stated_again_before_the_log_that_states_them_goes() -> None:
+def test_the_members_are_stated_again_before_retention_removes_their_records() -> None:
     world = founded()
     world.topic()
     while len(world.engine.log.segments) < 3:
@@ -218,7 +218,7 @@ def test_the_members_are_stated_again_before_the_log_that_states_them_goes() -> 
 # ---------------------------------------------------------------- a follower
 
 
-def test_a_follower_has_the_homes_topics_under_ids_of_its_own() -> None:
+def test_a_follower_has_the_homes_topics_under_its_own_ids() -> None:
     home, follower = founded(), following()
     home.engine.administration.put_topic("other", type_=None, queues=2, now_ms=0)
     home.group()
@@ -239,7 +239,7 @@ def test_a_follower_has_the_homes_topics_under_ids_of_its_own() -> None:
     assert own.membership.home == HOME
 
 
-def test_being_told_twice_records_nothing() -> None:
+def test_a_repeated_configuration_records_nothing() -> None:
     home, follower = founded(), following()
     home.topic()
     tell(follower, home)
@@ -248,7 +248,7 @@ def test_being_told_twice_records_nothing() -> None:
     assert follower.engine.log.log_end == end
 
 
-def test_a_topic_that_was_created_again_is_another_one() -> None:
+def test_a_topic_that_was_created_again_is_a_different_topic() -> None:
     home, follower = founded(), following()
     home.topic()
     tell(follower, home)
@@ -264,7 +264,7 @@ def test_a_topic_that_was_created_again_is_another_one() -> None:
     assert follower.engine.inspection.use_of(after).message_count == 0
 
 
-def test_who_was_away_deletes_what_is_gone() -> None:
+def test_a_returning_follower_deletes_removed_topics() -> None:
     home, follower = founded(), following()
     home.topic()
     home.group()
@@ -277,7 +277,7 @@ def test_who_was_away_deletes_what_is_gone() -> None:
     assert not follower.engine.catalog.topic_ids_at_home
 
 
-def test_changes_are_refused_at_a_follower_and_the_home_is_named() -> None:
+def test_a_follower_rejects_changes_and_names_the_home() -> None:
     administration = following().engine.administration
     for change in (
         lambda: administration.put_topic("t", type_=None, queues=1, now_ms=0),
@@ -289,27 +289,27 @@ def test_changes_are_refused_at_a_follower_and_the_home_is_named() -> None:
             change()
 
 
-def test_topics_of_its_own_are_not_lost_by_joining() -> None:
+def test_joining_keeps_the_followers_own_topics() -> None:
     world = World()
     world.topic()
     with pytest.raises(Conflict, match="of its own"):
         world.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=0)
 
 
-def test_who_has_no_home_joins_by_nothing_but_everything() -> None:
+def test_a_broker_without_a_home_joins_only_with_the_complete_configuration() -> None:
     world = World()
     with pytest.raises(Conflict, match="told everything"):
         world.engine.following.meet(HOME, may_join=True, is_told_all=False, now_ms=0)
     assert world.engine.catalog.membership.home is None
 
 
-def test_another_clusters_home_is_refused() -> None:
+def test_the_home_of_another_cluster_is_rejected() -> None:
     other = Home(cluster_id="d", name="home", address="h:1")
     with pytest.raises(Forbidden, match="belongs to home"):
         following().engine.following.meet(other, may_join=True, is_told_all=True, now_ms=0)
 
 
-def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
+def test_a_draining_group_rejects_messages_and_leaves_when_it_is_empty() -> None:
     home, follower = founded(), following()
     home.topic()
     home.group()
@@ -340,7 +340,7 @@ def test_who_drains_refuses_messages_and_leaves_when_it_is_empty() -> None:
     assert follower.engine.catalog.find_group(GROUP) is None
 
 
-def test_what_nobody_has_read_is_left() -> None:
+def test_unread_messages_count_as_remaining() -> None:
     home, follower = founded(), following()
     home.topic()
     tell(follower, home)
@@ -348,21 +348,24 @@ def test_what_nobody_has_read_is_left() -> None:
     assert left(follower) == (1, 0, 0)
 
 
-def test_a_group_that_reads_nothing_anywhere_may_begin_with_any_topic() -> None:
+def test_a_group_that_reads_nothing_may_begin_with_any_topic() -> None:
     home, follower = told(groups=("reader", "late"))
     follower.send("m0")
     follower.ack(*follower.pop(1, group="reader"))
     found = count(follower)
     assert found.items == [(TOPIC, "late", 1, 0, True, None)]
     assert found.ready_count == 1
-    # At the home it has begun to read another topic: that is what it reads.
+    # At the home it has begun another topic, so it reads only that one.
     catalog = home.engine.catalog
     assert not count(follower, {catalog.group_ids["late"]: {catalog.topic_ids["other"]}})
     assert count(follower, {catalog.group_ids["late"]: {catalog.topic_ids[TOPIC]}})
 
 
-def test_a_group_at_the_latest_has_what_came_to_a_member_since_it_began_elsewhere() -> None:
-    """A member was down, or was added: what came there meanwhile is none of what it skips."""
+def test_a_group_at_the_latest_gets_messages_of_a_member_since_its_begin_elsewhere() -> None:
+    """A member was down, or was added.
+
+    The group does not skip the messages that arrived there meanwhile.
+    """
     home, follower = told(groups=("reader",))
     home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
     tell(follower, home)
@@ -376,7 +379,7 @@ def test_a_group_at_the_latest_has_what_came_to_a_member_since_it_began_elsewher
     home.advance(1)
     assert home.pop(1, group="latest") == []
     tell(follower, home)
-    assert follower.engine.following.take_begun() == []  # The home knows that.
+    assert follower.engine.following.take_begun() == []  # The home knows the begin.
     assert not count(follower)
     follower.send("since")
     follower.ack(*follower.pop(1, group="reader"))
@@ -386,7 +389,7 @@ def test_a_group_at_the_latest_has_what_came_to_a_member_since_it_began_elsewher
     assert [one.body for one in follower.pop(9, group="latest")] == ["since"]
 
 
-def test_a_home_learns_from_a_member_where_a_group_at_the_latest_has_begun() -> None:
+def test_a_home_learns_the_begin_of_a_group_from_a_member() -> None:
     home, follower = told(groups=())
     home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
     tell(follower, home)
@@ -408,14 +411,14 @@ def test_a_home_learns_from_a_member_where_a_group_at_the_latest_has_begun() -> 
     later.send("since")
     later.advance(60_000)
     assert [one.body for one in later.pop(9, group="latest")] == ["since"]
-    # What the home hears again is no news to anybody.
+    # A begin that the home knows is not recorded again.
     home.engine.take_config_changes()
     note_begun(home, group)
     assert not home.engine.take_config_changes()
 
 
-def test_a_group_at_the_latest_of_before_has_what_came_since_it_was_made() -> None:
-    """Whether it began before its cluster kept that: nobody can say when, so nothing is skipped."""
+def test_an_older_group_at_the_latest_gets_messages_since_its_creation() -> None:
+    """Its begin before the cluster recorded begins is unknown, so no message is skipped."""
     home = World()
     home.topic()
     home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
@@ -433,7 +436,7 @@ def test_a_group_at_the_latest_of_before_has_what_came_since_it_was_made() -> No
     assert [one.body for one in follower.pop(9, group="latest")] == ["since"]
 
 
-def test_a_deleted_topic_is_begun_by_nobody() -> None:
+def test_a_deleted_topic_has_no_begins() -> None:
     home, follower = told(groups=())
     home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
     home.pop(1, group="latest")
@@ -446,7 +449,7 @@ def test_a_deleted_topic_is_begun_by_nobody() -> None:
     assert follower.pop(9, group="latest") == []
 
 
-def test_what_is_left_is_named_up_to_a_bound_and_counted_beyond_it() -> None:
+def test_remaining_queues_are_listed_up_to_a_limit_and_counted_beyond() -> None:
     _, follower = told(groups=tuple([f"late-{n}" for n in range(ITEMS_MAX + 3)]))
     follower.send("m0")
     found = count(follower)
@@ -454,7 +457,7 @@ def test_what_is_left_is_named_up_to_a_bound_and_counted_beyond_it() -> None:
     assert found.ready_count == ITEMS_MAX + 3
 
 
-def test_dead_letters_are_left_for_nobody_in_particular() -> None:
+def test_dead_letters_remain_without_a_consumer_group() -> None:
     home, follower = told(groups=())
     home.engine.administration.put_group("reader", max_attempts=1, now_ms=0)
     home.engine.administration.put_group("late", start_from_latest=True, now_ms=0)
@@ -466,8 +469,8 @@ def test_dead_letters_are_left_for_nobody_in_particular() -> None:
     assert count(follower).items == [("%DLQ%reader", "", 1, 0, True, None)]
 
 
-def test_what_a_group_has_not_pulled_is_left_for_it() -> None:
-    """It pops nothing, so it is asked by what it says itself."""
+def test_messages_that_a_group_has_not_pulled_remain() -> None:
+    """It does not pop, so its pull offset decides."""
     home, follower = told(groups=("puller",))
     home.engine.administration.put_group("latest", start_from_latest=True, now_ms=0)
     tell(follower, home)
@@ -480,8 +483,8 @@ def test_what_a_group_has_not_pulled_is_left_for_it() -> None:
         (TOPIC, "latest", 1, 0, False, 0),
     ]
     assert left(follower) == (4, 0, 0)
-    # When both have all of it nothing is left: who pulls begins with no other topic, and the topic
-    # is read.
+    # When both groups have pulled everything, nothing remains: a group that pulls begins no other
+    # topic, and the topic was read.
     pulled(follower, "puller", 5)
     pulled(follower, "latest", 5)
     assert left(follower) == (0, 0, 0)
@@ -489,8 +492,8 @@ def test_what_a_group_has_not_pulled_is_left_for_it() -> None:
     assert left(follower) == (2, 0, 0)
 
 
-def test_a_queue_that_a_group_has_not_begun_to_pull_is_left_for_it() -> None:
-    """As of a dashboard which has told how far it is in one queue."""
+def test_a_queue_that_a_group_has_not_begun_to_pull_remains() -> None:
+    """For example of a dashboard that has reported one queue."""
     home, follower = founded(), following()
     home.engine.administration.put_topic(TOPIC, type_=None, queues=2, now_ms=0)
     home.engine.administration.put_group("puller", start_from_latest=True, now_ms=0)
@@ -501,8 +504,8 @@ def test_a_queue_that_a_group_has_not_begun_to_pull_is_left_for_it() -> None:
     assert [tuple(item) for item in count(follower).items] == [(TOPIC, "puller", 2, 0, False, 1)]
 
 
-def test_what_an_archive_has_taken_is_left_for_who_reads_it() -> None:
-    """The archive that retention waits for is asked what it lacks, and reads for nobody."""
+def test_messages_in_an_archive_remain_for_the_groups_that_read_them() -> None:
+    """The archive that retention waits for reports its own gaps, and reads for no group."""
     home, follower = founded(), World(archive_gate_group="archive")
     follower.engine.following.meet(HOME, may_join=True, is_told_all=True, now_ms=follower.now_ms)
     home.topic()
@@ -523,7 +526,7 @@ def test_what_an_archive_has_taken_is_left_for_who_reads_it() -> None:
 
 
 def pulled(world: World, group_name: str, offset: int) -> None:
-    """Let a group say that it has pulled the topic up to an offset."""
+    """Report a group's pull offset of the topic."""
     catalog = world.engine.catalog
     group, topic = catalog.find_group(group_name), catalog.find_topic(TOPIC)
     assert group is not None
@@ -535,7 +538,7 @@ def pulled(world: World, group_name: str, offset: int) -> None:
 
 
 def told(*, groups: tuple[str, ...]) -> tuple[World, World]:
-    """Return a home with two topics and these groups, and a follower that knows."""
+    """Return a home with two topics and these groups, and a follower with its configuration."""
     home, follower = founded(), following()
     home.topic()
     home.engine.administration.put_topic("other", type_=None, queues=1, now_ms=0)

@@ -1,7 +1,7 @@
-"""No slice of the owner touches more than its bound, however much there is: counted, not timed.
+"""Bounds of the slices of the engine's owner, counted as work and not as time.
 
-A bound that holds at a thousand groups or twenty thousand topics holds on a slow machine too, and
-under load: the figures here are of work, and the same in every run.
+A bound that holds for a thousand groups or twenty thousand topics also holds on a slow machine and
+under load. The figures are amounts of work, and equal in every run.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from tidemill.message.stored_message import TYPE_DELAY
 
 GROUPS = 1_000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
-MESSAGE_BYTES_MAX = (4 << 20) + 4096  # the largest there is, with what the log puts around it
+MESSAGE_BYTES_MAX = (4 << 20) + 4096  # the largest message, with its record header
 
 
 def quiet_world(*, segment_bytes: int = 16 << 20) -> World:
-    """Open a world in which no checkpoint is due by itself."""
+    """Open a world without automatic checkpoints."""
     return World(
         checkpoint_log_bytes=1 << 40, checkpoint_records=1 << 40, segment_bytes=segment_bytes
     )
@@ -75,7 +75,7 @@ def groups_of(world: World, count: int, **options: object) -> list[GroupId]:
 
 
 def pop_all(world: World, group_ids: list[GroupId], want: int = 32) -> None:
-    """Let each group take messages that it does not ack, all of them due at one moment."""
+    """Let each group take messages without acks; all of them are due at the same time."""
     topic_id = world.topic()
     for group_id in group_ids:
         assert world.engine.commands.pop(
@@ -97,7 +97,7 @@ def turns_until_nothing_is_due(world: World) -> list[Spent]:
 
 def assert_bounded(turns: list[Spent]) -> None:
     assert max(turn.items for turn in turns) <= DUE_SLOTS_A_TURN + REVIVE_MESSAGES_A_TURN
-    # A copy, and of a group's first one the topic that it goes to.
+    # A copy, and for the first one of a group its retry topic.
     assert max(turn.records for turn in turns) <= 2 * REVIVE_MESSAGES_A_TURN
 
 
@@ -121,7 +121,7 @@ def test_a_turn_that_dead_letters_for_a_thousand_ordered_groups_is_bounded() -> 
     assert world.engine.catalog.queues_of(last)[0].max_offset == 32
 
 
-def test_large_messages_that_are_due_at_once_are_copied_one_a_turn() -> None:
+def test_large_messages_that_are_due_together_are_copied_one_per_turn() -> None:
     world = quiet_world(segment_bytes=64 << 20)
     for n in range(64):
         world.send(f"m{n}", size=4 << 20)
@@ -140,8 +140,8 @@ def test_one_delivery_of_large_messages_is_revived_over_several_turns() -> None:
     assert len(world.drain(group=GROUP)) == 8
 
 
-def test_a_pop_that_must_dead_letter_large_messages_leaves_the_rest_for_the_next_turn() -> None:
-    """The attempts were lowered after the batch ran out: revive has no part in it any more."""
+def test_a_pop_that_dead_letters_large_messages_leaves_the_others_for_the_next_turn() -> None:
+    """The attempts were lowered after the batch ran out, so revive does not handle it."""
     world = quiet_world(segment_bytes=64 << 20)
     world.group(is_ordered=True, max_attempts=3)
     world.send(*[f"m{n}" for n in range(8)], "last", size=1 << 20)
@@ -166,8 +166,8 @@ QUEUES = 64
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_pop_whose_filter_lets_nothing_through_looks_at_a_bounded_part(is_ordered: bool) -> None:
-    """And the polls that follow look at the rest, up to the one message that there is."""
+def test_a_pop_with_a_filter_that_matches_nothing_searches_a_bounded_part(is_ordered: bool) -> None:
+    """The following polls search further, up to the only match."""
     world = quiet_world()
     group_id = world.group(is_ordered=is_ordered)
     topic_id = world.topic(queues=QUEUES)
@@ -184,7 +184,7 @@ def test_a_pop_whose_filter_lets_nothing_through_looks_at_a_bounded_part(is_orde
         if found:
             assert found == ["wanted"]
             return
-        # What wakes the polls that wait.
+        # Wake the waiting polls.
         assert (group_id, topic_id) in world.engine.state.ready
     raise AssertionError("the polls never got there")
 
@@ -192,7 +192,7 @@ def test_a_pop_whose_filter_lets_nothing_through_looks_at_a_bounded_part(is_orde
 def each_slice(
     world: World, steps: Iterator[list[File]], after: Callable[[], None] = lambda: None
 ) -> Iterator[Spent]:
-    """Yield what each slice of background work touches."""
+    """Yield the work of each slice of background work."""
     meter = Meter(world.engine)
     for files in steps:
         yield meter.take()
@@ -203,7 +203,7 @@ def each_slice(
 
 
 def test_the_acks_of_a_busy_round_are_recorded_before_its_end() -> None:
-    """A write settled all of a round's 4,096 acks at once, while everybody waited."""
+    """Without a bound, one write settled all of a round's 4,096 acks at once."""
     world = quiet_world()
     world.send(*["m"] * 4_096)
     popped = [one for _ in range(4_096) for one in world.pop(1)]
@@ -258,14 +258,14 @@ def test_a_checkpoint_of_twenty_thousand_topics_encodes_a_bounded_part_at_once()
     assert world.engine.catalog.item_count == 20_000 + 1  # The broker itself.
 
 
-def test_a_checkpoint_of_many_ordered_queues_asks_for_few_quiet_moments() -> None:
-    """Each of them lets a busy broker wait for a sync: at one a queue that was half a minute."""
+def test_a_checkpoint_of_many_ordered_queues_needs_few_quiet_moments() -> None:
+    """Each quiet moment lets a busy broker wait for a sync. One per queue took half a minute."""
     world = quiet_world()
     ordered_queues(world, 10_000)
     topic_id, data, moments = world.topic("busy"), blob("m"), []
 
     def go_on() -> None:
-        """Begin a round behind each slice, and commit it where somebody waits for that."""
+        """Begin a round after each slice, and commit it if background work waits for that."""
         if world.engine.background.wants_quiet:
             moments.append(1)
             world.engine.commit(world.now_ms)
@@ -286,13 +286,13 @@ def test_a_checkpoint_of_many_ordered_queues_asks_for_few_quiet_moments() -> Non
 
 
 def tracked() -> int:
-    """Count the objects that a full collection of the garbage collector looks at."""
+    """Count the objects that a full garbage collection visits."""
     gc.collect()
     return len(gc.get_objects())
 
 
-def test_a_checkpoint_of_many_queues_keeps_no_object_of_each_for_the_collector() -> None:
-    """What a job keeps over its slices is looked at with all the rest: 30 ms at 65,000 tuples."""
+def test_a_checkpoint_of_many_queues_keeps_no_object_per_queue_for_the_collector() -> None:
+    """The collector visits all objects that a job keeps over its slices: 30 ms at 65,000 tuples."""
     world = quiet_world()
     count, data = 5_000, blob("m")
     topics_of(world, count)
@@ -314,11 +314,11 @@ def test_a_checkpoint_of_many_queues_keeps_no_object_of_each_for_the_collector()
 
 
 @pytest.mark.parametrize("what", ["topic", "group"])
-def test_a_deletion_walks_what_goes_and_not_what_stays(what: str) -> None:
-    """At a thousand groups a topic has a thousand retry topics, and each cost a walk of its own."""
+def test_a_deletion_visits_only_deleted_topics(what: str) -> None:
+    """A topic with a thousand groups has a thousand retry topics. Each cost a walk of its own."""
     world = quiet_world()
     world.send("m")
-    pop_all(world, groups_of(world, 80))  # What goes with them goes in one slice.
+    pop_all(world, groups_of(world, 80))  # Their retry topics are deleted in one slice.
     turns_until_nothing_is_due(world)
     catalog, state = world.engine.catalog, world.engine.state
     assert len(catalog.retry_topic_ids) == 80
@@ -367,8 +367,8 @@ def test_a_turn_of_delayed_messages_is_bounded_at_four_thousand_topics(late_ms: 
     assert world.engine.timers.index.pending_count == 0
 
 
-def test_the_first_slice_that_looks_for_different_numbers_imports_nothing() -> None:
-    """An import reads and compiles for 50 ms, whatever it is that a slice may touch."""
+def test_the_first_search_for_different_numbers_imports_nothing() -> None:
+    """An import reads and compiles for 50 ms."""
     script = (
         "import sys, numpy as np, tidemill.broker.engine.engine\n"
         "known = set(sys.modules)\n"
@@ -378,8 +378,8 @@ def test_the_first_slice_that_looks_for_different_numbers_imports_nothing() -> N
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_what_a_flush_writes_of_the_timer_log_moves_nothing_of_what_it_leaves() -> None:
-    """Taken from the front of one buffer it did: 10 ms at a hundred thousand timers."""
+def test_a_flush_of_the_timer_log_does_not_move_the_remaining_records() -> None:
+    """With a single buffer it did: 10 ms for a hundred thousand timers."""
     disk = FaultyDisk(Random(0))
     log = TimerLog(disk, Mappings(disk), file_bytes=5 * TAIL_PIECE_BYTES // 2)
 
@@ -413,8 +413,8 @@ def test_what_a_flush_writes_of_the_timer_log_moves_nothing_of_what_it_leaves() 
     assert log.read(next_id * timer_record.SIZE).timer_id == next_id
 
 
-def test_a_collection_of_what_is_young_looks_at_a_bounded_number_of_objects() -> None:
-    """A thousand queues that a pop begins are three thousand objects that stay."""
+def test_a_young_collection_visits_a_bounded_number_of_objects() -> None:
+    """A thousand queues of a first pop are three thousand permanent objects."""
     script = (
         "import gc\n"
         "from tidemill.common.lifecycle import tune_garbage_collector\n"
@@ -432,7 +432,7 @@ def test_a_collection_of_what_is_young_looks_at_a_bounded_number_of_objects() ->
 
 
 def test_the_folders_of_derived_files_are_listed_once() -> None:
-    """A large store has thousands of files in each, and a listing takes as long as there are."""
+    """A folder of a large store has thousands of files, and a listing takes time for each."""
     world = World(disk=ListingDisk(Random(0)), retention_bytes=2 << 20)
     disk = world.disk
     assert isinstance(disk, ListingDisk)
@@ -449,7 +449,7 @@ def test_the_folders_of_derived_files_are_listed_once() -> None:
 
 
 def world_with_many_index_files() -> World:
-    """Fill more index files than one slice of a look-up goes through, with a key in some."""
+    """Fill more index files than one slice of a look-up visits, with a key in some."""
     world = quiet_world()
     topic_id = world.topic()
     for n in range(BLOCKS_A_SLICE + 20):
@@ -474,7 +474,7 @@ def test_a_look_up_by_key_bisects_a_bounded_number_of_blocks_at_once() -> None:
         step_count += 1
         spent = meter.take()
         assert spent.items <= BLOCKS_A_SLICE + CANDIDATES_A_STEP
-        # Between two slices a checkpoint may take the tail over, and nothing is found twice.
+        # Between two slices a checkpoint may write the tail to a file. No match is returned twice.
         if step_count == 2:
             world.send("later")
             world.checkpoint()
@@ -482,7 +482,7 @@ def test_a_look_up_by_key_bisects_a_bounded_number_of_blocks_at_once() -> None:
     assert [body_of(one.blob) for one in search.take()] == [b"m100", b"m50", b"m0"]
 
 
-def test_a_look_up_verifies_the_blocks_alone_that_have_what_it_looks_for() -> None:
+def test_a_look_up_verifies_only_blocks_with_a_match() -> None:
     world = world_with_many_index_files()
     topic = world.engine.catalog.topics[world.topic()]
     assert world.find(topic, key="nobody has it") == []
@@ -492,7 +492,7 @@ def test_a_look_up_verifies_the_blocks_alone_that_have_what_it_looks_for() -> No
     assert sum(map(bool, chain.from_iterable(file._verified for file in files))) == 3
 
 
-def test_large_messages_with_one_key_are_read_one_a_slice() -> None:
+def test_large_messages_with_one_key_are_read_one_per_slice() -> None:
     world = quiet_world(segment_bytes=64 << 20)
     topic_id = world.topic()
     for n in range(4):
@@ -507,8 +507,8 @@ def test_large_messages_with_one_key_are_read_one_a_slice() -> None:
     assert len(search.take()) == 4
 
 
-def test_a_look_up_ends_where_what_it_finds_is_much() -> None:
-    """256 messages of 4 MiB would be a gigabyte, in one reply."""
+def test_a_look_up_ends_at_a_limit_of_bytes() -> None:
+    """256 messages of 4 MiB would be a reply of a gigabyte."""
     world = quiet_world(segment_bytes=64 << 20)
     topic_id = world.topic()
     for n in range(12):
@@ -522,12 +522,12 @@ def test_a_look_up_ends_where_what_it_finds_is_much() -> None:
         page = search.take()
         most = max(most, sum(len(one.blob) for one in page))
         found += [text_of(one.blob) for one in page]
-        assert not search.take(), "what was taken is not kept"
+        assert not search.take(), "returned messages are not kept"
     assert most <= SLICE_BYTES + (2 << 20) + 4096
     assert found == [f"m{n}" for n in range(11, 11 - FOUND_BYTES_MAX // (2 << 20), -1)]
 
 
-def test_a_segment_goes_in_bounded_slices() -> None:
+def test_a_segment_is_deleted_in_bounded_slices() -> None:
     world = World(retention_bytes=2 << 20)
     topics_of(world, 3_000)
     for n in range(40):
@@ -555,7 +555,7 @@ CHECKPOINTS = 10_000
 
 @pytest.mark.heavy
 def test_ten_thousand_checkpoints_leave_few_files_and_few_runs() -> None:
-    """Each leaves a queue file and an index file: what ADR 0015 says of them, counted."""
+    """Each writes a queue file and an index file: the numbers of ADR 0015, counted."""
     log_bytes = 512
     world = World(
         checkpoint_log_bytes=log_bytes,
@@ -629,7 +629,7 @@ def test_no_slice_grows_with_a_million_deliveries_in_flight() -> None:
 
 
 def test_a_round_is_written_in_bounded_slices() -> None:
-    """Large by its bytes, or by its records."""
+    """Large by its bytes, or by its number of records."""
     pieces = list(in_slices([b"x"] * (3 * SLICE_BUFFERS + 1)))
     wanted = [SLICE_BUFFERS] * 3 + [1]
     assert [(len(piece), size) for piece, size in pieces] == [(size, size) for size in wanted]
@@ -645,7 +645,7 @@ def test_a_round_is_written_in_bounded_slices() -> None:
     for _ in engine.write_slices(world.now_ms):
         writes.append(engine.log.written_bytes - written)
         written = engine.log.written_bytes
-        # A sync may begin at any time, and makes nothing durable of a round that is being written.
+        # A sync may begin at any time. It makes no part of an unfinished round durable.
         log_offset, files = engine.log.begin_sync()
         for file in files:
             file.sync()
@@ -680,17 +680,15 @@ def test_a_first_pop_of_a_wide_topic_is_prepared_in_slices(is_new: bool) -> None
         slices.append(meter.take())
     assert max(one.items for one in slices) <= QUEUES_A_SLICE
     assert sum(one.items for one in slices) == (QUEUES_MAX - 1 if is_new else QUEUES_MAX - 300)
-    assert not any(one.records for one in slices), "nothing is decided"
+    assert not any(one.records for one in slices), "no message is taken"
     assert world.bodies(group="late", topic="wide") == []
     assert not world.engine.consumption.prepare_pop(group_id, topic_id)
     world.send("behind", topic="wide", queue_id=900)
     assert world.bodies(group="late", topic="wide") == ["behind"]
 
 
-def test_an_ordered_pop_passes_over_blocked_queues_at_a_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each of a thousand queues with a batch in flight cost as much as one that has messages."""
+def test_an_ordered_pop_skips_blocked_queues_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a thousand queues with a batch in flight cost as much as one with messages."""
     world = quiet_world()
     ordered_queues(world, QUEUES_MAX)
     looked, real = [], OrderedPop.pop
@@ -711,7 +709,7 @@ def test_an_ordered_pop_passes_over_blocked_queues_at_a_look(
 
 
 def test_an_ordered_pop_dead_letters_a_bounded_part_of_all_its_queues() -> None:
-    """The attempts were lowered when all had run out: each queue had an allowance of its own."""
+    """The attempts were lowered when all had run out. Each queue had its own allowance."""
     world = quiet_world()
     ordered_queues(world, 200)
     world.now_ms += DAY_MS
@@ -725,13 +723,13 @@ def test_an_ordered_pop_dead_letters_a_bounded_part_of_all_its_queues() -> None:
 
 
 def timers_beyond(count: int, *, delay_ms: int, size: int = 64) -> World:
-    """Let so many timers wait, of which the segments are older than the retention."""
+    """Schedule this many timers in segments that are older than the retention."""
     world = World(
         checkpoint_log_bytes=1 << 40,
         checkpoint_records=1 << 40,
         segment_bytes=4 << 20,
         retention_ms=60_000,
-        # A ring that takes several looks; and as much evacuation as a slice has room for.
+        # A ring that takes several searches, and as much evacuation as fits into a slice.
         timer=TimerConfig(wheel_slots=1 << 18, evacuation_rate_bytes=1 << 30),
     )
     topic_id, data = world.topic(), blob("m", kind=TYPE_DELAY, size=size)
@@ -775,14 +773,14 @@ def test_evacuation_moves_a_bounded_number_of_timers_and_bytes_at_once(
     assert sum(one.size_bytes for one in spent) > size * evacuation.evacuated.total()
 
 
-def test_evacuation_looks_through_a_bounded_part_of_the_table_at_once(
+def test_evacuation_searches_a_bounded_part_of_the_table_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = timers_beyond(20_000, delay_ms=DAY_MS)
     engine = world.engine
     engine.timers.index.link_gathered()
     world.checkpoint()
-    # As if what it says of a timer were damaged: the table alone knows where that is.
+    # As if the wheel's entry of a timer were damaged: only the table knows the timer.
     engine.timers.index.counts.pins[engine.log.segments[0].start] += 1
     world.now_ms += HOUR_MS
     looks, rows = 0, TimerTable.rows
@@ -805,8 +803,8 @@ def test_evacuation_looks_through_a_bounded_part_of_the_table_at_once(
 
 
 @pytest.mark.parametrize("is_backlog", [False, True])
-def test_the_wheel_is_looked_through_in_bounded_slices(is_backlog: bool) -> None:
-    """After a downtime of days each second of them may have timers, and most have none."""
+def test_the_wheel_is_searched_in_bounded_slices(is_backlog: bool) -> None:
+    """After a downtime of days each second may have timers, and most seconds have none."""
     world = timers_beyond(10, delay_ms=5_000)
     engine = world.engine
     asked: list[int] = []
@@ -825,11 +823,11 @@ def test_the_wheel_is_looked_through_in_bounded_slices(is_backlog: bool) -> None
         asked.clear()
         turns = 0
         for _ in each_turn(engine, world.now_ms, world.commit):
-            assert len(asked) <= 1, "one look a slice"
+            assert len(asked) <= 1, "one search per slice"
             assert sum(asked) <= SLOTS_A_SCAN
             turns += bool(asked)
             asked.clear()
-    assert turns >= (1 << 18) // SLOTS_A_SCAN - 1, "a ring, but for a part"
+    assert turns >= (1 << 18) // SLOTS_A_SCAN - 1, "nearly a whole ring"
     assert engine.timers.index.pending_count == 0
 
 
@@ -846,7 +844,7 @@ def test_the_census_counts_a_page_or_a_part_of_the_wheel_at_once() -> None:
 
 
 class ListingDisk(FaultyDisk):
-    """A disk that counts how often a folder was listed since the start."""
+    """A disk that counts the listings of a folder since the start."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -857,8 +855,8 @@ class ListingDisk(FaultyDisk):
         return super().names(folder)
 
 
-def test_what_silent_clients_held_is_given_back_in_bounded_slices() -> None:
-    """Two thousand clients hold two messages each, and fall silent at once."""
+def test_deliveries_of_silent_clients_are_given_back_in_bounded_slices() -> None:
+    """Two thousand clients hold two messages each, and fall silent at the same time."""
     world, count = quiet_world(), 4_000
     world.group()
     for n in range(0, count, 100):
@@ -892,7 +890,7 @@ def test_what_silent_clients_held_is_given_back_in_bounded_slices() -> None:
     assert sum(turn.records for turn in turns) == count + 1
 
 
-def test_what_is_extended_at_one_moment_is_extended_in_bounded_slices() -> None:
+def test_simultaneous_renewals_are_recorded_in_bounded_slices() -> None:
     world, count = quiet_world(), 4_000
     world.group()
     world.send(*[f"m{n}" for n in range(count)])

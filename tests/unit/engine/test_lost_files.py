@@ -28,7 +28,7 @@ CACHES_READ = ("timer/checkpoint.a", "timer/checkpoint.b", "timer/state/", "time
 
 
 class Unjudged(TimerWorld):
-    """A world whose log may have lost records. It is not checked against a model."""
+    """A world with a log that may have lost records. It is not checked against a model."""
 
     def judge(self) -> None:
         """Do nothing."""
@@ -56,7 +56,7 @@ def history() -> TimerWorld:
     for folder in ("log/prepared", "queues/unfinished", "index/unfinished", "snapshots/unfinished"):
         if folder not in world.disk.all_names():
             file = world.disk.open(folder, create=True)
-            file.write_at(0, [b"half of what it was to be"])
+            file.write_at(0, [b"half of the file"])
     return world
 
 
