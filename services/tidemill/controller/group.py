@@ -200,11 +200,11 @@ class BrokerGroupControl:
         return len(self._live())
 
     def diverged_replicas(self) -> frozenset[ReplicaId]:
-        """Return replicas whose log differs from their master's and must not be cut."""
+        """Return replicas with a log that differs from their master's and must not be cut."""
         return diverged_of(self._live())
 
     def unheard_pairs(self) -> frozenset[tuple[ReplicaId, ReplicaId]]:
-        """Return pairs of live replicas of which the first does not hear the second."""
+        """Return pairs of live replicas where the first does not hear the second."""
         return frozenset() if self.stored is None else unheard_of(self.stored.record, self._live())
 
     def is_heard(self, member: ReplicaRun | None, sight: Sight) -> bool:

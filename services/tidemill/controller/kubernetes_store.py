@@ -78,9 +78,9 @@ class KubernetesStore:
         return None if found is None else _stored(found)
 
     async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
-        """Store the first record of a group whose resource exists. Raises StoreUnreachable.
+        """Store the first record of a group, if its resource exists. Raises StoreUnreachable.
 
-        The resource gives the number of replicas in sync.
+        The resource gives min-in-sync.
         """
         found = await self._get(group)
         if found is None and self._makes_resources:
@@ -159,7 +159,7 @@ class KubernetesStore:
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
-        """Take, renew or (without a holder) release a lease whose last known state is `seen`."""
+        """Take, renew or (without a holder) release a lease if its state is still `seen`."""
         metadata = V1ObjectMeta(name=self._lease_name(name))
         if seen is not None:
             if self._leases.get(name, (None,))[0] != seen:
@@ -320,7 +320,7 @@ def _refusal(error: ApiException) -> str:
 
 
 def _kept_metadata(lease: V1Lease) -> V1ObjectMeta:
-    """Return the metadata of a lease with which the next write replaces it."""
+    """Return the metadata for the next write of a lease."""
     assert lease.metadata is not None, "each stored object has metadata"
     return V1ObjectMeta(
         name=lease.metadata.name,

@@ -23,7 +23,7 @@ class StoreUnreachable(Exception):
 class WriteFailure(Enum):
     """The reason why a write was not done, or why its outcome is unknown."""
 
-    CONFLICT = auto()  # the stored version is another one; read and validate again
+    CONFLICT = auto()  # the store has another version; read and validate again
     UNKNOWN = auto()  # the answer was lost
 
 
@@ -47,7 +47,7 @@ class MetaStore(Protocol):
         """Replace the record on which the attempt is based. Raises StoreUnreachable."""
 
     async def remove(self, group: str, token: str) -> WriteFailure | None:
-        """Remove a group whose record still has `token`. Raises StoreUnreachable."""
+        """Remove a group if its record still has `token`. Raises StoreUnreachable."""
 
     async def groups(self) -> list[str]:
         """Return the names of all groups, sorted. Raises StoreUnreachable."""
@@ -61,4 +61,4 @@ class MetaStore(Protocol):
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
-        """Take, renew or (without a holder) release a lease whose last known state is `seen`."""
+        """Take, renew or (without a holder) release a lease if its state is still `seen`."""

@@ -143,13 +143,13 @@ class ControllerMetrics:
             )
             diverged = GaugeMetricFamily(
                 "rocketmq_controller_diverged_replicas",
-                "Replicas of a broker group whose log differs from the master's and must not be"
-                " cut.",
+                "Replicas of a broker group with a log that differs from the master's and must not"
+                " be cut.",
                 labels=("broker_set",),
             )
             unheard = GaugeMetricFamily(
                 "rocketmq_controller_unheard_replicas",
-                "Pairs of live replicas of which one does not hear the other.",
+                "Pairs of live replicas where one does not hear the other.",
                 labels=("broker_set",),
             )
             for name, group in groups().items():

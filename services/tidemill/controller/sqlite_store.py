@@ -115,7 +115,7 @@ class SqliteStore:
         return await self._write(update)
 
     async def remove(self, group: str, token: str) -> WriteFailure | None:
-        """Remove a group whose record still has `token`. Raises StoreUnreachable."""
+        """Remove a group if its record still has `token`. Raises StoreUnreachable."""
 
         def delete(connection: sqlite3.Connection) -> WriteFailure | None:
             done = connection.execute(
@@ -166,7 +166,7 @@ class SqliteStore:
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
-        """Take, renew or (without a holder) release a lease whose last known state is `seen`."""
+        """Take, renew or (without a holder) release a lease if its state is still `seen`."""
         written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
 
         def write(connection: sqlite3.Connection) -> LeaseSeen | WriteFailure:

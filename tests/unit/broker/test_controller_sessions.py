@@ -25,7 +25,7 @@ class World:
         self.to_broker: list[wire.SessionDown] = []
         self.ends: list[str] = []
         for controller in range(controllers):
-            self.sessions.connected(controller)
+            self.sessions.note_connection(controller)
 
     def take(self) -> list[tuple[int, wire.SessionUp]]:
         """Return what goes to controllers."""
@@ -44,10 +44,10 @@ class World:
         return [(controller, up.WhichOneof("message")) for controller, up in self.take()]
 
     def say(self, up: wire.SessionUp) -> None:
-        self.sessions.broker_said(up, self.now_ms)
+        self.sessions.receive_from_broker(up, self.now_ms)
 
     def hear(self, controller: int, down: wire.SessionDown) -> None:
-        self.sessions.heard(controller, down, self.now_ms)
+        self.sessions.receive_from_controller(controller, down, self.now_ms)
 
     def welcome(self, controller: int, registered: str = "a", *, leads: bool = False) -> None:
         welcome = wire.Welcome(registered_incarnation=registered * 32, is_leading=leads)
@@ -111,7 +111,7 @@ def test_a_registration_on_a_stream_that_ends_is_made_on_another_at_once() -> No
     world.welcome(0)
     world.welcome(1)
     world.take()
-    world.sessions.lost(0)
+    world.sessions.note_disconnection(0)
     world.pass_ms(1)
     assert (1, "register") in world.kinds()
 
@@ -133,10 +133,10 @@ def test_heartbeats_go_to_all_with_the_age_of_what_the_broker_has_said() -> None
 def test_a_death_is_told_to_all_at_once_and_to_who_comes_later() -> None:
     world = World()
     world.registered()
-    world.sessions.broker_ended("killed")
+    world.sessions.note_broker_end("killed")
     assert world.kinds() == [(0, "death"), (1, "death")]
-    world.sessions.lost(0)
-    world.sessions.connected(0)
+    world.sessions.note_disconnection(0)
+    world.sessions.note_connection(0)
     told = world.take()
     assert [up.WhichOneof("message") for _, up in told] == ["attach", "death"]
     assert told[1][1].death.member == ME
@@ -145,7 +145,7 @@ def test_a_death_is_told_to_all_at_once_and_to_who_comes_later() -> None:
 def test_the_next_run_registers_in_place_of_the_last() -> None:
     world = World()
     world.registered()
-    world.sessions.broker_ended("killed")
+    world.sessions.note_broker_end("killed")
     world.take()
     again = replication.Member(replica_id=1, incarnation="c" * 32)
     world.say(wire.SessionUp(register=wire.Register(member=again)))
@@ -209,7 +209,7 @@ def test_without_controllers_nothing_happens_and_all_is_made_up_for_later() -> N
     world.say(wire.SessionUp(number=1, proposal=wire.Proposal(epoch=1)))
     world.pass_ms(10_000)
     assert world.kinds() == []
-    world.sessions.connected(0)
+    world.sessions.note_connection(0)
     assert world.kinds() == [(0, "attach")]
     world.welcome(0)
     assert world.kinds() == [(0, "register"), (0, "heartbeat")]
@@ -249,8 +249,8 @@ def test_a_replica_registers_again_where_the_records_were_lost() -> None:
     world.welcome(0)
     [number] = [up.number for _, up in world.take() if up.WhichOneof("message") == "register"]
     world.answer(0, number, "done")
-    world.sessions.lost(0)
-    world.sessions.connected(0)
+    world.sessions.note_disconnection(0)
+    world.sessions.note_connection(0)
     world.take()
     world.hear(0, wire.SessionDown(welcome=wire.Welcome(registered_incarnation="")))
     assert [kind for _, kind in world.kinds()] == ["register"]

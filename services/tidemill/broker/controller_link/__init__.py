@@ -1,13 +1,13 @@
-"""A replica's ties to the controllers, in two processes (failover.md 7).
+"""The link of a replica to the controllers, in two processes (failover.md 7).
 
     broker ── frames.py over a socket pair ──▶ supervisor ── Session streams ──▶ every controller
 
-    frames.py      what goes over the socket pair: the messages of a session, with their sizes
-    port.py        the broker's end: registers, says how it is 20 times a second, proposes, learns
-    sessions.py    the supervisor's decisions, without I/O: whom to tell what, and what again
+    frames.py      messages of a session with their sizes, for the socket pair
+    port.py        the broker's end: registers, reports its state 20 times a second, proposes
+    sessions.py    the supervisor's decisions, without I/O: requests, heartbeats, repetitions
     streams.py     the supervisor's connections to controllers
-    supervisor.py  the process: starts the broker, says at once that it has died, stops it in order
+    supervisor.py  the process: starts the broker, reports its death at once, stops it in order
 
-The sessions are the supervisor's, so that a broker that cannot turn is told from one that has died,
-and neither waits for the other's garbage collection.
+The supervisor owns the sessions, so that a controller can distinguish a broker that stands still
+from a dead one. Neither process waits for the garbage collection of the other.
 """

@@ -1,8 +1,8 @@
-"""The broker's end of its tie to the controllers, through its supervisor.
+"""The broker's end of its link to the controllers, through its supervisor.
 
-It says how the broker is in each turn of a loop of its own: a broker that does not turn says
-nothing, and its supervisor tells for how long. A supervisor that is gone takes the broker with it:
-the end of the socket stops the process as a signal does.
+A loop reports the state of the broker. If the event loop stands still, the reports stop, and the
+supervisor sends their age. If the supervisor ends, the end of the socket stops the broker like a
+signal.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.replication.actions import MastershipRelease
     from tidemill.common.replica_group import Proposal, ReplicaRun, ReplicationView
 
-STATUS_PERIOD_S: Final = 0.05  # a fortieth of what a standstill may last
-# Of what the supervisor has not read, which does nothing else: it is stopped, or gone.
+STATUS_PERIOD_S: Final = 0.05  # a thirtieth of the default stall_limit_ms
+# Bytes that the supervisor has not read. It reads all the time, so beyond this it has failed.
 UNSENT_BYTES_MAX: Final = 1 << 20
 
 
 class ReplicaStatus(NamedTuple):
-    """How a replica is."""
+    """The state of a replica, for its heartbeats."""
 
     is_master: bool
     epoch_seen: int
@@ -46,104 +46,104 @@ class ReplicaStatus(NamedTuple):
     blocked_ms: int
     peer_silence_ms: dict[ReplicaId, int]
     is_slow: bool = False
-    writable_epoch: int = 0  # the epoch that it leads, when that has its first commit
-    cut: LogCut | None = None  # of its log, the last one
-    diverged: frozenset[ReplicaId] = frozenset()  # whose log is not their master's
+    writable_epoch: int = 0  # a master's epoch, from its first commit on
+    cut: LogCut | None = None  # the last cut of its log
+    diverged: frozenset[ReplicaId] = frozenset()  # replicas whose log differs from the master's
 
 
 class ReplicaIntroduction(NamedTuple):
-    """Who a replica is, and what its store is."""
+    """The identity of a replica, for its registration."""
 
     me: ReplicaRun
     store_uuid: str
-    address: str  # at which others reach it
+    address: str  # for the other replicas
     is_clean: bool
 
 
 class ControlledReplica(Protocol):
-    """This replica among the others: hears what was decided, and says how it is."""
+    """The replica of this broker, as the controllers control it."""
 
     def introduction(self) -> ReplicaIntroduction:
-        """Return who this is."""
+        """Return the identity of this replica."""
 
     def learn(self, view: ReplicationView) -> None:
-        """Hear what the controllers have decided."""
+        """Take a view from the controllers."""
 
     def refused(self, version: int) -> None:
-        """Hear that a proposal against `version` was refused."""
+        """Note that the controllers rejected a proposal against `version`."""
 
     def hand_over(self, target: ReplicaId | None) -> bool:
-        """Begin a planned transfer; whether there is anybody to hand over to."""
+        """Begin a planned transfer; return whether a replica can take over."""
 
     def status(self) -> ReplicaStatus:
-        """Return how this replica is."""
+        """Return the state of this replica."""
 
 
 @final
 class SupervisorPort:
-    """The controllers, as a broker sees them."""
+    """The broker's connection to its supervisor, and so to the controllers."""
 
     def __init__(self, fd: int) -> None:
-        """Speak over the socket `fd`, which becomes this port's own."""
+        """Use the socket `fd`, and close it at the end."""
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._frames = FrameReader()
         self._unsent = bytearray()
         self._register: wire.Register | None = None
-        self._hearer: ControlledReplica | None = None
+        self._replica: ControlledReplica | None = None
         self._view: ReplicationView | None = None
-        self._proposed: dict[int, int] = {}  # version by number, of the last proposals
+        self._proposed: dict[int, int] = {}  # version of the last proposal, by message number
         self._numbers = 0
-        self.is_lost = asyncio.Event()  # the supervisor is gone
+        self.is_lost = asyncio.Event()  # The supervisor has ended.
 
     # ------------------------------------------------------------ for the replica
 
-    def attach(self, replicas: ControlledReplica) -> None:
-        """Tell `replicas` what is decided from now on, and the newest of it at once."""
-        self._hearer = replicas
-        me, store_uuid, address, is_clean = replicas.introduction()
+    def attach(self, replica: ControlledReplica) -> None:
+        """Register `replica`, and pass views to it, the current one at once."""
+        self._replica = replica
+        me, store_uuid, address, is_clean = replica.introduction()
         if self._register is None or self._register.member != to_member(me):
             self._register = wire.Register(
                 member=to_member(me), store_uuid=store_uuid, address=address, is_clean=is_clean
             )
-            self._say(wire.SessionUp(register=self._register))
+            self._send(wire.SessionUp(register=self._register))
         if self._view is not None:
-            replicas.learn(self._view)
+            replica.learn(self._view)
 
     def propose(self, proposal: Proposal) -> None:
-        """Say what the sync state set should be."""
-        # The last is enough: it is the one that a refusal matters for.
+        """Propose a sync state set."""
+        # A rejection matters only for the last proposal.
         self._proposed = {self._numbers + 1: proposal.version}
-        self._say(wire.SessionUp(proposal=to_proposal(proposal)))
+        self._send(wire.SessionUp(proposal=to_proposal(proposal)))
 
     def release(self, release: MastershipRelease) -> None:
-        """Ask for another master."""
-        asked = wire.Release(
+        """Ask the controllers for another master."""
+        request = wire.Release(
             epoch=release.epoch,
             master=to_member(release.master),
             target=release.target,
             paused_ms=release.paused_ms,
         )
-        self._say(wire.SessionUp(release=asked))
+        self._send(wire.SessionUp(release=request))
 
     # ------------------------------------------------------------ the socket
 
     async def run(self) -> None:
-        """Hear the supervisor, and say how this replica is, until cancelled or it is gone."""
+        """Read from the supervisor and report the state, until cancelled or the supervisor ends."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket, self._read)
         try:
             while not self.is_lost.is_set():
-                self._say_status()
+                self._send_heartbeat()
                 await asyncio.sleep(STATUS_PERIOD_S)
         finally:
             loop.remove_reader(self._socket)
             self._socket.close()
 
-    def _say_status(self) -> None:
-        if self._hearer is None or self._register is None:
+    def _send_heartbeat(self) -> None:
+        if self._replica is None or self._register is None:
             return
-        status = self._hearer.status()
+        status = self._replica.status()
         beat = wire.Heartbeat(
             member=self._register.member,
             is_master=status.is_master,
@@ -153,7 +153,7 @@ class SupervisorPort:
             log_end=status.log_end,
             durable_end=status.durable_end,
             confirm=status.confirm,
-            # One whose disk fails ends, and its supervisor says so.
+            # A broker with a failed disk ends, and its supervisor reports its death.
             health=wire.HEALTH_SLOW if status.is_slow else wire.HEALTH_OK,
             blocked_ms=status.blocked_ms,
             peer_silence_ms={int(one): ms for one, ms in status.peer_silence_ms.items()},
@@ -163,14 +163,13 @@ class SupervisorPort:
         if status.cut is not None:
             cut = wire.Cut(replica_id=beat.member.replica_id, **status.cut._asdict())
             beat.cut.CopyFrom(cut)
-        self._say(wire.SessionUp(heartbeat=beat))
+        self._send(wire.SessionUp(heartbeat=beat))
 
-    def _say(self, up: wire.SessionUp) -> None:
+    def _send(self, up: wire.SessionUp) -> None:
         self._numbers += 1
         up.number = self._numbers
-        is_passing = up.WhichOneof("message") == "heartbeat"
-        if is_passing and self._unsent:
-            return  # The next one says more.
+        if up.WhichOneof("message") == "heartbeat" and self._unsent:
+            return  # The next heartbeat replaces it.
         if len(self._unsent) > UNSENT_BYTES_MAX:
             self.is_lost.set()
             return
@@ -184,7 +183,7 @@ class SupervisorPort:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
-            pass  # With the next message, at the latest in STATUS_PERIOD_S.
+            pass  # The next message sends the rest, at the latest in STATUS_PERIOD_S.
         except OSError:
             self.is_lost.set()
 
@@ -197,27 +196,27 @@ class SupervisorPort:
             data = b""
         try:
             for message in self._frames.receive(data):
-                self._hear(wire.SessionDown.FromString(message))
+                self._receive(wire.SessionDown.FromString(message))
         except (InvalidSupervisorFrame, DecodeError):
             data = b""
         if not data:
             self.is_lost.set()
             asyncio.get_running_loop().remove_reader(self._socket)
 
-    def _hear(self, down: wire.SessionDown) -> None:
+    def _receive(self, down: wire.SessionDown) -> None:
         match down.WhichOneof("message"):
             case "view":
                 self._view = from_view(down.view)
-                if self._hearer is not None:
-                    self._hearer.learn(self._view)
+                if self._replica is not None:
+                    self._replica.learn(self._view)
             case "hand_over":
                 target = down.hand_over.target
-                if self._hearer is not None:
+                if self._replica is not None:
                     is_any = target == LEAST_LAG_TARGET
-                    self._hearer.hand_over(None if is_any else ReplicaId(target))
+                    self._replica.hand_over(None if is_any else ReplicaId(target))
             case "answer" if down.answer.WhichOneof("result") == "refused":
                 version = self._proposed.pop(down.answer.number, None)
-                if self._hearer is not None and version is not None:
-                    self._hearer.refused(version)
+                if self._replica is not None and version is not None:
+                    self._replica.refused(version)
             case _:
                 pass

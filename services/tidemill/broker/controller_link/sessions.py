@@ -1,15 +1,15 @@
-"""Whom a replica's supervisor tells what: decisions without I/O and time.
+"""The sessions of a replica's supervisor with the controllers: decisions without I/O and clocks.
 
-    broker_said(up)         Register, Heartbeat, Proposal, Release, as the broker's port sends them
-    broker_ended(how)       its process has ended
-    connected(i), lost(i)   the stream to a controller
-    heard(i, down)          what a controller says
-    tick()                  at least every HEARTBEAT_MS
-    take_actions()          after each of them
+    receive_from_broker(up)            Register, Heartbeat, Proposal or Release of the broker
+    note_broker_end(how)               the broker's process ended
+    note_connection(i)                 a stream to a controller is open
+    note_disconnection(i)              a stream to a controller ended
+    receive_from_controller(i, down)   a message of a controller
+    tick()                             at least every HEARTBEAT_MS
+    take_actions()                     after each event
 
-Any controller takes any request, and the record decides: so one that does not answer is not waited
-for, and what is asked again goes to the next. While no controller is there nothing happens here,
-and the broker goes on with the view that it has (F-18).
+Each controller accepts each request, and the record decides. So a request without an answer is
+repeated at another controller. While no controller is connected, the broker keeps its view (F-18).
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from typing import Final, NamedTuple, TypeAlias, final
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
 
-HEARTBEAT_MS: Final = 200  # a fifth of the time after which a replica counts as gone
-REQUEST_AGAIN_MS: Final = 1_000  # as long as a controller waits for its store
-WAITING_MAX: Final = 16  # requests of the broker, of which it has one proposal and one release
+HEARTBEAT_MS: Final = 200  # a fifth of the default session_timeout_ms
+REQUEST_AGAIN_MS: Final = 1_000  # the time-out of a controller's store
+# Requests in flight, more than the registration, proposal and release of one broker.
+REQUESTS_MAX: Final = 16
 
 
 class ToController(NamedTuple):
-    """Send this on the stream to a controller."""
+    """A message for a controller."""
 
     controller: int
     message: wire.SessionUp
 
 
 class ToBroker(NamedTuple):
-    """Send this to the broker."""
+    """A message for the broker."""
 
     message: wire.SessionDown
 
 
 class StopBroker(NamedTuple):
-    """The broker is to end: another run of this replica has registered."""
+    """An order to kill the broker: another run of this replica has registered."""
 
     why: str
 
@@ -49,21 +50,21 @@ Action: TypeAlias = ToController | ToBroker | StopBroker
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that is open."""
+    """An open stream."""
 
     is_welcomed: bool = False
     is_leading: bool = False
-    registered: str = ""  # the incarnation that the record had when we attached
-    told_at_ms: int = 0  # of the last heartbeat
-    has_heard_of_death: bool = False  # of the last run
+    registered: str = ""  # the incarnation in the record when this supervisor attached
+    beat_at_ms: int = 0  # the time of the last heartbeat
+    has_death: bool = False  # the death of the last run was sent
 
 
-class _Asked(NamedTuple):
-    """A request on its way."""
+class _Request(NamedTuple):
+    """A request in flight."""
 
     controller: int
     at_ms: int
-    number: int  # the broker's own; 0: it is our registration
+    number: int  # the number of the broker; 0: the registration, which the supervisor sends
 
 
 @final
@@ -76,34 +77,34 @@ class ControllerSessions:
         self._register: wire.Register | None = None
         self._is_registered = False
         self._beat: wire.Heartbeat | None = None
-        self._beat_at_ms = 0  # when the broker has said so: its age goes with it
+        self._beat_at_ms = 0  # receipt of the last heartbeat, to compute its age
         self._version = -1  # of the newest view
-        self._held: replication.GroupView | None = None  # which the broker was not told yet
+        self._held: replication.GroupView | None = None  # newest view, not sent to the broker yet
         self._death: wire.DeathCertificate | None = None
         self._numbers = 0
-        self._asked: dict[int, _Asked] = {}  # by our number
-        self._turn = -1  # who was asked last, where none is known to lead
+        self._requests: dict[int, _Request] = {}  # by number of this supervisor
+        self._last_asked = -1  # the last controller of a request, while no leader is known
         self._actions: list[Action] = []
 
     @property
     def has_controller(self) -> bool:
-        """Whether anybody is there who could let another replica be master."""
+        """A controller is connected, which can make another replica master."""
         return any(stream.is_welcomed for stream in self._streams.values())
 
     def take_actions(self) -> list[Action]:
-        """Return and clear what is to be done, in its order."""
+        """Return and clear the actions, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     # ------------------------------------------------------------ the broker
 
-    def broker_said(self, up: wire.SessionUp, now_ms: int) -> None:
-        """Hear the broker."""
+    def receive_from_broker(self, up: wire.SessionUp, now_ms: int) -> None:
+        """Process a message of the broker."""
         match up.WhichOneof("message"):
             case "register":
-                # Also of a broker that goes on as another run, with an empty store.
+                # A running broker also registers, as a new run with an empty store.
                 self._register, self._beat, self._is_registered = up.register, None, False
-                self._asked = {n: one for n, one in self._asked.items() if one.number}
+                self._requests = {n: one for n, one in self._requests.items() if one.number}
                 for controller, stream in self._streams.items():
                     stream.is_welcomed = False
                     self._attach(controller)
@@ -111,176 +112,176 @@ class ControllerSessions:
                 is_change = self._beat is None or _has_changed(self._beat, up.heartbeat)
                 self._beat, self._beat_at_ms = up.heartbeat, now_ms
                 if is_change:
-                    self._tell_all(now_ms)
+                    self._send_heartbeats(now_ms)
             case "proposal" | "release":
-                self._ask(up, now_ms)
+                self._request(up, now_ms)
             case _:
-                pass  # Of another build of ours: it knows more than we do.
+                pass  # A message of a newer build.
 
-    def broker_ended(self, how: str) -> None:
-        """Hear that the broker's process has ended: everybody is told at once (D1)."""
+    def note_broker_end(self, how: str) -> None:
+        """Report the end of the broker's process to all controllers at once (D1)."""
         if self._register is None:
             return
         self._death = wire.DeathCertificate(member=self._register.member, how=how)
         self._register, self._beat, self._is_registered = None, None, False
         self._version, self._held = -1, None
-        self._asked.clear()
+        self._requests.clear()
         for controller, stream in self._streams.items():
-            stream.has_heard_of_death = True
+            stream.has_death = True
             self._send(controller, wire.SessionUp(death=self._death))
 
     # ------------------------------------------------------------ the controllers
 
-    def connected(self, controller: int) -> None:
-        """Hear that there is a stream to a controller."""
+    def note_connection(self, controller: int) -> None:
+        """Attach on a new stream."""
         self._streams[controller] = _Stream()
         self._attach(controller)
 
-    def lost(self, controller: int) -> None:
-        """Hear that a stream has ended; what was asked on it is asked again elsewhere."""
+    def note_disconnection(self, controller: int) -> None:
+        """Drop a stream that ended. Its requests are repeated on another one."""
         self._streams.pop(controller, None)
-        for number in [n for n, asked in self._asked.items() if asked.controller == controller]:
-            del self._asked[number]
+        for number in [n for n, one in self._requests.items() if one.controller == controller]:
+            del self._requests[number]
 
-    def heard(self, controller: int, down: wire.SessionDown, now_ms: int) -> None:
-        """Hear a controller."""
+    def receive_from_controller(self, controller: int, down: wire.SessionDown, now_ms: int) -> None:
+        """Process a message of a controller."""
         stream = self._streams.get(controller)
         if stream is None:
             return
         match down.WhichOneof("message"):
             case "welcome":
-                self._welcomed(stream, down.welcome)
-                self._go_on(now_ms)
-                self._tell(controller, now_ms)
+                self._note_welcome(stream, down.welcome)
+                self._register_if_due(now_ms)
+                self._send_heartbeat(controller, now_ms)
             case "view":
-                self._learn(down.view)
+                self._note_view(down.view)
             case "beat":
                 stream.is_leading = down.beat.is_leading
                 self._actions.append(ToBroker(down))
             case "hand_over":
                 self._actions.append(ToBroker(down))
             case "answer":
-                self._answered(down.answer, now_ms)
+                self._receive_answer(down.answer, now_ms)
             case _:
-                pass  # A newer controller's: we do without.
+                pass  # A message of a newer controller.
 
     def tick(self, now_ms: int) -> None:
-        """Do what time brings."""
-        late = [n for n, one in self._asked.items() if now_ms - one.at_ms >= REQUEST_AGAIN_MS]
+        """Repeat late requests, and send due heartbeats."""
+        late = [n for n, one in self._requests.items() if now_ms - one.at_ms >= REQUEST_AGAIN_MS]
         for number in late:
-            # Until it says so again: who leads and does not answer is not asked for ever.
-            self._streams[self._asked.pop(number).controller].is_leading = False
-        self._go_on(now_ms)
+            # Its next heartbeat reply sets this again. Until then, ask the other controllers.
+            self._streams[self._requests.pop(number).controller].is_leading = False
+        self._register_if_due(now_ms)
         for controller, stream in self._streams.items():
-            if stream.is_welcomed and now_ms - stream.told_at_ms >= HEARTBEAT_MS:
-                self._tell(controller, now_ms)
+            if stream.is_welcomed and now_ms - stream.beat_at_ms >= HEARTBEAT_MS:
+                self._send_heartbeat(controller, now_ms)
 
     # ------------------------------------------------------------ inside
 
     def _attach(self, controller: int) -> None:
-        said = self._register or self._death
-        if said is not None:
+        source = self._register or self._death
+        if source is not None:
             epoch_seen = 0 if self._beat is None else self._beat.epoch_seen
-            attach = wire.Attach(group=self._group, member=said.member, epoch_seen=epoch_seen)
+            attach = wire.Attach(group=self._group, member=source.member, epoch_seen=epoch_seen)
             self._send(controller, wire.SessionUp(attach=attach))
-        if self._death is not None and not self._streams[controller].has_heard_of_death:
-            self._streams[controller].has_heard_of_death = True
-            # It may have been away when the run before this one has ended.
+        if self._death is not None and not self._streams[controller].has_death:
+            self._streams[controller].has_death = True
+            # The controller may have been unreachable when the previous run ended.
             self._send(controller, wire.SessionUp(death=self._death))
 
-    def _welcomed(self, stream: _Stream, welcome: wire.Welcome) -> None:
+    def _note_welcome(self, stream: _Stream, welcome: wire.Welcome) -> None:
         stream.is_welcomed, stream.is_leading = True, welcome.is_leading
         stream.registered = welcome.registered_incarnation
         register = self._register
         if register is not None:
-            # Where it was and is not any more, the records were lost, or restored: it comes again.
+            # If the store lost or restored its records, register again.
             self._is_registered = stream.registered == register.member.incarnation
-            self._tell_view()
+            self._send_view()
 
-    def _go_on(self, now_ms: int) -> None:
-        """Register, unless that is done, or under way."""
+    def _register_if_due(self, now_ms: int) -> None:
+        """Register, unless this run is registered or its registration is in flight."""
         if self._register is None or self._is_registered:
             return
-        if any(asked.number == 0 for asked in self._asked.values()):
+        if any(one.number == 0 for one in self._requests.values()):
             return
-        controller = self._next()
+        controller = self._choose_controller()
         if controller is None:
             return
         register = wire.Register()
         register.CopyFrom(self._register)
         register.instead_of = self._streams[controller].registered
         number = self._send(controller, wire.SessionUp(register=register))
-        self._asked[number] = _Asked(controller, now_ms, 0)
+        self._requests[number] = _Request(controller, now_ms, 0)
 
-    def _ask(self, up: wire.SessionUp, now_ms: int) -> None:
-        """Ask one controller: a master says it again as long as nothing comes of it."""
-        controller = self._next()
-        if controller is None or len(self._asked) >= WAITING_MAX:
+    def _request(self, up: wire.SessionUp, now_ms: int) -> None:
+        """Send a request to one controller. The master repeats it until it has an effect."""
+        controller = self._choose_controller()
+        if controller is None or len(self._requests) >= REQUESTS_MAX:
             return
-        said = up.number
+        broker_number = up.number
         number = self._send(controller, up)
-        self._asked[number] = _Asked(controller, now_ms, said)
+        self._requests[number] = _Request(controller, now_ms, broker_number)
 
-    def _next(self) -> int | None:
-        """Return whom to ask: the one that leads, unless it has yet to answer."""
+    def _choose_controller(self) -> int | None:
+        """Return the leading controller, or the next one if a request to it is in flight."""
         welcomed = sorted(n for n, stream in self._streams.items() if stream.is_welcomed)
-        busy = {asked.controller for asked in self._asked.values()}
+        busy = {one.controller for one in self._requests.values()}
         free = [n for n in welcomed if n not in busy] or welcomed
         leading = [n for n in free if self._streams[n].is_leading and n not in busy]
         if leading:
             return leading[0]
         if not free:
             return None
-        # Each in its turn.
-        self._turn = next((n for n in free if n > self._turn), free[0])
-        return self._turn
+        # All controllers in turn.
+        self._last_asked = next((n for n in free if n > self._last_asked), free[0])
+        return self._last_asked
 
-    def _answered(self, answer: wire.Answer, now_ms: int) -> None:
-        asked = self._asked.pop(answer.number, None)
+    def _receive_answer(self, answer: wire.Answer, now_ms: int) -> None:
+        request = self._requests.pop(answer.number, None)
         result = answer.WhichOneof("result")
         if result == "fenced":
             self._actions.append(StopBroker(answer.fenced))
-        elif asked is None:
+        elif request is None:
             return
-        elif asked.number:
-            answer.number = asked.number
+        elif request.number:
+            answer.number = request.number
             self._actions.append(ToBroker(wire.SessionDown(answer=answer)))
         elif result == "done":
             self._is_registered = True
-            self._tell_view()
+            self._send_view()
         elif result in ("unavailable", "refused"):
-            # It is asked again when this one counts as late: at once, it would be asked for ever.
-            # Who refuses a registration waits for another run of the replica.
-            self._asked[answer.number] = _Asked(asked.controller, now_ms, 0)
+            # Keep the request until it counts as late. An immediate repetition would never end,
+            # because a rejected registration waits for another run of the replica.
+            self._requests[answer.number] = _Request(request.controller, now_ms, 0)
 
-    def _learn(self, view: replication.GroupView) -> None:
+    def _note_view(self, view: replication.GroupView) -> None:
         if view.version > self._version:
             self._version, self._held = view.version, view
-        self._tell_view()
+        self._send_view()
 
-    def _tell_view(self) -> None:
-        """Tell the broker what is decided, from when on it is one of those that it concerns.
+    def _send_view(self) -> None:
+        """Send the newest view to the broker, once its run is registered.
 
-        A run that is not registered would dial the master, and take the place there of the one that
-        is: a master knows replicas by what they say.
+        An unregistered run would connect to the master. The master identifies replicas by their
+        own messages, so it would confuse that run with the registered one.
         """
         if self._is_registered and self._held is not None:
             self._actions.append(ToBroker(wire.SessionDown(view=self._held)))
             self._held = None
 
-    def _tell_all(self, now_ms: int) -> None:
+    def _send_heartbeats(self, now_ms: int) -> None:
         for controller, stream in self._streams.items():
             if stream.is_welcomed:
-                self._tell(controller, now_ms)
+                self._send_heartbeat(controller, now_ms)
 
-    def _tell(self, controller: int, now_ms: int) -> None:
-        """Say how the broker is, and how long ago it has said so."""
+    def _send_heartbeat(self, controller: int, now_ms: int) -> None:
+        """Send the last state of the broker with its age."""
         if self._beat is None:
             return
         beat = wire.Heartbeat()
         beat.CopyFrom(self._beat)
         beat.page_age_ms += now_ms - self._beat_at_ms
-        self._streams[controller].told_at_ms = now_ms
+        self._streams[controller].beat_at_ms = now_ms
         self._send(controller, wire.SessionUp(heartbeat=beat))
 
     def _send(self, controller: int, up: wire.SessionUp) -> int:
@@ -293,7 +294,7 @@ class ControllerSessions:
 
 
 def _has_changed(before: wire.Heartbeat, after: wire.Heartbeat) -> bool:
-    """Whether a heartbeat says what is not to wait for its turn."""
+    """Return whether a heartbeat has a change that controllers need at once."""
     return (
         before.is_master,
         before.epoch_seen,

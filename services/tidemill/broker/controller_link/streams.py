@@ -1,4 +1,4 @@
-"""The supervisor's connections to controllers: one stream each, opened again when it ends."""
+"""The supervisor's connections to controllers: one stream each, reopened when it ends."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 SESSION: Final = "/tidemill.controller.v1.Controller/Session"
 TICK_S: Final = 0.05  # a quarter of the time between two heartbeats
-CONNECT_TIMEOUT_S: Final = 1.0  # as long as a replica may be silent
+CONNECT_TIMEOUT_S: Final = 1.0  # the default session_timeout_ms
 RECONNECT_FIRST_S: Final = 0.1
-RECONNECT_LONGEST_S: Final = 1.0  # a controller that comes back hears of all replicas in this time
+RECONNECT_LONGEST_S: Final = 1.0  # all replicas reach a restarted controller within this time
 MESSAGE_BYTES_MAX: Final = 1 << 20
 LIMITS: Final = Limits(keepalive_period_s=1.0, keepalive_timeout_s=2.0)
 
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 @final
 class ControllerStreams:
-    """Carries out what `ControllerSessions` decides."""
+    """The streams that carry out the actions of `ControllerSessions`."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class ControllerStreams:
         *,
         connect: Connector,
         clock: Clock,
-        tell_broker: Callable[[wire.SessionDown], None],
-        end_broker: Callable[[str], None],
+        send_to_broker: Callable[[wire.SessionDown], None],
+        stop_broker: Callable[[str], None],
     ) -> None:
         self._sessions = sessions
         self._addresses = addresses
         self._connect = connect
         self._clock = clock
-        self._tell_broker = tell_broker
-        self._end_broker = end_broker
+        self._send_to_broker = send_to_broker
+        self._stop_broker = stop_broker
         self._open: dict[int, OpenStream] = {}
 
     async def run(self) -> None:
@@ -67,7 +67,7 @@ class ControllerStreams:
                 await asyncio.sleep(TICK_S)
 
     def do(self, event: Callable[[int], None]) -> None:
-        """Let something happen, and do what follows."""
+        """Pass an event to the sessions, and carry out their actions."""
         event(self._clock.monotonic_ms())
         for action in self._sessions.take_actions():
             match action:
@@ -76,12 +76,12 @@ class ControllerStreams:
                     if stream is not None:
                         stream.write(message.SerializeToString())
                 case ToBroker(message):
-                    self._tell_broker(message)
+                    self._send_to_broker(message)
                 case StopBroker(why):
-                    self._end_broker(why)
+                    self._stop_broker(why)
 
     async def _keep(self, controller: int, address: str) -> None:
-        wait_s, was_there = RECONNECT_FIRST_S, True
+        wait_s, was_connected = RECONNECT_FIRST_S, True
         while True:
             try:
                 async with self._connect(
@@ -91,26 +91,26 @@ class ControllerStreams:
                     timeout_s=CONNECT_TIMEOUT_S,
                 ) as channel:
                     stream = self._open[controller] = channel.open(
-                        SESSION, lambda message: self._hear(controller, message)
+                        SESSION, lambda message: self._receive(controller, message)
                     )
-                    self.do(lambda _: self._sessions.connected(controller))
-                    log.info("a controller is there", controller=address)
-                    was_there, wait_s = True, RECONNECT_FIRST_S
+                    self.do(lambda _: self._sessions.note_connection(controller))
+                    log.info("controller connected", controller=address)
+                    was_connected, wait_s = True, RECONNECT_FIRST_S
                     try:
                         await stream.wait_ended()
                     finally:
                         stream.cancel()
             except RpcError as error:
-                if was_there:  # Once, and not as long as it is away.
-                    log.warning("a controller is away", controller=address, reason=error.message)
-                was_there = False
+                if was_connected:  # Log only the first of several failures.
+                    log.warning("controller unreachable", controller=address, reason=error.message)
+                was_connected = False
             finally:
                 self._open.pop(controller, None)
-                self.do(lambda _: self._sessions.lost(controller))
+                self.do(lambda _: self._sessions.note_disconnection(controller))
             await asyncio.sleep(wait_s * random.uniform(0.75, 1.25))
             wait_s = min(2 * wait_s, RECONNECT_LONGEST_S)
 
-    def _hear(self, controller: int, message: bytes) -> None:
+    def _receive(self, controller: int, message: bytes) -> None:
         try:
             down = wire.SessionDown.FromString(message)
         except DecodeError:
@@ -118,4 +118,4 @@ class ControllerStreams:
             if stream is not None:
                 stream.fail(RpcError(RpcCode.INTERNAL, "a controller says what makes no sense"))
             return
-        self.do(lambda now_ms: self._sessions.heard(controller, down, now_ms))
+        self.do(lambda now_ms: self._sessions.receive_from_controller(controller, down, now_ms))

@@ -1,12 +1,12 @@
-"""The first process of a replica: starts its broker, and speaks with the controllers for it.
+"""The first process of a replica: it starts the broker, and connects it to the controllers.
 
-    starts     `tidemill broker` again, with the same arguments and one end of a socket pair
-    died       the broker's end is seen at once (pidfd) and told to every controller (D1); then it
-               is started again, after a pause that doubles while it does not come to serve
-    fenced     another run of this replica has registered: the broker is stopped, and this ends
-    SIGTERM    the broker hands over if it is master, drains and ends; then this ends
+    start      run `tidemill broker` with the same arguments and one end of a socket pair
+    death      detect the end of the broker at once (pidfd), report it to every controller (D1), and
+               restart the broker after a pause, which doubles while the broker keeps failing
+    fencing    if another run of this replica has registered, kill the broker and end
+    SIGTERM    let a master hand over, let the broker drain, and end
 
-It holds no lock, opens no file and forks nothing else, so that nothing makes it wait.
+The supervisor holds no lock, opens no file and starts no other process, so nothing delays it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 RESTART_FIRST_S: Final = 0.1
 RESTART_LONGEST_S: Final = 10.0
-SETTLED_S: Final = 30.0  # a broker that ran for so long is started again without a pause
-# For the certificate to leave; a controller that does not read it hears no heartbeats either.
+STABLE_S: Final = 30.0  # a broker that ran for this time restarts with the first pause
+# Time to send the death certificate. A controller that does not read it gets no heartbeats either.
 LAST_WORDS_S: Final = 0.2
-HAND_OVER_S: Final = 3.0  # of a stop: a transfer takes two at most, and then the broker drains
-UNSENT_BYTES_MAX: Final = 1 << 20  # of what the broker has not read; news then replaces news
+HAND_OVER_S: Final = 3.0  # limit of a transfer at a stop, which takes two seconds at most
+UNSENT_BYTES_MAX: Final = 1 << 20  # bytes that the broker has not read; beyond it, drop messages
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ def main(
     certificates: Certificates,
 ) -> int:
     """Run the replica until SIGTERM; return the exit status."""
-    # Process 1 of a container ignores its children, and this one waits for its own.
+    # Process 1 of a container may inherit an ignored SIGCHLD, and this process waits for its child.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     statuses: list[int] = []
 
@@ -74,7 +74,7 @@ def main(
 
 @final
 class Supervisor:
-    """Runs the broker of one replica, again and again."""
+    """The supervisor of the broker of one replica."""
 
     def __init__(
         self, settings: BrokerSettings, arguments: Sequence[str], connect: Connector
@@ -87,20 +87,20 @@ class Supervisor:
             settings.controllers,
             connect=connect,
             clock=SystemClock(),
-            tell_broker=self._tell_broker,
-            end_broker=self._fence,
+            send_to_broker=self._send_to_broker,
+            stop_broker=self._fence,
         )
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._frames = FrameReader()
         self._unsent = bytearray()
         self._is_fenced = asyncio.Event()
-        self._is_no_master = asyncio.Event()  # as far as the broker has said
-        self._is_no_master.set()
+        self._is_follower = asyncio.Event()  # by the last heartbeat of the broker
+        self._is_follower.set()
         self._epoch = 0
 
     async def run(self) -> int:
-        """Supervise until a signal, or until another run of the replica is registered."""
+        """Supervise until a signal, or until another run of the replica registers."""
         with stop_on_signal(
             supervisor_fd=self._settings.supervisor_fd,
             before_exit=self._kill,
@@ -119,13 +119,13 @@ class Supervisor:
         while True:
             began_s = time.monotonic()
             status = await self._run_broker(stop)
-            self._streams.do(lambda _, how=status: self._sessions.broker_ended(_told(how)))  # type: ignore[misc]  # mypy knows no lambdas with defaults.
+            self._streams.do(lambda _, how=status: self._sessions.note_broker_end(_end_text(how)))  # type: ignore[misc]  # mypy cannot type lambdas with defaults.
             if stop.is_set() or self._is_fenced.is_set():
                 await asyncio.sleep(LAST_WORDS_S)
                 return 1 if self._is_fenced.is_set() else max(status, 0)
-            if time.monotonic() - began_s >= SETTLED_S:
+            if time.monotonic() - began_s >= STABLE_S:
                 pause_s = RESTART_FIRST_S
-            log.error("the broker has ended and is started again", how=_told(status))
+            log.error("broker ended; restarting it", how=_end_text(status), pause_s=pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await stop.wait()
@@ -139,9 +139,9 @@ class Supervisor:
         ours.setblocking(False)
         passed = [theirs.fileno()]
         if self._settings.supervisor_fd is not None:
-            passed.append(self._settings.supervisor_fd)  # It announces itself where we would.
+            passed.append(self._settings.supervisor_fd)  # The broker announces that it is ready.
         with theirs:
-            self._child = subprocess.Popen(  # noqa: ASYNC220  # Nothing waits: it is a fork.
+            self._child = subprocess.Popen(  # noqa: ASYNC220  # A fork does not block.
                 [
                     sys.executable,
                     "-m",
@@ -160,7 +160,7 @@ class Supervisor:
         try:
             return await ended
         finally:
-            self._is_no_master.set()
+            self._is_follower.set()
             stopping.cancel()
             loop.remove_reader(ours)
             self._socket, self._child = None, None
@@ -168,45 +168,46 @@ class Supervisor:
             _reap_others()
 
     async def _stop_in_order(self, stop: asyncio.Event) -> None:
-        """When this is to stop, let the broker hand over, and then end."""
+        """Wait for the stop, let a master hand over, and stop the broker."""
         await stop.wait()
-        if self._sessions.has_controller and not self._is_no_master.is_set():
-            # Its own choice of whom: the one that lags least.
-            asked = wire.HandOver(epoch=self._epoch, target=LEAST_LAG_TARGET)
-            self._tell_broker(wire.SessionDown(hand_over=asked))
+        if self._sessions.has_controller and not self._is_follower.is_set():
+            request = wire.HandOver(epoch=self._epoch, target=LEAST_LAG_TARGET)
+            self._send_to_broker(wire.SessionDown(hand_over=request))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HAND_OVER_S):
-                    await self._is_no_master.wait()
+                    await self._is_follower.wait()
         if self._child is not None:
             self._child.terminate()
 
     # ------------------------------------------------------------ the broker
 
     def _read(self) -> None:
-        assert self._socket is not None, "it is read as long as it is open"
+        assert self._socket is not None, "the reader is removed before the socket is closed"
         try:
             data = self._socket.recv(1 << 16)
             for message in self._frames.receive(data):
                 up = wire.SessionUp.FromString(message)
                 if up.WhichOneof("message") == "heartbeat":
-                    self._note(up.heartbeat)
-                self._streams.do(lambda now_ms, up=up: self._sessions.broker_said(up, now_ms))  # type: ignore[misc]  # As above.
+                    self._note_role(up.heartbeat)
+                self._streams.do(
+                    lambda now_ms, up=up: self._sessions.receive_from_broker(up, now_ms)  # type: ignore[misc]  # As above.
+                )
         except BlockingIOError:
             return
         except (OSError, InvalidSupervisorFrame, DecodeError):
             data = b""
         if not data:
-            # What it has to say ends before the process does: its end is waited for elsewhere.
+            # The socket ends before the process. `_run_broker` waits for the process.
             asyncio.get_running_loop().remove_reader(self._socket)
 
-    def _note(self, beat: wire.Heartbeat) -> None:
+    def _note_role(self, beat: wire.Heartbeat) -> None:
         self._epoch = beat.epoch_seen
         if beat.is_master:
-            self._is_no_master.clear()
+            self._is_follower.clear()
         else:
-            self._is_no_master.set()
+            self._is_follower.set()
 
-    def _tell_broker(self, down: wire.SessionDown) -> None:
+    def _send_to_broker(self, down: wire.SessionDown) -> None:
         if self._socket is None or len(self._unsent) > UNSENT_BYTES_MAX:
             return
         self._unsent += encode(down.SerializeToString())
@@ -214,13 +215,13 @@ class Supervisor:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
-            pass  # With the next answer to a heartbeat.
+            pass  # The next answer to a heartbeat sends the rest.
         except OSError:
-            self._unsent.clear()  # It ends, which is seen elsewhere.
+            self._unsent.clear()  # The broker ends; `_run_broker` notices.
 
     def _fence(self, why: str) -> None:
         if not self._is_fenced.is_set():
-            log.error("another run of this replica has registered: this one ends", reason=why)
+            log.error("replica fenced", reason=why)
             self._is_fenced.set()
             self._kill()
 
@@ -234,7 +235,7 @@ class Supervisor:
 
 
 async def _ended(child: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of a process, which is told at once."""
+    """Wait for the end of a process, without delay, and return its status."""
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     descriptor = os.pidfd_open(child.pid)
@@ -254,13 +255,11 @@ async def _ended(child: subprocess.Popen[bytes]) -> int:
 
 
 def _reap_others() -> None:
-    """Reap what the broker has left behind, where this is the first process of a container."""
+    """Reap orphans of the broker, if this is process 1 of a container."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
 
 
-def _told(status: int) -> str:
-    if status < 0:
-        return f"it was ended by signal {-status}"
-    return f"it ended with status {status}"
+def _end_text(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"

@@ -11,7 +11,7 @@ from tidemill.controller.election.retirement import staying
 
 
 def of_nobody_complete(record: GroupRecord, live: list[Candidate]) -> str:
-    """Return the alarm for a group whose live replicas must not be master."""
+    """Return the alarm for a group without an eligible live replica."""
     live_ids = ids_of(frozenset(one.member for one in live))
     complete = ids_of(record.sss) | record.eligible
     if complete:
@@ -74,7 +74,7 @@ def drained_of(record: GroupRecord, live: list[Candidate]) -> list[ReplicaId]:
 
 
 def of_fewer(group: str, record: GroupRecord, drained: Iterable[ReplicaId] = ()) -> str:
-    """Return the commands with which a group continues with its live replicas."""
+    """Return the commands to continue with the live replicas of a group."""
     undo = "".join(
         f". To let replica {one} count again: `tidemill cluster drain {group}-{one} --undo`"
         for one in drained
@@ -96,7 +96,7 @@ def of_rollback(record: GroupRecord, epoch_seen: int) -> str:
 
 
 def of_last_resort(group: str, survivor: ReplicaId | None) -> str:
-    """Return the command with which a group continues without its complete replicas."""
+    """Return the command to continue without the complete replicas of a group."""
     if survivor is None:
         return ""
     return (

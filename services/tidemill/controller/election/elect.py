@@ -42,7 +42,7 @@ def may_be_master(record: GroupRecord, member: ReplicaRun) -> bool:
 def with_master(
     record: GroupRecord, master: ReplicaRun, live: AbstractSet[ReplicaRun], *, reason: str = ""
 ) -> GroupRecord:
-    """Return the record of the next epoch, whose master is `master`.
+    """Return the record of the next epoch, with `master`.
 
     Live members stay in the set: each has all committed messages. Other members stay eligible while
     the new set is too small.
@@ -60,7 +60,9 @@ def with_founder(record: GroupRecord, founder: ReplicaRun, *, log_epoch: int) ->
 
 
 def with_survivor(record: GroupRecord, survivor: ReplicaRun, *, reason: str) -> GroupRecord:
-    """Return an epoch whose master may lack committed messages; `unclean_since` records this.
+    """Return the next epoch, with a master that may lack committed messages.
+
+    `unclean_since` records this.
 
     The last resort, for suspects and for a replica that an operator names.
     """

@@ -19,14 +19,14 @@ UNHEARD_MS: Final = 5_000
 
 
 def diverged_of(live: Iterable[Candidate]) -> frozenset[ReplicaId]:
-    """Return replicas whose log differs from their master's, as any live replica reports."""
+    """Return replicas with a log that differs from their master's, as live replicas report."""
     return frozenset[ReplicaId]().union(*(one.beat.diverged for one in live))
 
 
 def unheard_of(
     record: GroupRecord, live: list[Candidate]
 ) -> frozenset[tuple[ReplicaId, ReplicaId]]:
-    """Return pairs of live replicas of which the first receives nothing from the second.
+    """Return pairs of live replicas, if the first receives nothing from the second.
 
     One direction alone may fail. A master and its followers receive from each other over the
     streams of the log. Other replicas probe each other.

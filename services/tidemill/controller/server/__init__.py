@@ -1,1 +1,1 @@
-"""What a controller serves: sessions of replicas, routes for proxies, calls of operators."""
+"""The gRPC port of a controller: sessions of replicas, routes for proxies, operators' calls."""

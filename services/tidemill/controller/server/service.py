@@ -252,7 +252,7 @@ class ControllerService:
         def set_min(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             if group.wanted_min_in_sync is not None:
                 return ChangeRejection(
-                    "its BrokerGroup resource says so: set minInSync in the values"
+                    "the BrokerGroup resource sets min-in-sync; change minInSync in the values"
                 )
             is_led = sight.find_live(record.master, self._timing) is not None
             return with_min_in_sync(record, asked.min_in_sync, is_led=is_led)
