@@ -192,7 +192,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             (
                 "tests/unit/broker/test_data_dir.py::"
-                "test_a_folder_of_another_broker_is_refused_at_once"
+                "test_a_data_directory_in_use_is_rejected_at_once"
             ),
             (
                 "tests/component/controller/test_sessions.py::"
