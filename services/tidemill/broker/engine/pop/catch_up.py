@@ -112,7 +112,7 @@ class CatchUp:
             self.displace(slot)
         plain = (rows["flags"] & (FLAG_GAPS | FLAG_ORDERED)) == 0
         plain_rows = rows[plain]
-        firsts, places_at = _places_of(plain_rows)
+        firsts, triples_at = _triples_of(plain_rows)
         columns = (
             plain_rows[name][firsts].tolist() for name in ("group_id", "topic_id", "queue_id")
         )
@@ -122,7 +122,7 @@ class CatchUp:
             owners.append(progress.index)
         numbers = np.array(list(map(state.table.clients.number_of, client_ids)), dtype=np.uint32)
         state.table.load(
-            plain_rows, np.array(owners, dtype=np.uint32)[places_at], numbers[holders[plain]]
+            plain_rows, np.array(owners, dtype=np.uint32)[triples_at], numbers[holders[plain]]
         )
         for number in np.flatnonzero(~plain).tolist():
             load_delivery(
@@ -254,13 +254,13 @@ class CatchUp:
             progress.oldest = int(slots[first]) if first < ends[number] else NIL
 
 
-def _places_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _triples_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return one row of each (group, topic, queue), and for each row the number of its triple.
 
     Two steps, because the three numbers do not fit into one integer that sorts fast.
     """
     queues = rows["topic_id"].astype(np.int64) << 16 | rows["queue_id"]
     _, queues_at = np.unique(queues, return_inverse=True)
-    places = rows["group_id"].astype(np.int64) << 24 | queues_at
-    _, firsts, places_at = np.unique(places, return_index=True, return_inverse=True)
-    return firsts, places_at
+    triples = rows["group_id"].astype(np.int64) << 24 | queues_at
+    _, firsts, triples_at = np.unique(triples, return_index=True, return_inverse=True)
+    return firsts, triples_at

@@ -218,11 +218,11 @@ class DeliveryTable:
         ids = np.frombuffer(self.ids, dtype=np.int64)[begin:end]
         return np.flatnonzero(ids != FREE) + begin
 
-    def rows_of(self, slots: np.ndarray, places: np.ndarray) -> DeliveryRows:
-        """Return slots as delivery rows. `places` has the (group, topic, queue) of each."""
+    def rows_of(self, slots: np.ndarray, queues: np.ndarray) -> DeliveryRows:
+        """Return slots as delivery rows. `queues` has the (group, topic, queue) of each."""
         rows = np.empty(len(slots), dtype=ROW)
         rows["slot"] = slots
-        rows["group_id"], rows["topic_id"], rows["queue_id"] = places.T
+        rows["group_id"], rows["topic_id"], rows["queue_id"] = queues.T
         for name, column in self._stored_columns():
             rows[name] = np.frombuffer(column, dtype=column.typecode)[slots]
         rows["flags"] = np.frombuffer(self.flags, dtype=np.uint8)[slots] & FLAGS_STORED

@@ -53,7 +53,7 @@ class DamagedNotice(NamedTuple):
 class _Original(NamedTuple):
     """The parts of a message that its copy contains."""
 
-    place: MessagePosition
+    position: MessagePosition
     cause: Cause | None
     blob: bytes | memoryview
     blob_crc: int
@@ -131,7 +131,7 @@ class Redelivery:
             self._dead_letter_damaged(slot, index, progress, now_ms, 1)
             return
         is_retry = progress.topic_id != progress.named_topic_id
-        attempts = original.place.attempts + 1 if is_retry else 1
+        attempts = original.position.attempts + 1 if is_retry else 1
         if table.flags[slot] & FLAG_SUSPEND:
             attempts -= 1
         group = self._catalog.groups[progress.group_id]
@@ -199,16 +199,18 @@ class Redelivery:
         """Copy the intact properties of a damaged message to the dead-letter topic."""
         offset = self._state.table.offset_of(slot, index)
         log_offset, size, _ = progress.queue.entry(offset)
-        place = MessagePosition(progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset))
-        cause, blob = self._store.remains_of(log_offset, size, place)
-        original = _Original(place, cause, blob, crc32(blob))
+        position = MessagePosition(
+            progress.topic_id, progress.queue.queue_id, 0, QueueOffset(offset)
+        )
+        cause, blob = self._store.remains_of(log_offset, size, position)
+        original = _Original(position, cause, blob, crc32(blob))
         attempts = min(attempts, ATTEMPTS_STORED_MAX)
         self._copy_to_dlq(slot, index, progress, original, Reason.DAMAGED, now_ms, attempts)
         self._state.count("damaged", progress, 1)
         if len(self._notices) < NOTICES_MAX:
             names = self._catalog.topics[progress.topic_id], self._catalog.groups[progress.group_id]
             self._notices.append(
-                DamagedNotice(names[0].name, names[1].name, place.queue_id, offset, log_offset)
+                DamagedNotice(names[0].name, names[1].name, position.queue_id, offset, log_offset)
             )
 
     def _copy_to_dlq(
@@ -252,9 +254,12 @@ class Redelivery:
         log_offset, _, _ = progress.queue.entry(offset)
         try:
             found = self._store.record(log_offset)
-            place = MessagePosition._make(message.PLACE.unpack_from(found.body))
-            if place[:2] == (progress.topic_id, progress.queue.queue_id) and place[3] == offset:
-                return _Original(place, cause_of(found), found.tail, found.header.tail_crc)
+            position = MessagePosition._make(message.PLACE.unpack_from(found.body))
+            if (
+                position[:2] == (progress.topic_id, progress.queue.queue_id)
+                and position[3] == offset
+            ):
+                return _Original(position, cause_of(found), found.tail, found.header.tail_crc)
         except (MessageDamaged, LookupError, struct.error):
             pass
         # The queue entry may be wrong, although its block was intact when it was first used.
@@ -294,14 +299,14 @@ class Redelivery:
         """Append the copy that settles one message of a delivery."""
         table = self._state.table
         self._tally.add(1, size_bytes=len(original.blob))
-        place, root = original.place, original.cause
+        position, root = original.position, original.cause
         if root is not None:
             origin = root.origin
-            root_place = root.root_topic_id, root.root_queue_id, root.root_offset
+            root_position = root.root_topic_id, root.root_queue_id, root.root_offset
             first_popped_at_ms = root.first_popped_at_ms
         else:
             origin = self._catalog.topics[progress.named_topic_id].name
-            root_place = place.topic_id, place.queue_id, place.queue_offset
+            root_position = position.topic_id, position.queue_id, position.queue_offset
             first_popped_at_ms = table.popped_at_ms[slot]
         cause = Cause(
             progress.group_id,
@@ -310,7 +315,7 @@ class Redelivery:
             index,
             reason,
             first_popped_at_ms,
-            *root_place,
+            *root_position,
             origin,
         )
         queue = self._catalog.queue(target.id, QueueId(0))

@@ -302,9 +302,9 @@ class PopState:
 
     def _remove(self, slot: int, bits: int, progress: PopProgress) -> None:
         table = self.table
-        left = table.live[slot] & ~bits
-        table.live[slot] = left
-        if left:
+        live = table.live[slot] & ~bits
+        table.live[slot] = live
+        if live:
             return
         if self.catch_up is not None:
             if not table.superseded[slot]:

@@ -119,11 +119,11 @@ def delivery_rows_of(state: PopState, slots: np.ndarray) -> DeliveryRows:
     """Return deliveries as rows for a snapshot or a STATE record."""
     owners = np.frombuffer(state.table.owners, dtype=np.uint32)[slots]
     used, used_at = np.unique(owners, return_inverse=True)
-    places = [
+    queues = [
         (owner.group_id, owner.topic_id, owner.queue.queue_id)
         for owner in (state.owners[index] for index in used.tolist())
     ]
-    of_used = np.array(places, dtype=np.uint32).reshape(-1, 3)
+    of_used = np.array(queues, dtype=np.uint32).reshape(-1, 3)
     return state.table.rows_of(slots, of_used[used_at])
 
 

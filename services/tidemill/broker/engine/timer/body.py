@@ -61,9 +61,9 @@ class TimerBodies:
         self._originals = originals
         self._reads: deque[tuple[int, int]] = deque()
 
-    def plan_reads(self, places: np.ndarray) -> None:
+    def plan_reads(self, ranges: np.ndarray) -> None:
         """Plan to read messages, given as rows of (log offset, size)."""
-        cold = places[places[:, 0] < self._log.log_end - WARM_BYTES]
+        cold = ranges[ranges[:, 0] < self._log.log_end - WARM_BYTES]
         if not len(cold) or len(self._reads) >= READS_WAITING_MAX:
             return
         cold = cold[np.argsort(cold[:, 0])]

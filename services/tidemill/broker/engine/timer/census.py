@@ -47,8 +47,8 @@ class Census:
             rows = index.table.rows(number)
             self._tally.add(len(rows))
             due = rows["due"][rows["state"] == TimerState.PENDING].astype(np.int64)
-            places = np.searchsorted(edges, due, side="left")
-            counts += np.bincount(places, minlength=len(counts))
+            buckets = np.searchsorted(edges, due, side="left")
+            counts += np.bincount(buckets, minlength=len(counts))
             yield []
         self.due_within = counts[:-1].tolist()
         now_s = now_ms // 1000

@@ -59,17 +59,17 @@ class TimerCounts:
 
     def add_rows(self, first_id: int, rows: np.ndarray) -> None:
         """Add the pending timers among entries of one file."""
-        waiting = rows[rows["state"] == TimerState.PENDING]
-        if not len(waiting):
+        pending = rows[rows["state"] == TimerState.PENDING]
+        if not len(pending):
             return
-        self.pending_count += len(waiting)
-        self.pinned_bytes += int(waiting["size"].sum(dtype=np.int64))
-        self.file_live[self._table.file_number(TimerId(first_id))] += len(waiting)
-        topics, counts = np.unique(waiting["topic_id"], return_counts=True)
+        self.pending_count += len(pending)
+        self.pinned_bytes += int(pending["size"].sum(dtype=np.int64))
+        self.file_live[self._table.file_number(TimerId(first_id))] += len(pending)
+        topics, counts = np.unique(pending["topic_id"], return_counts=True)
         for topic_id, count in zip(topics.tolist(), counts.tolist(), strict=True):
             self.pending[topic_id] += count
         starts = np.array([s.start for s in self._log.segments] or [LogOffset(0)], dtype=np.int64)
-        places = np.searchsorted(starts, waiting["log_offset"].astype(np.int64), side="right") - 1
-        for segment, count in enumerate(np.bincount(np.maximum(places, 0)).tolist()):
+        indexes = np.searchsorted(starts, pending["log_offset"].astype(np.int64), side="right") - 1
+        for segment, count in enumerate(np.bincount(np.maximum(indexes, 0)).tolist()):
             if count:
                 self.pins[int(starts[segment])] += count

@@ -72,10 +72,10 @@ class DueCount:
         keys = topic_ids * width + np.searchsorted(self._edges, due, side="left")
         found, counts = np.unique(keys, return_counts=True)
         for key, count in zip(found.tolist(), counts.tolist(), strict=True):
-            topic_id, place = divmod(key, width)
+            topic_id, index = divmod(key, width)
             if topic_id not in self._between:
                 self._between[topic_id] = np.zeros(width, dtype=np.int64)
-            self._between[topic_id][place] += count
+            self._between[topic_id][index] += count
 
     @property
     def counts(self) -> dict[TopicId, list[int]]:

@@ -132,7 +132,7 @@ class Evacuation:
         position: int | None = segment.start
         # Retention may remove the segment between two slices, after its last timer left.
         while position is not None and self._log.min_offset <= segment.start:
-            found, position = self._look_at(segment, position)
+            found, position = self._read_slice(segment, position)
             yield from found
         if not self._index.counts.pins[segment.start]:
             return
@@ -144,7 +144,7 @@ class Evacuation:
             yield from repeat(NOTHING, RECORDS_A_PAGE)
             yield from (np.flatnonzero(is_here) + number * len(rows)).tolist()
 
-    def _look_at(self, segment: Segment, position: int) -> tuple[list[int], int | None]:
+    def _read_slice(self, segment: Segment, position: int) -> tuple[list[int], int | None]:
         """Return timer ids of some records of a segment, and the next position or None."""
         found: list[int] = []
         try:

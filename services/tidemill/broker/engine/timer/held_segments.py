@@ -70,7 +70,7 @@ class HeldSegments:
         if is_known or (looked_at_ms is not None and now_ms - looked_at_ms < LOOK_PERIOD_MS):
             return None
         self._looked_at_ms = now_ms
-        return self._look(now_ms, quiet)
+        return self._check(now_ms, quiet)
 
     def is_needed(self, segment: Segment) -> Generator[list[File], None, bool]:
         """Return whether a timer needs a message in `segment`. Raises BlockFileDamaged."""
@@ -85,7 +85,9 @@ class HeldSegments:
         original = self.originals.get(salvaged.timer_id) if salvaged.original < 0 else None
         return salvaged if original is None else salvaged._replace(original=original)
 
-    def _look(self, now_ms: int, quiet: Callable[[], Iterator[list[File]]]) -> Iterator[list[File]]:
+    def _check(
+        self, now_ms: int, quiet: Callable[[], Iterator[list[File]]]
+    ) -> Iterator[list[File]]:
         """Delete the files that no timer needs, and quarantine the timers that need one."""
         found: list[_SalvagedMessage] = []
         try:

@@ -151,7 +151,7 @@ class SlotLoader:
     def _choose(self, now_ms: int) -> bool:
         """Choose the next chain to walk. Return False if there is none now."""
         now_s = now_ms // 1000
-        if self._walk_again(now_s):
+        if self._resume_walk(now_s):
             return True
         if self._is_full:
             return False
@@ -161,7 +161,7 @@ class SlotLoader:
             return False  # The other half of the room is for timers on time.
         return self._next_backlog()
 
-    def _walk_again(self, now_s: int) -> bool:
+    def _resume_walk(self, now_s: int) -> bool:
         """Continue a suspended walk, or walk new records of a chain."""
         outstanding = self._near.outstanding
         for slot_s in [s for s in self._suspended if s < now_s or s == self._late_s]:

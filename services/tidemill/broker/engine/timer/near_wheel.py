@@ -98,8 +98,8 @@ class NearWheel:
             _, number, items = heapq.heappop(self._runs)
             end = min(int(np.searchsorted(items["due"], cutoff_ms, side="right")), room)
             if end < len(items):
-                rest = items[end:]
-                heapq.heappush(self._runs, (int(rest["due"][0]), number, rest))
+                later = items[end:]
+                heapq.heappush(self._runs, (int(later["due"][0]), number, later))
             parts.append(items[:end])
             room -= end
         if not parts:

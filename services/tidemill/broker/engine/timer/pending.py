@@ -85,7 +85,7 @@ class PendingWalk:
         if self._topic_ids is not None and not len(self._topic_ids):
             return False  # No topic can match.
         if not self._ids:
-            return self._look_at_pages()
+            return self._read_pages()
         allowance = Allowance(self._tally, items=BODIES_A_STEP)
         while self._ids and not allowance.is_spent:
             if len(self.found) >= self._query.max_timers or self._bytes_left <= 0:
@@ -94,14 +94,14 @@ class PendingWalk:
             self._describe(TimerId(self._ids.popleft()))
         return True
 
-    def _look_at_pages(self) -> bool:
+    def _read_pages(self) -> bool:
         for count, number in enumerate(self._pages, 1):
-            self._look_at_page(number)
+            self._read_page(number)
             if count == TABLE_PAGES_A_STEP or self._ids:
                 return True
         return False
 
-    def _look_at_page(self, number: int) -> None:
+    def _read_page(self, number: int) -> None:
         query = self._query
         rows = self._index.table.rows(number)
         first = number * len(rows)
@@ -151,6 +151,6 @@ class PendingWalk:
 
 def _is_among(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return which of `values` are in the sorted array `ordered`. np.isin would sort it again."""
-    places = np.searchsorted(ordered, values.astype(ordered.dtype))
-    found: np.ndarray = ordered[np.minimum(places, len(ordered) - 1)] == values
+    indexes = np.searchsorted(ordered, values.astype(ordered.dtype))
+    found: np.ndarray = ordered[np.minimum(indexes, len(ordered) - 1)] == values
     return found

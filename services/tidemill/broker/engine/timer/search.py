@@ -68,11 +68,11 @@ class TimerSearch:
         """Do one slice. Return True while more remains."""
         pages = list(islice(self._pages, TABLE_PAGES_A_STEP))
         for number in pages:
-            self._look_at_page(number)
-        is_looking = bool(pages) or self._look_at_records()
+            self._read_page(number)
+        is_looking = bool(pages) or self._read_records()
         return is_looking or self._describe()
 
-    def _look_at_records(self) -> bool:
+    def _read_records(self) -> bool:
         """Read a slice of the records that may have the key. Return False if there are no more."""
         if not self._offsets:
             matches = next(self._matches, None) if self._matches_left else None
@@ -82,7 +82,7 @@ class TimerSearch:
             self._matches_left -= len(self._offsets)
         part, self._offsets = self._offsets[:OFFSETS_A_STEP], self._offsets[OFFSETS_A_STEP:]
         for log_offset in part:
-            self._look_at_record(log_offset)
+            self._read_record(log_offset)
         return True
 
     def _describe(self) -> bool:
@@ -101,7 +101,7 @@ class TimerSearch:
                 self.found.append(self._status(TimerId(timer_id)))
         return bool(self._page)
 
-    def _look_at_page(self, number: int) -> None:
+    def _read_page(self, number: int) -> None:
         query = self._query
         rows = self._index.table.rows(number)
         due = rows["due"].astype(np.int64)
@@ -121,7 +121,7 @@ class TimerSearch:
         for at in matches.tolist():
             self._keep(int(due[at]), TimerId(int(ids[at])))
 
-    def _look_at_record(self, log_offset: LogOffset) -> None:
+    def _read_record(self, log_offset: LogOffset) -> None:
         if log_offset < self._store.log.min_offset:
             return
         try:

@@ -68,12 +68,12 @@ class TimerLog:
         if len(last) + len(record) <= TAIL_PIECE_BYTES:
             last += record
             return position
-        rest = memoryview(record)
-        while rest:
+        remaining = memoryview(record)
+        while remaining:
             room = TAIL_PIECE_BYTES - len(self._tail[-1])
-            self._tail[-1] += rest[:room]
-            rest = rest[room:]
-            if rest:
+            self._tail[-1] += remaining[:room]
+            remaining = remaining[room:]
+            if remaining:
                 self._tail.append(bytearray())
         return position
 
