@@ -18,6 +18,7 @@ from tests.support.processes.controlled_group import (
     proxy_of,
     reasons_since,
 )
+from tidemill.controller.election.history import HANDED_OVER
 
 LIMIT_S = 180.0
 PATIENT_S = 30.0  # of a client that waits for as long as the machine takes
@@ -94,7 +95,7 @@ def test_a_planned_transfer_is_no_error_to_anybody(tmp_path: Path) -> None:
     load = play(tmp_path, transfer, call_s=PATIENT_S)
     verdict = load.history.judge()
     assert verdict.is_clean, str(verdict)
-    assert "handed over" in reasons
+    assert HANDED_OVER in reasons
     # A machine so busy that a master seemed to be gone has had another election than the planned.
-    if set(reasons) == {"handed over"}:
+    if set(reasons) == {HANDED_OVER}:
         assert {send.outcome for send in load.history.sends.values()} == {Outcome.OK}

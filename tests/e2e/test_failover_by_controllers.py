@@ -20,6 +20,7 @@ from tests.support.processes.controlled_group import (
     reasons_since,
 )
 from tidemill.controller.election.failure import Failure
+from tidemill.controller.election.history import FOUNDED, HANDED_OVER
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_a_master_that_is_killed_is_replaced_and_comes_back_as_a_replica(
     group: ControlledGroup,
 ) -> None:
     before = group.group()
-    assert before.history[0].reason == "founded"
+    assert before.history[0].reason == FOUNDED
     killed = before.view.master
     os.kill(group.replicas[killed.replica_id].broker_pid, signal.SIGKILL)
     after = group.led_by_another(before)
@@ -50,7 +51,7 @@ def test_a_master_that_is_stopped_hands_over_first(group: ControlledGroup) -> No
     stopped = before.view.master.replica_id
     assert group.replicas[stopped].stop() == 0
     after = group.led_by_another(before)
-    assert reasons_since(before, after)[0] == "handed over"
+    assert reasons_since(before, after)[0] == HANDED_OVER
     group.start_replica(stopped)
     group.await_in_sync()
 
@@ -59,7 +60,7 @@ def test_an_operator_moves_the_master(group: ControlledGroup) -> None:
     before = group.group()
     target = (before.view.master.replica_id + 2) % 3
     after = group.move_master(target)
-    assert reasons_since(before, after)[-1] == "handed over"
+    assert reasons_since(before, after)[-1] == HANDED_OVER
     group.await_in_sync()
 
 

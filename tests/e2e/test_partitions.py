@@ -29,6 +29,7 @@ from tests.support.processes.controlled_group import (
     reasons_since,
 )
 from tests.support.processes.tcp_links import BACK, FORTH, tcp_links
+from tidemill.controller.election.history import HANDED_OVER
 
 pytestmark = pytest.mark.heavy
 LIMIT_S = 120.0
@@ -206,7 +207,7 @@ def test_a_master_that_proxies_do_not_reach_hands_over_when_they_are_most(tmp_pa
         assert len(after.view.sss) == 3, "replicas reach it"
         to_master.cut_off(proxies[1].pid)
         after = await asyncio.to_thread(group.led_by_another, before)
-        assert reasons_since(before, after)[0] == "handed over"
+        assert reasons_since(before, after)[0] == HANDED_OVER
         # The way to who was the master is still cut.
         await asyncio.gather(*(sends(load, SENDS_BETWEEN) for load in loads))
         to_master.heal()
