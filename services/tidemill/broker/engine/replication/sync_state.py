@@ -229,7 +229,7 @@ class SyncState:
 
     def _hold_for_joiners(self, log_end: int, now_ms: int) -> None:
         """Let commits wait for replicas that may join and lag a little, so that they catch up."""
-        courted = set()
+        joiners = set()
         for member, peer in self.peers.items():
             is_near = self.acked(member) >= log_end - self._config.near_bytes
             if member in self.view.sss or not is_near or not self._is_admissible(member, now_ms):
@@ -237,8 +237,8 @@ class SyncState:
             if now_ms - peer.held_at_ms >= HOLD_MS + HOLD_PAUSE_MS:
                 peer.held_at_ms = now_ms
             if now_ms - peer.held_at_ms < HOLD_MS:
-                courted.add(member)
-        self.commitment = with_joiners(self.commitment, frozenset(courted))
+                joiners.add(member)
+        self.commitment = with_joiners(self.commitment, frozenset(joiners))
 
     def _sample_log_end(self, log_end: int, now_ms: int) -> None:
         if not self._log_ends or now_ms - self._log_ends[-1][0] >= SAMPLE_MS:
