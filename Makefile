@@ -53,7 +53,7 @@ PACKAGES = $$(sed -nE '/win32/d; s/^([A-Za-z0-9._-]+)(\[.*\])?==.*/\1/p' require
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench ci lock clean
+.PHONY: help setup setup-pipeline run demo test test-core test-pipeline heavy large shake night sim sim-mutants soak fuzz cluster-test meta-store-test lint types fmt proto docs charts dashboards image image-pipeline bench bench-compare ci lock clean
 .PHONY: $(addprefix tool-,spark node go java rust h2spec grafana promtool prometheus helm buf)
 
 help: ## List the targets.
@@ -205,6 +205,12 @@ image-pipeline: ## Build the image of the data pipeline, with Spark and Java (TA
 
 bench: setup $(CLIENTS) ## Measure; see tests/perf for each question and its parameters.
 	@for question in tests/perf/bench_*.py; do name=$$(basename $$question .py); echo "== $$name" >&2; $(BIN)/python -m tests.perf.$$name || exit 1; done
+
+# PAIRS (5) of runs give an interval for each figure; LIMIT (1.03) is the ratio that is still allowed.
+# TARGETS (setup) prepare the tree of BASE; ARGS go to each benchmark.
+bench-compare: setup ## Compare the CPU time of benchmarks ONLY=NAME,... with that of the commit BASE.
+	@$(BIN)/python -m tools.bench_compare --base $(BASE) --only $(ONLY) --pairs $(or $(PAIRS),5) \
+		--limit $(or $(LIMIT),1.03) --targets "$(or $(TARGETS),setup)" -- $(ARGS)
 
 ci: lint types test heavy ## What CI runs.
 

@@ -70,9 +70,9 @@ def parts(source: str) -> tuple[dict[str, str], list[str]]:
     for node in ast.parse(source).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and node.name.startswith("test_"):
-            tests[node.name] = ast.unparse(node)
+        name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+        if name.startswith("test_"):
+            tests[name] = ast.unparse(node)
         elif not is_docstring(node):
             rest.append(ast.unparse(node))
     return tests, rest
