@@ -1,1 +1,1 @@
-"""What the jobs of a Helm release do: certificates, the look before an upgrade, topics, a trial."""
+"""The jobs of a Helm release: certificates, the check before an upgrade, topics, a trial."""

@@ -1,16 +1,15 @@
-"""The certificates between the processes of a release, where nobody else makes them. Pure.
+"""The certificates between the processes of a release, if the release job makes them. Pure.
 
-    authority   ca.crt, ca.key         who signs
-                next.crt, next.key     who will: everybody is told first, and only then it signs
-                previous.crt           who did: believed until it has expired
+    authority   ca.crt, ca.key         the current authority, which signs
+                next.crt, next.key     the next authority; processes trust it before it signs
+                previous.crt           the previous authority; trusted until it expires
     process     tls.crt, tls.key       signed by the authority, for the names of the process
-                ca.crt                 whom to believe: all of the above
+                ca.crt                 all authorities above, which the process trusts
 
-Each run looks at what there is and returns what is to be written, which is nothing on most days.
-Something is renewed when a third of its time is left, or when it lacks a name. A new authority
-signs nothing before `TOLD_AFTER`: until then there may be a process that does not believe it yet.
-Where the authority itself is lost, what it has signed stays for as long, and `ca.crt` of the
-processes says who it was.
+Each run returns the Secrets to write, on most days none. A certificate is renewed when a third of
+its lifetime is left, or when it lacks a name. A new authority signs nothing before TRUSTED_AFTER,
+because some process may not trust it yet. If the authority is lost, the certificates that it signed
+stay valid for this time, and `ca.crt` of the processes still contains it.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Kubelet hands a changed Secret on within two minutes, and processes read it within seconds.
-TOLD_AFTER: Final = timedelta(hours=1)
-BACKDATED: Final = timedelta(minutes=5)  # for clocks of other machines that are behind
-KEPT_AT_LEAST: Final = timedelta(days=2)  # the job looks each night: one more time before that
-RENEWED_IN_LAST: Final = 3  # the part of its time that is left when something is renewed
+# Kubelet passes a changed Secret on within two minutes, and processes read it within seconds.
+TRUSTED_AFTER: Final = timedelta(hours=1)
+BACKDATED: Final = timedelta(minutes=5)  # for machines whose clock is behind
+KEPT_AT_LEAST: Final = timedelta(days=2)  # The job runs each night: once more before that.
+RENEWED_IN_LAST: Final = 3  # renewal when one third of the lifetime is left
 TOKEN_BYTES: Final = 32
 
-Data = Mapping[str, bytes]  # of a Secret
+Data = Mapping[str, bytes]  # the data of a Secret
 
 
 class ForeignSecret(Exception):
-    """A Secret has the name of ours and is somebody else's; the message says which."""
+    """A Secret that this job did not make has a name of the plan; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificatePlan:
-    """Which Secrets there shall be."""
+    """The Secrets of a release."""
 
     authority: str
-    certificates: Mapping[str, tuple[str, ...]]  # the DNS names of each
-    tokens: Mapping[str, str]  # the key of each; made once, and never changed
+    certificates: Mapping[str, tuple[str, ...]]  # DNS names by Secret
+    tokens: Mapping[str, str]  # key in the data by Secret; a token never changes
     days: int
     authority_days: int
 
@@ -61,17 +60,17 @@ class _Signer(NamedTuple):
 def secrets_to_write(
     plan: CertificatePlan, found: Mapping[str, Data], now: datetime
 ) -> dict[str, dict[str, bytes]]:
-    """Return the Secrets to write, each with its whole data; `found` are those that there are.
+    """Return the Secrets to write, with all their data; `found` are the existing Secrets.
 
-    Raises InTheWay.
+    Raises ForeignSecret.
     """
-    told = b"".join(found.get(name, {}).get("ca.crt", b"") for name in plan.certificates)
-    authority = _authority_due(plan, found.get(plan.authority, {}), told, now)
+    trusted = b"".join(found.get(name, {}).get("ca.crt", b"") for name in plan.certificates)
+    authority = _update_authority(plan, found.get(plan.authority, {}), trusted, now)
     written = {}
     if authority != found.get(plan.authority):
         written[plan.authority] = authority
     signer = _signer(authority, "ca")
-    believed = b"".join(
+    authorities = b"".join(
         authority[name] for name in ("ca.crt", "next.crt", "previous.crt") if name in authority
     )
     for name, dns_names in plan.certificates.items():
@@ -80,7 +79,7 @@ def secrets_to_write(
         if _is_due(known, dns_names, signer.certificate, authority.get("previous.crt", b""), now):
             lifetime = timedelta(days=plan.days)
             data |= _issue(signer, dns_names, now, lifetime)
-        data["ca.crt"] = believed
+        data["ca.crt"] = authorities
         if data != known:
             written[name] = data
     for name, key in plan.tokens.items():
@@ -90,28 +89,27 @@ def secrets_to_write(
     return written
 
 
-def _authority_due(
-    plan: CertificatePlan, known: Data, told: bytes, now: datetime
+def _update_authority(
+    plan: CertificatePlan, known: Data, trusted: bytes, now: datetime
 ) -> dict[str, bytes]:
-    """Return what the authority's Secret shall hold; processes believe those who are `told`."""
+    """Return the new data of the authority's Secret; processes trust the authorities `trusted`."""
     data = dict(known)
     lifetime = timedelta(days=plan.authority_days)
     if not data:
         data = _authority("ca", now, lifetime)
-        if previous := _not_expired(told, now):
+        if previous := _not_expired(trusted, now):
             data["previous.crt"] = previous
         return data
     for kind in ("ca", "next") if "next.crt" in data or "next.key" in data else ("ca",):
         if not {f"{kind}.crt", f"{kind}.key"} <= data.keys():
             raise ForeignSecret(
-                f"the Secret {plan.authority} holds {', '.join(sorted(data))}"
-                f" and not {kind}.crt and {kind}.key: it is not the authority"
-                f" that this job makes, which has that name."
-                f" Delete it where nobody needs it; certificates are then made anew"
+                f"the Secret {plan.authority} has {', '.join(sorted(data))}, but not {kind}.crt and"
+                f" {kind}.key, so another tool made it; if nothing needs it, delete it, and this"
+                " job creates new certificates"
             )
     if "next.crt" in data:
         following = x509.load_pem_x509_certificate(data["next.crt"])
-        if now - following.not_valid_before_utc >= TOLD_AFTER:
+        if now - following.not_valid_before_utc >= TRUSTED_AFTER:
             data["previous.crt"] = data["ca.crt"]
             data["ca.crt"], data["ca.key"] = data.pop("next.crt"), data.pop("next.key")
     elif _is_old(x509.load_pem_x509_certificate(data["ca.crt"]), now):
@@ -124,15 +122,15 @@ def _authority_due(
 
 
 def _not_expired(certificates: bytes, now: datetime) -> bytes:
-    """Return those that are good still, each once."""
+    """Return the certificates that have not expired, without duplicates."""
     if not certificates:
         return b""
-    good = [
+    valid = [
         _pem(one)
         for one in x509.load_pem_x509_certificates(certificates)
         if one.not_valid_after_utc > now
     ]
-    return b"".join(dict.fromkeys(good))
+    return b"".join(dict.fromkeys(valid))
 
 
 def _is_due(
@@ -151,9 +149,9 @@ def _is_due(
         return True
     if set(names.get_values_for_type(x509.DNSName)) != set(dns_names):
         return True
-    # One that nobody was told of yet: what a lost one has signed is good for a while.
+    # Not every process trusts a new authority yet, so certificates of a lost authority stay.
     if (
-        now - authority.not_valid_before_utc < TOLD_AFTER
+        now - authority.not_valid_before_utc < TRUSTED_AFTER
         and certificate.not_valid_after_utc - now > KEPT_AT_LEAST
         and previous
         and any(_has_issued(one, certificate) for one in x509.load_pem_x509_certificates(previous))
@@ -171,7 +169,7 @@ def _has_issued(authority: x509.Certificate, certificate: x509.Certificate) -> b
 
 
 def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether the key of `authority` has signed; two of them have the same name."""
+    """Return whether the key of `authority` has signed; all authorities have the same name."""
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(_public_key(authority))
     try:
         found = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
@@ -182,7 +180,7 @@ def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) ->
 
 def _public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
     key = certificate.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey), "only such authorities are made here"
+    assert isinstance(key, ec.EllipticCurvePublicKey), "authorities have elliptic-curve keys"
     return key
 
 
@@ -193,7 +191,7 @@ def _is_old(certificate: x509.Certificate, now: datetime) -> bool:
 
 def _signer(data: Data, name: str) -> _Signer:
     key = serialization.load_pem_private_key(data[f"{name}.key"], password=None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey), "only such keys are made here"
+    assert isinstance(key, ec.EllipticCurvePrivateKey), "authorities have elliptic-curve keys"
     return _Signer(x509.load_pem_x509_certificate(data[f"{name}.crt"]), key)
 
 
@@ -225,7 +223,7 @@ def _issue(
 ) -> dict[str, bytes]:
     """Return a certificate for these names, for both ends of a connection, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    # A common name is short, and nobody looks at it where there are other names.
+    # Clients ignore the common name, because the certificate has alternative names.
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Tidemill")])
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(

@@ -1,4 +1,4 @@
-"""A trial of a release from outside: send, delay, pop and ack, as clients do it."""
+"""A trial of a release with the calls of a client: send, delay, pop and ack."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 
 TOPIC: Final = "tidemill-trial"
 GROUP: Final = "tidemill-trial"
-DELAY_MS: Final = 2_000  # long enough to be seen, short enough to wait for
+DELAY_MS: Final = 2_000  # long enough to notice an early delivery
 CALL_S: Final = 10.0
-POLL_MS: Final = 5_000  # the shortest long poll that a proxy takes as it is
+POLL_MS: Final = 5_000  # the shortest long poll that a proxy does not extend
 INVISIBLE_MS: Final = 60_000  # longer than the trial
 TRIAL_S: Final = 60.0
 METADATA: Final = (
@@ -28,34 +28,35 @@ METADATA: Final = (
 
 
 class TrialFailed(Exception):
-    """A promise was not kept; the message says which."""
+    """The release broke a promise; the message says which."""
 
 
-def run(channel: grpc.Channel, say: Callable[[str], None]) -> None:
-    """Try it; raises TrialFailed. The topic and the consumer group are there, and nobody else's."""
+def run(channel: grpc.Channel, report: Callable[[str], None]) -> None:
+    """Run the trial with TOPIC and GROUP, which must exist. Raises TrialFailed."""
     stub = service_pb2_grpc.MessagingServiceStub(channel)
     name = secrets.token_hex(8)
     due_at_ms = int(time.time() * 1000) + DELAY_MS
     _send(stub, f"{name}-now", 0)
-    say("sent a message")
+    report("sent a message")
     _send(stub, f"{name}-delayed", due_at_ms)
-    say(f"sent a message that is delayed by {DELAY_MS} ms")
-    waiting = {f"{name}-now", f"{name}-delayed"}
+    report(f"sent a message with a delay of {DELAY_MS} ms")
+    expected = {f"{name}-now", f"{name}-delayed"}
     until_s = time.monotonic() + TRIAL_S
-    while waiting:
+    while expected:
         if time.monotonic() >= until_s:
-            raise TrialFailed(f"{', '.join(sorted(waiting))} did not come within {TRIAL_S} s")
+            missing = ", ".join(sorted(expected))
+            raise TrialFailed(f"the messages {missing} were not received within {TRIAL_S} s")
         for message in receive(stub, TOPIC, GROUP):
             body = message.body.decode("utf-8", "replace")
             now_ms = int(time.time() * 1000)
-            if body.endswith("-delayed") and body in waiting and now_ms < due_at_ms:
+            if body.endswith("-delayed") and body in expected and now_ms < due_at_ms:
                 raise TrialFailed(f"the delayed message came {due_at_ms - now_ms} ms early")
             ack(stub, TOPIC, GROUP, message)
-            # Others are what a trial has left that was stopped.
-            if body in waiting:
-                waiting.remove(body)
-                say(f"popped and acked {body}")
-    say("all of it works")
+            # An interrupted trial leaves other messages.
+            if body in expected:
+                expected.remove(body)
+                report(f"popped and acked {body}")
+    report("the trial passed")
 
 
 def _send(stub: service_pb2_grpc.MessagingServiceStub, body: str, due_at_ms: int) -> None:
@@ -74,7 +75,7 @@ def _send(stub: service_pb2_grpc.MessagingServiceStub, body: str, due_at_ms: int
 def receive(
     stub: service_pb2_grpc.MessagingServiceStub, topic: str, group: str
 ) -> list[v2.Message]:
-    """Pop messages as a consumer of the group does; none when there are none for a while."""
+    """Pop messages like a consumer of the group, or return an empty list after POLL_MS."""
     request = service.ReceiveMessageRequest(
         group=v2.Resource(name=group),
         message_queue=v2.MessageQueue(topic=v2.Resource(name=topic)),
@@ -93,7 +94,7 @@ def receive(
 def ack(
     stub: service_pb2_grpc.MessagingServiceStub, topic: str, group: str, message: v2.Message
 ) -> None:
-    """Settle what was received."""
+    """Acknowledge a received message."""
     properties = message.system_properties
     entry = service.AckMessageEntry(
         message_id=properties.message_id, receipt_handle=properties.receipt_handle
@@ -107,4 +108,4 @@ def ack(
 
 def _check(what: str, status: v2.Status) -> None:
     if status.code != v2.OK:
-        raise TrialFailed(f"{what} was answered {v2.Code.Name(status.code)}: {status.message}")
+        raise TrialFailed(f"{what} failed with {v2.Code.Name(status.code)}: {status.message}")

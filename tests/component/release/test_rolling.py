@@ -1,4 +1,4 @@
-"""Broker groups are replaced in turn, and never while another one is away."""
+"""The roll job replaces broker groups in turn, never while another one is unreachable."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SETS = ["mill-a", "mill-b"]
 
 
 class Cluster(KubernetesServer):
-    """StatefulSets of one replica with their pods, as their controller and kubelet treat them."""
+    """StatefulSets of one replica, with a controller and a kubelet that replace evicted pods."""
 
-    def __init__(self, *, budget_refuses: int = 0) -> None:
+    def __init__(self, *, budget_rejections: int = 0) -> None:
         super().__init__()
         self.revisions = {f"{name}-0": "old" for name in SETS}
-        self.away: set[str] = set()
+        self.unreachable: set[str] = set()
         self.evicted: list[str] = []
-        self._budget_refuses = budget_refuses
+        self._budget_rejections = budget_rejections
 
     def answer(self, method: str, path: str, body: Json) -> Answer:
         name = path.rstrip("/").split("/")[7 if "apps" in path else 6]
@@ -36,22 +36,22 @@ class Cluster(KubernetesServer):
             return Answer(HTTPStatus.OK, {"metadata": metadata, "spec": spec, "status": status})
         if path.endswith("/eviction"):
             assert body["metadata"] == {"name": name, "namespace": "ns"}
-            if self._budget_refuses:
-                self._budget_refuses -= 1
+            if self._budget_rejections:
+                self._budget_rejections -= 1
                 return Answer(HTTPStatus.TOO_MANY_REQUESTS, {})
-            assert not self.away, "one is away already"
+            assert not self.unreachable, "one pod at a time"
             self.evicted.append(name)
-            self.away.add(name)
+            self.unreachable.add(name)
             self.revisions[name] = ""
             # The API server answers with a Status, and not with the kind that was sent.
             return Answer(HTTPStatus.CREATED, {"kind": "Status", "status": "Success", "code": 201})
         revision = self.revisions[name]
         if not revision:
-            # The next look finds the new pod, and the one after that finds it ready.
+            # The next call finds the new pod, and the call after that finds it ready.
             self.revisions[name] = "new"
             return Answer(HTTPStatus.NOT_FOUND, {})
-        is_ready = revision == "new" and name in self.away
-        self.away.discard(name)
+        is_ready = revision == "new" and name in self.unreachable
+        self.unreachable.discard(name)
         conditions = [{"type": "Ready", "status": "True" if is_ready else "False"}]
         labels = {"controller-revision-hash": revision}
         return Answer(
@@ -60,12 +60,12 @@ class Cluster(KubernetesServer):
 
     def rest(self, _request: httpx.Request) -> httpx.Response:
         items: list[dict[str, Any]] = [
-            {"name": name, "reachable": f"{name}-0" not in self.away} for name in SETS
+            {"name": name, "reachable": f"{name}-0" not in self.unreachable} for name in SETS
         ]
         return httpx.Response(200, json={"items": items})
 
     def roll(self, patience_s: float = 20.0) -> list[str]:
-        said: list[str] = []
+        reported: list[str] = []
         rest = PatientRestClient(
             RestClient(
                 url="http://admin",
@@ -76,30 +76,30 @@ class Cluster(KubernetesServer):
             patience_s=patience_s,
         )
         with self.serving():
-            roll(open_client(self.access()), "ns", SETS, rest, said.append)
-        return said
+            roll(open_client(self.access()), "ns", SETS, rest, reported.append)
+        return reported
 
 
-def test_they_are_replaced_one_after_the_other() -> None:
+def test_roll_replaces_pods_one_after_the_other() -> None:
     cluster = Cluster()
     assert cluster.roll() == ["replaced mill-a-0", "replaced mill-b-0"]
     assert cluster.evicted == ["mill-a-0", "mill-b-0"]
 
 
-def test_what_is_as_it_should_be_stays() -> None:
+def test_roll_keeps_a_pod_of_the_current_revision() -> None:
     cluster = Cluster()
     cluster.revisions["mill-a-0"] = "new"
     assert cluster.roll() == ["replaced mill-b-0"]
 
 
-def test_a_disruption_budget_is_waited_for() -> None:
-    cluster = Cluster(budget_refuses=1)
+def test_roll_waits_for_a_disruption_budget() -> None:
+    cluster = Cluster(budget_rejections=1)
     assert len(cluster.roll()) == 2
 
 
-def test_none_is_replaced_while_another_is_away() -> None:
+def test_roll_replaces_no_pod_while_another_group_is_unreachable() -> None:
     cluster = Cluster()
-    cluster.away.add("mill-b-0")
+    cluster.unreachable.add("mill-b-0")
     with pytest.raises(WaitTimeout, match="waiting for mill-b"):
         cluster.roll(patience_s=0)
     assert cluster.evicted == []

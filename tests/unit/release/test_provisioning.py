@@ -1,4 +1,4 @@
-"""What the jobs of a release ask of the REST API."""
+"""Release jobs create broker groups, topics and consumer groups through the REST API."""
 
 from __future__ import annotations
 
