@@ -1,7 +1,7 @@
-"""One suite for the broker in memory and the real one: what tests of a proxy rely on, both do.
+"""The contract of a link, for the broker in memory and the real one; tests of a proxy rely on it.
 
-The real one is the rounds and links of a broker over a real engine, on a disk in memory. Of the
-fake no time is asked: there nothing is revived or answered because of a deadline.
+The real broker has rounds and links over a real engine, on a disk in memory. The fake has no time:
+it does not revive messages and has no deadlines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOPIC, GROUP, ORDERED = "contract", "readers", "readers-in-order"
 QUEUES = 2
 INVISIBLE_MS = 30_000
 POLL_MS = 20_000
-NOBODY = 1_000_000  # an id that no topic, group or timer has
+UNKNOWN = 1_000_000  # an id of no topic, group or timer
 
 
 class Proxy(Protocol):
@@ -45,7 +45,7 @@ class Proxy(Protocol):
 
 
 class Session:
-    """A link, and what it has told of topics and groups."""
+    """A link, and the topics and groups that it has reported."""
 
     def __init__(self, proxy: Proxy, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -65,7 +65,7 @@ class Session:
         return self.groups[GROUP].id
 
     async def ask(self, frame: pb.RequestFrame) -> pb.ReplyFrame:
-        """Send a frame, and return all that comes up to its answer."""
+        """Send a frame, and return all replies up to its answer, merged."""
         self._sequence += 1
         frame.sequence = self._sequence
         await self.proxy.send(frame)
@@ -124,7 +124,7 @@ class Session:
         )
 
     async def ready_count(self, *, tags: tuple[str, ...] = ()) -> int:
-        """Ask once how much is ready."""
+        """Return the number of ready messages, without waiting."""
         request = self.notification(request_id=7, tags=tags)
         reply = await self.ask(pb.RequestFrame(notifications=[request]))
         [answered] = reply.notifications
@@ -204,7 +204,7 @@ class Session:
         return await self.ask(pb.RequestFrame(dead_letters=[request]))
 
     async def schedule(self, delay_ms: int = 60_000) -> tuple[int, int]:
-        """Send a delayed message; return its timer id and when it is due."""
+        """Send a delayed message; return its timer id and due time."""
         data = self.delayed(delay_ms)
         reply = await self.ask(pb.RequestFrame(appends=self.appends([data])))
         return reply.appends.queue_offsets[0], reply.appends.due_at_ms[0]
@@ -252,7 +252,7 @@ Run = Callable[[Scenario], None]
 
 @pytest.fixture(params=BROKERS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Return what runs a scenario on a link to a fresh broker of each kind."""
+    """Return a function that runs a scenario on a link to a fresh broker of each kind."""
 
     def run(scenario: Scenario) -> None:
         async def main() -> None:
@@ -293,7 +293,7 @@ def test_the_complete_configuration_comes_first(run: Run) -> None:
     run(scenario)
 
 
-def test_ensure_creates_what_is_missing_and_tells_of_it_no_later_than_it_answers(run: Run) -> None:
+def test_ensure_creates_missing_names_and_reports_them_before_its_answer(run: Run) -> None:
     async def scenario(session: Session) -> None:
         ensure = pb.EnsureRequest(request_id=7, topic="new", group="new-readers")
         reply = await session.ask(pb.RequestFrame(ensures=[ensure]))
@@ -305,7 +305,7 @@ def test_ensure_creates_what_is_missing_and_tells_of_it_no_later_than_it_answers
     run(scenario)
 
 
-def test_ensure_of_what_exists_changes_nothing(run: Run) -> None:
+def test_ensure_of_existing_names_changes_nothing(run: Run) -> None:
     async def scenario(session: Session) -> None:
         ensure = pb.EnsureRequest(request_id=7, topic=TOPIC, group=GROUP)
         reply = await session.ask(pb.RequestFrame(ensures=[ensure]))
@@ -317,7 +317,7 @@ def test_ensure_of_what_exists_changes_nothing(run: Run) -> None:
 
 
 @pytest.mark.parametrize("names", [{"topic": "alone"}, {"group": "alone"}])
-def test_ensure_may_name_one_of_both(run: Run, names: dict[str, str]) -> None:
+def test_ensure_may_name_only_a_topic_or_a_group(run: Run, names: dict[str, str]) -> None:
     async def scenario(session: Session) -> None:
         ensure = pb.EnsureRequest(request_id=7)
         for field, name in names.items():
@@ -332,7 +332,7 @@ def test_ensure_may_name_one_of_both(run: Run, names: dict[str, str]) -> None:
 # ------------------------------------------------------------ appends
 
 
-def test_messages_are_numbered_by_queue(run: Run) -> None:
+def test_offsets_are_counted_per_queue(run: Run) -> None:
     async def scenario(session: Session) -> None:
         assert await session.append("a", "b") == [0, 1]
         assert await session.append("c", queue_id=1) == [0]
@@ -341,10 +341,10 @@ def test_messages_are_numbered_by_queue(run: Run) -> None:
     run(scenario)
 
 
-def test_a_message_for_no_topic_or_queue_is_refused_and_others_are_not(run: Run) -> None:
+def test_a_message_for_a_missing_topic_or_queue_is_rejected_alone(run: Run) -> None:
     async def scenario(session: Session) -> None:
         appends = session.appends([blob("a"), blob("b"), blob("c")])
-        appends.topic_ids[0], appends.queue_ids[1] = NOBODY, QUEUES
+        appends.topic_ids[0], appends.queue_ids[1] = UNKNOWN, QUEUES
         reply = await session.ask(pb.RequestFrame(appends=appends))
         assert errors(reply) == [(1, "TopicNotFound"), (2, "BadRequest")]
         assert list(reply.appends.request_ids) == [3]
@@ -353,7 +353,7 @@ def test_a_message_for_no_topic_or_queue_is_refused_and_others_are_not(run: Run)
     run(scenario)
 
 
-def test_a_damaged_message_is_refused(run: Run) -> None:
+def test_a_damaged_message_is_rejected(run: Run) -> None:
     async def scenario(session: Session) -> None:
         appends = session.appends([blob("a"), b"no message at all"])
         appends.crcs[0] ^= 1
@@ -366,7 +366,7 @@ def test_a_damaged_message_is_refused(run: Run) -> None:
 # ------------------------------------------------------------ pops
 
 
-def test_a_pop_brings_messages_with_all_that_their_delivery_has(run: Run) -> None:
+def test_a_pop_returns_messages_with_their_delivery(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", "b")
         await session.append("c", queue_id=1)
@@ -386,7 +386,7 @@ def test_a_pop_brings_messages_with_all_that_their_delivery_has(run: Run) -> Non
     run(scenario)
 
 
-def test_what_was_popped_is_hidden_from_its_group_and_from_no_other(run: Run) -> None:
+def test_a_popped_message_is_hidden_only_from_its_group(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a")
         assert bodies(await session.pop()) == ["a"]
@@ -399,7 +399,7 @@ def test_what_was_popped_is_hidden_from_its_group_and_from_no_other(run: Run) ->
     run(scenario)
 
 
-def test_a_pop_brings_no_more_than_it_wants(run: Run) -> None:
+def test_a_pop_returns_at_most_max_messages(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", "b", "c")
         assert bodies(await session.pop(want=2)) == ["a", "b"]
@@ -409,7 +409,7 @@ def test_a_pop_brings_no_more_than_it_wants(run: Run) -> None:
 
 
 @pytest.mark.parametrize("want", [0, 33])
-def test_a_pop_wants_1_to_32(run: Run, want: int) -> None:
+def test_a_pop_of_fewer_than_1_or_more_than_32_messages_is_rejected(run: Run, want: int) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a")
         pop = session.pop_request(want=want)
@@ -418,23 +418,23 @@ def test_a_pop_wants_1_to_32(run: Run, want: int) -> None:
     run(scenario)
 
 
-def test_a_pop_of_tags_brings_messages_that_have_one_of_them(run: Run) -> None:
+def test_a_pop_with_tags_returns_messages_with_one_of_the_tags(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", tag="red")
         await session.append("b", tag="green")
         await session.append("c")
         await session.append("d", tag="blue")
         assert bodies(await session.pop(tags=("red", "blue"))) == ["a", "d"]
-        assert await session.pop() == [], "the others were passed over for good"
+        assert await session.pop() == [], "the others are skipped forever"
 
     run(scenario)
 
 
-def test_a_pop_of_nobody_or_of_nothing_is_refused(run: Run) -> None:
+def test_a_pop_with_an_unknown_group_or_topic_is_rejected(run: Run) -> None:
     async def scenario(session: Session) -> None:
         pops = [
-            session.pop_request(request_id=1, group_id=NOBODY),
-            session.pop_request(request_id=2, topic_id=NOBODY),
+            session.pop_request(request_id=1, group_id=UNKNOWN),
+            session.pop_request(request_id=2, topic_id=UNKNOWN),
         ]
         reply = await session.ask(pb.RequestFrame(pops=pops))
         assert errors(reply) == [(1, "GroupNotFound"), (2, "TopicNotFound")]
@@ -456,7 +456,7 @@ def test_a_parked_pop_is_answered_by_a_message(run: Run) -> None:
     run(scenario)
 
 
-def test_a_parked_pop_that_was_cancelled_takes_nothing(run: Run) -> None:
+def test_a_cancelled_parked_pop_takes_no_message(run: Run) -> None:
     async def scenario(session: Session) -> None:
         parked = session.pop_request(request_id=9, poll_ms=POLL_MS)
         await session.ask(pb.RequestFrame(pops=[parked]))
@@ -470,7 +470,7 @@ def test_a_parked_pop_that_was_cancelled_takes_nothing(run: Run) -> None:
 # ------------------------------------------------------------ notifications
 
 
-def test_a_notification_tells_how_much_is_ready_and_takes_nothing(run: Run) -> None:
+def test_a_notification_counts_ready_messages_and_takes_none(run: Run) -> None:
     async def scenario(session: Session) -> None:
         assert await session.pop() == []
         await session.append("a", "b", tag="red")
@@ -484,7 +484,7 @@ def test_a_notification_tells_how_much_is_ready_and_takes_nothing(run: Run) -> N
     run(scenario)
 
 
-def test_a_notification_counts_to_a_small_number(run: Run) -> None:
+def test_the_count_of_a_notification_is_limited(run: Run) -> None:
     async def scenario(session: Session) -> None:
         assert await session.pop() == []
         await session.append(*map(str, range(READY_COUNT_MAX + 1)))
@@ -493,11 +493,11 @@ def test_a_notification_counts_to_a_small_number(run: Run) -> None:
     run(scenario)
 
 
-def test_a_notification_for_nobody_or_of_nothing_is_refused(run: Run) -> None:
+def test_a_notification_with_an_unknown_group_or_topic_is_rejected(run: Run) -> None:
     async def scenario(session: Session) -> None:
         notifications = [
-            session.notification(request_id=1, group_id=NOBODY),
-            session.notification(request_id=2, topic_id=NOBODY),
+            session.notification(request_id=1, group_id=UNKNOWN),
+            session.notification(request_id=2, topic_id=UNKNOWN),
         ]
         reply = await session.ask(pb.RequestFrame(notifications=notifications))
         assert errors(reply) == [(1, "GroupNotFound"), (2, "TopicNotFound")]
@@ -519,7 +519,7 @@ def test_a_parked_notification_is_answered_by_a_message(run: Run) -> None:
     run(scenario)
 
 
-def test_a_parked_pop_has_what_a_parked_notification_would_be_told_of(run: Run) -> None:
+def test_a_parked_pop_is_served_before_a_parked_notification(run: Run) -> None:
     async def scenario(session: Session) -> None:
         assert await session.pop() == []
         notification = session.notification(request_id=8, poll_ms=POLL_MS)
@@ -537,7 +537,7 @@ def test_a_parked_pop_has_what_a_parked_notification_would_be_told_of(run: Run) 
     run(scenario)
 
 
-def test_a_parked_notification_that_was_cancelled_is_told_nothing(run: Run) -> None:
+def test_a_cancelled_parked_notification_is_not_answered(run: Run) -> None:
     async def scenario(session: Session) -> None:
         assert await session.pop() == []
         parked = session.notification(request_id=9, poll_ms=POLL_MS)
@@ -564,23 +564,23 @@ def test_an_ack_settles_a_delivery_once(run: Run) -> None:
     run(scenario)
 
 
-def test_an_ack_of_what_never_was_is_gone(run: Run) -> None:
+def test_an_ack_of_an_unknown_delivery_returns_gone(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a")
         [batch] = await session.pop()
-        stranger = pb.Batch()
-        stranger.CopyFrom(batch)
-        stranger.delivery_id += NOBODY
-        assert await session.ack(stranger, 0) == [pb.ACK_RESULT_GONE]
+        unknown = pb.Batch()
+        unknown.CopyFrom(batch)
+        unknown.delivery_id += UNKNOWN
+        assert await session.ack(unknown, 0) == [pb.ACK_RESULT_GONE]
         assert await session.ack(batch, 0) == [pb.ACK_RESULT_APPLIED]
 
     run(scenario)
 
 
-# ------------------------------------------------------------ changes of what is in flight
+# ------------------------------------------------------------ changes of deliveries in flight
 
 
-def test_another_duration_makes_another_delivery_and_voids_the_first(run: Run) -> None:
+def test_a_changed_duration_makes_a_new_delivery_and_voids_the_first(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", "b")
         [batch] = await session.pop()
@@ -596,7 +596,7 @@ def test_another_duration_makes_another_delivery_and_voids_the_first(run: Run) -
     run(scenario)
 
 
-def test_what_was_acked_cannot_be_changed(run: Run) -> None:
+def test_an_acked_message_cannot_be_changed(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a")
         [batch] = await session.pop()
@@ -608,7 +608,7 @@ def test_what_was_acked_cannot_be_changed(run: Run) -> None:
 
 
 @pytest.mark.parametrize("how", ["", "suspend", "gives_back"])
-def test_no_duration_brings_a_message_back_at_once(run: Run, how: str) -> None:
+def test_a_duration_of_0_makes_a_message_visible_at_once(run: Run, how: str) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a", "b")
         [batch] = await session.pop()
@@ -624,7 +624,7 @@ def test_no_duration_brings_a_message_back_at_once(run: Run, how: str) -> None:
     run(scenario)
 
 
-def test_a_dead_letter_ends_a_delivery_and_is_in_a_topic_of_its_group(run: Run) -> None:
+def test_a_dead_letter_ends_a_delivery_and_is_stored_for_its_group(run: Run) -> None:
     async def scenario(session: Session) -> None:
         await session.append("a")
         [batch] = await session.pop()
@@ -643,7 +643,7 @@ def test_a_dead_letter_ends_a_delivery_and_is_in_a_topic_of_its_group(run: Run) 
 # ------------------------------------------------------------ timers
 
 
-def test_a_delayed_message_is_answered_with_its_timer_and_when_it_is_due(run: Run) -> None:
+def test_the_answer_to_a_delayed_message_has_its_timer_and_due_time(run: Run) -> None:
     async def scenario(session: Session) -> None:
         blobs = [session.delayed(60_000), blob("plain"), session.delayed(90_000)]
         reply = await session.ask(pb.RequestFrame(appends=session.appends(blobs)))
@@ -657,7 +657,7 @@ def test_a_delayed_message_is_answered_with_its_timer_and_when_it_is_due(run: Ru
     run(scenario)
 
 
-def test_a_delayed_message_that_is_due_is_stored(run: Run) -> None:
+def test_a_due_delayed_message_is_stored_at_once(run: Run) -> None:
     async def scenario(session: Session) -> None:
         reply = await session.ask(pb.RequestFrame(appends=session.appends([session.delayed(0)])))
         assert list(reply.appends.queue_offsets) == [0]
@@ -667,7 +667,7 @@ def test_a_delayed_message_that_is_due_is_stored(run: Run) -> None:
     run(scenario)
 
 
-def test_a_timer_is_cancelled_and_may_be_again(run: Run) -> None:
+def test_a_timer_can_be_cancelled_twice(run: Run) -> None:
     async def scenario(session: Session) -> None:
         timer_id, _ = await session.schedule()
         for _ in range(2):
@@ -678,14 +678,14 @@ def test_a_timer_is_cancelled_and_may_be_again(run: Run) -> None:
     run(scenario)
 
 
-def test_a_timer_of_another_topic_or_none_is_not_found(run: Run) -> None:
+def test_a_timer_of_a_different_topic_or_an_unknown_timer_is_not_found(run: Run) -> None:
     async def scenario(session: Session) -> None:
         timer_id, _ = await session.schedule()
         await session.ask(pb.RequestFrame(ensures=[pb.EnsureRequest(request_id=1, topic="other")]))
         other = session.topics["other"].id
         for reply in (
             await session.cancel(timer_id, topic_id=other),
-            await session.cancel(timer_id + NOBODY),
+            await session.cancel(timer_id + UNKNOWN),
         ):
             assert errors(reply) == [(1, "MessageNotFound")]
             assert not reply.cancelled_timers
@@ -704,7 +704,7 @@ def test_requests_of_all_kinds_travel_in_one_frame(run: Run) -> None:
             pops=[session.pop_request(request_id=2)],
             ensures=[pb.EnsureRequest(request_id=3, topic="new")],
             timer_cancels=[
-                pb.RecallRequest(request_id=4, timer_id=NOBODY, topic_id=session.topic_id)
+                pb.RecallRequest(request_id=4, timer_id=UNKNOWN, topic_id=session.topic_id)
             ],
         )
         reply = await session.ask(frame)

@@ -46,7 +46,7 @@ def test_calls_wait_for_a_broker_that_is_away() -> None:
             new = tasks.create_task(world.send(message(topic="made-by-use")))
             poll = tasks.create_task(world.receive(receive_request(poll_ms=10_000)))
             await eventually(lambda: len(world.link.pending) == 5)
-            world.broker.is_there.set()
+            world.broker.is_up.set()
         assert {send.result().status.code for send in (*sends, new)} == {v2.OK}
         assert ack.result().status.code == v2.OK
         assert poll.result()[0].status.code == v2.OK
@@ -63,7 +63,7 @@ def test_what_waits_for_a_broker_ends_at_its_deadline_and_never_leaves() -> None
         assert late.status.code == v2.PROXY_TIMEOUT
         assert "not sent" in late.status.message
         assert world.link.pending.bytes == 0
-        world.broker.is_there.set()
+        world.broker.is_up.set()
         assert (await world.send(message(b"next"))).status.code == v2.OK
         assert not any(b"late" in stored.blob for stored in world.broker.engine.log)
 
@@ -95,7 +95,7 @@ def test_a_broker_that_is_away_for_too_long_is_waited_for_no_more() -> None:
         assert refused.status.code == v2.INTERNAL_SERVER_ERROR
         assert "no connection" in refused.status.message
         assert time.monotonic() - began_s < 10, "at once"
-        world.broker.is_there.set()
+        world.broker.is_up.set()
         await eventually(lambda: world.link.is_connected)
         assert (await world.send(message())).status.code == v2.OK
 
@@ -214,7 +214,7 @@ def test_messages_of_a_group_keep_their_order_over_a_lost_link(
             await eventually(lambda: not world.link.is_connected)
             last = tasks.create_task(world.send(message(bodies[5], message_group="g")))
             await eventually(lambda: len(world.link.pending) == 6)
-            world.broker.is_there.set()
+            world.broker.is_up.set()
         assert first.result().status.code == last.result().status.code == v2.OK
         stored = b"".join(one.blob for one in world.broker.engine.log[1:])
         places = [stored.index(body) for body in bodies]
@@ -281,7 +281,7 @@ def test_a_poll_whose_caller_goes_while_the_broker_is_away_never_leaves() -> Non
         poll.cancel()
         await asyncio.wait([poll])
         assert len(world.link.pending) == 0
-        world.broker.is_there.set()
+        world.broker.is_up.set()
         assert (await world.send(message())).status.code == v2.OK
         assert world.broker.count_of("pops") == 0
         assert not any(frame.cancelled_polls for frame in world.broker.frames)
@@ -297,7 +297,7 @@ def test_nothing_that_waited_is_handed_to_another_store() -> None:
             send = tasks.create_task(world.send(message(b"of another store")))
             await eventually(lambda: len(world.link.pending) == 1)
             world.broker.engine.catalog.handle_secret = bytes(32)
-            world.broker.is_there.set()
+            world.broker.is_up.set()
         assert send.result().status.code == v2.INTERNAL_SERVER_ERROR
         assert (await world.send(message(b"next"))).status.code == v2.OK
         assert not any(b"another store" in stored.blob for stored in world.broker.engine.log)

@@ -57,7 +57,7 @@ async def let_go(world: SeveralBrokers, n: int) -> None:
 
 async def let_come(world: SeveralBrokers, n: int) -> None:
     link = world.all_brokers[n].link
-    world.brokers[n].is_there.set()
+    world.brokers[n].is_up.set()
     await eventually(lambda: link.is_connected)
 
 

@@ -131,7 +131,7 @@ def test_a_broker_that_goes_is_left_out_and_asked_at_once_when_it_is_back() -> N
         done, pending = await asyncio.wait([waiting, other], return_when=asyncio.FIRST_COMPLETED)
         assert [one.result() for one in done] == [["a"]]
         asked = world.brokers[2].count_of("notifications")
-        world.brokers[2].is_there.set()
+        world.brokers[2].is_up.set()
         await eventually(lambda: world.brokers[2].count_of("notifications") == asked + 1)
         world.send(2, "b")
         assert await pending.pop() == ["b"]

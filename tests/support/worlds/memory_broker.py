@@ -1,7 +1,7 @@
 """A broker in memory: a real BrokerLink server for tests of the proxy, without a store.
 
-Links and commands are those of the broker; below them is a `MemoryEngine`, and a round is what a
-frame brings, committed at once. What a test wants to go wrong it says by the name of a command.
+Links and commands are those of the broker, over a `MemoryEngine`. Each frame is a round, committed
+at once. A test injects faults by the name of a command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 class MemoryTurn:
-    """What a round hands to its work."""
+    """A stand-in for `Turn`."""
 
     is_draining = False
     now_ms = firing_ms = NOW_MS
@@ -39,14 +39,14 @@ class MemoryTurn:
 
 
 class MemoryWork(Protocol):
-    """What is submitted to a round."""
+    """Work of a round."""
 
     def apply(self, turn: MemoryTurn) -> Iterator[None]:
-        """Do it, in slices."""
+        """Do the work in slices."""
 
 
 class MemoryRounds:
-    """A round for each piece of work, at once."""
+    """A stand-in for `Rounds`: one round for each piece of work, at once."""
 
     is_master = True
 
@@ -57,16 +57,16 @@ class MemoryRounds:
         self.turn = MemoryTurn(engine, self._polls)
 
     def do(self, apply: Callable[[MemoryTurn], Iterator[None]] = lambda _turn: iter(())) -> None:
-        """Apply work, tell of changes, serve who waits, and answer."""
+        """Apply work, report changes, try waiting polls again, and release the replies."""
         turn = self.turn = MemoryTurn(self.engine, self._polls)
         _exhaust(apply(turn))
         if changes := self.engine.take_config_changes():
-            self._spread(changes)
+            self._report_changes(changes)
         _exhaust(self._polls.wake([topic.id for topic in self.engine.catalog.topics.values()], ()))
         for effect in turn.effects.values():
             _exhaust(effect.release())
 
-    def _spread(self, changes: ConfigChanges) -> None:
+    def _report_changes(self, changes: ConfigChanges) -> None:
         for link in self.links:
             link.add_config_changes(changes)
 
@@ -118,26 +118,26 @@ class Stream:
                 broker.arrived.notify_all()
 
     def _with_faults(self, frame: pb.RequestFrame) -> pb.RequestFrame:
-        """Return what the broker serves of a frame; what it is to refuse is refused."""
-        left = pb.RequestFrame()
-        left.CopyFrom(frame)
-        refused = pb.ReplyFrame()
+        """Return the requests that the broker serves; reject the others as the test wants."""
+        served = pb.RequestFrame()
+        served.CopyFrom(frame)
+        rejected = pb.ReplyFrame()
         for command in COMMANDS:
             failure = self._broker.failures.get(command.name)
             if failure is not None:
                 for request_id in request_ids(getattr(frame, command.request_field)):
-                    refused.failures.add(
+                    rejected.failures.add(
                         request_id=request_id, error=failure.error, message=failure.message
                     )
             if failure is not None or command.name in self._broker.holds:
-                left.ClearField(command.request_field)  # type: ignore[arg-type]  # one of its names
-        if refused.failures:
-            self.write(refused.SerializeToString())
-        return left
+                served.ClearField(command.request_field)  # type: ignore[arg-type]  # one of its names
+        if rejected.failures:
+            self.write(rejected.SerializeToString())
+        return served
 
 
 class MemoryProxy:
-    """The other end of a link, which reads all that it is sent at once."""
+    """The proxy's end of a link, which reads every reply at once."""
 
     def __init__(self) -> None:
         self.config = pb.ConfigUpdate()  # the first one
@@ -157,7 +157,7 @@ class MemoryProxy:
 
 
 class MemoryBroker:
-    """The state, and its service."""
+    """The broker: its engine, its service and its faults."""
 
     def __init__(self, *, auto_create: bool = True) -> None:
         self.engine = MemoryEngine()
@@ -166,9 +166,9 @@ class MemoryBroker:
         self.holds: set[str] = set()  # names of commands that are never answered
         self.is_reading = asyncio.Event()  # clear: frames stay unanswered
         self.is_reading.set()
-        self.is_mute = False  # what it answers is lost
-        self.is_there = asyncio.Event()  # clear: who connects waits for a configuration
-        self.is_there.set()
+        self.is_mute = False  # replies are lost
+        self.is_up = asyncio.Event()  # clear: a new connection waits for its configuration
+        self.is_up.set()
         self.arrived = asyncio.Condition()
         self.address = ""
         self._rounds = MemoryRounds(self.engine)
@@ -198,7 +198,7 @@ class MemoryBroker:
     async def _exchange(
         self, requests: AsyncIterator[bytes], _context: object
     ) -> AsyncIterator[bytes]:
-        await self.is_there.wait()
+        await self.is_up.wait()
         stream = Stream(self, requests)
         self._streams.append(stream)
         async with asyncio.TaskGroup() as tasks:
@@ -236,8 +236,8 @@ class MemoryBroker:
         self._rounds.do()
 
     def go(self) -> None:
-        """Break every stream, and take no other until `is_there` is set."""
-        self.is_there.clear()
+        """Break every stream, and accept no other until `is_up` is set."""
+        self.is_up.clear()
         self.drop_links()
 
     def drop_links(self) -> None:
@@ -246,17 +246,17 @@ class MemoryBroker:
             stream.replies.put_nowait(None)
 
     def answer_late(self, pop: pb.PopRequest) -> None:
-        """Answer a pop that was held back."""
+        """Answer a pop that was held."""
         for link in self._rounds.links:
             frame = pb.RequestFrame(pops=[pop])
             self._rounds.do(lambda turn, link=link, frame=frame: link.apply(frame, 0.0, turn))  # type: ignore[misc]  # a stand-in
 
     def count_of(self, field_name: str) -> int:
-        """Return how many requests of one kind have come."""
+        """Return the number of received requests of one kind."""
         return sum(len(request_ids(getattr(frame, field_name))) for frame in self.frames)
 
     async def wait_for_frame(self, field_name: str) -> pb.RequestFrame:
-        """Return the first frame that carries something in `field_name`."""
+        """Return the first frame with requests in `field_name`."""
         async with asyncio.timeout(5), self.arrived:
             while True:
                 for frame in self.frames:
@@ -266,7 +266,7 @@ class MemoryBroker:
 
 
 def request_ids(requests: Any) -> list[int]:
-    """Return the ids of what a field of a request frame holds: columns, or messages."""
+    """Return the request ids in a field of a request frame, which has columns or messages."""
     if hasattr(requests, "request_ids"):
         return list(requests.request_ids)
     return [request.request_id for request in requests]

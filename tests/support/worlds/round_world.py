@@ -19,23 +19,23 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 async def idle() -> None:
-    """Let everything run that can run without time passing."""
+    """Run all tasks that can run without time passing."""
     for _ in range(50):
         await asyncio.sleep(0)
 
 
 class GatedSyncs:
-    """Syncs files of a FaultyDisk; while the gate is shut they wait before they do."""
+    """Syncs files of a FaultyDisk; a sync waits while the gate is shut."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
         self.count = 0
         self.failure: Exception | None = None
-        self.turns = 0  # of the event loop that a sync takes
+        self.turns = 0  # turns of the event loop that a sync takes
 
     def let_one_pass(self) -> None:
-        """Let the sync under way end, and shut the gate behind it."""
+        """Let the running sync end, and shut the gate after it."""
         self.gate.set()
         self.gate.clear()
 
@@ -51,7 +51,7 @@ class GatedSyncs:
 
 
 class Proxy:
-    """The other end of a link, which reads all that it is sent at once."""
+    """The proxy's end of a link, which reads every reply at once."""
 
     def __init__(self, rounds: Rounds, newest: dict[bytes, ProxyLink]) -> None:
         self.unsent_bytes = 0
@@ -81,7 +81,7 @@ class Proxy:
 
 
 class RoundWorld:
-    """A broker in memory; `changes` are of the engine's configuration."""
+    """A broker in memory; `changes` apply to the engine's configuration."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class RoundWorld:
 
     @contextlib.asynccontextmanager
     async def proxy(self) -> AsyncIterator[Proxy]:
-        """Connect a proxy; its first frame, the configuration, is taken off."""
+        """Connect a proxy, and take its first frame, the configuration."""
         proxy = Proxy(self.rounds, self._newest)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(proxy.link.read(proxy.frames()))
@@ -132,7 +132,7 @@ class RoundWorld:
             proxy.link.end()
 
     def advance(self, by_ms: int) -> None:
-        """Let time pass, and the loop see it."""
+        """Let time pass, and wake the round loop."""
         self.clock.advance(by_ms)
         self.rounds.wake()
 

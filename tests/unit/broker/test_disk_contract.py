@@ -1,4 +1,4 @@
-"""One suite for the real disk and the one that lies: what the engine relies on, both do."""
+"""The contract of a disk, for the real disk and the faulty one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 
 def made(disk: Disk, name: str = NAME, content: bytes = b"") -> File:
-    """Make a file with a content."""
+    """Create a file with content."""
     file = disk.open(name, create=True)
     file.write_at(0, [content])
     return file
@@ -56,20 +56,20 @@ def test_a_new_disk_is_empty(disk: Disk) -> None:
     assert disk.read(NAME) is None
 
 
-def test_names_are_sorted_and_have_their_folder_in_front(disk: Disk) -> None:
+def test_names_are_sorted_and_include_their_folder(disk: Disk) -> None:
     for name in ("log/b", "log/a", "log/c", "other/d", "log/below/e"):
         made(disk, name)
     assert disk.names("log") == ["log/a", "log/b", "log/c"]
     assert disk.names("log/below") == ["log/below/e"]
 
 
-def test_a_new_file_makes_all_folders_above_it(disk: Disk) -> None:
+def test_a_new_file_creates_all_folders_above_it(disk: Disk) -> None:
     made(disk, "a/b/c/file", b"deep")
     assert disk.names("a/b/c") == ["a/b/c/file"]
     assert disk.read("a/b/c/file") == b"deep"
 
 
-def test_a_file_may_lie_in_no_folder(disk: Disk) -> None:
+def test_a_file_needs_no_folder(disk: Disk) -> None:
     made(disk, "format", b"1")
     assert disk.read("format") == b"1"
     disk.folder(".").sync()
@@ -82,7 +82,7 @@ def test_a_file_is_created_only_once(disk: Disk) -> None:
     assert disk.read(NAME) == b"first"
 
 
-def test_a_file_that_is_missing_cannot_be_opened_renamed_or_deleted(disk: Disk) -> None:
+def test_a_missing_file_cannot_be_opened_renamed_or_deleted(disk: Disk) -> None:
     made(disk, "log/other")
     with pytest.raises(FileNotFoundError):
         disk.open(NAME)
@@ -92,12 +92,12 @@ def test_a_file_that_is_missing_cannot_be_opened_renamed_or_deleted(disk: Disk) 
         disk.delete(NAME)
 
 
-def test_a_folder_that_is_missing_cannot_be_synced(disk: Disk) -> None:
+def test_a_missing_folder_cannot_be_synced(disk: Disk) -> None:
     with pytest.raises(FileNotFoundError):
         disk.folder("log").sync()
 
 
-def test_a_rename_takes_the_place_of_what_has_the_name(disk: Disk) -> None:
+def test_a_rename_replaces_the_target(disk: Disk) -> None:
     made(disk, "log/new", b"new")
     made(disk, "log/old", b"old")
     disk.rename("log/new", "log/old")
@@ -112,14 +112,14 @@ def test_a_rename_needs_the_folder_of_the_target(disk: Disk) -> None:
     assert disk.names("log") == [NAME]
 
 
-def test_an_open_file_stays_the_same_file_under_another_name(disk: Disk) -> None:
+def test_an_open_file_stays_the_same_file_after_a_rename(disk: Disk) -> None:
     file = made(disk, content=b"before")
     disk.rename(NAME, "log/renamed")
     file.write_at(0, [b"behind"])
     assert disk.read("log/renamed") == b"behind"
 
 
-def test_an_open_file_and_its_view_outlive_the_name(disk: Disk) -> None:
+def test_an_open_file_and_its_view_outlive_a_deletion(disk: Disk) -> None:
     file = made(disk, content=b"still there")
     view = file.view()
     disk.delete(NAME)
@@ -131,7 +131,7 @@ def test_an_open_file_and_its_view_outlive_the_name(disk: Disk) -> None:
     assert file.read_at(0, 100) == b"STILL there"
 
 
-def test_a_name_that_was_deleted_can_be_given_again(disk: Disk) -> None:
+def test_a_deleted_name_can_be_used_again(disk: Disk) -> None:
     old = made(disk, content=b"old")
     disk.delete(NAME)
     made(disk, content=b"new")
@@ -139,13 +139,13 @@ def test_a_name_that_was_deleted_can_be_given_again(disk: Disk) -> None:
     assert disk.read(NAME) == b"new"
 
 
-def test_a_file_keeps_the_name_it_was_opened_by(disk: Disk) -> None:
+def test_a_file_has_the_name_under_which_it_was_opened(disk: Disk) -> None:
     assert made(disk).name == NAME
     assert disk.open(NAME).name == NAME
     assert disk.folder("log").name == "log"
 
 
-def test_a_folder_can_be_asked_for_and_synced_again_and_again(disk: Disk) -> None:
+def test_a_folder_can_be_synced_repeatedly(disk: Disk) -> None:
     made(disk)
     disk.folder("log").sync()
     disk.delete(NAME)
@@ -165,7 +165,7 @@ def test_a_new_file_is_empty(disk: Disk) -> None:
     assert disk.read(NAME) == b""
 
 
-def test_buffers_of_any_kind_are_written_one_after_the_other(disk: Disk) -> None:
+def test_buffers_of_any_kind_are_written_in_order(disk: Disk) -> None:
     file = disk.open(NAME, create=True)
     file.write_at(0, [b"one ", bytearray(b"two "), memoryview(b"-three-")[1:-1], b""])
     assert disk.read(NAME) == b"one two three"
@@ -173,21 +173,21 @@ def test_buffers_of_any_kind_are_written_one_after_the_other(disk: Disk) -> None
     assert disk.read(NAME) == b"one TWO three"
 
 
-def test_more_buffers_than_one_call_takes_are_all_written(disk: Disk) -> None:
+def test_buffers_beyond_the_limit_of_one_call_are_written(disk: Disk) -> None:
     file = disk.open(NAME, create=True)
     buffers = [bytes([n % 251]) * (n % 3) for n in range(2 * IOV_MAX + 10)]
     file.write_at(7, buffers)
     assert file.read_at(7, 1 << 20) == b"".join(buffers)
 
 
-def test_nothing_is_written_by_no_buffers(disk: Disk) -> None:
+def test_empty_buffers_write_nothing(disk: Disk) -> None:
     file = made(disk, content=b"same")
     file.write_at(2, [])
     file.write_at(100, [b""])
     assert disk.read(NAME) == b"same"
 
 
-def test_what_was_written_may_change_in_the_callers_hands_afterwards(disk: Disk) -> None:
+def test_the_caller_may_change_a_written_buffer(disk: Disk) -> None:
     buffer = bytearray(b"written")
     file = disk.open(NAME, create=True)
     file.write_at(0, [buffer])
@@ -195,14 +195,14 @@ def test_what_was_written_may_change_in_the_callers_hands_afterwards(disk: Disk)
     assert disk.read(NAME) == b"written"
 
 
-def test_a_write_behind_the_end_leaves_zeros_between(disk: Disk) -> None:
+def test_a_write_beyond_the_end_fills_the_gap_with_zeros(disk: Disk) -> None:
     file = made(disk, content=b"ab")
     file.write_at(5, [b"c"])
     assert file.size() == 6
     assert disk.read(NAME) == b"ab\0\0\0c"
 
 
-def test_a_read_is_as_long_as_the_file_allows(disk: Disk) -> None:
+def test_a_read_ends_at_the_end_of_the_file(disk: Disk) -> None:
     file = made(disk, content=b"0123456789")
     assert file.read_at(2, 3) == b"234"
     assert file.read_at(8, 5) == b"89"
@@ -211,7 +211,7 @@ def test_a_read_is_as_long_as_the_file_allows(disk: Disk) -> None:
     assert file.read_at(3, 0) == b""
 
 
-def test_two_handles_of_one_file_see_the_same(disk: Disk) -> None:
+def test_two_handles_of_one_file_see_the_same_content(disk: Disk) -> None:
     first = made(disk, content=b"a")
     second = disk.open(NAME)
     second.write_at(1, [b"b"])
@@ -219,7 +219,7 @@ def test_two_handles_of_one_file_see_the_same(disk: Disk) -> None:
     assert first.size() == second.size() == 2
 
 
-def test_what_was_written_is_there_when_the_file_is_opened_again(disk: Disk) -> None:
+def test_written_bytes_are_there_after_the_file_is_opened_again(disk: Disk) -> None:
     file = made(disk, content=b"kept")
     file.sync()
     file.close()
@@ -228,7 +228,7 @@ def test_what_was_written_is_there_when_the_file_is_opened_again(disk: Disk) -> 
     assert file.read_at(0, 4) == b"kept"
 
 
-def test_a_file_that_is_cut_and_extended_again_has_zeros(disk: Disk) -> None:
+def test_a_cut_and_extended_file_has_zeros(disk: Disk) -> None:
     file = made(disk, content=b"0123456789")
     file.resize(4)
     assert file.size() == 4
@@ -257,7 +257,7 @@ def test_a_view_cannot_be_written(disk: Disk) -> None:
         view[0] = 1
 
 
-def test_a_view_stays_as_long_as_it_was_and_a_new_one_is_as_long_as_the_file(disk: Disk) -> None:
+def test_a_view_keeps_its_length_when_the_file_grows(disk: Disk) -> None:
     file = made(disk, content=b"0123")
     before = file.view()
     file.resize(6)
@@ -266,7 +266,7 @@ def test_a_view_stays_as_long_as_it_was_and_a_new_one_is_as_long_as_the_file(dis
     assert bytes(file.view()) == b"012345"
 
 
-def test_a_view_sees_what_is_written_after_the_file_grew(disk: Disk) -> None:
+def test_a_view_shows_writes_after_the_file_grew(disk: Disk) -> None:
     file = made(disk, content=b"0123")
     view = file.view()
     file.resize(8)
@@ -281,17 +281,17 @@ def test_a_view_outlives_its_handle(disk: Disk) -> None:
     assert bytes(view) == b"kept"
 
 
-# ------------------------------------------------------------ the rest
+# ------------------------------------------------------------ sync, failures and room
 
 
-def test_a_sync_and_advice_change_nothing_that_is_read(disk: Disk) -> None:
+def test_sync_and_advice_do_not_change_the_content(disk: Disk) -> None:
     file = made(disk, content=b"0123456789")
     file.advise(2, 5)
     file.sync()
     assert disk.read(NAME) == b"0123456789"
 
 
-def test_a_reload_changes_nothing_that_is_on_the_disk(disk: Disk) -> None:
+def test_a_reload_does_not_change_the_content(disk: Disk) -> None:
     file = made(disk, content=b"0123456789")
     file.reload()
     assert disk.read(NAME) == b"0123456789"
@@ -300,8 +300,8 @@ def test_a_reload_changes_nothing_that_is_on_the_disk(disk: Disk) -> None:
     assert disk.read(NAME) == b"0123ABC789"
 
 
-def test_a_reload_shows_what_a_failed_sync_has_left() -> None:
-    """Only of the fake: the real one would need a disk that fails."""
+def test_a_reload_shows_the_content_after_a_failed_sync() -> None:
+    """Only for the fake: the real one would need a failing disk."""
     seen = set()
     for seed in range(20):
         disk = FaultyDisk(Random(seed))
@@ -313,7 +313,7 @@ def test_a_reload_shows_what_a_failed_sync_has_left() -> None:
         with pytest.raises(DiskFailed, match=NAME):
             file.sync()
         found = disk.after_kill()
-        assert found.read(NAME) == b"LOSTble", "the kernel still hands it out"
+        assert found.read(NAME) == b"LOSTble", "still in the page cache"
         file = found.open(NAME)
         file.sync()
         file.reload()
@@ -338,7 +338,7 @@ def test_a_file_may_be_closed_twice(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_failure_is_one_of_the_disk_and_names_the_file(kind: str) -> None:
+def test_a_failure_is_a_disk_failure_and_names_the_file(kind: str) -> None:
     file = FAILING[kind]()
     with pytest.raises(DiskFailed, match=NAME):
         file.write_at(0, [b"no room"])
@@ -347,12 +347,12 @@ def test_a_failure_is_one_of_the_disk_and_names_the_file(kind: str) -> None:
     file.close()
 
 
-def test_there_is_room_within_the_volume(disk: Disk) -> None:
+def test_the_free_bytes_are_a_part_of_the_volume(disk: Disk) -> None:
     made(disk, content=bytes(1 << 20))
     assert 0 < disk.free_bytes() < disk.total_bytes()
 
 
-def test_a_file_is_dropped_in_slices_and_loses_its_name_first(disk: Disk) -> None:
+def test_a_file_is_renamed_first_and_dropped_in_slices(disk: Disk) -> None:
     file = disk.open(NAME, create=True)
     file.resize(20 << 20)
     made(disk, "log/next")
@@ -365,8 +365,8 @@ def test_a_file_is_dropped_in_slices_and_loses_its_name_first(disk: Disk) -> Non
     assert disk.names("log") == ["log/next"]
 
 
-def test_a_read_that_fails_says_of_which_file() -> None:
-    """Nothing is mapped at the beginning of a process's memory, so the system cannot read it."""
+def test_a_failed_read_names_the_file() -> None:
+    """The begin of a process's memory is not mapped, so the system cannot read it."""
     disk = PosixDisk(Path("/proc/self"))
     with pytest.raises(DiskFailed, match="reading mem"):
         disk.read("mem")

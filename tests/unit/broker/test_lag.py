@@ -1,4 +1,4 @@
-"""The progress of groups, read in rounds before a scrape."""
+"""The progress of consumer groups, read in rounds before a scrape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.common.errors import Overloaded
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def test_a_scrape_shows_the_last_numbers_while_the_disk_stalls(
+def test_a_scrape_shows_the_previous_values_while_the_disk_stalls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lag_module, "LAG_WAIT_S", 0.05)
@@ -34,7 +34,7 @@ def test_a_scrape_shows_the_last_numbers_while_the_disk_stalls(
             await idle()
             world.advance(LAG_AGE_MS_MAX)
             await read()
-            assert lag.now_ms == read_at_ms, "of before"
+            assert lag.now_ms == read_at_ms, "the previous values"
             world.syncs.gate.set()
             await proxy.reply()
             world.advance(LAG_AGE_MS_MAX)
@@ -53,13 +53,13 @@ def wide_group(world: RoundWorld, queues: int) -> GroupId:
         world.world.send("m", topic=name, queue_id=0)
         world.world.send("m", topic=name, queue_id=queues - 1)
         assert len(world.world.pop(1, group="wide", topic=name)) == 1
-        # Queues that the group has never looked at.
+        # Queues that the group has never popped.
         engine.administration.put_topic(name, type_=None, queues=queues + 10, now_ms=now_ms)
         world.world.send("m", topic=name, queue_id=queues)
     return world.world.group("wide")
 
 
-def test_the_queues_of_wide_groups_are_looked_at_some_a_round() -> None:
+def test_a_round_reads_a_limited_number_of_queues() -> None:
     async def main() -> None:
         world, lag = RoundWorld(), Lag()
         queues = PROGRESS_A_ROUND
@@ -94,25 +94,25 @@ def test_the_queues_of_wide_groups_are_looked_at_some_a_round() -> None:
     asyncio.run(main())
 
 
-def test_a_look_that_was_not_finished_goes_on_with_the_next_scrape() -> None:
+def test_the_next_scrape_continues_an_unfinished_pass() -> None:
     async def main() -> None:
         world, lag = RoundWorld(), Lag()
         group_id = wide_group(world, PROGRESS_A_ROUND)
         read = LagReader(world.rounds, lag, world.clock)
-        begin, left = world.rounds.call, 3
+        begin, calls_left = world.rounds.call, 3
 
         async def call(function: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if not left:
+            nonlocal calls_left
+            calls_left -= 1
+            if not calls_left:
                 raise Overloaded("too many calls wait")
             return await begin(function)
 
-        world.rounds.call = call  # type: ignore[method-assign]  # one that refuses now and then
+        world.rounds.call = call  # type: ignore[method-assign]  # rejects now and then
         async with world.running():
             await read()
             assert not lag.of_topics
-            left = 5  # Refused before a look that begins anew would end.
+            calls_left = 5  # Rejects before a new pass would end.
             await read()
             assert {one[0] for one in lag.of_topics} == {group_id}
             assert sum(one.ready_count for one in lag.of_topics.values()) == 8

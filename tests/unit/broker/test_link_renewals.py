@@ -1,4 +1,4 @@
-"""What links tell of clients, and what the broker's rounds make of it."""
+"""The renewals of deliveries, by the frames of links about their clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.broker.engine.pop.renewals import SILENT_GRACE_MS, SILENT_MS
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 CLIENT = "client-1"
-HIDDEN_MS = 30_000  # as `pop_frame` asks
+HIDDEN_MS = 30_000  # the invisible duration of `pop_frame`
 
 
 def in_world(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]]) -> None:
@@ -58,11 +58,11 @@ def in_flight(world: RoundWorld) -> int:
     return sum(one.in_flight for one in world.world.engine.state.progress.values())
 
 
-def test_signs_of_life_over_any_link_keep_what_another_one_popped() -> None:
+def test_heartbeats_over_any_link_renew_deliveries() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        async with world.proxy() as gone:
-            popped = await pop_for_client(world, gone)
-            await gone.send(pb.RequestFrame(handed_over=popped))
+        async with world.proxy() as ended:
+            popped = await pop_for_client(world, ended)
+            await ended.send(pb.RequestFrame(handed_over=popped))
             await idle()
         await pass_time(world, 600_000, proxy)
         assert (in_flight(world), renewing(world)) == (1, 1)
@@ -77,7 +77,7 @@ def test_signs_of_life_over_any_link_keep_what_another_one_popped() -> None:
 
 
 @pytest.mark.parametrize("link_ends", [False, True])
-def test_what_nobody_was_told_to_have_keeps_its_first_time(link_ends: bool) -> None:
+def test_a_delivery_without_a_receipt_is_not_renewed(link_ends: bool) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         async with world.proxy() as other:
             await pop_for_client(world, other if link_ends else proxy)
@@ -85,15 +85,15 @@ def test_what_nobody_was_told_to_have_keeps_its_first_time(link_ends: bool) -> N
         await pass_time(world, HIDDEN_MS - 10_000, proxy)
         assert in_flight(world) == 1
         await pass_time(world, 10_000, proxy)
-        assert in_flight(world) == 0, "its client lives, and perhaps never got it"
+        assert in_flight(world) == 0, "the client is alive, but may not have received it"
 
     in_world(scenario)
 
 
-def test_a_hand_over_may_be_told_on_a_later_stream() -> None:
+def test_a_receipt_may_come_on_a_later_stream() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        async with world.proxy() as gone:
-            popped = await pop_for_client(world, gone)
+        async with world.proxy() as ended:
+            popped = await pop_for_client(world, ended)
         await proxy.send(pb.RequestFrame(handed_over=popped))
         await pass_time(world, 2 * HIDDEN_MS, proxy)
         assert (in_flight(world), renewing(world)) == (1, 1)
@@ -101,7 +101,7 @@ def test_a_hand_over_may_be_told_on_a_later_stream() -> None:
     in_world(scenario)
 
 
-def test_what_a_client_acked_in_the_frame_of_its_end_stays_acked() -> None:
+def test_an_ack_in_the_frame_that_ends_its_client_counts() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("m", "n"))
         await proxy.reply()
@@ -117,11 +117,11 @@ def test_what_a_client_acked_in_the_frame_of_its_end_stays_acked() -> None:
         frame.acks.visible_at_ms.append(batch.visible_at_ms)
         await proxy.send(frame)
         while not (results := (await proxy.reply()).acks.results):
-            pass  # It tells of the retry topic first.
+            pass  # The first frame is about the retry topic.
         assert list(results) == [pb.ACK_RESULT_APPLIED]
         await idle()
         state = world.world.engine.state
-        counts = {what: count for (what, *_), count in state.counts.items()}
+        counts = {name: count for (name, *_), count in state.counts.items()}
         assert (counts["given_back_ended"], counts["revived"]) == (1, 1)
 
     in_world(scenario)

@@ -1,4 +1,4 @@
-"""Listings beside consumers: what they name and is not there is refused, or left out and told."""
+"""Listings: missing names are rejected, or omitted and reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(scenario: Callable[[BrokerReader], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_listing_that_names_what_is_not_there_is_refused() -> None:
+def test_a_listing_with_a_missing_name_is_rejected() -> None:
     async def scenario(reader: BrokerReader) -> None:
         with pytest.raises(RpcError, match="there is no consumer group 'h'"):
             await reader.ListInFlight(pb.ListInFlightRequest(groups=["g", "h"]))
@@ -42,7 +42,7 @@ def test_a_listing_that_names_what_is_not_there_is_refused() -> None:
     run(scenario)
 
 
-def test_what_is_not_there_is_left_out_and_told_where_that_is_asked_for() -> None:
+def test_missing_names_are_omitted_and_reported_on_request() -> None:
     async def scenario(reader: BrokerReader) -> None:
         out = await reader.ListInFlight(
             pb.ListInFlightRequest(groups=["g", "h"], skips_missing=True)
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_left_out_and_told_where_that_is_asked_for() -> Non
             pb.ListPendingRequest(topics=["orders", "gone"], skips_missing=True)
         )
         assert waiting.missing == ["gone"]
-        # None of those that were named is not all.
+        # A listing without existing names is empty; it does not list everything.
         out = await reader.ListInFlight(pb.ListInFlightRequest(groups=["h"], skips_missing=True))
         assert not out.items
         far = await reader.ListProgress(pb.ListProgressRequest(groups=["h"], skips_missing=True))
@@ -67,7 +67,7 @@ def test_what_is_not_there_is_left_out_and_told_where_that_is_asked_for() -> Non
     run(scenario)
 
 
-def test_groups_are_told_by_name_where_they_are_asked_for() -> None:
+def test_group_names_are_returned_on_request() -> None:
     async def scenario(reader: BrokerReader) -> None:
         assert (await reader.GetQueues(pb.GetQueuesRequest(topics=["orders"]))).groups == []
         asked = pb.GetQueuesRequest(without_queues=True, with_groups=True)
@@ -76,7 +76,7 @@ def test_groups_are_told_by_name_where_they_are_asked_for() -> None:
     run(scenario)
 
 
-def test_more_names_than_a_request_may_have_are_refused() -> None:
+def test_too_many_names_are_rejected() -> None:
     many = ["g"] * (limits.NAMES.limit + 1)
 
     async def scenario(reader: BrokerReader) -> None:
@@ -92,7 +92,7 @@ def test_more_names_than_a_request_may_have_are_refused() -> None:
     run(scenario)
 
 
-def test_a_name_is_looked_up_once_however_often_it_stands_in_a_request() -> None:
+def test_a_repeated_name_is_looked_up_once() -> None:
     async def scenario(reader: BrokerReader) -> None:
         out = await reader.ListInFlight(
             pb.ListInFlightRequest(groups=["h", "g"] * 2_048, skips_missing=True)
@@ -107,7 +107,7 @@ def test_a_name_is_looked_up_once_however_often_it_stands_in_a_request() -> None
     run(scenario)
 
 
-def test_a_round_looks_up_a_part_of_many_names() -> None:
+def test_a_round_looks_up_a_limited_number_of_names() -> None:
     async def main() -> None:
         world = RoundWorld()
         known = WatchedNames(world)
@@ -121,7 +121,7 @@ def test_a_round_looks_up_a_part_of_many_names() -> None:
     asyncio.run(main())
 
 
-def test_of_all_who_list_a_round_does_a_slice_of_one() -> None:
+def test_a_round_does_a_slice_of_one_listing() -> None:
     async def main() -> None:
         world = RoundWorld()
         known = WatchedNames(world)
@@ -135,7 +135,7 @@ def test_of_all_who_list_a_round_does_a_slice_of_one() -> None:
 
 
 class WatchedNames(dict[str, GroupId]):
-    """The names of a broker's groups, which count how many were looked up in each round."""
+    """The names of a broker's groups, with the number of look-ups in each round."""
 
     def __init__(self, world: RoundWorld) -> None:
         catalog = world.world.engine.catalog

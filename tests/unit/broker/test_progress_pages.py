@@ -1,4 +1,4 @@
-"""How far groups are is told in pages of a bounded size, and asking changes nothing."""
+"""Pages of progress: their size is limited, and reading them changes nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
 
 TOPICS = 5
-WIDE = 1_000  # queues of each: in all more than a page
-PULLED = 3  # of those of another topic
+WIDE = 1_000  # queues of each topic: together more than a page
+PULLED = 3  # pulled queues of one more topic
 
 
 def run(scenario: Callable[[RoundWorld, BrokerReader], Awaitable[None]]) -> None:
-    """Run `scenario` over groups that pop wide topics, and pull some queues of another one."""
+    """Run `scenario` with groups that pop wide topics and pull some queues of one more topic."""
 
     async def main() -> None:
         world = RoundWorld()
@@ -56,7 +56,7 @@ async def pages(reader: BrokerReader, **fields: object) -> list[pb.ListProgressR
     return found
 
 
-def test_a_page_ends_within_a_group_and_the_next_goes_on_there() -> None:
+def test_a_page_continues_within_a_group() -> None:
     async def scenario(_world: RoundWorld, reader: BrokerReader) -> None:
         found = await pages(reader)
         assert all(len(page.items) <= QUEUES_A_PAGE for page in found)
@@ -66,17 +66,17 @@ def test_a_page_ends_within_a_group_and_the_next_goes_on_there() -> None:
             for item in page.items
         ]
         wide = [(f"wide-{n}", number) for n in range(TOPICS) for number in range(WIDE)]
-        wanted = [("first", *place) for place in wide]
-        wanted += [("first", "pulled", 2 * number) for number in range(PULLED)]
-        wanted += [("second", *place) for place in wide]
-        assert places == wanted
+        expected = [("first", *place) for place in wide]
+        expected += [("first", "pulled", 2 * number) for number in range(PULLED)]
+        expected += [("second", *place) for place in wide]
+        assert places == expected
         one = await pages(reader, groups=["second"])
         assert [len(page.items) for page in one] == [QUEUES_A_PAGE, len(wide) - QUEUES_A_PAGE]
 
     run(scenario)
 
 
-def test_asking_makes_no_progress_of_queues_that_nobody_read() -> None:
+def test_reading_pages_creates_no_progress() -> None:
     async def scenario(world: RoundWorld, reader: BrokerReader) -> None:
         state = world.rounds.engine.state
         known = set(state.progress)
@@ -86,7 +86,7 @@ def test_asking_makes_no_progress_of_queues_that_nobody_read() -> None:
     run(scenario)
 
 
-def test_a_queue_that_nobody_read_yet_is_all_ready() -> None:
+def test_all_messages_of_an_unread_queue_are_ready() -> None:
     async def scenario(world: RoundWorld, reader: BrokerReader) -> None:
         world.world.topic("some", queues=2)
         world.world.group("late")
@@ -106,7 +106,7 @@ def test_a_queue_that_nobody_read_yet_is_all_ready() -> None:
 
 
 @pytest.mark.parametrize("cursor", ["x", "1.2", "1.2.3.4", "1..2", "9" * 19 + ".0.0"])
-def test_a_cursor_that_is_none_is_refused(cursor: str) -> None:
+def test_an_invalid_cursor_is_rejected(cursor: str) -> None:
     async def scenario(_world: RoundWorld, reader: BrokerReader) -> None:
         with pytest.raises(RpcError):
             await reader.ListProgress(pb.ListProgressRequest(cursor=cursor))
@@ -126,7 +126,7 @@ def test_many_groups_of_few_queues_share_a_slice() -> None:
         (page,) = await pages(reader, groups=names)
         assert len(page.items) == groups * 10
         slices = -(-groups * (10 + 3 * QUEUES_A_TOPIC) // QUEUES_A_SLICE)
-        # Besides, one round looks the names up, one begins, and one may find that nothing is left.
+        # And one round for the names, one for the begin, and perhaps one that finds the end.
         assert world.rounds.count - before <= slices + 3
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""BrokerAdmin reads queues: bounded in messages and bytes, and refused where there is no queue."""
+"""Reads of queues by BrokerAdmin: limits of messages and bytes, and rejected requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.transport.grpc.status import RpcError
 
 TOPIC = "read"
-LARGE = 1 << 20  # bytes of a message: five are more than one answer holds
+LARGE = 1 << 20  # bytes of a message: five exceed one reply
 
 
 def with_messages(
     scenario: Callable[[MessageAdmin], Awaitable[None]], *, count: int, size: int = 0
 ) -> None:
-    """Run `scenario` over a broker in memory whose queue 1 holds so many messages."""
+    """Run `scenario` over a broker in memory with `count` messages in queue 1."""
 
     async def main() -> None:
         world = RoundWorld(segment_bytes=16 << 20)
@@ -44,7 +44,7 @@ def bodies(reply: pb.ReadMessagesReply) -> list[bytes]:
     return [body_of(message.blob) for message in reply.messages]
 
 
-def test_a_queue_is_read_from_an_offset_on() -> None:
+def test_a_queue_is_read_from_an_offset() -> None:
     async def scenario(admin: MessageAdmin) -> None:
         request = pb.ReadMessagesRequest(topic=TOPIC, queue_id=1, from_offset=1, max_messages=2)
         reply = await admin.ReadMessages(request)
@@ -57,7 +57,7 @@ def test_a_queue_is_read_from_an_offset_on() -> None:
     with_messages(scenario, count=4)
 
 
-def test_an_answer_is_bounded_whatever_is_asked_for() -> None:
+def test_a_reply_is_limited_in_messages_and_bytes() -> None:
     async def many(admin: MessageAdmin) -> None:
         request = pb.ReadMessagesRequest(topic=TOPIC, queue_id=1, max_messages=1_000_000)
         assert len((await admin.ReadMessages(request)).messages) == READ_MAX
@@ -82,12 +82,12 @@ def test_an_answer_is_bounded_whatever_is_asked_for() -> None:
         (pb.ReadMessagesRequest(topic=TOPIC, from_offset=-1), "IllegalOffset"),
     ],
 )
-def test_what_is_no_place_of_a_queue_is_refused(
+def test_a_missing_queue_or_offset_is_rejected(
     request_: pb.ReadMessagesRequest, error: str
 ) -> None:
     async def scenario(admin: MessageAdmin) -> None:
-        with pytest.raises(RpcError) as refused:
+        with pytest.raises(RpcError) as raised:
             await admin.ReadMessages(request_)
-        assert dict(refused.value.trailers)[ERROR_KEY] == error
+        assert dict(raised.value.trailers)[ERROR_KEY] == error
 
     with_messages(scenario, count=1)

@@ -1,4 +1,4 @@
-"""Rounds and links over a real engine: what is answered, when, and to whom."""
+"""Rounds and links over a real engine: the replies, their order and their receivers."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_requests_of_one_frame_share_a_sync_and_a_reply() -> None:
     in_world(scenario)
 
 
-def test_what_arrives_while_rounds_are_held_is_appended_when_they_go_on() -> None:
-    """As during a planned transfer: the log ends where it is until that is over."""
+def test_requests_during_a_hold_are_applied_after_it() -> None:
+    """As during a planned transfer, which needs a log that does not grow."""
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         held = [True]
@@ -76,7 +76,7 @@ def test_what_arrives_while_rounds_are_held_is_appended_when_they_go_on() -> Non
     in_world(scenario)
 
 
-def test_while_too_few_are_in_sync_messages_are_refused_and_not_stored() -> None:
+def test_sends_are_rejected_while_too_few_replicas_are_in_sync() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.world.engine.commands.lacks_replicas = True
         log_end = world.world.engine.log.log_end
@@ -88,7 +88,7 @@ def test_while_too_few_are_in_sync_messages_are_refused_and_not_stored() -> None
     in_world(scenario)
 
 
-def test_nothing_is_answered_before_it_is_durable() -> None:
+def test_a_reply_waits_until_the_request_is_durable() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("a"))
@@ -101,7 +101,7 @@ def test_nothing_is_answered_before_it_is_durable() -> None:
     in_world(scenario)
 
 
-def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
+def test_requests_during_a_sync_share_the_next_sync() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("a"))
@@ -118,7 +118,7 @@ def test_what_arrives_during_a_sync_shares_the_next_one() -> None:
     in_world(scenario)
 
 
-def test_rounds_go_on_while_one_is_synced() -> None:
+def test_rounds_are_written_while_another_is_synced() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         engine = world.world.engine
         world.syncs.gate.clear()
@@ -135,7 +135,7 @@ def test_rounds_go_on_while_one_is_synced() -> None:
     in_world(scenario)
 
 
-def test_what_is_written_during_a_sync_waits_for_the_next() -> None:
+def test_a_round_written_during_a_sync_waits_for_the_next_sync() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("a"))
@@ -150,7 +150,7 @@ def test_what_is_written_during_a_sync_waits_for_the_next() -> None:
     in_world(scenario)
 
 
-def test_a_pop_of_what_is_not_committed_is_answered_when_both_are() -> None:
+def test_a_pop_of_an_uncommitted_message_waits_for_both_commits() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         async with world.proxy() as other:
             world.syncs.gate.clear()
@@ -168,7 +168,7 @@ def test_a_pop_of_what_is_not_committed_is_answered_when_both_are() -> None:
     in_world(scenario)
 
 
-def test_a_round_that_writes_nothing_waits_for_those_before_it() -> None:
+def test_a_round_without_records_waits_for_the_rounds_before_it() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         async with world.proxy() as other:
             world.syncs.gate.clear()
@@ -180,7 +180,7 @@ def test_a_round_that_writes_nothing_waits_for_those_before_it() -> None:
             )
             await idle()
             assert other.replies.empty()
-            assert not call.done(), "it has seen what may be lost"
+            assert not call.done(), "it has read a record that may be lost"
             world.syncs.gate.set()
             assert not (await other.reply()).pops[0].batches
             assert await call == world.world.engine.log.committed_offset
@@ -188,7 +188,7 @@ def test_a_round_that_writes_nothing_waits_for_those_before_it() -> None:
     in_world(scenario)
 
 
-def test_the_rounds_in_flight_are_bounded() -> None:
+def test_the_number_of_rounds_in_flight_is_limited() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         for n in range(1, 7):
@@ -202,7 +202,7 @@ def test_the_rounds_in_flight_are_bounded() -> None:
     in_world(scenario, rounds_max=3)
 
 
-def test_a_failed_sync_answers_nobody_and_ends_the_rounds() -> None:
+def test_a_failed_sync_ends_the_rounds_without_a_reply() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         for n in (1, 2):
@@ -227,7 +227,7 @@ def test_a_failed_sync_answers_nobody_and_ends_the_rounds() -> None:
     assert proxies[0].replies.empty()
 
 
-def test_a_stop_answers_what_is_in_flight() -> None:
+def test_a_stop_answers_the_rounds_in_flight() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         for n in (1, 2):
@@ -244,7 +244,7 @@ def test_a_stop_answers_what_is_in_flight() -> None:
     in_world(scenario)
 
 
-def test_settling_waits_for_the_answers_of_rounds_in_flight() -> None:
+def test_settle_waits_for_the_replies_of_rounds_in_flight() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("a"))
@@ -259,7 +259,7 @@ def test_settling_waits_for_the_answers_of_rounds_in_flight() -> None:
     in_world(scenario)
 
 
-def test_an_idle_broker_does_one_round_and_one_sync_a_request() -> None:
+def test_an_idle_broker_does_one_round_and_one_sync_per_request() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await idle()
         rounds, syncs = world.rounds.count, world.syncs.count
@@ -272,8 +272,8 @@ def test_an_idle_broker_does_one_round_and_one_sync_a_request() -> None:
     in_world(scenario)
 
 
-def test_background_work_goes_on_under_frames_that_never_end() -> None:
-    """A checkpoint is made of quiet moments, and the frames leave none by themselves."""
+def test_background_work_continues_under_constant_load() -> None:
+    """A checkpoint needs quiet moments, and constant load leaves none."""
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         engine = world.world.engine
@@ -295,13 +295,13 @@ def test_background_work_goes_on_under_frames_that_never_end() -> None:
         assert moments.count(True) > 0.8 * len(moments), "mostly a round was pending"
 
     moments: list[bool] = []
-    # A round is a small part of the log between two checkpoints, as it is for a real broker.
+    # As at a real broker, a round is a small part of the log between two checkpoints.
     in_world(
         scenario, pending_bytes_max=60_000, checkpoint_log_bytes=4 << 20, retention_bytes=1 << 20
     )
 
 
-def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -> None:
+def test_messages_deleted_before_the_reply_are_left_out() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         inner = world.world
         inner.send("first")
@@ -314,7 +314,7 @@ def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -
         log = inner.engine.log
         assert len(log.segments) == 2
         steps = inner.engine.retention.retire_oldest(inner.now_ms)
-        # Up to where it has waited for a quiet moment, and taken what stands in the first queue.
+        # Until retention has waited for a quiet moment and has cut the first queue.
         while inner.engine.catalog.queue(TopicId(world.topic_id), QueueId(0)).min_offset == 0:
             for file in next(steps):
                 file.sync()
@@ -336,7 +336,7 @@ def test_messages_that_retention_takes_before_the_answer_leaves_are_left_out() -
     in_world(scenario)
 
 
-def test_a_message_that_arrives_is_handed_to_a_waiting_poll_in_the_same_round() -> None:
+def test_a_new_message_answers_a_waiting_poll_in_the_same_round() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
         await idle()
@@ -350,7 +350,7 @@ def test_a_message_that_arrives_is_handed_to_a_waiting_poll_in_the_same_round() 
     in_world(scenario)
 
 
-def test_a_poll_is_answered_empty_when_its_time_ends() -> None:
+def test_a_poll_is_answered_empty_at_its_deadline() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
         await idle()
@@ -365,7 +365,7 @@ def test_a_poll_is_answered_empty_when_its_time_ends() -> None:
     in_world(scenario)
 
 
-def test_a_poll_of_no_time_asks_once() -> None:
+def test_a_poll_without_a_duration_does_not_wait() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7))
         assert not (await proxy.reply()).pops[0].batches
@@ -390,7 +390,7 @@ def test_a_revived_message_wakes_a_waiting_poll() -> None:
     in_world(scenario)
 
 
-def test_the_oldest_poll_is_served_first_and_the_rest_wait_on() -> None:
+def test_the_oldest_poll_is_served_first_and_the_others_wait() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         for request_id in (1, 2, 3):
             await proxy.send(world.pop_frame(request_id, poll_ms=20_000, want=1))
@@ -415,7 +415,7 @@ def test_a_cancelled_poll_takes_no_message() -> None:
     in_world(scenario)
 
 
-def test_polls_beyond_the_limit_are_refused() -> None:
+def test_polls_beyond_the_limit_are_rejected() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         for request_id in (1, 2):
             await proxy.send(world.pop_frame(request_id, poll_ms=20_000))
@@ -425,7 +425,7 @@ def test_polls_beyond_the_limit_are_refused() -> None:
     in_world(scenario, parked_max=1)
 
 
-def test_a_refused_request_fails_alone() -> None:
+def test_a_rejected_request_does_not_fail_others() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         frame = world.append_frame("a", "b")
         frame.appends.topic_ids[0] = 999
@@ -437,7 +437,7 @@ def test_a_refused_request_fails_alone() -> None:
     in_world(scenario)
 
 
-def test_every_link_learns_of_a_change_before_it_can_be_used() -> None:
+def test_every_link_gets_a_configuration_change() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         async with world.proxy() as other:
             await proxy.send(pb.RequestFrame(ensures=[pb.EnsureRequest(request_id=1, topic="new")]))
@@ -448,7 +448,7 @@ def test_every_link_learns_of_a_change_before_it_can_be_used() -> None:
     in_world(scenario)
 
 
-def test_a_poll_on_a_deleted_topic_is_told() -> None:
+def test_a_poll_on_a_deleted_topic_fails() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
         await idle()
@@ -461,7 +461,7 @@ def test_a_poll_on_a_deleted_topic_is_told() -> None:
     in_world(scenario)
 
 
-def test_draining_answers_polls_empty_and_refuses_changes() -> None:
+def test_draining_answers_polls_empty_and_rejects_changes() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(7, poll_ms=20_000))
         await idle()
@@ -477,10 +477,10 @@ def test_draining_answers_polls_empty_and_refuses_changes() -> None:
     in_world(scenario)
 
 
-def test_an_administrative_call_raises_what_the_engine_raises() -> None:
+def test_a_call_raises_the_error_of_the_engine() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         def delete(engine: Engine, turn: Turn) -> None:
-            engine.administration.delete_topic("nobody", turn.now_ms)
+            engine.administration.delete_topic("unknown", turn.now_ms)
 
         with pytest.raises(TopicNotFound):
             await world.rounds.call(delete)
@@ -488,23 +488,23 @@ def test_an_administrative_call_raises_what_the_engine_raises() -> None:
     in_world(scenario)
 
 
-def test_a_call_whose_caller_has_gone_is_not_made() -> None:
+def test_a_cancelled_call_is_not_run() -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         made: list[str] = []
 
         async def call(name: str) -> None:
             await world.rounds.call(lambda _engine, _turn: made.append(name))
 
-        asked = [asyncio.ensure_future(call(name)) for name in ("gone", "stays")]
-        await asyncio.sleep(0)  # Both are put, and no round has begun.
+        asked = [asyncio.ensure_future(call(name)) for name in ("cancelled", "waits")]
+        await asyncio.sleep(0)  # Both are queued, and no round has begun.
         asked[0].cancel()
         await asked[1]
-        assert made == ["stays"]
+        assert made == ["waits"]
 
     in_world(scenario)
 
 
-def test_a_call_that_fails_before_it_has_changed_anything_ends_itself_alone() -> None:
+def test_a_call_that_fails_without_a_change_does_not_end_the_rounds() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         def look(engine: Engine, _turn: Turn) -> int:
             return len(engine.catalog.topics) // 0
@@ -518,7 +518,7 @@ def test_a_call_that_fails_before_it_has_changed_anything_ends_itself_alone() ->
 
 
 class Broken(Exception):
-    """What nobody expects."""
+    """An unexpected error."""
 
 
 def put_and_break(engine: Engine, turn: Turn) -> None:
@@ -532,12 +532,12 @@ def ack_and_break(engine: Engine, turn: Turn) -> None:
     raise Broken
 
 
-def look_and_find_a_broken_disk(_engine: Engine, _turn: Turn) -> None:
+def read_a_broken_disk(_engine: Engine, _turn: Turn) -> None:
     raise OSError("an error of the disk")
 
 
-def look_and_find_nonsense(_engine: Engine, _turn: Turn) -> None:
-    raise AssertionError("this cannot be")
+def break_an_invariant(_engine: Engine, _turn: Turn) -> None:
+    raise AssertionError("a broken invariant")
 
 
 @pytest.mark.parametrize(
@@ -545,11 +545,11 @@ def look_and_find_nonsense(_engine: Engine, _turn: Turn) -> None:
     [
         (put_and_break, Broken),
         (ack_and_break, Broken),
-        (look_and_find_a_broken_disk, OSError),
-        (look_and_find_nonsense, AssertionError),
+        (read_a_broken_disk, OSError),
+        (break_an_invariant, AssertionError),
     ],
 )
-def test_a_call_that_may_have_changed_something_ends_the_rounds(
+def test_a_call_that_fails_after_a_change_ends_the_rounds(
     call: Callable[[Engine, Turn], None], error: type[Exception]
 ) -> None:
     answered: list[object] = []
@@ -573,7 +573,7 @@ def test_a_call_that_may_have_changed_something_ends_the_rounds(
     assert not answered
 
 
-def test_an_idle_loop_does_no_rounds() -> None:
+def test_an_idle_loop_does_no_round() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await idle()
         count = world.rounds.count
@@ -583,7 +583,7 @@ def test_an_idle_loop_does_no_rounds() -> None:
     in_world(scenario)
 
 
-def test_a_frame_waits_while_too_much_is_queued() -> None:
+def test_a_frame_waits_while_too_many_bytes_are_queued() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.syncs.gate.clear()
         await proxy.send(world.append_frame("first"))
@@ -601,7 +601,7 @@ def test_a_frame_waits_while_too_much_is_queued() -> None:
     in_world(scenario, pending_bytes_max=1_200, rounds_max=1)
 
 
-def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() -> None:
+def test_popped_messages_are_given_back_if_the_link_ends_during_the_sync() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()
@@ -618,14 +618,12 @@ def test_what_was_popped_for_a_link_that_closes_during_the_sync_is_given_back() 
             world.advance(1_001)
             (pop,) = (await other.reply()).pops
             assert bodies(pop) == ["a"]
-            assert list(pop.batches[0].delivery_attempts) == [1], "nobody has got it before"
+            assert list(pop.batches[0].delivery_attempts) == [1], "no consumer has received it"
 
     in_world(scenario)
 
 
-def test_what_a_link_has_not_sent_when_it_closes_is_given_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unsent_messages_of_an_ended_link_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_link, "REPLY_FRAME_BYTES", 1)  # so that each pop is a frame
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
@@ -655,7 +653,7 @@ def test_what_a_link_has_not_sent_when_it_closes_is_given_back(
     in_world(scenario)
 
 
-def test_what_was_popped_for_nobody_is_given_back_before_a_stop() -> None:
+def test_unsent_messages_are_given_back_before_a_stop() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()
@@ -686,8 +684,8 @@ def introduction(number: int) -> pb.RequestFrame:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_comes_late_on_an_older_stream_of_a_proxy_is_not_applied(*, is_late: bool) -> None:
-    """It has been asked again on the newer one, which may introduce itself first."""
+def test_late_requests_on_an_older_stream_of_a_proxy_are_dropped(*, is_late: bool) -> None:
+    """The proxy repeats them on the newer stream, which may introduce itself first."""
 
     async def scenario(world: RoundWorld, old: Proxy) -> None:
         if not is_late:
@@ -710,7 +708,7 @@ def test_what_comes_late_on_an_older_stream_of_a_proxy_is_not_applied(*, is_late
     in_world(scenario)
 
 
-def test_polls_of_an_older_stream_of_a_proxy_take_nothing() -> None:
+def test_polls_of_an_older_stream_take_no_message() -> None:
     async def scenario(world: RoundWorld, old: Proxy) -> None:
         await old.send(introduction(1))
         await old.send(world.pop_frame(1, poll_ms=10_000))
@@ -728,24 +726,24 @@ def test_polls_of_an_older_stream_of_a_proxy_take_nothing() -> None:
     in_world(scenario)
 
 
-def test_what_was_popped_and_had_not_left_when_the_link_ended_is_given_back() -> None:
+def test_only_unread_messages_of_an_ended_link_are_given_back() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
-        async with world.proxy() as gone:
-            await gone.send(world.append_frame("sent"))
-            await gone.reply()
-            await gone.send(world.pop_frame(2))
-            await gone.reply()
-            await gone.send(world.append_frame("unsent"))
-            await gone.reply()
-            gone.unsent_bytes = 10_000  # From here on nothing is read.
-            await gone.send(world.pop_frame(4))
+        async with world.proxy() as ended:
+            await ended.send(world.append_frame("sent"))
+            await ended.reply()
+            await ended.send(world.pop_frame(2))
+            await ended.reply()
+            await ended.send(world.append_frame("unsent"))
+            await ended.reply()
+            ended.unsent_bytes = 10_000  # From here on it reads nothing.
+            await ended.send(world.pop_frame(4))
             await idle()
         await idle()
         world.advance(1_001)
         await idle()
         await proxy.send(world.pop_frame(1))
         while not (pops := (await proxy.reply()).pops):
-            pass  # It tells of the retry topic first.
+            pass  # The first frame is about the retry topic.
         (pop,) = pops
         assert bodies(pop) == ["unsent"]
         assert list(pop.batches[0].delivery_attempts) == [1]
@@ -753,9 +751,7 @@ def test_what_was_popped_and_had_not_left_when_the_link_ended_is_given_back() ->
     in_world(scenario)
 
 
-def test_who_waits_for_room_is_served_before_who_comes_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_older_pop_gets_the_room_on_the_link_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a", "b", "c", "d"))
         await proxy.reply()
@@ -764,7 +760,7 @@ def test_who_waits_for_room_is_served_before_who_comes_later(
         proxy.is_read.clear()
         await proxy.send(world.pop_frame(5, poll_ms=10_000, want=1))
         await idle()
-        proxy.unsent_bytes = 50  # There is room, and somebody waits for it.
+        proxy.unsent_bytes = 50  # There is room, and an older pop waits for it.
         await proxy.send(world.pop_frame(6, poll_ms=10_000, want=1))
         await idle()
         assert proxy.replies.empty()
@@ -776,7 +772,7 @@ def test_who_waits_for_room_is_served_before_who_comes_later(
     in_world(scenario)
 
 
-def test_a_poll_that_had_room_ends_empty_though_another_has_none(
+def test_a_poll_that_waits_for_a_message_ends_empty_on_a_full_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
@@ -795,7 +791,7 @@ def test_a_poll_that_had_room_ends_empty_though_another_has_none(
     in_world(scenario)
 
 
-def test_a_send_that_is_asked_again_and_cannot_be_looked_for_has_an_unknown_outcome() -> None:
+def test_a_repeated_send_that_cannot_be_searched_has_an_unknown_outcome() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         frame = world.append_frame(*["same id"] * (message_store.SENT_MATCHES_MAX + 1))
         await proxy.send(frame)
@@ -809,7 +805,7 @@ def test_a_send_that_is_asked_again_and_cannot_be_looked_for_has_an_unknown_outc
     in_world(scenario)
 
 
-def test_a_pop_waits_while_its_proxy_does_not_read() -> None:
+def test_a_pop_waits_while_its_link_is_full() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.pop_frame(1, poll_ms=10_000))
         await idle()
@@ -825,12 +821,12 @@ def test_a_pop_waits_while_its_proxy_does_not_read() -> None:
         proxy.unsent_bytes = 0
         proxy.is_read.set()
         (pop,) = (await proxy.reply()).pops
-        assert bodies(pop) == ["b"], "at once, when it has read"
+        assert bodies(pop) == ["b"], "as soon as the proxy has read"
 
     in_world(scenario)
 
 
-def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_for_room_ends_with_the_poll_duration(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()
@@ -841,16 +837,14 @@ def test_a_pop_that_waits_for_its_proxy_ends_with_its_poll(monkeypatch: pytest.M
         assert proxy.replies.empty()
         world.advance(10_000)
         await idle()
-        # Not empty: a message is there.
+        # Not empty, because a message is there.
         (failure,) = (await proxy.reply()).failures
         assert (failure.request_id, failure.error) == (1, "Overloaded")
 
     in_world(scenario)
 
 
-def test_a_pop_that_asks_once_waits_a_moment_for_its_proxy_to_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pop_without_a_duration_waits_shortly_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
         await proxy.reply()
@@ -867,7 +861,7 @@ def test_a_pop_that_asks_once_waits_a_moment_for_its_proxy_to_read(
     in_world(scenario)
 
 
-def test_a_pop_that_asks_once_is_refused_when_its_proxy_does_not_read(
+def test_a_pop_without_a_duration_is_rejected_if_the_link_stays_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
@@ -883,7 +877,7 @@ def test_a_pop_that_asks_once_is_refused_when_its_proxy_does_not_read(
     in_world(scenario)
 
 
-def test_polls_of_one_frame_share_the_link_and_all_get_their_messages(
+def test_polls_of_one_frame_get_their_messages_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
@@ -905,7 +899,7 @@ def test_polls_of_one_frame_share_the_link_and_all_get_their_messages(
     in_world(scenario)
 
 
-def test_pops_of_one_frame_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_the_pops_of_one_frame_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a", "b", "c"))
         await proxy.reply()
@@ -918,13 +912,13 @@ def test_pops_of_one_frame_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
         reply = await proxy.reply()
         assert [bodies(pop) for pop in reply.pops] == [["a"], ["b"]]
         (pop,) = (await proxy.reply()).pops
-        assert bodies(pop) == ["c"], "the next round begins anew"
+        assert bodies(pop) == ["c"], "in the next round"
 
     in_world(scenario)
 
 
-def test_a_clock_that_jumps_ends_no_invisible_duration() -> None:
-    """Until it has shown the same for ten seconds, and then all of them end that are due by it."""
+def test_a_jump_of_the_clock_does_not_end_an_invisible_duration() -> None:
+    """The new time counts after ten seconds; then all due invisible durations end."""
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(world.append_frame("a"))
@@ -941,13 +935,13 @@ def test_a_clock_that_jumps_ends_no_invisible_duration() -> None:
         await proxy.send(world.pop_frame(4))
         reply = await proxy.reply()
         if not reply.pops:
-            reply = await proxy.reply()  # The one before told of the retry topic.
+            reply = await proxy.reply()  # The previous frame was about the retry topic.
         assert bodies(reply.pops[0]) == ["a"]
 
     in_world(scenario)
 
 
-def test_a_damaged_message_is_left_out_of_the_answer_counted_and_logged() -> None:
+def test_a_damaged_message_is_left_out_counted_and_logged() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         engine, disk = world.world.engine, world.world.disk
         await proxy.send(world.append_frame("a", "b", "c"))
@@ -959,7 +953,7 @@ def test_a_damaged_message_is_left_out_of_the_answer_counted_and_logged() -> Non
             assert bodies((await proxy.reply()).pops[0]) == ["a", "c"]
             await idle()
             dead = engine.catalog.find_topic("%DLQ%billing")
-            assert dead is not None, "by the round that follows, whoever asks for it"
+            assert dead is not None, "the next round dead-letters it without a request"
             assert has_pending(engine) is False
             world.advance(REFRESH_MS)
             await idle()
@@ -972,7 +966,7 @@ def test_a_damaged_message_is_left_out_of_the_answer_counted_and_logged() -> Non
     in_world(scenario)
 
 
-def test_a_poll_waits_for_the_repair_of_a_damaged_queue_file_and_is_answered_then() -> None:
+def test_a_poll_waits_for_the_rebuild_of_a_damaged_queue_file() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         engine, disk = world.world.engine, world.world.disk
         await proxy.send(world.append_frame("a", "b"))

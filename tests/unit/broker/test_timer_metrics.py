@@ -1,4 +1,4 @@
-"""A case is driven, and the numbers that dashboards read are looked at."""
+"""The metrics of delayed messages in a few scenarios."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Source:
 
 
 def value(world: TimerWorld, clock: FiringClock, name: str, **labels: str) -> float | None:
-    """Scrape, and return one sample; None where there is no such one."""
+    """Scrape, and return one sample; None if it is missing."""
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
     TimerMetrics(registry, Source(world.engine, world.now_ms, clock))
-    wanted = {**LABELS, **labels}
+    expected = {**LABELS, **labels}
     for metric in registry.collect():
         for sample in metric.samples:
-            if sample.name == f"rocketmq_{name}" and sample.labels == wanted:
+            if sample.name == f"rocketmq_{name}" and sample.labels == expected:
                 return sample.value
     return None
 
@@ -51,7 +51,7 @@ def orders(world: TimerWorld, name: str) -> float | None:
     return value(world, FiringClock(), name, topic="orders", **STORAGE)
 
 
-def test_what_is_scheduled_delivered_and_recalled_is_counted_once() -> None:
+def test_schedules_deliveries_and_recalls_are_counted_once() -> None:
     world = TimerWorld()
     first = world.schedule("first", delay_ms=2 * SECOND_MS)
     second = world.schedule("second", delay_ms=HOUR_MS)
@@ -76,7 +76,7 @@ def test_what_is_scheduled_delivered_and_recalled_is_counted_once() -> None:
     assert value(world, FiringClock(), "timer_early_total") == 0
 
 
-def test_lateness_is_told_in_seconds() -> None:
+def test_lateness_is_measured_in_seconds() -> None:
     world = TimerWorld()
     world.schedule("late", delay_ms=SECOND_MS)
     world.now_ms += 3 * SECOND_MS
@@ -88,7 +88,7 @@ def test_lateness_is_told_in_seconds() -> None:
         assert found == count, bound
 
 
-def test_the_coming_time_is_told_by_buckets_and_its_peak() -> None:
+def test_due_messages_are_shown_by_buckets_and_peak() -> None:
     world = TimerWorld()
     for delay_ms in (3_000, 50_000, 50_000, 2 * HOUR_MS, 10 * DAY_MS, 300 * DAY_MS):
         world.schedule(f"in {delay_ms}", due_at_ms=world.now_ms + delay_ms)
@@ -110,7 +110,7 @@ def test_the_coming_time_is_told_by_buckets_and_its_peak() -> None:
     assert value(world, FiringClock(), "timer_due_peak_messages", window_s="60") == 2
 
 
-def test_refusals_and_drops_have_their_reason() -> None:
+def test_rejections_and_drops_have_a_reason() -> None:
     world = TimerWorld()
     with pytest.raises(IllegalDeliveryTime):
         world.schedule("too far", delay_ms=401 * DAY_MS)
@@ -136,13 +136,13 @@ def test_a_jump_of_the_clock_is_shown() -> None:
     assert value(world, clock, "timer_clock_step_seconds") == pytest.approx(3599.99)
 
 
-def test_a_correction_of_no_topic_is_shown_too() -> None:
+def test_a_correction_without_a_topic_is_shown() -> None:
     world = TimerWorld()
     world.engine.timers.janitor.audit.drift[NO_TOPIC] += 1
     assert value(world, FiringClock(), "timer_audit_drift_total", topic="") == 1
 
 
-def test_what_is_known_begins_at_zero_and_nothing_is_said_twice() -> None:
+def test_known_topics_begin_at_zero_and_each_series_appears_once() -> None:
     world = TimerWorld()
     world.schedule("waits", delay_ms=HOUR_MS)
     timers = world.engine.timers
@@ -150,12 +150,12 @@ def test_what_is_known_begins_at_zero_and_nothing_is_said_twice() -> None:
     timers.commands.recalled[TopicId(12_345), "recalled"] += 1
     registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
     TimerMetrics(registry, Source(world.engine, world.now_ms, FiringClock()))
-    said = [
+    samples = [
         (sample.name, tuple(sorted(sample.labels.items())))
         for metric in registry.collect()
         for sample in metric.samples
     ]
-    assert len(said) == len(set(said))
+    assert len(samples) == len(set(samples))
     assert orders(world, "timer_lateness_seconds_count") == 0
     for name in ("timer_shaped_total", "timer_evacuated_total", "timer_audit_drift_total"):
         assert value(world, FiringClock(), name, topic="orders") == 0

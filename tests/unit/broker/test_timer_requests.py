@@ -1,4 +1,4 @@
-"""Delayed messages through the broker's shell: the link of a proxy, and the admin service."""
+"""Delayed messages through the broker's shell: the link of a proxy, and admin calls."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def cancel_frame(world: RoundWorld, *timer_ids: int, topic_id: int = 0) -> pb.Re
 
 
 async def rpc_error(call: Awaitable[object]) -> str:
-    """Return the name of the error that `call` is refused with."""
-    with pytest.raises(RpcError) as refused:
+    """Return the name of the error that `call` raises."""
+    with pytest.raises(RpcError) as raised:
         await call
-    return dict(refused.value.trailers)[ERROR_KEY]
+    return dict(raised.value.trailers)[ERROR_KEY]
 
 
 # ------------------------------------------------------------ the link
 
 
-def test_an_answer_tells_the_due_times_when_one_message_was_scheduled() -> None:
+def test_a_reply_has_due_times_if_a_message_was_scheduled() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         due_at_ms = world.clock.wall_ms() + HOUR_MS
         await proxy.send(
@@ -102,7 +102,7 @@ def test_an_answer_tells_the_due_times_when_one_message_was_scheduled() -> None:
     in_world(scenario)
 
 
-def test_an_answer_without_scheduled_messages_has_no_due_times() -> None:
+def test_a_reply_without_scheduled_messages_has_no_due_times() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         past_ms = world.clock.wall_ms() - 1
         await proxy.send(append_frame(world, stored("a"), stored("b", due_at_ms=past_ms)))
@@ -113,7 +113,7 @@ def test_an_answer_without_scheduled_messages_has_no_due_times() -> None:
     in_world(scenario)
 
 
-def test_nothing_is_scheduled_beyond_the_limit() -> None:
+def test_a_delay_beyond_the_limit_is_rejected() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         due_at_ms = world.clock.wall_ms() + 401 * 24 * HOUR_MS
         await proxy.send(append_frame(world, stored("a", due_at_ms=due_at_ms), stored("b")))
@@ -125,7 +125,7 @@ def test_nothing_is_scheduled_beyond_the_limit() -> None:
 
 
 @pytest.mark.parametrize("blob", [b"", b"\1", b"\1\3", b"\2\3" + bytes(100)])
-def test_what_is_no_message_is_refused(blob: bytes) -> None:
+def test_bytes_that_are_not_a_message_are_rejected(blob: bytes) -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(append_frame(world, blob))
         reply = await proxy.reply()
@@ -134,7 +134,7 @@ def test_what_is_no_message_is_refused(blob: bytes) -> None:
     in_world(scenario)
 
 
-def test_a_timer_is_cancelled_and_may_be_again() -> None:
+def test_a_timer_can_be_cancelled_twice() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         due_at_ms = world.clock.wall_ms() + HOUR_MS
         await proxy.send(append_frame(world, stored("a", due_at_ms=due_at_ms)))
@@ -152,14 +152,14 @@ def test_a_timer_is_cancelled_and_may_be_again() -> None:
     in_world(scenario)
 
 
-def test_proxies_learn_nothing_of_the_hidden_topic() -> None:
+def test_the_hidden_topic_is_not_sent_to_proxies() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         await proxy.send(
             append_frame(world, stored("a", due_at_ms=world.clock.wall_ms() + HOUR_MS))
         )
         reply = await proxy.reply()
         hidden = [name for name in world.world.engine.catalog.topic_ids if name.startswith("%SYS%")]
-        assert hidden, "scheduling made it"
+        assert hidden, "the schedule creates it"
         assert [topic.name for topic in reply.config.topics] == []
         config = complete_config(world.world.engine, auto_create=True)
         assert TOPIC in {topic.name for topic in config.topics}
@@ -168,10 +168,10 @@ def test_proxies_learn_nothing_of_the_hidden_topic() -> None:
     in_world(scenario)
 
 
-# ------------------------------------------------------------ the admin service
+# ------------------------------------------------------------ admin calls
 
 
-def test_a_stored_message_goes_to_the_queue_of_its_group_or_round() -> None:
+def test_a_stored_message_goes_to_the_queue_of_its_group_or_round_robin() -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         admin = MessageAdmin(world.rounds, Traffic())
         made = world.world.engine.administration.put_topic(
@@ -191,7 +191,7 @@ def test_a_stored_message_goes_to_the_queue_of_its_group_or_round() -> None:
     in_world(scenario)
 
 
-def test_a_relative_delay_begins_at_the_broker() -> None:
+def test_a_relative_delay_counts_from_the_time_of_the_broker() -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         admin, timers = MessageAdmin(world.rounds, Traffic()), TimerAdmin(world.rounds)
         request = pb.StoreMessageRequest(
@@ -226,9 +226,7 @@ def test_a_relative_delay_begins_at_the_broker() -> None:
         ),
     ],
 )
-def test_a_message_that_cannot_be_stored_is_refused(
-    request_: pb.StoreMessageRequest, error: str
-) -> None:
+def test_an_invalid_message_is_rejected(request_: pb.StoreMessageRequest, error: str) -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         admin = MessageAdmin(world.rounds, Traffic())
         assert await rpc_error(admin.StoreMessage(request_)) == error
@@ -236,7 +234,7 @@ def test_a_message_that_cannot_be_stored_is_refused(
     in_world(scenario)
 
 
-def test_pages_of_timers_go_on_where_the_last_one_ended() -> None:
+def test_a_page_of_timers_continues_after_the_previous_page() -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         admin, timers = MessageAdmin(world.rounds, Traffic()), TimerAdmin(world.rounds)
         due_at_ms = world.clock.wall_ms() + HOUR_MS
@@ -271,14 +269,14 @@ def test_pages_of_timers_go_on_where_the_last_one_ended() -> None:
         (pb.ListTimersRequest(page_size=1, topic="%SYS%TIMER"), "TopicNotFound"),
     ],
 )
-def test_a_list_that_makes_no_sense_is_refused(request_: pb.ListTimersRequest, error: str) -> None:
+def test_an_invalid_list_request_is_rejected(request_: pb.ListTimersRequest, error: str) -> None:
     async def scenario(world: RoundWorld, _proxy: Proxy) -> None:
         assert await rpc_error(TimerAdmin(world.rounds).ListTimers(request_)) == error
 
     in_world(scenario)
 
 
-def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
+def test_a_timer_is_rescheduled_under_a_condition_and_fired() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         admin, timers = MessageAdmin(world.rounds, Traffic()), TimerAdmin(world.rounds)
         due_at_ms = world.clock.wall_ms() + HOUR_MS
@@ -294,7 +292,9 @@ def test_a_timer_is_moved_under_a_condition_and_fired() -> None:
         move.expected_due_at_ms = due_at_ms
         assert (await timers.RescheduleTimer(move)).due_at_ms == due_at_ms + 1
         await timers.FireTimer(timer)
-        assert (await proxy.reply()).config.topics == []  # The hidden topic came, unseen.
+        assert (
+            await proxy.reply()
+        ).config.topics == []  # The hidden topic was created, and is not sent.
         frame = world.pop_frame(1, poll_ms=5_000)
         frame.pops[0].topic_id = world.world.engine.catalog.topic_ids[TOPIC]
         await proxy.send(frame)

@@ -1,4 +1,4 @@
-"""How much of the log each topic holds, as the metrics tell it."""
+"""The size of each topic in the log, as the metrics show it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.common.metrics import Registry
 
 
 def bytes_of(world: World, topic: str) -> tuple[int, int]:
-    """Return what is said of a topic's first queue, and what its entries add up to."""
+    """Return the reported size of a topic's first queue, and the sum of its entries."""
     engine = world.engine
     queue = engine.catalog.queue(TopicId(world.topic(topic)), QueueId(0))
     return engine.inspection.log_bytes(queue), sum(
@@ -23,43 +23,43 @@ def bytes_of(world: World, topic: str) -> tuple[int, int]:
     )
 
 
-def test_of_a_few_messages_the_bytes_are_exact_also_after_a_restart() -> None:
+def test_the_size_of_a_few_messages_is_exact_even_after_a_restart() -> None:
     world = World()
     for n in range(STRETCHES * ENTRIES_A_STRETCH):
         world.send(f"m{n}", size=n)
         if n == 100:
             world.checkpoint()
-    said, exact = bytes_of(world, "orders")
-    assert said == exact > STRETCHES * ENTRIES_A_STRETCH * 100
+    reported, exact = bytes_of(world, "orders")
+    assert reported == exact > STRETCHES * ENTRIES_A_STRETCH * 100
     world.restart()
     assert bytes_of(world, "orders") == (exact, exact)
     assert bytes_of(world, "empty") == (0, 0)
 
 
-def test_of_many_messages_the_bytes_are_estimated_from_a_bounded_number_of_them() -> None:
+def test_the_size_of_many_messages_is_estimated_from_a_limited_number() -> None:
     world = World(segment_bytes=16 << 20)
     for n in range(40):
         world.send(*["m"] * 50, size=20 * n)
         if n == 20:
             world.checkpoint()
     meter = Meter(world.engine)
-    said, exact = bytes_of(world, "orders")
+    reported, exact = bytes_of(world, "orders")
     assert meter.take().items == STRETCHES * ENTRIES_A_STRETCH
-    assert 0.9 * exact < said < 1.1 * exact
+    assert 0.9 * exact < reported < 1.1 * exact
 
 
-def test_what_retention_drops_is_not_counted() -> None:
+def test_deleted_messages_are_not_counted() -> None:
     world = World(retention_bytes=1 << 20)
     while len(world.engine.log.segments) < 4:
         world.send("m", size=100_000)
     before, _ = bytes_of(world, "orders")
     world.checkpoint()
     world.retire()
-    said, exact = bytes_of(world, "orders")
-    assert said == exact < before - 900_000
+    reported, exact = bytes_of(world, "orders")
+    assert reported == exact < before - 900_000
 
 
-def test_topics_show_what_they_hold_until_they_are_deleted() -> None:
+def test_topics_show_their_size_until_they_are_deleted() -> None:
     async def main() -> None:
         world, sizes = RoundWorld(), TopicSizes()
         registry = Registry(cluster="test", node_type="broker", node_id="broker-0")
@@ -84,7 +84,9 @@ def test_topics_show_what_they_hold_until_they_are_deleted() -> None:
             assert shown() == {"orders": 0, "wide": of_one * (2 * QUEUES_A_ROUND + 1)}
             world.world.send("m", topic="wide")
             await read()
-            assert shown()["wide"] == of_one * (2 * QUEUES_A_ROUND + 1), "it was read a moment ago"
+            assert shown()["wide"] == of_one * (2 * QUEUES_A_ROUND + 1), (
+                "the last value is young enough"
+            )
             world.advance(SIZES_AGE_MS_MAX)
             await read()
             assert shown()["wide"] == of_one * (2 * QUEUES_A_ROUND + 2)
