@@ -11,9 +11,14 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
 from tidemill.broker.engine.pop.deliveries import AckResult
-from tidemill.broker.engine.queries import all_in_flight, in_flight
-from tidemill.broker.engine.queries.all_in_flight import PlaceInQueues
-from tidemill.broker.engine.queries.in_flight import InFlight, Place, Wanted
+from tidemill.broker.engine.queries import in_flight
+from tidemill.broker.engine.queries.in_flight import (
+    InFlight,
+    InFlightFilter,
+    InFlightListing,
+    PopPosition,
+    QueuePosition,
+)
 from tidemill.common.errors import InvalidReceiptHandle, Overloaded
 
 HIDDEN_MS = 3_600_000
@@ -23,28 +28,36 @@ NEVER = 1 << 62
 def look(
     world: World,
     *,
-    after: Place | None = None,
+    after: PopPosition | None = None,
     count: int = 1_000,
     before_id: int = NEVER,
     topic: str = "",
     queue_id: int | None = None,
     client_id: str = "",
     message_id: str = "",
-) -> tuple[list[InFlight], Place | None]:
-    wanted = Wanted(
-        world.group(),
+) -> tuple[list[InFlight], PopPosition | None]:
+    wanted = InFlightFilter(
+        frozenset([world.group()]),
         world.topic(topic) if topic else None,
         None if queue_id is None else QueueId(queue_id),
         client_id,
         message_id,
+        before_id,
     )
-    one = world.engine.inspection.in_flight(
-        wanted, after=after, before_id=before_id, max_messages=count
-    )
+    listing = world.engine.inspection.in_flight(wanted, after=after, max_messages=count)
     found: list[InFlight] = []
-    while one.step(world.now_ms):
-        found += one.take()
-    return found + one.take(), one.end
+    while listing.step(world.now_ms):
+        found += listing.take()
+    return found + listing.take(), listing.next_position
+
+
+def by_queue(
+    world: World, *, first: QueuePosition | None = None, count: int
+) -> InFlightListing[QueuePosition]:
+    """Begin a page in the order of queues."""
+    return world.engine.inspection.in_flight_by_queue(
+        InFlightFilter(), first=first or QueuePosition(), max_messages=count
+    )
 
 
 def ids(found: list[InFlight]) -> list[str]:
@@ -141,13 +154,12 @@ def test_filters_hold_together_and_a_topic_has_its_retries() -> None:
     assert ids(look(world, message_id="id-m0", client_id="two")[0]) == []
 
 
-@pytest.mark.parametrize("deliveries_a_look", [1, 3, 1_024])
+@pytest.mark.parametrize("searched", [1, 3, 1_024])
 @pytest.mark.parametrize("count", [1, 2, 5, 100])
 def test_pages_have_everything_once_and_in_order(
-    count: int, deliveries_a_look: int, monkeypatch: pytest.MonkeyPatch
+    count: int, searched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "DELIVERIES_A_LOOK", deliveries_a_look)
-    monkeypatch.setattr(in_flight, "SEARCHED_A_LOOK", deliveries_a_look)
+    monkeypatch.setattr(in_flight, "SEARCHED_A_PAGE", searched)
     monkeypatch.setattr(in_flight, "SLOTS_A_STEP", 1_000)
     monkeypatch.setattr(in_flight, "MESSAGES_A_STEP", 2)
     world = World()
@@ -158,17 +170,17 @@ def test_pages_have_everything_once_and_in_order(
         world.advance(n % 2)
     everything, _ = look(world)
     found: list[InFlight] = []
-    after: Place | None = None
+    after: PopPosition | None = None
     while True:
         page, after = look(world, after=after, count=count)
         assert len(page) <= count
         found += page
         if after is None:
             break
-    places = [one.place for one in found]
+    places = [one.position for one in found]
     assert places == sorted(set(places))
     assert len(found) == 18
-    assert deliveries_a_look < 1_024 or ids(found) == ids(everything)
+    assert ids(found) == ids(everything)
     wanted: list[InFlight] = []
     after = None
     while not wanted:
@@ -263,15 +275,16 @@ def pages(
     """Return all that groups have in flight, by page; `between` comes between any two slices."""
     group_ids = frozenset(map(world.group, groups)) if groups else None
     found: list[list[InFlight]] = []
-    place: PlaceInQueues | None = PlaceInQueues()
-    while place is not None:
-        page = world.engine.inspection.all_in_flight(group_ids, first=place, max_messages=count)
+    wanted = InFlightFilter(group_ids)
+    first: QueuePosition | None = QueuePosition()
+    while first is not None:
+        page = world.engine.inspection.in_flight_by_queue(wanted, first=first, max_messages=count)
         while page.step(world.now_ms):
             between()
-        found.append(page.found)
-        assert len(page.found) <= count
-        assert page.next_place is None or page.next_place > place
-        place = page.next_place
+        found.append(page.take())
+        assert len(found[-1]) <= count
+        assert page.next_position is None or page.next_position > first
+        first = page.next_position
         between()
     return found
 
@@ -288,10 +301,10 @@ def of_queue(one: InFlight) -> tuple[int, int, bool, int, int]:
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_in_flight, "OWNERS_A_STEP", 2)
-    monkeypatch.setattr(all_in_flight, "OWNERS_A_PAGE", 3)
-    monkeypatch.setattr(all_in_flight, "SLOTS_A_STEP", 16)
-    monkeypatch.setattr(all_in_flight, "MESSAGES_A_STEP", 2)
+    monkeypatch.setattr(in_flight, "OWNERS_A_STEP", 2)
+    monkeypatch.setattr(in_flight, "OWNERS_A_PAGE", 3)
+    monkeypatch.setattr(in_flight, "SLOTS_A_STEP", 16)
+    monkeypatch.setattr(in_flight, "MESSAGES_A_STEP", 2)
 
 
 def test_all_that_is_out_is_told_once_in_pages_of_any_size(small_slices: None) -> None:
@@ -337,12 +350,12 @@ def test_a_page_is_of_the_moment_at_which_its_messages_were_taken() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(10)])
     taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(10)]
-    page = world.engine.inspection.all_in_flight(None, first=PlaceInQueues(), max_messages=100)
+    page = by_queue(world, count=100)
     page.step(world.now_ms)
     world.ack(*taken[:9])
     while page.step(world.now_ms):
         pass
-    assert ids(page.found) == ["m9"]
+    assert ids(page.take()) == ["m9"]
 
 
 def test_a_message_that_is_renewed_between_two_pages_is_told_once() -> None:
@@ -350,18 +363,18 @@ def test_a_message_that_is_renewed_between_two_pages_is_told_once() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(30)])
     taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(30)]
-    page = world.engine.inspection.all_in_flight(None, first=PlaceInQueues(), max_messages=10)
+    page = by_queue(world, count=10)
     while page.step(world.now_ms):
         pass
-    assert ids(page.found) == [f"m{n}" for n in range(10)]
+    assert ids(page.take()) == [f"m{n}" for n in range(10)]
     world.ack(*taken[:5])
     for one in (*taken[5:10], *taken[20:25]):
         world.change(one, 2 * HIDDEN_MS)
-    assert page.next_place is not None
-    rest = world.engine.inspection.all_in_flight(None, first=page.next_place, max_messages=100)
+    assert page.next_position is not None
+    rest = by_queue(world, first=page.next_position, count=100)
     while rest.step(world.now_ms):
         pass
-    assert ids(rest.found) == [f"m{n}" for n in range(10, 30)]
+    assert ids(rest.take()) == [f"m{n}" for n in range(10, 30)]
 
 
 @pytest.mark.parametrize("count", range(1, 8))
@@ -386,12 +399,10 @@ def test_pages_are_full_where_deliveries_have_gaps(small_slices: None) -> None:
     assert [len(page) for page in found if page] == [20] * 10
     (first,) = {one.delivery.group_id for page in found for one in page}
     topic_id = found[0][0].delivery.topic_id
-    nothing = world.engine.inspection.all_in_flight(
-        None, first=PlaceInQueues(first, topic_id, 0, 2**62), max_messages=20
-    )
+    nothing = by_queue(world, first=QueuePosition(first, topic_id, 0, 2**62), count=20)
     while nothing.step(world.now_ms):
         pass
-    assert (nothing.found, nothing.next_place) == ([], None)
+    assert (nothing.take(), nothing.next_position) == ([], None)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,21 +1,29 @@
-"""What of a group is in flight: a look through the delivery table, which changes nothing.
+"""Messages in flight: a listing of the delivery table in pages, in one of two orders.
 
-The messages come in the order of their pops, those that are out longest first, and a page begins
-behind the place at which the one before has ended. Each page is a look at the whole table, in
-slices, since that is in no such order.
+    PopOrder     by pop time: the oldest deliveries first
+    QueueOrder   by consumer group, topic, queue and offset
+
+A message keeps its place in the queue order when its delivery is renewed or replaced. A walk
+through all pages therefore lists each message once that is in flight during the whole walk.
+
+The table has neither order. Each page reads the whole table in slices and keeps the first
+deliveries of its order. A page in queue order takes its messages in one slice, which also reads the
+deliveries that were made since the page began.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import DeliverySlot, LogOffset
 from tidemill.broker.engine.layout.pop_checkpoint import (
+    FLAG_GAPS,
     FLAG_RELEASED,
     FLAG_RENEWS,
     MESSAGES_MAX,
@@ -35,203 +43,225 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.pop.state import PopState
     from tidemill.broker.engine.tally import Tally
 
-SLOTS_A_STEP: Final = 8_192  # of the table: a millisecond where each is of another queue
-DELIVERIES_A_LOOK: Final = 1_024  # that a page may come from; it ends where they do
-# The same where a message is looked for by its id, which is read of each: behind an empty page the
-# next one is a look at the whole table again. 1.5 MiB.
-SEARCHED_A_LOOK: Final = 65_536
+OWNERS_A_STEP: Final = 2_048  # half a microsecond each
+OWNERS_A_PAGE: Final = 1_024  # queues of groups with deliveries; a page ends with them
+SLOTS_A_STEP: Final = 8_192  # of the table: a millisecond if each belongs to another queue
 MESSAGES_A_STEP: Final = 64  # whose ids are read
-EVER: Final = 1 << 62  # a log offset that no delivery reaches
+# Messages that a page reads in search of one id. The page after an empty one reads the whole table
+# again. 2 MiB.
+SEARCHED_A_PAGE: Final = 65_536
+ENDLESS: Final = 1 << 62  # a log offset that no delivery reaches
+
+P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
 
 
-class Wanted(NamedTuple):
-    """Which messages of a group; None and "": any."""
+class InFlightFilter(NamedTuple):
+    """The messages of a listing; None and "" stand for all."""
 
-    group_id: GroupId | None
-    topic_id: TopicId | None = None  # with what is on its retry topic
-    queue_id: QueueId | None = None  # then without
+    group_ids: frozenset[GroupId] | None = None
+    topic_id: TopicId | None = None  # including its retry topic
+    queue_id: QueueId | None = None  # of the topic itself
     client_id: str = ""
     message_id: str = ""
+    before_id: int = ENDLESS  # deliveries with this identity or a later one are left out
 
 
-class Place(NamedTuple):
-    """A place in the order."""
+class PopPosition(NamedTuple):
+    """A message in the order of pops."""
 
     popped_at_ms: int
     slot: int
     message_index: int
 
 
+class QueuePosition(NamedTuple):
+    """A message in the order of queues; a message on a retry topic has the id of that topic."""
+
+    group_id: int = 0
+    topic_id: int = 0
+    queue_id: int = 0
+    queue_offset: int = 0
+
+
 class InFlight(NamedTuple):
-    """One message that is out."""
+    """One message in flight."""
 
     delivery: Delivery
     queue_id: QueueId
     is_retry: bool  # then queue and offset are those of the group's retry topic
     queue_offset: int
-    message_id: str  # "" where it cannot be read
+    message_id: str  # "" if it cannot be read
     delivery_attempt: int
-    client_id: str  # "" where that is not known
+    client_id: str  # "" if unknown
     popped_at_ms: int
     renews: bool
-    is_on_its_way: bool  # it renews, and nobody has told yet that its client has it
+    is_handover_pending: bool  # it renews, and no proxy has reported that the client has it
 
     @property
-    def place(self) -> Place:
-        """Where it stands in the order."""
-        return Place(self.popped_at_ms, self.delivery.slot, self.delivery.message_index)
+    def position(self) -> PopPosition:
+        """The position in the order of pops."""
+        return PopPosition(self.popped_at_ms, self.delivery.slot, self.delivery.message_index)
+
+
+class _Key(NamedTuple):
+    """A place in the order of one page. Deliveries are ordered by `major` and `minor`."""
+
+    major: int
+    minor: int
+    message_index: int = 0
+
+
+class _Order(Protocol[P_co]):
+    """The order of a page. A row of a delivery has the columns major, minor, slot and identity."""
+
+    first: _Key  # where the page begins
+    bound: _Key | None  # the first key behind the page; None: the page ends the listing
+    takes_at_once: bool  # whether all messages of the page are taken in one slice
+
+    def prepare(self) -> bool:
+        """Do one slice of what comes before the table; return whether there is more."""
+
+    def rows(self, slots: np.ndarray, wanted: InFlightFilter) -> np.ndarray:
+        """Return the rows of those deliveries that belong to the listing and end behind `first`."""
+
+    def spanning_count(self, rows: np.ndarray) -> int:
+        """Return how many of the ordered rows begin before `first`; a page keeps all of them."""
+
+    def key(self, row: Sequence[int], index: int) -> _Key:
+        """Return the key of a message."""
+
+    def position(self, key: _Key) -> P_co:
+        """Return the position from which the next page continues."""
 
 
 @final
-class InFlightLook:
-    """One look under way: call `step` until it returns False, and `take` what was found."""
+class InFlightListing(Generic[P]):
+    """One page under way: call `step` until it returns False, and `take` the messages."""
 
     def __init__(
         self,
         store: MessageStore,
         pops: PopState,
         tally: Tally,
-        wanted: Wanted,
+        wanted: InFlightFilter,
+        order: _Order[P],
         *,
-        after: Place | None,
-        before_id: int,
         max_messages: int,
     ) -> None:
-        """Look for deliveries that were made before the log was at `before_id`."""
         self._store = store
         self._pops = pops
         self._tally = tally
         self._wanted = wanted
-        self._after = after
-        self._before_id = before_id
+        self._order = order
         self._messages_left = max_messages
-        self._deliveries_max = SEARCHED_A_LOOK if wanted.message_id else DELIVERIES_A_LOOK
+        self._kept_max = SEARCHED_A_PAGE if wanted.message_id else max_messages
+        # Deliveries made from now on have a later identity.
+        self._began_at = int(store.log.log_end)
         self._slots_from = 0
-        # The first in the order so far: columns are popped_at_ms, slot, and delivery id.
-        self._candidates = np.empty((0, 3), dtype=np.int64)
-        self._is_cut = False  # there are more than these
-        self._at = 0  # among the candidates
+        self._rows = np.empty((0, 4), dtype=np.int64)  # the first deliveries in the order so far
+        self._messages: Iterator[tuple[_Key, PopProgress, InFlight]] | None = None
         self._found: list[InFlight] = []
-        # Behind which the next page begins; None: there is none.
-        self.end: Place | None = None
+
+    @property
+    def next_position(self) -> P | None:
+        """The position from which the next page continues; None: this was the last page."""
+        bound = self._order.bound
+        return None if bound is None else self._order.position(bound)
 
     def take(self) -> list[InFlight]:
-        """Return and forget what was found since the last call."""
+        """Return and forget the messages found since the last call."""
         found, self._found = self._found, []
         return found
 
     def step(self, now_ms: int) -> bool:
-        """Do one slice; True while there is more to do."""
-        if self._slots_from < len(self._pops.table.ids):
-            self._gather(now_ms)
+        """Do one slice; return whether there is more to do."""
+        if self._order.prepare():
             return True
+        if self._slots_from < len(self._pops.table.ids):
+            begin, self._slots_from = self._slots_from, self._slots_from + SLOTS_A_STEP
+            ids = np.frombuffer(self._pops.table.ids, dtype=np.int64)[begin : self._slots_from]
+            slots = np.flatnonzero((ids != FREE) & (ids < self._began_at)) + begin
+            del ids
+            self._keep(np.concatenate([self._rows, self._matching(slots, now_ms)]))
+            return True
+        if self._messages is None:
+            self._messages = self._taken(now_ms)
         for _ in range(MESSAGES_A_STEP):
-            if self._at == len(self._candidates):
-                if self._is_cut:
-                    popped_at_ms, slot, _ = self._candidates[-1].tolist()
-                    self.end = Place(popped_at_ms, slot, MESSAGES_MAX)
+            message = next(self._messages, None)
+            if message is None:
                 return False
-            if not self._look_at_next():
-                return False
-        return True
-
-    # ------------------------------------------------------------ which deliveries
-
-    def _gather(self, now_ms: int) -> None:
-        """Look at a slice of the table, and keep the first ones in the order."""
-        slots = self.matching(self._slots_from, now_ms)
-        self._slots_from += SLOTS_A_STEP
-        if not len(slots):
-            return
-        table = self._pops.table
-        popped = np.frombuffer(table.popped_at_ms, dtype=np.int64)[slots]
-        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
-        known = np.concatenate([self._candidates, np.stack([popped, slots, ids], axis=1)])
-        order = np.lexsort((known[:, 1], known[:, 0]))
-        self._is_cut |= len(known) > self._deliveries_max
-        self._candidates = known[order[: self._deliveries_max]]
-
-    def matching(self, begin: int, now_ms: int) -> np.ndarray:
-        """Return which slots of a slice of the table, from `begin` on, are wanted."""
-        table, wanted = self._pops.table, self._wanted
-        end = begin + SLOTS_A_STEP
-        self._tally.add(1)
-        ids = np.frombuffer(table.ids, dtype=np.int64)[begin:end]
-        popped = np.frombuffer(table.popped_at_ms, dtype=np.int64)[begin:end]
-        flags = np.frombuffer(table.flags, dtype=np.uint8)[begin:end]
-        is_it = (ids != FREE) & (ids < self._before_id)
-        is_it &= np.frombuffer(table.live, dtype=np.uint32)[begin:end] != 0
-        # What has run out, or was released, is revive's, or ready for the next pop.
-        is_it &= flags & (FLAG_DUE | FLAG_RELEASED) == 0
-        is_it &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[begin:end] > now_ms
-        if wanted.client_id:
-            number = table.clients.find(cut_client_id(wanted.client_id))
-            if number == NOBODY:
-                return np.empty(0, dtype=np.int64)
-            is_it &= np.frombuffer(table.holders, dtype=np.uint32)[begin:end] == number
-        if self._after is not None:
-            # Of the delivery at the place there may be more, unless all of it was looked at.
-            first = self._after.slot + (self._after.message_index >= MESSAGES_MAX)
-            slots = np.arange(begin, begin + len(ids))
-            is_same_time = (popped == self._after.popped_at_ms) & (slots >= first)
-            is_it &= (popped > self._after.popped_at_ms) | is_same_time
-        slots = np.flatnonzero(is_it) + begin
-        matching: np.ndarray = slots[self._are_wanted(slots)]
-        return matching
-
-    def _are_wanted(self, slots: np.ndarray) -> np.ndarray:
-        """Return by slot whether it is of a queue that is asked for, and not void."""
-        table = self._pops.table
-        numbers = np.frombuffer(table.owners, dtype=np.uint32)[slots]
-        used, used_at = np.unique(numbers, return_inverse=True)
-        owners = [self._pops.owners[number] for number in used.tolist()]
-        is_wanted = np.array([self._is_wanted(owner) for owner in owners], dtype=bool)
-        void_before = np.array([owner.void_before for owner in owners], dtype=np.int64)
-        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
-        of_wanted: np.ndarray = is_wanted[used_at] & (ids >= void_before[used_at])
-        return of_wanted
-
-    def _is_wanted(self, progress: PopProgress) -> bool:
-        wanted = self._wanted
-        if wanted.group_id not in {None, progress.group_id} or self._pops.is_deleted(progress):
-            return False
-        if wanted.topic_id is not None and progress.named_topic_id != wanted.topic_id:
-            return False
-        is_retry = progress.named_topic_id != progress.topic_id
-        queue_id = progress.queue.queue_id
-        return wanted.queue_id is None or (queue_id == wanted.queue_id and not is_retry)
-
-    # ------------------------------------------------------------ their messages
-
-    def _look_at_next(self) -> bool:
-        """Look at the next delivery; False: this page is full."""
-        popped_at_ms, slot, delivery_id = self._candidates[self._at].tolist()
-        table = self._pops.table
-        is_there = table.ids[slot] == delivery_id and not table.flags[slot] & FLAG_DUE
-        for index in table.indexes_of(table.live[slot]) if is_there else ():
-            place = Place(popped_at_ms, slot, index)
-            if self._after is not None and place <= self._after:
-                continue
+            key, progress, found = message
             if not self._messages_left:
-                self.end = self._after
+                self._order.bound = key
                 return False
-            self._after = place
-            found = self.describe(slot, index)
+            found = self._identified(progress, found)
             if self._wanted.message_id in {"", found.message_id}:
                 self._found.append(found)
                 self._messages_left -= 1
-        self._at += 1
         return True
 
-    def describe(self, slot: int, index: int) -> InFlight:
-        """Return a message of a delivery that is there."""
-        progress = self._pops.owners[self._pops.table.owners[slot]]
-        return self.named(progress, self.placed(slot, index))
+    # ------------------------------------------------------------ deliveries
 
-    def placed(self, slot: int, index: int) -> InFlight:
-        """Return what the table has of a message of a delivery that is there."""
+    def _matching(self, slots: np.ndarray, now_ms: int) -> np.ndarray:
+        """Return the rows of those of some used slots that belong to the listing."""
+        self._tally.add(1)
+        table, wanted = self._pops.table, self._wanted
+        flags = np.frombuffer(table.flags, dtype=np.uint8)[slots]
+        is_it = np.frombuffer(table.live, dtype=np.uint32)[slots] != 0
+        is_it &= np.frombuffer(table.ids, dtype=np.int64)[slots] < wanted.before_id
+        # An expired or released delivery waits for revive or for the next pop.
+        is_it &= flags & (FLAG_DUE | FLAG_RELEASED) == 0
+        is_it &= np.frombuffer(table.visible_at_ms, dtype=np.int64)[slots] > now_ms
+        if wanted.client_id:
+            number = table.clients.find(cut_client_id(wanted.client_id))
+            holders = np.frombuffer(table.holders, dtype=np.uint32)[slots]
+            is_it &= (holders == number) & (number != NOBODY)
+        return self._order.rows(slots[is_it], wanted)
+
+    def _keep(self, rows: np.ndarray) -> None:
+        """Keep the first of some deliveries, as many as have the messages of a page."""
+        order = self._order
+        if order.bound is not None:
+            major, minor, _ = order.bound
+            rows = rows[(rows[:, 0] < major) | ((rows[:, 0] == major) & (rows[:, 1] < minor))]
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+        live = np.frombuffer(self._pops.table.live, dtype=np.uint32)[rows[:, 2]]
+        count = int(np.searchsorted(np.cumsum(np.bitwise_count(live)), self._kept_max)) + 1
+        count = max(count, order.spanning_count(rows))
+        for major, minor, *_ in rows[count : count + 1].tolist():
+            order.bound = min(order.bound or _Key(major, minor), _Key(major, minor))
+        self._rows = rows[:count]
+
+    # ------------------------------------------------------------ messages
+
+    def _taken(self, now_ms: int) -> Iterator[tuple[_Key, PopProgress, InFlight]]:
+        """Return the messages of the page in their order, without their ids."""
+        if not self._order.takes_at_once:
+            return self._live_messages()
+        # 3 ms per 1,000 messages.
+        ids = np.frombuffer(self._pops.table.ids, dtype=np.int64)
+        known = self._rows[:, 2][ids[self._rows[:, 2]] == self._rows[:, 3]]
+        late = np.flatnonzero(ids >= self._began_at)
+        del ids
+        self._keep(self._matching(np.concatenate([known, late]), now_ms))
+        return iter(sorted(self._live_messages(), key=lambda message: message[0]))
+
+    def _live_messages(self) -> Iterator[tuple[_Key, PopProgress, InFlight]]:
+        order, table = self._order, self._pops.table
+        for row in self._rows.tolist():
+            _, _, slot, delivery_id = row
+            if table.ids[slot] != delivery_id or table.flags[slot] & FLAG_DUE:
+                continue  # Settled or expired since it was read.
+            progress = self._pops.owners[table.owners[slot]]
+            for index in table.indexes_of(table.live[slot]):
+                key = order.key(row, index)
+                if order.first <= key and (order.bound is None or key < order.bound):
+                    yield key, progress, self._described(progress, slot, index)
+
+    def _described(self, progress: PopProgress, slot: int, index: int) -> InFlight:
+        """Return what the table knows of a message."""
         table = self._pops.table
-        progress = self._pops.owners[table.owners[slot]]
         flags = table.flags[slot]
         delivery = Delivery(
             progress.group_id,
@@ -254,16 +284,185 @@ class InFlightLook:
             bool(flags & FLAG_RENEWS and table.handover[slot]),
         )
 
-    def named(self, progress: PopProgress, placed: InFlight) -> InFlight:
-        """Return a message with its id, and which delivery of it that is."""
+    def _identified(self, progress: PopProgress, found: InFlight) -> InFlight:
+        """Return a message with its id and its delivery attempt."""
         self._tally.add(1)
         message_id, attempt = "", 1
-        # Of what retention has taken, or what is damaged, the rest is told.
+        # The other fields of an expired or damaged message are known.
         with suppress(BlockFileDamaged, MessageDamaged, LookupError, struct.error, ValueError):
-            log_offset = progress.queue.entry(placed.queue_offset)[0]
-            if placed.is_retry:
+            log_offset = progress.queue.entry(found.queue_offset)[0]
+            if found.is_retry:
                 attempt = self._store.place(log_offset).attempts + 1
             message_id = stored_message.message_id_of(self._store.log.read(log_offset)[1])
         if progress.ordered is not None:
-            attempt = progress.ordered.pending.get(placed.queue_offset, 1)
-        return placed._replace(message_id=message_id, delivery_attempt=attempt)
+            attempt = progress.ordered.pending.get(found.queue_offset, 1)
+        return found._replace(message_id=message_id, delivery_attempt=attempt)
+
+
+@final
+class PopOrder:
+    """The order of pops: by pop time, then by slot."""
+
+    takes_at_once = False
+
+    def __init__(self, pops: PopState, after: PopPosition | None) -> None:
+        """Begin behind a position; None: at the oldest delivery."""
+        self._pops = pops
+        self.first = _Key(0, 0)
+        if after is not None:
+            self.first = _Key(after.popped_at_ms, after.slot, after.message_index + 1)
+        self.bound: _Key | None = None
+
+    def prepare(self) -> bool:
+        """Nothing comes before the table."""
+        return False
+
+    def rows(self, slots: np.ndarray, wanted: InFlightFilter) -> np.ndarray:
+        """Return the rows of the deliveries that belong to the listing."""
+        table = self._pops.table
+        popped = np.frombuffer(table.popped_at_ms, dtype=np.int64)[slots]
+        major, minor, index = self.first
+        first_slot = minor + (index >= MESSAGES_MAX)
+        is_behind = (popped > major) | ((popped == major) & (slots >= first_slot))
+        slots = slots[is_behind]
+        numbers = np.frombuffer(table.owners, dtype=np.uint32)[slots]
+        used, used_at = np.unique(numbers, return_inverse=True)
+        owners = [self._pops.owners[number] for number in used.tolist()]
+        is_wanted = np.array([_is_wanted(self._pops, each, wanted) for each in owners], dtype=bool)
+        void_before = np.array([each.void_before for each in owners], dtype=np.int64)
+        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
+        rows = np.stack([popped[is_behind], slots, slots, ids], axis=1)
+        matching: np.ndarray = rows[is_wanted[used_at] & (ids >= void_before[used_at])]
+        return matching
+
+    def spanning_count(self, _rows: np.ndarray) -> int:
+        """No delivery begins before the page."""
+        return 0
+
+    def key(self, row: Sequence[int], index: int) -> _Key:
+        """Return the key of a message."""
+        return _Key(row[0], row[1], index)
+
+    def position(self, key: _Key) -> PopPosition:
+        """Return the last position before `key`: the next page begins behind it."""
+        if key.message_index:
+            return PopPosition(key.major, key.minor, key.message_index - 1)
+        if key.minor:
+            return PopPosition(key.major, key.minor - 1, MESSAGES_MAX)
+        return PopPosition(key.major - 1, len(self._pops.table.ids), MESSAGES_MAX)
+
+
+@final
+class QueueOrder:
+    """The order of queues. A page has the queues with deliveries that come first."""
+
+    takes_at_once = True
+
+    def __init__(
+        self, pops: PopState, tally: Tally, wanted: InFlightFilter, first: QueuePosition
+    ) -> None:
+        """Begin at a position."""
+        self._pops = pops
+        self._tally = tally
+        self._wanted = wanted
+        self._begin = first
+        self.first = _Key(0, 0)
+        self.bound: _Key | None = None
+        self._owners_from = 0
+        # The first queues with deliveries, in their order, and the first one behind them.
+        self._owners: list[PopProgress] = []
+        self._next_owner: QueuePosition | None = None
+        # By number of the owner: its rank among them, or -1; the last one stands for new numbers.
+        self._ranks = np.empty(0, dtype=np.int64)
+        self._void_before = np.empty(0, dtype=np.int64)
+
+    def prepare(self) -> bool:
+        """Choose the queues of the page."""
+        if len(self._ranks):
+            return False
+        self._choose_owners()
+        if self._owners_from >= len(self._pops.owners):
+            self._rank_owners()
+        return True
+
+    def _choose_owners(self) -> None:
+        """Read a slice of the queues of groups, and keep the first ones in the order."""
+        self._tally.add(1)
+        end = self._owners_from + OWNERS_A_STEP
+        some = self._pops.owners[self._owners_from : end]
+        self._owners_from = end
+        owners = [*self._owners, *filter(self._is_on_page, some)]
+        owners.sort(key=_queue_of)
+        self._owners = owners[:OWNERS_A_PAGE]
+        for dropped in owners[OWNERS_A_PAGE : OWNERS_A_PAGE + 1]:
+            self._next_owner = min(self._next_owner or _queue_of(dropped), _queue_of(dropped))
+
+    def _is_on_page(self, progress: PopProgress) -> bool:
+        return (
+            progress.in_flight > 0
+            and _queue_of(progress)[:3] >= self._begin[:3]
+            and _is_wanted(self._pops, progress, self._wanted)
+        )
+
+    def _rank_owners(self) -> None:
+        self._ranks = np.full(len(self._pops.owners) + 1, -1, dtype=np.int64)
+        for rank, progress in enumerate(self._owners):
+            self._ranks[progress.index] = rank
+        self._void_before = np.array([each.void_before for each in self._owners], dtype=np.int64)
+        if self._next_owner is not None:
+            self.bound = _Key(len(self._owners), 0)
+        if self._owners and _queue_of(self._owners[0])[:3] == self._begin[:3]:
+            self.first = _Key(0, self._begin.queue_offset)
+
+    def rows(self, slots: np.ndarray, _wanted: InFlightFilter) -> np.ndarray:
+        """Return the rows of the deliveries that belong to the queues of the page."""
+        table = self._pops.table
+        numbers = np.frombuffer(table.owners, dtype=np.uint32)[slots]
+        ranks = self._ranks[np.minimum(numbers, len(self._ranks) - 1)]
+        is_on_page = ranks >= 0
+        slots, ranks = slots[is_on_page], ranks[is_on_page]
+        ids = np.frombuffer(table.ids, dtype=np.int64)[slots]
+        starts = np.frombuffer(table.starts, dtype=np.int64)[slots]
+        ends = starts + np.frombuffer(table.counts, dtype=np.uint8)[slots]
+        # Of the first queue, deliveries that end before the page begins are left out.
+        flags = np.frombuffer(table.flags, dtype=np.uint8)[slots]
+        has_gaps = (ranks == 0) & (flags & FLAG_GAPS != 0) & (starts < self.first.minor)
+        for i in np.flatnonzero(has_gaps).tolist():
+            ends[i] = table.end_of(int(slots[i]))
+        is_behind = (ranks != 0) | (ends > self.first.minor)
+        rows = np.stack([ranks, starts, slots, ids], axis=1)[is_behind]
+        matching: np.ndarray = rows[rows[:, 3] >= self._void_before[rows[:, 0]]]
+        return matching
+
+    def spanning_count(self, rows: np.ndarray) -> int:
+        """Return how many deliveries of the first queue begin before the page and reach into it."""
+        return int(np.count_nonzero((rows[:, 0] == 0) & (rows[:, 1] <= self.first.minor)))
+
+    def key(self, row: Sequence[int], index: int) -> _Key:
+        """Return the key of a message."""
+        return _Key(row[0], self._pops.table.offset_of(row[2], index))
+
+    def position(self, key: _Key) -> QueuePosition:
+        """Return the position of a key."""
+        if key.major < len(self._owners):
+            queue = _queue_of(self._owners[key.major])
+            return queue._replace(queue_offset=key.minor)
+        assert self._next_owner is not None, "a page ends with its queues only if there are others"
+        return self._next_owner
+
+
+def _queue_of(progress: PopProgress) -> QueuePosition:
+    return QueuePosition(progress.group_id, progress.topic_id, progress.queue.queue_id)
+
+
+def _is_wanted(pops: PopState, progress: PopProgress, wanted: InFlightFilter) -> bool:
+    """Whether a listing has the deliveries of a queue of a group."""
+    if wanted.group_ids is not None and progress.group_id not in wanted.group_ids:
+        return False
+    if pops.is_deleted(progress):
+        return False
+    if wanted.topic_id is not None and progress.named_topic_id != wanted.topic_id:
+        return False
+    is_retry = progress.named_topic_id != progress.topic_id
+    queue_id = progress.queue.queue_id
+    return wanted.queue_id is None or (queue_id == wanted.queue_id and not is_retry)

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.message import Reason, TimerReason
-from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, QueueOffset, TopicId
+from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.pop.linked_lists import NIL
@@ -22,8 +22,14 @@ from tidemill.broker.engine.pop.queue_queries import (
     locking_slots,
 )
 from tidemill.broker.engine.pop.state import PopState
-from tidemill.broker.engine.queries.all_in_flight import InFlightWalk, PlaceInQueues
-from tidemill.broker.engine.queries.in_flight import InFlightLook, Place, Wanted
+from tidemill.broker.engine.queries.in_flight import (
+    InFlightFilter,
+    InFlightListing,
+    PopOrder,
+    PopPosition,
+    QueueOrder,
+    QueuePosition,
+)
 from tidemill.broker.engine.queries.pull import QueuePull
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.engine.store.segment import Record
@@ -389,30 +395,21 @@ class Inspection:
         )
 
     def in_flight(
-        self, wanted: Wanted, *, after: Place | None, before_id: int, max_messages: int
-    ) -> InFlightLook:
-        """Begin to look for what a group has in flight."""
-        return InFlightLook(
-            self._store,
-            self._pops,
-            self._tally,
-            wanted,
-            after=after,
-            before_id=before_id,
-            max_messages=max_messages,
+        self, wanted: InFlightFilter, *, after: PopPosition | None, max_messages: int
+    ) -> InFlightListing[PopPosition]:
+        """Begin a page of messages in flight, by pop time."""
+        order = PopOrder(self._pops, after)
+        return InFlightListing(
+            self._store, self._pops, self._tally, wanted, order, max_messages=max_messages
         )
 
-    def all_in_flight(
-        self, group_ids: frozenset[GroupId] | None, *, first: PlaceInQueues, max_messages: int
-    ) -> InFlightWalk:
-        """Begin a page of what groups have in flight, in the order of their queues."""
-        return InFlightWalk(
-            self._store,
-            self._pops,
-            self._tally,
-            group_ids=group_ids,
-            first=first,
-            max_messages=max_messages,
+    def in_flight_by_queue(
+        self, wanted: InFlightFilter, *, first: QueuePosition, max_messages: int
+    ) -> InFlightListing[QueuePosition]:
+        """Begin a page of messages in flight, by consumer group, topic, queue and offset."""
+        order = QueueOrder(self._pops, self._tally, wanted, first)
+        return InFlightListing(
+            self._store, self._pops, self._tally, wanted, order, max_messages=max_messages
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.engine.layout.numbers import QueueId
-from tidemill.broker.engine.queries.in_flight import Place, Wanted
+from tidemill.broker.engine.queries.in_flight import InFlightFilter, PopPosition
 from tidemill.broker.server.admin.lookup import check_queue_id, find_group, find_topic
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.broker.server.wire import config_log
@@ -15,7 +15,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.queries.in_flight import InFlight, InFlightLook
+    from tidemill.broker.engine.queries.in_flight import InFlight, InFlightListing
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
@@ -33,20 +33,21 @@ class DeliveryAdmin:
         """Return a page of a consumer group's deliveries, by pop time; each slice takes a round."""
         count = min(request.page_size or PAGE_MAX, PAGE_MAX)
 
-        def begin(engine: Engine, _turn: Turn) -> InFlightLook:
-            return _look(engine, request.filter, _after(request), max_messages=count)
+        def begin(engine: Engine, _turn: Turn) -> InFlightListing[PopPosition]:
+            return _listing(engine, request.filter, _after(request), max_messages=count)
 
-        look, reply, has_more = await in_round(self._rounds, begin), pb.GetDeliveriesReply(), True
+        listing = await in_round(self._rounds, begin)
+        reply, has_more = pb.GetDeliveriesReply(), True
 
         def step(engine: Engine, turn: Turn) -> bool:
-            more = look.step(turn.now_ms)
-            reply.deliveries.extend([_rendered(engine, one) for one in look.take()])
+            more = listing.step(turn.now_ms)
+            reply.deliveries.extend([_rendered(engine, one) for one in listing.take()])
             return more
 
         while has_more:
             has_more = await in_round(self._rounds, step)
-        if look.end is not None:
-            reply.end.CopyFrom(_place(look.end))
+        if listing.next_position is not None:
+            reply.end.CopyFrom(_place(listing.next_position))
         return reply
 
     async def GetHeld(self, request: pb.GetHeldRequest) -> pb.GetHeldReply:
@@ -69,12 +70,12 @@ class DeliveryAdmin:
         Raises Overloaded if it is full at the first delivery.
         """
         reply, has_more = pb.ReleaseDeliveriesReply(), True
-        last: Place | None = _after(request)
+        last = stop = _after(request)
 
-        def begin(engine: Engine, _turn: Turn) -> InFlightLook:
+        def begin(engine: Engine, _turn: Turn) -> InFlightListing[PopPosition]:
             # Excludes later pops, which may deliver the released messages again.
             reply.before_id = request.before_id or engine.log.log_end
-            return _look(
+            return _listing(
                 engine,
                 request.filter,
                 _after(request),
@@ -82,12 +83,12 @@ class DeliveryAdmin:
                 before_id=reply.before_id,
             )
 
-        look = await in_round(self._rounds, begin)
+        listing = await in_round(self._rounds, begin)
 
         def step(engine: Engine, turn: Turn) -> bool:
-            nonlocal last
-            more = look.step(turn.now_ms)
-            for found in look.take():
+            nonlocal last, stop
+            more = listing.step(turn.now_ms)
+            for found in listing.take():
                 if request.dry_run:
                     reply.count += 1
                     continue
@@ -99,9 +100,10 @@ class DeliveryAdmin:
                 except Overloaded:
                     if not reply.count or last is None:
                         raise
-                    look.end = last
+                    stop = last
                     return False
-                last = found.place
+                last = found.position
+            stop = listing.next_position
             return more
 
         try:
@@ -110,19 +112,19 @@ class DeliveryAdmin:
         finally:
             if reply.count and not request.dry_run:
                 config_log.deliveries_released(request.filter, reply.count, by=request.asked_by)
-        if look.end is not None:
-            reply.end.CopyFrom(_place(look.end))
+        if stop is not None:
+            reply.end.CopyFrom(_place(stop))
         return reply
 
 
-def _look(
+def _listing(
     engine: Engine,
     selection: pb.DeliveryFilter,
-    after: Place | None,
+    after: PopPosition | None,
     *,
     max_messages: int,
     before_id: int | None = None,
-) -> InFlightLook:
+) -> InFlightListing[PopPosition]:
     group = find_group(engine, selection.group)
     topic = find_topic(engine, selection.topic) if selection.topic else None
     queue_id = QueueId(selection.queue_id) if selection.HasField("queue_id") else None
@@ -130,27 +132,24 @@ def _look(
         if topic is None:
             raise BadRequest("a filter by queue needs a topic; name the topic of the queue")
         check_queue_id(topic, queue_id)
-    return engine.inspection.in_flight(
-        Wanted(
-            group.id,
-            None if topic is None else topic.id,
-            queue_id,
-            selection.client_id,
-            selection.message_id,
-        ),
-        after=after,
+    wanted = InFlightFilter(
+        group_ids=frozenset([group.id]),
+        topic_id=None if topic is None else topic.id,
+        queue_id=queue_id,
+        client_id=selection.client_id,
+        message_id=selection.message_id,
         before_id=engine.log.log_end if before_id is None else before_id,
-        max_messages=max_messages,
     )
+    return engine.inspection.in_flight(wanted, after=after, max_messages=max_messages)
 
 
-def _after(request: pb.GetDeliveriesRequest | pb.ReleaseDeliveriesRequest) -> Place | None:
+def _after(request: pb.GetDeliveriesRequest | pb.ReleaseDeliveriesRequest) -> PopPosition | None:
     if not request.HasField("after"):
         return None
-    return Place(request.after.since_ms, request.after.slot, request.after.index)
+    return PopPosition(request.after.since_ms, request.after.slot, request.after.index)
 
 
-def _place(place: Place) -> pb.DeliveryPosition:
+def _place(place: PopPosition) -> pb.DeliveryPosition:
     return pb.DeliveryPosition(
         since_ms=place.popped_at_ms, slot=place.slot, index=place.message_index
     )
@@ -167,6 +166,6 @@ def _rendered(engine: Engine, found: InFlight) -> pb.InFlight:
         client_id=found.client_id,
         until_ms=found.delivery.visible_at_ms,
         renews=found.renews,
-        is_on_its_way=found.is_on_its_way,
-        place=_place(found.place),
+        is_on_its_way=found.is_handover_pending,
+        place=_place(found.position),
     )

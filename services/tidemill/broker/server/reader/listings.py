@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
-from tidemill.broker.engine.queries.all_in_flight import PlaceInQueues
+from tidemill.broker.engine.queries.in_flight import InFlightFilter, QueuePosition
 from tidemill.broker.engine.timer.pending import PendingQuery
 from tidemill.broker.server.reader.event_pages import EventPages
 from tidemill.broker.server.reader.progress_pages import ProgressPage
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.layout.numbers import GroupId, TopicId
     from tidemill.broker.engine.metadata.catalog import Catalog
-    from tidemill.broker.engine.queries.all_in_flight import InFlightWalk
-    from tidemill.broker.engine.queries.in_flight import InFlight
+    from tidemill.broker.engine.queries.in_flight import InFlight, InFlightListing
     from tidemill.broker.engine.timer.pending import PendingTimer, PendingWalk
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
@@ -125,25 +124,26 @@ class BrokerReader:
 
     async def ListInFlight(self, request: pb.ListInFlightRequest) -> pb.ListInFlightReply:
         """Return a page of deliveries in flight, by queue."""
-        first = PlaceInQueues(*_numbers(request.cursor, count=4))
+        first = QueuePosition(*_numbers(request.cursor, count=4))
         reply = pb.ListInFlightReply()
         group_ids = await self._named(request, reply, request.groups, _id_of_group, _no_group)
 
-        def begin(engine: Engine, _turn: Turn) -> InFlightWalk:
-            return engine.inspection.all_in_flight(
-                group_ids, first=first, max_messages=ITEMS_A_PAGE
+        def begin(engine: Engine, _turn: Turn) -> InFlightListing[QueuePosition]:
+            return engine.inspection.in_flight_by_queue(
+                InFlightFilter(group_ids), first=first, max_messages=ITEMS_A_PAGE
             )
 
-        walk = await self._slice(begin)
-        while await self._slice(lambda _engine, turn: walk.step(turn.now_ms)):
-            pass
+        listing = await self._slice(begin)
 
-        def render(engine: Engine, _turn: Turn) -> None:
-            found = (_in_flight(engine, one) for one in walk.found)
+        def step(engine: Engine, turn: Turn) -> bool:
+            has_more = listing.step(turn.now_ms)
+            found = (_in_flight(engine, one) for one in listing.take())
             reply.items.extend(one for one in found if one is not None)
+            return has_more
 
-        await self._slice(render)
-        reply.cursor = ".".join(map(str, walk.next_place or ()))
+        while await self._slice(step):
+            pass
+        reply.cursor = ".".join(map(str, listing.next_position or ()))
         return reply
 
     async def _named(
