@@ -208,15 +208,15 @@ def check_dead(running: Standalone, rest: httpx.Client, name: str) -> None:
     shown = group_of(rest, name)
     assert (shown["state"], shown["reachable"]) == ("draining", False)
     assert "left" not in shown, "nobody knows"
-    assert "not known" in tidemill(running, "broker-group", "status", name).stdout
+    assert "backlog unknown" in tidemill(running, "broker-group", "status", name).stdout
     assert rest.delete(f"/broker-groups/{name}?dryRun=true").status_code == 409
     assert not rest.delete(f"/broker-groups/{name}").is_success
     forced = ("broker-group", "remove", name, "--force")
-    nobody_knows = "what is left there is given up, and nobody knows what that is"
-    assert nobody_knows in tidemill(running, *forced, "--dry-run").stdout
+    unknown_backlog = "its backlog is given up; its size is unknown"
+    assert unknown_backlog in tidemill(running, *forced, "--dry-run").stdout
     assert group_of(rest, name)["state"] == "draining"
     removed = tidemill(running, *forced, "--yes")
-    assert removed.stdout == f"broker group {name} is removed: {nobody_knows}\n"
+    assert removed.stdout == f"broker group {name} is removed: {unknown_backlog}\n"
     assert rest.get(f"/broker-groups/{name}").status_code == 404
     # Its places are the others': each message group is stored somewhere.
     for n in range(COUNT):
@@ -384,7 +384,7 @@ def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
         assert found["unreachable"] == ["broker-2"]
         assert found["total"]["lag"] == COUNT - len(lost)
         shown = tidemill(running, "group", "progress", "billing")
-        assert "broker-2 could not be reached" in shown.stderr
+        assert "broker-2 is unreachable" in shown.stderr
         # A change of all is done at none.
         refused = begin_to_read(rest)
         assert (refused["status"], refused["title"]) == (503, "BrokerGroupUnreachable")
@@ -405,7 +405,7 @@ def test_what_a_broker_group_has_that_cannot_be_reached_is_said_to_be_missing(
         assert rest.get("/groups/billing").json()["name"] == "billing"
         listed = tidemill(running, "topic", "list")
         assert "orders" in listed.stdout
-        assert "broker-0 could not be reached: this is what the others know" in listed.stderr
+        assert "broker-0 is unreachable; its part of the list is missing" in listed.stderr
     assert "unreachable" not in progress(rest)
 
 

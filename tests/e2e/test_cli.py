@@ -211,7 +211,7 @@ def test_what_takes_something_away_asks_first(running: Standalone, verb: str) ->
     refused = tidemill(*verb.split(), admin=running.admin)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "--yes" in refused.stderr
-    assert "no terminal" in refused.stderr
+    assert "not a terminal" in refused.stderr
     denied, told = at_a_terminal(*verb.split(), answer="n", admin=running.admin)
     assert (denied, "sure" in told) == (1, True)
     planned = tidemill(*verb.split(), "--dry-run", admin=running.admin)

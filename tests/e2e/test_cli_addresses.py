@@ -74,7 +74,7 @@ def test_tls_to_a_port_without_it() -> None:
     with served(api()) as address:
         status, said = told("--admin", f"https://{address}")
         assert (status, told("--admin", address)[0]) == (3, 0)
-    assert f"does not speak TLS there: try --admin http://{address}" in said
+    assert f"does not use TLS; try --admin http://{address}" in said
 
 
 def test_plain_http_to_a_port_with_tls(certificates: Certificates) -> None:
@@ -103,8 +103,8 @@ def test_no_token_and_a_wrong_one(tmp_path: Path) -> None:
         without, wrong = told("--admin", address), told("--admin", address, "--token=b")
         assert told("--admin", address, "--token-file", str(file))[0] == 0
     assert (without[0], wrong[0]) == (1, 1)
-    assert "wants a token; name its file with --token-file" in without[1]
-    assert "the token is not that of the API" in wrong[1]
+    assert "requires a token; give its file with --token-file" in without[1]
+    assert "has another token" in wrong[1]
     assert "b" not in wrong[1].split()
 
 
@@ -113,7 +113,7 @@ def test_an_address_of_something_else(command: str) -> None:
     with served(FastAPI()) as address:
         status, said = told("--admin", address, command=command)
     assert status == 1
-    assert "not as the admin API does" in said
+    assert "not an answer of the admin API" in said
     assert "--admin" in said
 
 
@@ -126,4 +126,4 @@ def test_a_page_in_place_of_an_answer() -> None:
 
     with served(inner) as address:
         status, said = told("--admin", address)
-    assert (status, "not as the admin API does" in said) == (1, True)
+    assert (status, "not an answer of the admin API" in said) == (1, True)

@@ -123,7 +123,7 @@ def check_told(running: Standalone, plain: list[v2.Message], pushed: list[v2.Mes
     shown = tidemill(running, "delivery", "ls", GROUP, "--client=pusher", "--limit=1")
     assert shown.stdout.splitlines()[0].split("  ")[0] == "TOPIC"
     assert "pusher" in shown.stdout
-    assert "there are more than these 1" in shown.stderr
+    assert "there are more than 1 messages" in shown.stderr
 
 
 def check_release(running: Standalone, plain: list[v2.Message], pushed: list[v2.Message]) -> None:

@@ -17,9 +17,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="""List, add, drain and remove broker groups.
 
-A broker group is one log with its broker. Several share the messages of all topics; the home is
-the one that decides about topics, consumer groups and the others. One that is to go is drained
-first: it takes no new messages, and consumers empty it. Then it is removed.
+A broker group is one log. Several broker groups share the messages of all topics. The home decides
+about topics, consumer groups and the list of broker groups. To remove a broker group, drain it
+first: it stores no new messages, and consumers empty it.
 
 * `tidemill broker-group add broker-3 10.0.0.7:10911`
 * `tidemill broker-group drain broker-3 --wait`
@@ -27,17 +27,17 @@ first: it takes no new messages, and consumers empty it. Then it is removed.
 """,
 )
 
-WAIT_S = 1.0  # between two looks whether a broker group is empty
+WAIT_S = 1.0  # between two checks of a draining broker group
 COLUMNS = ("BROKER GROUP", "STATE", "ADDRESS", "EPOCH", "REACHABLE", "LEFT", "REASON")
 
 Name = Annotated[str, typer.Argument(help="Name of the broker group, as `ls` shows it.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command("ls")
 def list_broker_groups(context: typer.Context) -> None:
-    """List the broker groups, the home first, and what is left at those that drain.
+    """List the broker groups, the home first, with the backlog of draining ones.
 
     Example: tidemill broker-group ls
     """
@@ -50,10 +50,10 @@ def show_broker_group(
     context: typer.Context,
     name: Name,
     is_watched: Annotated[
-        bool, typer.Option("--watch", "-w", help="Look again until it is empty, or Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Repeat until it is empty, or until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show a broker group; of a draining one what is left there.
+    """Show a broker group, and its backlog if it is draining.
 
     Examples:
     * `tidemill broker-group status broker-1`
@@ -74,18 +74,18 @@ def show_broker_group(
 @app.command("add")
 def add_broker_group(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The name that its broker was started with.")],
-    address: Annotated[str, typer.Argument(help="host:port at which it serves the others.")],
+    name: Annotated[str, typer.Argument(help="Name that its broker was started with.")],
+    address: Annotated[str, typer.Argument(help="host:port of its broker for other processes.")],
     is_forced: Annotated[
-        bool, typer.Option("--force", help="Also where no broker of that name answers there.")
+        bool, typer.Option("--force", help="Add it even if no broker of this name answers there.")
     ] = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Add a broker group, or take one back that drains; its store must have no topics of its own.
+    """Add a broker group without topics, or end the drain of one.
 
-    Start its broker first: `tidemill broker --name broker-3 --data-dir DIR`. With another address
-    it moves the broker group there. A broker of that name has to answer at the address.
+    Start its broker first: `tidemill broker --name broker-3 --data-dir DIR`. A broker of this name
+    must answer at the address. For a member, another address moves it there.
 
     Examples:
     * `tidemill broker-group add broker-3 10.0.0.7:10911`
@@ -100,8 +100,8 @@ def add_broker_group(
         check_is_sure("broker-group add --force", is_sure=is_sure)
         if not is_sure:
             confirm(
-                f"Add {name} though no broker of that name may answer at {address}? Messages of"
-                f" message groups that get a place there are refused until one does."
+                f"Add {name} even if no broker of this name answers at {address}? Until one does,"
+                f" messages of the message groups that are placed there are rejected."
             )
     done = call(context, "PUT", path, body=body)
     group = done["group"]
@@ -113,15 +113,15 @@ def drain_broker_group(
     context: typer.Context,
     name: Name,
     is_waiting: Annotated[
-        bool, typer.Option("--wait", help="End when it is empty; say what is left meanwhile.")
+        bool, typer.Option("--wait", help="Wait until it is empty, and print its backlog.")
     ] = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Let a broker group have no more new messages, so that it can be removed when it is empty.
+    """Stop new messages to a broker group, so that it can be removed when it is empty.
 
-    Consumers go on with what it has. Sends to message groups that have their place there are
-    refused until it is removed. `tidemill broker-group add` takes it back.
+    Consumers continue to receive its messages. Sends to message groups that are placed there are
+    rejected until it is removed. `tidemill broker-group add` ends the drain.
 
     Examples:
     * `tidemill broker-group drain broker-1 --dry-run`
@@ -130,13 +130,13 @@ def drain_broker_group(
     path = f"/broker-groups/{segment(name)}:drain"
     if is_dry:
         planned = call(context, "POST", path, query={"dryRun": "true"})
-        say(context, planned, f"broker group {name} would take no more messages")
+        say(context, planned, f"broker group {name} would store no new messages")
         return
     check_is_sure("broker-group drain", is_sure=is_sure)
     if not is_sure:
         call(context, "POST", path, query={"dryRun": "true"})
         confirm(
-            f"Let {name} have no more messages? Message groups with a place there wait until it is"
+            f"Stop new messages to {name}? Message groups that are placed there wait until it is"
             f" removed."
         )
     done = call(context, "POST", path)
@@ -148,7 +148,7 @@ def drain_broker_group(
         group = _get(context, name)
         _say_left(context, group)
         if group["state"] != "draining":
-            fail(f"{name} was taken back: it is not draining any more", EXIT_REFUSED)
+            fail(f"the drain of {name} was ended by another command", EXIT_REFUSED)
         return not _is_empty(group)
 
     watch(look, WAIT_S)
@@ -159,21 +159,21 @@ def remove_broker_group(
     context: typer.Context,
     name: Name,
     is_forced: Annotated[
-        bool, typer.Option("--force", help="Give up what is left there, known or not.")
+        bool, typer.Option("--force", help="Give up its backlog, even an unknown one.")
     ] = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Remove a broker group that drains and is empty; its places go to the others.
+    """Remove a draining, empty broker group; its message groups move to the others.
 
-    It says what is left where it is not empty, by topic and consumer group. A group has what is
-    behind its position; one that has never polled anything may begin with any topic, so all there
-    is counts for it: let it poll once, or delete it. One that pulls, as an archive does, has what
-    is behind the offset that it told. Its broker can be stopped afterwards.
+    If it is not empty, the command prints its backlog by topic and consumer group. The backlog of a
+    consumer group begins at its position. A consumer group that never polled may start with any
+    topic, so every message counts for it: let it poll once, or delete it. The backlog of a group
+    that pulls, such as an archive, begins at its pull offset. Afterwards the broker can be stopped.
 
-    With `--force` it is removed whatever is left, and also where it cannot be reached. What was
-    left stays in its data directory, and comes back when it is added again: messages of message
-    groups then come behind what was sent meanwhile.
+    `--force` removes it with its backlog, even if it is unreachable. The backlog stays in its data
+    directory. If you add the broker group again, the messages return; those of message groups are
+    then delivered after newer ones.
 
     Examples:
     * `tidemill broker-group remove broker-1`
@@ -199,22 +199,21 @@ def remove_broker_group(
 
 
 def _given_up(group: Json) -> str:
-    """Return in words what a removal gives up."""
+    """Describe the backlog that a removal gives up."""
     if "left" in group:
         if _is_empty(group):
-            return "nothing is left there"
+            return "it is empty"
         return f"{_counts(group['left'])} are given up{_items(group['left'])}"
     if "lastLeft" in group:
         last = group["lastLeft"]
         return (
-            f"what is left there is given up, at {utc(last['atMs'])} that was"
-            f" {_counts(last)}{_items(last)}"
+            f"its backlog is given up; at {utc(last['atMs'])} it was {_counts(last)}{_items(last)}"
         )
-    return "what is left there is given up, and nobody knows what that is"
+    return "its backlog is given up; its size is unknown"
 
 
 def _items(left: Json) -> str:
-    """Return in words of which topics and groups something is left, as a part of a sentence."""
+    """Describe the backlog by topic and consumer group, as a part of a sentence."""
     named = _named_items(left)
     return f" ({'; '.join(named)})" if named else ""
 
@@ -275,11 +274,11 @@ def _row(group: Json) -> tuple[object, ...]:
 
 
 def _left(group: Json) -> str:
-    """Return in words what is left at a broker group."""
+    """Describe the backlog of a broker group."""
     if group["state"] != "draining":
-        return "active, nothing is counted"
+        return "active, not counted"
     if "left" not in group:
-        return "what is left is not known"
+        return "backlog unknown"
     if _is_empty(group):
         return "empty: it can be removed"
     return _counts(group["left"])

@@ -14,10 +14,10 @@ from tidemill.common.times import span, utc
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Show the replicas of broker groups, and who is master; move it.
+    help="""Show the replicas of broker groups, and move the master.
 
-A broker group has several replicas of one log. One of them is the master; those that are in sync
-have all that was acknowledged, and one of them takes over when the master fails.
+A broker group can have several replicas of one log. One of them is the master. Replicas in sync
+have all acknowledged messages, and one of them takes over when the master fails.
 
 * `tidemill cluster status`
 * `tidemill cluster history broker-0`
@@ -26,18 +26,18 @@ have all that was acknowledged, and one of them takes over when the master fails
 """,
 )
 
-WAIT_PERIOD_S: Final = 0.3  # a transfer takes about as long
+WAIT_PERIOD_S: Final = 0.3  # about the time of a transfer
 
 STATUS = ("BROKER GROUP", "REPLICA", "ROLE", "ADDRESS", "EPOCH", "LAG", "SILENT", "ALARM")
 HISTORY = ("BROKER GROUP", "EPOCH", "AT", "FROM", "TO", "SENDS AWAY", "CUT", "REASON")
 
 Name = Annotated[str, typer.Argument(help="Name of the broker group, as `status` shows it.")]
-AnyName = Annotated[str, typer.Argument(help="Name of a broker group; without: all of them.")]
+AnyName = Annotated[str, typer.Argument(help="Broker group. Default: all.")]
 
 
 @app.command("status")
 def show_status(context: typer.Context, name: AnyName = "") -> None:
-    """Show all replicas: who is master, who is in sync, how far the others are behind.
+    """Show all replicas: role, sync state and lag.
 
     Examples:
     * `tidemill cluster status`
@@ -49,11 +49,11 @@ def show_status(context: typer.Context, name: AnyName = "") -> None:
 
 @app.command("history")
 def show_history(context: typer.Context, name: AnyName = "") -> None:
-    """Show the last elections: who took over from whom, when and why.
+    """Show the last elections: old and new master, time and reason.
 
-    SENDS AWAY is how long nobody answered sends, from the loss of the master to the first commit of
-    the next one. CUT is what a replica had that the new master did not: nobody was told that any of
-    it is stored, unless LOST stands there. The REST API has a page of it, at `/history`.
+    SENDS AWAY is the time without answers to sends, from the loss of the master to the first commit
+    of the next master. CUT is the part of the log of a replica that the new master did not have. No
+    message in it was acknowledged, unless LOST is shown. The REST API has a page at `/history`.
 
     Example: tidemill cluster history broker-0
     """
@@ -66,15 +66,15 @@ def transfer_master(
     context: typer.Context,
     name: Name,
     target: Annotated[
-        int | None, typer.Option("--to", min=0, help="Number of the replica; without: any.")
+        int | None, typer.Option("--to", min=0, help="Number of the replica. Default: any.")
     ] = None,
     is_waiting: Annotated[
-        bool, typer.Option("--wait", help="Until it is done; status 1 where it is not.")
+        bool, typer.Option("--wait", help="Wait for the transfer. Exit with 1 if it fails.")
     ] = False,
 ) -> None:
-    """Let another replica be master, by a planned transfer: sends pause for a moment.
+    """Make another replica master by a planned transfer; sends pause for a moment.
 
-    It is asked for, and given up after half a minute where it does not come about.
+    The controller gives up a transfer that has not happened after half a minute.
 
     Example: tidemill cluster transfer broker-0 --to 1 --wait
     """
@@ -97,13 +97,13 @@ def transfer_master(
 def drain_replica(
     context: typer.Context,
     replica: Annotated[str, typer.Argument(help="Broker group and number, like broker-0-1.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let it count again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Make it a full replica again.")] = False,
 ) -> None:
-    """Empty one replica of its duties, before its machine or its pod is taken away.
+    """Retire one replica, before its machine or pod is removed.
 
-    It hands over where it is master, and nobody waits for it any more. It goes on copying, so that
-    `--undo` brings it back in a moment. `status` shows it as retired when it is done. Refused where
-    too few would be left. All of a group is drained by `tidemill broker-group drain`.
+    A master hands over first. Afterwards no send waits for the replica. It continues to copy the
+    log, so `--undo` takes a moment. `status` shows it as retired. The command is rejected if too
+    few replicas would remain. To drain a whole broker group, use `tidemill broker-group drain`.
 
     Examples:
     * `tidemill cluster drain broker-0-1`
@@ -111,38 +111,39 @@ def drain_replica(
     """
     name, dash, number = replica.rpartition("-")
     if not (dash and name and number.isdecimal()):
-        fail(f"{replica} is no replica: say group and number, like broker-0-1", EXIT_USAGE)
+        fail(f"{replica} is not a replica; give group and number, such as broker-0-1", EXIT_USAGE)
     body: Json = {"replica": int(number), "undo": undo}
     done = call(context, "POST", f"/replicas/{segment(name)}:drain", body=body)
     found: Json = next((one for one in done["replicas"] if one["replica"] == int(number)), {})
     if undo:
-        said = "counts again, when it has caught up"
+        result = "is a full replica again when it has caught up"
     elif found.get("role") == "retired":
-        said = "is retired: nothing waits for it, and it may go"
+        result = "is retired; it can be removed"
     elif found.get("role") == "master":
-        said = "hands over: it is retired when another replica is master"
+        result = "hands over; it retires when another replica is master"
     else:
-        said = "is retired as soon as the others can do without it"
-    say(context, done, f"replica {number} of broker group {name} {said}")
+        result = "retires when the other replicas no longer need it"
+    say(context, done, f"replica {number} of broker group {name} {result}")
 
 
 @app.command("min-in-sync")
 def set_min_in_sync(
     context: typer.Context,
     name: Name,
-    count: Annotated[int, typer.Argument(min=1, max=7, help="How many replicas.")],
+    count: Annotated[int, typer.Argument(min=1, max=7, help="Number of replicas.")],
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Say how many replicas must have a message before it is acknowledged.
+    """Set how many replicas must have a message before it is acknowledged.
 
-    With fewer in sync nothing is. With 1 a group goes on while the other replicas are gone, and an
-    OK may be of a message that only its master has. On Kubernetes the values say it: `minInSync`.
+    With fewer replicas in sync, no message is acknowledged. With 1, a broker group continues while
+    the other replicas are down, and an OK may mean one disk. On Kubernetes, set the value
+    `minInSync`.
 
     Example: tidemill cluster min-in-sync broker-0 1
     """
     if count == 1 and not is_sure:
         check_is_sure("cluster min-in-sync", is_sure=is_sure)
-        confirm(f"Let {name} acknowledge messages that only one replica has?")
+        confirm(f"Acknowledge messages of {name} that only one replica has?")
     body: Json = {"minInSync": count}
     done = call(context, "POST", f"/replicas/{segment(name)}:setMinInSync", body=body)
     say(
@@ -158,17 +159,17 @@ def forget_group(
     name: Name,
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Take away what controllers know of a broker group whose replicas are gone.
+    """Delete the record of a broker group whose replicas have ended.
 
-    For a group that was removed, and for one that a misspelt name has made. Refused until all of
-    its replicas have ended, or are silent for half a minute. Its stores are not touched. Replicas
-    that come back all the same are led again when `tidemill cluster replace` says by whom.
+    Use it for a broker group that was removed or misspelt. The command is rejected until all
+    replicas have ended or were silent for half a minute. It does not touch their stores. If the
+    replicas return, choose their master with `tidemill cluster replace`.
 
     Example: tidemill cluster forget broker-7
     """
     check_is_sure("cluster forget", is_sure=is_sure)
     if not is_sure:
-        confirm(f"Forget which replica of {name} has everything?")
+        confirm(f"Delete the record of {name}, which names its complete replicas?")
     done = call(context, "DELETE", f"/replicas/{segment(name)}")
     say(context, done, f"broker group {name} is forgotten")
 
@@ -181,17 +182,17 @@ def replace_master(
     reason: Annotated[str, typer.Option("--reason", help="Why, for the history.")],
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Make a replica master at once, also where it may lack what was acknowledged.
+    """Make a replica master at once, even if it misses acknowledged messages.
 
-    The last resort, when the replicas that have everything do not come back. What it lacks is lost,
-    and `history` says how much of that was acknowledged. Where they run on somewhere out of
-    reach, end them first: until they hear of this they go on acknowledging, which is lost as well.
+    The last resort if the complete replicas do not return. The messages that the new master misses
+    are lost; `history` shows how many bytes of them were acknowledged. If complete replicas still
+    run out of reach, end them first: they continue to acknowledge messages that are lost, too.
 
     Example: tidemill cluster replace broker-0 --with 2 --reason "both other disks are gone"
     """
     check_is_sure("cluster replace", is_sure=is_sure)
     if not is_sure:
-        confirm(f"Make replica {target} of {name} its master? Messages that it lacks are lost.")
+        confirm(f"Make replica {target} of {name} its master? Messages that it misses are lost.")
     body: Json = {"target": target, "reason": reason}
     done = call(context, "POST", f"/replicas/{segment(name)}:replace", body=body)
     say(context, done, f"broker group {name}: replica {_master(done)} is master")
@@ -210,10 +211,10 @@ def _master(group: Json) -> str:
 
 
 def _replicas(group: Json) -> list[tuple[object, ...]]:
-    """Return a row for each replica; what concerns the group stands in the first."""
-    told = group.get("alarm") or group.get("notice", "")
+    """Return a row per replica; the alarm of the group stands in the first row."""
+    alarm = group.get("alarm") or group.get("notice", "")
     if not group["replicas"]:
-        return [(group["name"], "", "", "", group["epoch"], "", "", told)]
+        return [(group["name"], "", "", "", group["epoch"], "", "", alarm)]
     return [
         (
             group["name"],
@@ -223,7 +224,7 @@ def _replicas(group: Json) -> list[tuple[object, ...]]:
             group["epoch"],
             f"{one['lagBytes']} B" if "lagBytes" in one else "unknown",
             span(one["silentMs"]),
-            "" if number else told,
+            "" if number else alarm,
         )
         for number, one in enumerate(group["replicas"])
     ]
@@ -257,10 +258,10 @@ def _elections(group: Json) -> list[tuple[object, ...]]:
 
 
 def _away(one: Json) -> str:
-    """Return how long sends were away; of a group that was founded they were not."""
+    """Return the time without answers to sends; empty for the first election of a group."""
     if "awayMs" not in one or "source" not in one:
         return ""
-    # A failover takes less than a second or two: in seconds it would be nothing.
+    # A failover takes about a second, so show milliseconds.
     away_ms = one["awayMs"]
     return f"{away_ms} ms" if away_ms < 10_000 else span(away_ms)
 

@@ -22,20 +22,16 @@ from tidemill.common.prompts import confirm, warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import age, from_now
 
-app = typer.Typer(
-    no_args_is_help=True, help="List what consumers have and have not acked, and give it to others."
-)
+app = typer.Typer(no_args_is_help=True, help="List and release messages in flight.")
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
-Topic = Annotated[str | None, typer.Option(help="Only of this topic, its retries included.")]
-Queue = Annotated[
-    int | None, typer.Option(min=0, help="Only of this queue of the topic; needs --topic.")
-]
-Client = Annotated[str | None, typer.Option(help="Only what this client has, by its id.")]
+Topic = Annotated[str | None, typer.Option(help="Only this topic, with its retries.")]
+Queue = Annotated[int | None, typer.Option(min=0, help="Only this queue; needs --topic.")]
+Client = Annotated[str | None, typer.Option(help="Only deliveries to the client with this id.")]
 MessageId = Annotated[
     str | None, typer.Option("--message", metavar="ID", help="Only the message with this id.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 COLUMNS: Final = (
@@ -60,13 +56,13 @@ def list_deliveries(
     queue: Queue = None,
     client: Client = None,
     message: MessageId = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of messages.")] = 100,
 ) -> None:
-    """List the messages that consumers of a group have and have not acked, the oldest first.
+    """List the messages in flight of a consumer group, the oldest first.
 
-    ENDS is when a message goes to another consumer if nobody acks it. RENEWED `yes`: a push
-    consumer has it, and that end moves on while the consumer lives, for up to three hours; `not
-    yet`: the consumer has not told yet that it got the message.
+    ENDS is the end of the invisible duration: without an ack, another consumer then gets the
+    message. RENEWED `yes`: the end moves on while the push consumer lives, for up to three hours.
+    RENEWED `not yet`: the consumer has not confirmed that it has read the message.
 
     Examples:
     * `tidemill delivery ls billing`
@@ -81,7 +77,7 @@ def list_deliveries(
     show(context, deliveries, COLUMNS[:count], rows)
     warn_unreachable({"unreachable": unreachable})
     if has_more:
-        typer.echo(f"there are more than these {limit}; see --limit", err=True)
+        typer.echo(f"there are more than {limit} messages; raise --limit", err=True)
 
 
 @app.command("release")
@@ -93,15 +89,15 @@ def release_deliveries(
     client: Client = None,
     message: MessageId = None,
     is_all: Annotated[
-        bool, typer.Option("--all", help="All that the group has in flight; else say which.")
+        bool, typer.Option("--all", help="Release all messages of the group.")
     ] = False,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Take messages from the consumers that have them: others get them at once.
+    """Make messages in flight visible at once, so that other consumers get them.
 
-    For a consumer that hangs. The delivery counts as an attempt. What the consumer still works on
-    is done twice, and its acks are refused from then on.
+    Use it for a hanging consumer. The delivery counts as an attempt. If the consumer still works on
+    a message, the work is done twice, and its ack is rejected.
 
     Examples:
     * `tidemill delivery release billing --client worker-7@4711 --dry-run`
@@ -110,13 +106,13 @@ def release_deliveries(
     """
     body = _filter(topic=topic, queue=queue, clientId=client, messageId=message)
     if body and is_all:
-        raise typer.BadParameter("--all, or say which: not both")
+        raise typer.BadParameter("--all cannot be combined with a filter")
     if not body and not is_all:
         raise typer.BadParameter(
-            "say which: --topic, --queue, --client or --message; or --all for all of the group"
+            "no filter; give --topic, --queue, --client or --message, or --all for the whole group"
         )
     if queue is not None and topic is None:
-        raise typer.BadParameter("--queue is one of a topic: give --topic too")
+        raise typer.BadParameter("--queue needs --topic")
     if is_all:
         body["all"] = True
     path = f"/groups/{segment(group)}/deliveries:release"
@@ -131,24 +127,22 @@ def release_deliveries(
             say(context, planned, f"{count} of group {group} would be released")
             return
         confirm(
-            f"Take {count} of group {group} from their consumers? What those still work on is done"
-            f" twice then."
+            f"Release {count} of group {group}? Messages that consumers still work on are then"
+            f" processed twice."
         )
     done = call(context, "POST", path, body=body)
-    rest = "; there are more: run it again" if done["more"] else ""
+    rest = "; there are more, so run the command again" if done["more"] else ""
     say(context, done, f"{done['messages']} messages of group {group} are released{rest}")
     _warn_of_stranger(context, client, done)
     warn_unreachable(done)
 
 
 def _warn_of_stranger(context: typer.Context, client: str | None, release: Json) -> None:
-    """Say that nobody knows a client of which nothing was found: its id may be misspelt."""
+    """Warn if no message was found for an unknown client: its id may be misspelt."""
     if client is None or release["messages"]:
         return
     if call(context, "GET", f"/clients/{segment(client)}", may_miss=True) is None:
-        warn(
-            f"no client {printable(client)} is connected; `tidemill client ls` names those that are"
-        )
+        warn(f"client {printable(client)} is not connected; `tidemill client ls` lists all clients")
 
 
 def _filter(**given: Json) -> dict[str, Json]:
@@ -158,7 +152,7 @@ def _filter(**given: Json) -> dict[str, Json]:
 def _pages(
     context: typer.Context, group: str, query: dict[str, str], limit: int
 ) -> tuple[list[Json], bool, list[str]]:
-    """Collect up to `limit` messages; say whether there are more, and who was not reached."""
+    """Return up to `limit` messages, whether there are more, and unreachable broker groups."""
     found: list[Json] = []
     unreachable: set[str] = set()
     while True:
@@ -180,7 +174,7 @@ def _row(delivery: Json, now_ms: int) -> tuple[object, ...]:
         delivery["offset"],
         delivery.get("messageId"),
         delivery["attempt"],
-        printable(delivery.get("clientId", "(not known)")),
+        printable(delivery.get("clientId", "(unknown)")),
         age(delivery["sinceMs"], now_ms),
         from_now(delivery["untilMs"], now_ms),
         "not yet" if delivery["onItsWay"] else renewed,

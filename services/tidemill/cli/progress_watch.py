@@ -1,4 +1,4 @@
-"""`tidemill group progress --watch`: how fast a group is, and when it has caught up."""
+"""`tidemill group progress --watch`: rates of a consumer group, and when it has caught up."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from tidemill.cli.watching import watch
 from tidemill.common.rest_client import Json
 from tidemill.common.times import span
 
-PERIOD_S = 2.0  # long enough for a rate that means something, short enough to look at
+PERIOD_S = 2.0  # long enough for a meaningful rate, short enough to watch
 _LINE = "{:<8}  {:>10}  {:>10}  {:>9}  {:>10}  {:>10}  {}"
 HEAD = _LINE.format("TIME", "LAG", "READY", "IN FLIGHT", "IN/S", "OUT/S", "CAUGHT UP IN")
 
 
-class Pace(NamedTuple):
-    """How fast a group is, between two looks."""
+class GroupRates(NamedTuple):
+    """Rates of a consumer group between two readings."""
 
     in_per_s: float
     out_per_s: float
     caught_up_in_ms: int | None  # None: at this pace never
 
 
-def pace_of(before: Json, after: Json, elapsed_s: float) -> Pace | None:
-    """Return how fast a group was from one look to the next.
+def pace_of(before: Json, after: Json, elapsed_s: float) -> GroupRates | None:
+    """Return the rates between two readings.
 
-    None where the two do not compare: a broker group could not be asked, or a topic was deleted.
+    Return None if the readings do not compare: a broker group was unreachable, or a topic was
+    deleted.
     """
     if before.get("unreachable") or after.get("unreachable") or elapsed_s <= 0:
         return None
@@ -44,11 +45,11 @@ def pace_of(before: Json, after: Json, elapsed_s: float) -> Pace | None:
         caught_up_in_ms = round(lag * elapsed_s * 1000 / (left - arrived))
     else:
         caught_up_in_ms = None
-    return Pace(arrived / elapsed_s, left / elapsed_s, caught_up_in_ms)
+    return GroupRates(arrived / elapsed_s, left / elapsed_s, caught_up_in_ms)
 
 
-def line_of(progress: Json, pace: Pace | None, clock: str) -> str:
-    """Return one look as a line below `HEAD`."""
+def line_of(progress: Json, pace: GroupRates | None, clock: str) -> str:
+    """Return one reading as a line below `HEAD`."""
     total = progress["total"]
     if pace is None:
         rates = ("", "", "")
@@ -64,7 +65,7 @@ def line_of(progress: Json, pace: Pace | None, clock: str) -> str:
 
 
 def run(context: typer.Context, group: str) -> None:
-    """Print a line a look, the first one without rates, until Ctrl-C."""
+    """Print a line per reading until Ctrl-C; the first line has no rates."""
     path = f"/groups/{segment(group)}/progress"
     is_json = options_of(context).output is OutputFormat.JSON
     last: tuple[Json, float] | None = None
@@ -83,7 +84,7 @@ def run(context: typer.Context, group: str) -> None:
                 if pace
                 else {}
             )
-            # One look a line, for who reads them as they come.
+            # One line per reading, so that a program can read them as they come.
             typer.echo(json.dumps(progress | rates, ensure_ascii=False))
         else:
             if last is None:

@@ -1,6 +1,6 @@
-"""What every command over the REST API shares: calls, errors, and how answers are shown.
+"""Calls, errors and output of the commands that use the REST API.
 
-Exit status: 0 done, 1 refused by the API, 2 wrong usage, 3 the API cannot be reached.
+Exit status: 0 done, 1 rejected by the API, 2 wrong usage, 3 the API is unreachable.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tidemill.common.rest_client import (
 )
 
 ADMIN_URL = "http://127.0.0.1:8080"
-TIMEOUT_S = 30.0  # the API itself gives up on the broker sooner
-PAGE_SIZE = 1000  # the largest that the API allows
-# Columns of text that nobody has to copy: they are folded where a terminal is narrow. All others
-# are names, ids and numbers, which the next command is given: their lines rather run over.
+TIMEOUT_S = 30.0  # longer than the timeout of the API for a broker
+PAGE_SIZE = 1000  # the limit of the API
+# Columns of text that a narrow terminal may fold. The other columns have names, ids and numbers,
+# which users copy into the next command. They are never folded.
 FOLDED = frozenset({"BODY", "TOPICS", "REASON", "RETRY", "LEFT", "KEYS", "TAG"})
-FOLDED_WIDTH_MIN = 8  # columns: less is a word a line
-UNFOLDED_WIDTH = 10_000  # columns for a program: more than any row has, so that each is one line
+FOLDED_WIDTH_MIN = 8  # columns: below that, each line has one word
+UNFOLDED_WIDTH = 10_000  # columns if a program reads the output: each row is one line
 # The reasons that versions of OpenSSL give for bytes that are not TLS.
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
 
 
 class OutputFormat(StrEnum):
-    """How answers are shown."""
+    """Format of the output."""
 
     TABLE = "table"
     JSON = "json"
@@ -49,12 +49,12 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is given before the noun."""
+    """Options of the root command."""
 
     admin: str
     output: OutputFormat
     token: str = ""
-    ca_file: Path | None = None  # who has signed the certificate of the API
+    ca_file: Path | None = None  # authorities that signed the certificate of the API
 
 
 def call(
@@ -66,9 +66,9 @@ def call(
     query: dict[str, str] | None = None,
     may_miss: bool = False,
 ) -> Json:
-    """Call the API and return its answer; say what is wrong and exit otherwise.
+    """Call the API and return its answer. After an error, print the reason and exit.
 
-    Returns None for what is not there, where it `may_miss`.
+    With `may_miss`, return None if the API answers 404.
     """
     options = options_of(context)
     client = RestClient(
@@ -94,21 +94,21 @@ def call(
 
 
 def _remedy(options: Options, error: RestUnreachable) -> str:
-    """Return what to do about an address that gave no answer."""
+    """Return the remedy for an address without an answer."""
     is_tls = options.admin.startswith("https://")
     rest = options.admin.partition("://")[2]
     cause = error.tls_error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
-            "Its certificate is not one to trust for that name: name who has signed it with"
-            " --admin-ca-file (TIDEMILL_ADMIN_CA_FILE), and call it by a name that it holds."
+            "Its certificate is not trusted for this name. Give the authority that signed it with"
+            " --admin-ca-file (TIDEMILL_ADMIN_CA_FILE), and use a name in the certificate."
         )
     if is_tls and cause is not None and cause.reason in _NO_TLS:
-        return f"It does not speak TLS there: try --admin http://{rest}"
+        return f"The server does not use TLS; try --admin http://{rest}"
     if not is_tls and error.is_other_protocol:
         return (
-            "It listens, and does not answer plain HTTP: if it is served with TLS, try"
-            f" --admin https://{rest}; or it is the port of something else."
+            "The server does not answer plain HTTP. If it uses TLS, try"
+            f" --admin https://{rest}. Otherwise another program has this port."
         )
     return "Is it running? Start one with `tidemill standalone`, or name another with --admin."
 
@@ -123,7 +123,7 @@ def _user() -> str:
 
 
 def read_token(token: str, file: Path | None) -> str:
-    """Return the token as it is given, or as its file has it; end the command where that fails."""
+    """Return the token or the content of its file. If the file is unreadable, end the command."""
     if token or file is None:
         return token
     try:
@@ -133,10 +133,10 @@ def read_token(token: str, file: Path | None) -> str:
 
 
 def check_is_sure(command: str, *, is_sure: bool) -> None:
-    """End a command that takes something away where nobody can be asked, and --yes is missing."""
+    """End a dangerous command that cannot ask: no --yes, and standard input is not a terminal."""
     if not is_sure and not sys.stdin.isatty():
         fail(
-            f"{command} asks before it does so, and standard input is no terminal: add --yes (-y)",
+            f"{command} needs a confirmation, but standard input is not a terminal; add --yes",
             EXIT_USAGE,
         )
 
@@ -148,17 +148,17 @@ def call_pages(context: typer.Context, path: str, key: str, **filters: str) -> l
     while True:
         page = call(context, "GET", path, query=query)
         items.extend(page[key])
-        if (away := page.get("unreachable")) and "pageToken" not in query:
-            warn(f"{', '.join(away)} could not be reached: this is what the others know")
+        if (unreachable := page.get("unreachable")) and "pageToken" not in query:
+            warn(f"{', '.join(unreachable)} is unreachable; its part of the list is missing")
         if not (token := page.get("nextPageToken")):
             return items
         query["pageToken"] = token
 
 
 def segment(name: str) -> str:
-    """Return `name` as one segment of a path; names may hold % and |.
+    """Return `name` as one segment of a path; names may contain % and |.
 
-    Ends the command where `name` cannot be one: it would name another path of the API.
+    End the command if `name` is not one segment, because it would change the path.
     """
     if not name.strip() or name in {".", ".."} or "/" in name:
         raise typer.BadParameter(
@@ -184,7 +184,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    has_values = len(columns) == len(("NAME", "VALUE"))  # of one thing: the values are text
+    has_values = len(columns) == len(("NAME", "VALUE"))  # one object: the values are text
     for n, column in enumerate(columns):
         is_folded = column in FOLDED or (has_values and n == 1)
         width_min = min(FOLDED_WIDTH_MIN, len(column)) if is_folded else None
@@ -209,24 +209,24 @@ def say(context: typer.Context, answer: Json, sentence: str) -> None:
 
 
 def warn_unreachable(answer: Json) -> None:
-    """Say on standard error which broker groups, or proxies, an answer knows nothing of."""
+    """Warn about unreachable broker groups or proxies, whose part of the answer is missing."""
     if unreachable := answer.get("unreachable"):
-        warn(f"{', '.join(unreachable)} could not be reached: what it has is missing here")
+        warn(f"{', '.join(unreachable)} is unreachable; its part of the answer is missing")
 
 
 def has_several(items: Sequence[Json]) -> bool:
-    """Whether what is listed is of several broker groups, so that their names say something."""
+    """Whether the items belong to several broker groups."""
     return len({item["broker"] for item in items}) > 1
 
 
 def admin_url(address: str) -> str:
-    """Return the base of the API's addresses; plain HTTP unless `address` says otherwise."""
+    """Return the base URL of the API; plain HTTP if `address` has no scheme."""
     url = address.rstrip("/")
     return url if "://" in url else f"http://{url}"
 
 
 def options_of(context: typer.Context) -> Options:
-    """Return what was given before the noun."""
+    """Return the options of the root command."""
     options = context.obj
     assert isinstance(options, Options)
     return options
@@ -236,17 +236,17 @@ def _reason(options: Options, rejection: RestRejection) -> str:
     problem = rejection.problem
     if problem is None:
         return (
-            f"{options.admin} answered {rejection.status} {rejection.reason_phrase}, and not as the"
-            " admin API does; if another server has this address, name that of the API with --admin"
+            f"{options.admin} answered {rejection.status} {rejection.reason_phrase}, which is not"
+            " an answer of the admin API; give the address of the API with --admin"
         )
     if rejection.status != HTTPStatus.UNAUTHORIZED:
         return f"{problem.title}: {problem.detail}"
     if options.token:
         return (
-            f"{problem.title}: the token is not that of the API at {options.admin}; see"
-            " --token-file, --token and admin_token_file of the API"
+            f"{problem.title}: the API at {options.admin} has another token; check --token-file,"
+            " --token, and the setting admin_token_file of the API"
         )
     return (
-        f"{problem.title}: the API at {options.admin} wants a token; name its file with"
-        " --token-file (TIDEMILL_ADMIN_TOKEN_FILE), or give it with --token"
+        f"{problem.title}: the API at {options.admin} requires a token; give its file with"
+        " --token-file (TIDEMILL_ADMIN_TOKEN_FILE), or the token with --token"
     )

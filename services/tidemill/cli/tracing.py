@@ -1,4 +1,4 @@
-"""A message's journey as a timeline, for `tidemill message trace`."""
+"""The trace of a message as a timeline, for `tidemill message trace`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MIB = 1 << 20
 
 
 def follow(context: typer.Context, message_id: str) -> Json:
-    """Return all that happened to a message, with what cannot be known of it.
+    """Return all events of a message, with unreachable broker groups and damaged bytes.
 
-    Says on a terminal how much log is left to be read, and ends early at Ctrl-C.
+    A terminal shows how much of the log remains to be read. Ctrl-C ends the search early.
     """
     path = f"/messages/{segment(message_id)}/trace"
     events: list[Json] = []
@@ -35,9 +35,9 @@ def follow(context: typer.Context, message_id: str) -> Json:
             cursor = page.get("cursor", "")
             if not cursor:
                 break
-            _tell(f"{page['leftBytes'] // _MIB} MiB of log are left to be read")
+            _show_progress(f"{page['leftBytes'] // _MIB} MiB of log remain to be read")
     except KeyboardInterrupt:
-        typer.echo("stopped: what follows is not all", err=True)
+        typer.echo("stopped; the following list is incomplete", err=True)
     events.sort(key=lambda event: (event["atMs"], event["broker"], event["position"]))
     answer: Json = {"messageId": message_id, "events": events}
     if cursor:
@@ -50,16 +50,16 @@ def follow(context: typer.Context, message_id: str) -> Json:
 
 
 def warn_damaged(journey: Json) -> None:
-    """Say how much of the logs could not be read."""
+    """Warn about damaged parts of the logs."""
     for broker, size in sorted(journey.get("damagedBytes", {}).items()):
         typer.echo(
-            f"{size} bytes of the log of {broker} are damaged: what they told of the message, if"
-            " anything, is not among this",
+            f"{size} bytes of the log of {broker} are damaged; events of the message in them are"
+            " missing from this list",
             err=True,
         )
 
 
-def _tell(progress: str) -> None:
+def _show_progress(progress: str) -> None:
     if sys.stderr.isatty():
         typer.echo(progress, err=True)
 
@@ -70,7 +70,7 @@ def columns_of(events: Sequence[Json]) -> Sequence[str]:
 
 
 def rows_of(events: Sequence[Json]) -> list[Sequence[object]]:
-    """Return the timeline: a row an event, with its time after the first."""
+    """Return the timeline: a row per event, with the time since the first event."""
     first_ms = events[0]["atMs"] if events else 0
     count = len(columns_of(events))
     return [_row(event, first_ms)[:count] for event in events]
@@ -107,7 +107,7 @@ def _detail(event: Json) -> str:
 
 
 def after(duration_ms: int) -> str:
-    """Return how much later, or earlier, something is."""
+    """Return a signed duration, such as +1m 2.500s."""
     sign, duration_ms = ("-", -duration_ms) if duration_ms < 0 else ("+", duration_ms)
     seconds, ms = divmod(duration_ms, 1000)
     minutes, seconds = divmod(seconds, 60)

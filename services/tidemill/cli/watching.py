@@ -1,4 +1,4 @@
-"""Looking again and again, until there is nothing more to see or Ctrl-C."""
+"""Commands that repeat until they are done or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 
 def watch(look: Callable[[], bool], period_s: float) -> None:
-    """Call `look` every `period_s` while it says that there is more to see."""
+    """Call `look` every `period_s` while it returns True."""
     try:
         while look():
             time.sleep(period_s)
     except KeyboardInterrupt:
-        # That is how somebody says that it is enough, and nothing was wrong.
-        return
+        return  # the usual end of a watch, so not an error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemill.cli.progress_watch import HEAD, Pace, line_of, pace_of
+from tidemill.cli.progress_watch import HEAD, GroupRates, line_of, pace_of
 
 
 def look(lag: int, stored: int, **more: object) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def look(lag: int, stored: int, **more: object) -> dict[str, Any]:
 def test_a_group_that_is_faster_than_what_comes_catches_up() -> None:
     # 20 have come and 60 have gone in two seconds: 20 a second less, 100 are left.
     pace = pace_of(look(140, 1_000), look(100, 1_020), 2.0)
-    assert pace == Pace(in_per_s=10.0, out_per_s=30.0, caught_up_in_ms=5_000)
+    assert pace == GroupRates(in_per_s=10.0, out_per_s=30.0, caught_up_in_ms=5_000)
     assert line_of(look(100, 1_020), pace, "10:00:00").split() == [
         "10:00:00",
         "100",
@@ -30,13 +30,13 @@ def test_a_group_that_is_faster_than_what_comes_catches_up() -> None:
 
 def test_a_group_that_is_slower_never_catches_up() -> None:
     pace = pace_of(look(100, 1_000), look(120, 1_040), 2.0)
-    assert pace == Pace(in_per_s=20.0, out_per_s=10.0, caught_up_in_ms=None)
+    assert pace == GroupRates(in_per_s=20.0, out_per_s=10.0, caught_up_in_ms=None)
     assert line_of(look(120, 1_040), pace, "10:00:00").endswith("never at this pace")
 
 
 def test_a_group_without_lag_has_caught_up() -> None:
     pace = pace_of(look(0, 10), look(0, 12), 2.0)
-    assert pace == Pace(in_per_s=1.0, out_per_s=1.0, caught_up_in_ms=0)
+    assert pace == GroupRates(in_per_s=1.0, out_per_s=1.0, caught_up_in_ms=0)
     assert line_of(look(0, 12), pace, "10:00:00").endswith("now")
 
 
@@ -50,5 +50,5 @@ def test_looks_that_do_not_compare_have_no_pace() -> None:
 
 
 def test_lines_stand_below_their_heads() -> None:
-    line = line_of(look(123_456, 1), Pace(1.5, 2.5, 1_000), "10:00:00")
+    line = line_of(look(123_456, 1), GroupRates(1.5, 2.5, 1_000), "10:00:00")
     assert line.index("1.5") + 3 == HEAD.index("IN/S") + 4

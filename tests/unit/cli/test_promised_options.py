@@ -101,4 +101,4 @@ def test_a_list_as_json_is_what_the_api_answers(answers: dict[str, Any]) -> None
 def test_all_and_a_part_of_it_are_not_asked_for_together() -> None:
     refused = run("delivery", "release", "g", "--all", "--client", "c", "-y")
     assert refused.exit_code == 2
-    assert "not both" in refused.output
+    assert "cannot be combined" in refused.output
