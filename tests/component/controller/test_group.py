@@ -1,4 +1,4 @@
-"""A group at one controller: what it decides is written once, whatever becomes of its answers."""
+"""A group at one controller: each decision is written once, even if answers are lost."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ NAME = "broker-0"
 WAIT_S = 20.0
 
 
-class Heard:
-    """A listener that keeps what it hears."""
+class RecordingListener:
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.views: list[ReplicationView] = []
-        self.asked: list[tuple[int, int]] = []
+        self.transfers: list[tuple[int, int]] = []
 
     def send_view(self, view: ReplicationView) -> None:
         self.views.append(view)
 
     def end_session(self) -> None:
-        raise AssertionError("nobody forgets a group here")
+        raise AssertionError("no test removes a group")
 
     def hand_over(self, *, epoch: int, target: ReplicaId) -> None:
-        self.asked.append((epoch, target))
+        self.transfers.append((epoch, target))
 
 
 class World:
-    """Some controllers over one store, on one clock."""
+    """Several controllers with one store and one clock."""
 
     def __init__(self, controllers: int = 1) -> None:
         self.clock = ManualClock()
@@ -66,7 +66,7 @@ class World:
         self.store, self.group = self.stores[0], self.groups[0]
 
     async def begin(self, record: GroupRecord | None = None) -> None:
-        """Store a record, let everybody see it, and hear of all replicas."""
+        """Store a record, and send heartbeats of all replicas to all controllers."""
         await self.store.create(NAME, record or record_of_three())
         self.hear(0, 1, 2)
         for group in self.groups:
@@ -99,8 +99,8 @@ def beat(*, is_master: bool = False, log_end: int = 100) -> Heartbeat:
 
 
 async def turns(until: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so; a scenario's own limit ends it otherwise."""
-    while not until():  # noqa: ASYNC110  # What is waited for has no event.
+    """Let the loop turn until a condition is true; the time-out of the scenario limits this."""
+    while not until():  # noqa: ASYNC110  # The condition has no event.
         await asyncio.sleep(0)
 
 
@@ -123,11 +123,11 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(run())
 
 
-def test_a_master_that_died_is_replaced_in_one_write_that_everybody_hears_of() -> None:
+def test_one_write_replaces_a_dead_master_and_reaches_all_listeners() -> None:
     async def scenario() -> None:
-        world, heard = World(), Heard()
+        world, listener = World(), RecordingListener()
         await world.begin()
-        world.group.listeners.add(heard)
+        world.group.listeners.add(listener)
         world.clock.advance(400)
         world.group.note_death(member_of(0))
         world.clock.advance(20)
@@ -138,15 +138,15 @@ def test_a_master_that_died_is_replaced_in_one_write_that_everybody_hears_of() -
         last = world.record.history[-1]
         assert (last.source, last.target, last.detected_ms) == (0, 1, 20)
         assert last.at_ms == world.clock.wall_ms()
-        assert [view.master for view in heard.views] == [member_of(1)]
-        # Asked again it does nothing more.
+        assert [view.master for view in listener.views] == [member_of(1)]
+        # A second decision changes nothing.
         await world.group.reconcile()
         assert world.record.epoch == 4
 
     play(scenario())
 
 
-def test_an_election_whose_answer_is_lost_is_found_by_its_id() -> None:
+def test_an_election_with_a_lost_answer_is_found_by_its_id() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
@@ -162,14 +162,14 @@ def test_an_election_whose_answer_is_lost_is_found_by_its_id() -> None:
     play(scenario())
 
 
-def test_an_election_that_may_still_arrive_is_ended_before_another_is_made() -> None:
+def test_a_pending_election_is_prevented_before_the_next_one() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
         world.store.faults = [Fault.LATE]
         world.group.note_death(member_of(0))
         await world.group.reconcile()
-        assert world.record.version == 8  # of what changes nothing
+        assert world.record.version == 8  # of the write without a change
         await world.group.reconcile()
         assert world.record.epoch == 4
         after = world.record
@@ -179,7 +179,7 @@ def test_an_election_that_may_still_arrive_is_ended_before_another_is_made() -> 
     play(scenario())
 
 
-def test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made() -> None:
+def test_an_unreachable_store_raises_an_alarm_until_the_election_is_done() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
@@ -189,7 +189,7 @@ def test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made() 
         await turns(lambda: bool(world.group.alarm))
         assert "is unreachable" in world.group.alarm
         world.store.is_unreachable = False
-        world.hear(1, 2)  # An event: nothing is waited for.
+        world.hear(1, 2)  # The event triggers the next decision at once.
         await turns(lambda: world.record.epoch == 4 and not world.group.alarm)
         running.cancel()
         assert world.record.master == member_of(1)
@@ -197,7 +197,7 @@ def test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made() 
     play(scenario())
 
 
-def test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees() -> None:
+def test_two_concurrent_elections_make_one_epoch() -> None:
     async def scenario() -> None:
         world = World(controllers=2)
         await world.begin()
@@ -216,8 +216,8 @@ def test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees
     play(scenario())
 
 
-def test_a_watch_that_stands_still_is_not_taken_for_a_store_from_a_backup() -> None:
-    """Replicas have seen an epoch that this controller has not: the store is asked first."""
+def test_a_late_watch_is_not_mistaken_for_a_restored_store() -> None:
+    """If replicas have seen a newer epoch than this controller, it reads the store first."""
 
     async def scenario() -> None:
         world = World(controllers=2)
@@ -237,7 +237,7 @@ def test_a_watch_that_stands_still_is_not_taken_for_a_store_from_a_backup() -> N
     play(scenario())
 
 
-def test_a_controller_whose_watch_is_late_reads_which_run_has_registered() -> None:
+def test_refresh_reads_a_run_that_a_late_watch_missed() -> None:
     async def scenario() -> None:
         world = World(controllers=2)
         await world.begin()
@@ -249,29 +249,29 @@ def test_a_controller_whose_watch_is_late_reads_which_run_has_registered() -> No
         await late.refresh()
         assert late.stored.record.find_member(run.replica_id) == run
         world.stores[1].is_unreachable = True
-        await late.refresh()  # Then what is known has to do.
+        await late.refresh()  # The known record stays.
 
     play(scenario())
 
 
-def test_a_proposal_is_judged_against_the_record_that_is_there_and_not_rebased() -> None:
+def test_a_proposal_is_judged_against_the_stored_record_without_a_rebase() -> None:
     async def scenario() -> None:
         world = World(controllers=2)
         await world.begin()
         proposal = Proposal(3, 7, member_of(0), frozenset({member_of(0), member_of(1)}))
 
-        def ask(record: GroupRecord, _sight: object) -> GroupRecord | ChangeRejection:
+        def propose(record: GroupRecord, _sight: object) -> GroupRecord | ChangeRejection:
             live = {member_of(n) for n in range(3)}
             return change_sync_state_set(record, proposal, live)
 
-        results = await asyncio.gather(*(group.change(ask) for group in world.groups))
+        results = await asyncio.gather(*(group.change(propose) for group in world.groups))
         assert sorted(result is None for result in results) == [False, True]
         assert world.record.version == 8
 
     play(scenario())
 
 
-def test_a_proposal_that_was_ended_is_not_taken_for_done() -> None:
+def test_a_prevented_proposal_is_not_reported_as_done() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
@@ -281,30 +281,30 @@ def test_a_proposal_that_was_ended_is_not_taken_for_done() -> None:
         result = await world.group.change(
             lambda record, _: change_sync_state_set(record, proposal, live)
         )
-        assert isinstance(result, ChangeRejection)  # The version is another one: it is not rebased.
+        assert isinstance(result, ChangeRejection)  # The proposal is for an older version.
         assert len(world.record.sss) == 3
 
     play(scenario())
 
 
-def test_what_is_asked_of_a_store_that_is_away_is_not_taken_for_refused() -> None:
+def test_a_request_to_an_unreachable_store_is_not_reported_as_rejected() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
         world.store.is_unreachable = True
         with pytest.raises(StoreUnreachable):
-            await world.group.change(lambda _record, _sight: ChangeRejection("never asked"))
+            await world.group.change(lambda _record, _sight: ChangeRejection("never called"))
 
     play(scenario())
 
 
-def test_a_transfer_is_asked_for_until_it_is_given_up() -> None:
+def test_a_transfer_is_requested_until_it_is_given_up() -> None:
     async def scenario() -> None:
-        world, heard = World(), Heard()
+        world, listener = World(), RecordingListener()
         await world.begin(record_of_three()._replace(transfer=ReplicaId(2)))
-        world.group.listeners.add(heard)
+        world.group.listeners.add(listener)
         await world.group.reconcile()
-        assert heard.asked == [(3, 2)]
+        assert listener.transfers == [(3, 2)]
         world.clock.advance(TRANSFER_GIVE_UP_MS + 1)
         world.hear(0, 1, 2)
         await world.group.reconcile()
@@ -315,7 +315,7 @@ def test_a_transfer_is_asked_for_until_it_is_given_up() -> None:
     play(scenario())
 
 
-def test_nobody_to_elect_is_an_alarm_that_ends() -> None:
+def test_a_group_without_live_replicas_raises_an_alarm() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
@@ -348,7 +348,7 @@ def test_a_group_is_founded_by_its_first_replica() -> None:
     play(scenario())
 
 
-def test_how_long_sends_were_away_and_what_was_cut_is_added_to_the_history() -> None:
+def test_outage_and_cuts_are_added_to_the_history() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()
@@ -364,7 +364,7 @@ def test_how_long_sends_were_away_and_what_was_cut_is_added_to_the_history() -> 
         world.group.note_heartbeat(member_of(1), leading)
         world.group.note_heartbeat(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
         await world.group.reconcile()
-        assert world.record.history[-1].away_ms is None, "what is proposed comes first"
+        assert world.record.history[-1].away_ms is None, "proposals come first"
         world.clock.advance(QUIET_MS)
         world.group.note_heartbeat(member_of(1), leading)
         world.group.note_heartbeat(member_of(2), beat()._replace(epoch_seen=4, cut=cut))
@@ -376,7 +376,7 @@ def test_how_long_sends_were_away_and_what_was_cut_is_added_to_the_history() -> 
         world.clock.advance(QUIET_MS)
         world.group.note_heartbeat(member_of(1), leading)
         await world.group.reconcile()
-        assert world.record.version == version, "it is said once"
+        assert world.record.version == version, "it is written once"
         exposed = generate_latest_of(world.metrics)
         assert 'rocketmq_ha_failover_seconds_sum{broker_group="broker-0",reason="died"} 0.08' in (
             exposed
@@ -385,7 +385,7 @@ def test_how_long_sends_were_away_and_what_was_cut_is_added_to_the_history() -> 
     play(scenario())
 
 
-def test_a_transfer_was_away_since_the_master_took_no_sends() -> None:
+def test_the_outage_of_a_transfer_begins_when_the_master_stops_sends() -> None:
     async def scenario() -> None:
         world = World()
         await world.begin()

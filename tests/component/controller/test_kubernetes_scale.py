@@ -1,4 +1,4 @@
-"""The pods of a broker group, against an API server in memory: more, fewer, and replaced."""
+"""The pods of a broker group are added, removed and replaced through an API server in memory."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def world_of(*, there: int, wanted: int) -> AsyncIterator[World]:
         yield World(server, KubernetesStore(calls, "mill"))
 
 
-def test_a_new_group_gets_its_replicas_and_templates_wait_for_the_controller() -> None:
+def test_a_new_group_gets_its_pods_and_no_template_replaces_them() -> None:
     async def run() -> None:
         async with world_of(there=1, wanted=3) as world:
             await world.scaling.step()
@@ -124,7 +124,7 @@ def test_a_new_group_gets_its_replicas_and_templates_wait_for_the_controller() -
     asyncio.run(run())
 
 
-def test_a_group_loses_its_highest_replica_when_that_is_retired_and_then_it_is_removed() -> None:
+def test_a_shrinking_group_retires_removes_and_forgets_its_highest_replica() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:
             group = await world.found(record_of_three())
@@ -148,7 +148,7 @@ def test_a_group_loses_its_highest_replica_when_that_is_retired_and_then_it_is_r
     asyncio.run(run())
 
 
-def test_a_group_that_is_stopped_has_no_pods_and_forgets_none_of_its_replicas() -> None:
+def test_a_stopped_group_has_no_pods_and_keeps_its_replicas() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:
             group = await world.found(record_of_three())
@@ -168,7 +168,7 @@ def test_a_group_that_is_stopped_has_no_pods_and_forgets_none_of_its_replicas() 
     asyncio.run(run())
 
 
-def test_how_many_must_have_a_message_is_what_the_resource_says() -> None:
+def test_the_resource_sets_min_in_sync() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:
             group = await world.found(record_of_three())
@@ -181,7 +181,7 @@ def test_how_many_must_have_a_message_is_what_the_resource_says() -> None:
     asyncio.run(run())
 
 
-def test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over() -> None:
+def test_an_upgrade_goes_from_pod_to_pod_and_moves_the_master() -> None:
     async def run() -> None:
         async with world_of(there=3, wanted=3) as world:
             group = await world.found(record_of_three())
@@ -204,7 +204,7 @@ def test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over() -> N
     asyncio.run(run())
 
 
-def test_what_was_changed_since_it_was_read_is_not_written_over() -> None:
+def test_a_patch_does_not_overwrite_a_newer_stateful_set() -> None:
     async def run() -> None:
         async with world_of(there=1, wanted=3) as world:
             stale = V1StatefulSet.from_dict(world.server.objects[SET])

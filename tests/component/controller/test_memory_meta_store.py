@@ -1,4 +1,4 @@
-"""The store that tests use keeps to what every store does."""
+"""The store in memory, which other tests use, passes the suite of all stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and routes over real connections: what a supervisor and a proxy see of a controller."""
+"""Sessions of supervisors and routes of proxies, over real connections to a controller."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ CALL_S = 10.0
 M = TypeVar("M", bound=Message)
 
 
-class Talk:
-    """One stream: what was heard, in its order."""
+class Stream:
+    """One stream with the messages that it received, in order."""
 
     def __init__(self, channel: Channel, path: str) -> None:
-        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
-        self.stream = channel.open(f"/{SERVICE}/{path}", self.heard.put_nowait)
+        self.received: asyncio.Queue[bytes] = asyncio.Queue()
+        self.rpc = channel.open(f"/{SERVICE}/{path}", self.received.put_nowait)
         self._number = 0
-        self._kept: dict[str, list[wire.SessionDown]] = {}  # by kind, not asked for yet
-        # Most of the streams here last as long as their connection.
-        self.stream.outcome.add_done_callback(lambda outcome: outcome.exception())
+        self._kept: dict[str, list[wire.SessionDown]] = {}  # unread messages by kind
+        # Most streams of these tests last as long as their connection.
+        self.rpc.outcome.add_done_callback(lambda outcome: outcome.exception())
 
-    def say(self, **message: Message) -> int:
+    def send(self, **message: Message) -> int:
         self._number += 1
         up = wire.SessionUp(number=self._number, **message)  # type: ignore[arg-type]  # By name.
-        self.stream.write(up.SerializeToString())
+        self.rpc.write(up.SerializeToString())
         return self._number
 
     async def next(self, kind: str) -> wire.SessionDown:
         """Return the next message of a kind."""
         kept = self._kept.setdefault(kind, [])
         while not kept:
-            down = wire.SessionDown.FromString(await self.heard.get())
+            down = wire.SessionDown.FromString(await self.received.get())
             self._kept.setdefault(down.WhichOneof("message") or "", []).append(down)
         return kept.pop(0)
 
@@ -119,12 +119,12 @@ def beat(of: replication.Member) -> wire.Heartbeat:
     return wire.Heartbeat(member=of, health=wire.HEALTH_OK, log_end=100)
 
 
-async def join(channel: Channel, replica: int, run: str = "a", instead_of: str = "") -> Talk:
+async def join(channel: Channel, replica: int, run: str = "a", instead_of: str = "") -> Stream:
     """Attach, register and send a heartbeat."""
-    talk, me = Talk(channel, "Session"), member(replica, run)
-    talk.say(attach=wire.Attach(group=NAME, member=me))
-    await talk.next("welcome")
-    number = talk.say(
+    stream, me = Stream(channel, "Session"), member(replica, run)
+    stream.send(attach=wire.Attach(group=NAME, member=me))
+    await stream.next("welcome")
+    number = stream.send(
         register=wire.Register(
             member=me,
             store_uuid=f"store-{replica}",
@@ -133,21 +133,21 @@ async def join(channel: Channel, replica: int, run: str = "a", instead_of: str =
             instead_of=instead_of,
         )
     )
-    answer = (await talk.next("answer")).answer
+    answer = (await stream.next("answer")).answer
     assert (answer.number, answer.WhichOneof("result")) == (number, "done")
-    talk.say(heartbeat=beat(me))
-    await talk.next("beat")
-    return talk
+    stream.send(heartbeat=beat(me))
+    await stream.next("beat")
+    return stream
 
 
-async def view_of_epoch(talk: Talk, epoch: int) -> replication.GroupView:
+async def view_of_epoch(stream: Stream, epoch: int) -> replication.GroupView:
     while True:
-        view = (await talk.next("view")).view
+        view = (await stream.next("view")).view
         if view.epoch >= epoch:
             return view
 
 
-def test_a_group_begins_with_its_first_replica_and_goes_on_with_another() -> None:
+def test_the_first_replica_founds_a_group_and_another_takes_over() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
@@ -155,14 +155,14 @@ def test_a_group_begins_with_its_first_replica_and_goes_on_with_another() -> Non
             assert (founded.master.replica_id, founded.min_in_sync) == (0, 2)
             second = await join(other, 1)
             seen = world.store.contents.records[NAME].record
-            first.say(
+            first.send(
                 proposal=wire.Proposal(
                     epoch=1, version=seen.version, master=member(0), sss=[member(0), member(1)]
                 )
             )
             assert (await first.next("answer")).answer.WhichOneof("result") == "done"
-            # Its supervisor says so, over another connection than its own.
-            second.say(death=wire.DeathCertificate(member=member(0), how="killed"))
+            # The death arrives over another connection.
+            second.send(death=wire.DeathCertificate(member=member(0), how="killed"))
             after = await view_of_epoch(second, 2)
             assert after.master == member(1)
             assert list(after.sss) == [member(1)]
@@ -170,55 +170,55 @@ def test_a_group_begins_with_its_first_replica_and_goes_on_with_another() -> Non
     play(scenario)
 
 
-def test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat() -> None:
+def test_a_replaced_run_is_fenced_at_its_next_heartbeat() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await join(other, 0, run="b", instead_of="a" * 32)
-            first.say(heartbeat=beat(member(0)))
+            first.send(heartbeat=beat(member(0)))
             answer = (await first.next("answer")).answer
             assert answer.WhichOneof("result") == "fenced"
 
     play(scenario)
 
 
-def test_a_request_waits_for_the_store_and_heartbeats_do_not() -> None:
+def test_heartbeats_do_not_wait_for_the_store() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             first = await join(one, 0)
             world.store.is_unreachable = True
-            number = first.say(proposal=wire.Proposal(epoch=9, version=9, master=member(0)))
+            number = first.send(proposal=wire.Proposal(epoch=9, version=9, master=member(0)))
             answer = (await first.next("answer")).answer
             assert (answer.number, answer.WhichOneof("result")) == (number, "unavailable")
-            first.say(heartbeat=beat(member(0)))
+            first.send(heartbeat=beat(member(0)))
             await first.next("beat")
 
     play(scenario)
 
 
-def test_a_group_that_nobody_made_is_not_found_where_none_may_be_made() -> None:
+def test_a_controller_that_creates_no_groups_rejects_an_unknown_group() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one:
-            talk = Talk(one, "Session")
-            talk.say(attach=wire.Attach(group=NAME, member=member(0)))
+            stream = Stream(one, "Session")
+            stream.send(attach=wire.Attach(group=NAME, member=member(0)))
             with pytest.raises(RpcError) as refused:
-                await talk.stream.wait_ended()
+                await stream.rpc.wait_ended()
             assert refused.value.code is RpcCode.NOT_FOUND
 
     play(scenario, min_in_sync=None)
 
 
-def test_routes_are_told_at_once_and_again_when_they_change() -> None:
+def test_routes_are_sent_at_once_and_after_each_change() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
-            routes = Talk(other, "WatchRoutes")
-            routes.stream.write(wire.WatchRoutesRequest(proxy="proxy-0").SerializeToString())
-            first = wire.RouteUpdate.FromString(await routes.heard.get())
+            routes = Stream(other, "WatchRoutes")
+            routes.rpc.write(wire.WatchRoutesRequest(proxy="proxy-0").SerializeToString())
+            first = wire.RouteUpdate.FromString(await routes.received.get())
             assert first.is_complete
             assert not first.groups
             await join(one, 0)
             while True:
-                update = wire.RouteUpdate.FromString(await routes.heard.get())
+                update = wire.RouteUpdate.FromString(await routes.received.get())
                 if NAME in update.groups and update.groups[NAME].epoch == 1:
                     break
             assert update.groups[NAME].addresses[0] == "10.0.0.0:10911"
@@ -226,7 +226,7 @@ def test_routes_are_told_at_once_and_again_when_they_change() -> None:
     play(scenario)
 
 
-def test_the_admin_process_asks_whichever_controller_answers() -> None:
+def test_the_admin_process_uses_any_controller_that_answers() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             first = await join(one, 0)
@@ -247,13 +247,13 @@ def test_the_admin_process_asks_whichever_controller_answers() -> None:
 
 
 async def dead(world: World, number: int) -> None:
-    """Return when the controller has heard that a replica's process has ended."""
+    """Wait until the controller has the death of a replica."""
     group = await world.groups.get(NAME)
     run = from_member(member(number))
     await eventually(lambda: group.sessions()[run].is_dead)
 
 
-def test_a_replica_that_lacks_something_is_made_master_only_by_force() -> None:
+def test_an_incomplete_replica_becomes_master_only_by_force() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
@@ -264,7 +264,7 @@ def test_a_replica_that_lacks_something_is_made_master_only_by_force() -> None:
                 await controllers.transfer(NAME, 1)
             with pytest.raises(Conflict, match="stop them first"):
                 await controllers.force(NAME, 1, "a slip")
-            first.say(death=wire.DeathCertificate(member=member(0), how="killed"))
+            first.send(death=wire.DeathCertificate(member=member(0), how="killed"))
             await dead(world, 0)
             forced = await controllers.force(NAME, 1, "the other disk is gone")
             assert forced.view.master == member(1)
@@ -273,13 +273,13 @@ def test_a_replica_that_lacks_something_is_made_master_only_by_force() -> None:
     play(scenario)
 
 
-def test_a_second_process_of_a_number_with_another_store_is_ended() -> None:
+def test_a_second_process_with_another_store_is_fenced() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
-            slip, me = Talk(other, "Session"), member(0, "b")
-            slip.say(attach=wire.Attach(group=NAME, member=me))
+            slip, me = Stream(other, "Session"), member(0, "b")
+            slip.send(attach=wire.Attach(group=NAME, member=me))
             await slip.next("welcome")
             register = wire.Register(
                 member=me,
@@ -288,31 +288,31 @@ def test_a_second_process_of_a_number_with_another_store_is_ended() -> None:
                 is_clean=True,
                 instead_of="a" * 32,
             )
-            slip.say(register=register)
+            slip.send(register=register)
             answer = (await slip.next("answer")).answer
             assert "is running at 10.0.0.0:10911 with another store" in answer.fenced
-            # When it is gone, it is waited for first.
-            first.say(death=wire.DeathCertificate(member=member(0), how="killed"))
-            first.say(heartbeat=beat(member(0)))
+            # After a death, another store has to wait for a while.
+            first.send(death=wire.DeathCertificate(member=member(0), how="killed"))
+            first.send(heartbeat=beat(member(0)))
             await first.next("beat")
-            slip.say(register=register)
+            slip.send(register=register)
             assert "was live a moment ago" in (await slip.next("answer")).answer.refused
             world.clock.advance(ElectionTiming().other_store_ms + 1)
-            slip.say(register=register)
+            slip.send(register=register)
             assert (await slip.next("answer")).answer.WhichOneof("result") == "done"
 
     play(scenario)
 
 
-def test_a_group_whose_record_was_lost_goes_on_above_what_its_replicas_have_seen() -> None:
+def test_a_forced_master_gets_an_epoch_above_all_that_replicas_have_seen() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             for channel, replica, log_end in ((one, 0, 100), (other, 1, 150)):
-                talk = await join(channel, replica)
+                stream = await join(channel, replica)
                 said = beat(member(replica))
                 said.epoch_seen, said.version_seen, said.log_end = 7, 40 + replica, log_end
-                talk.say(heartbeat=said)
-                await talk.next("beat")
+                stream.send(heartbeat=said)
+                await stream.next("beat")
             group = await world.groups.get(NAME)
             group.alarm = ""
             controllers = Controllers([world.address])
@@ -321,46 +321,44 @@ def test_a_group_whose_record_was_lost_goes_on_above_what_its_replicas_have_seen
             assert "replicas have seen epoch 7 and the record has" in found
             assert f"`tidemill cluster replace {NAME} --with 1" in found
             forced = await controllers.force(NAME, 1, "the store of the controllers is lost")
-            # Who is not heard may have seen a later epoch, and led it: this is nobody's.
+            # A silent replica may have led a later epoch, so the new epoch is far above.
             epoch = 7 + UNSEEN_MAX + 1
             assert (forced.view.epoch, forced.view.unclean_since) == (epoch, epoch)
-            # Who runs on believes no version that is lower than what it has seen.
+            # Replicas accept no version below the versions that they have seen.
             assert forced.view.version == 41 + UNSEEN_MAX + 1
 
     play(scenario)
 
 
-def test_a_name_that_is_misspelt_makes_a_group_only_by_its_first_replica() -> None:
+def test_only_replica_0_or_a_replica_with_an_epoch_creates_a_group() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
-            stray = Talk(one, "Session")
-            stray.say(attach=wire.Attach(group=NAME, member=member(1)))
+            stray = Stream(one, "Session")
+            stray.send(attach=wire.Attach(group=NAME, member=member(1)))
             with pytest.raises(RpcError, match="start its replica 0"):
-                await stray.stream.wait_ended()
+                await stray.rpc.wait_ended()
             assert not world.store.contents.records
             await view_of_epoch(await join(other, 0), 1)
-            # One that has seen an epoch belongs to a group whose record is lost, and says so.
-            lost = Talk(other, "Session")
-            lost.say(attach=wire.Attach(group="lost", member=member(1), epoch_seen=7))
+            # A replica with an epoch belongs to a group with a lost record, so it creates one.
+            lost = Stream(other, "Session")
+            lost.send(attach=wire.Attach(group="lost", member=member(1), epoch_seen=7))
             await lost.next("welcome")
             assert "lost" in world.store.contents.records
 
     play(scenario)
 
 
-def test_a_stranger_that_says_it_is_many_founders_leaves_room_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_address_cannot_use_up_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.controller.groups.FOUNDED_PER_ADDRESS_MAX", 3)
 
     async def scenario(world: World) -> None:
         async with world.connect() as one:
-            streams = [Talk(one, "Session") for _ in range(10)]
-            for number, talk in enumerate(streams):
-                # All at once: the first is not stored yet when the last one comes.
-                talk.say(attach=wire.Attach(group=f"made-up-{number}", member=member(0)))
+            streams = [Stream(one, "Session") for _ in range(10)]
+            for number, stream in enumerate(streams):
+                # All at once: the last one attaches before the first group is stored.
+                stream.send(attach=wire.Attach(group=f"made-up-{number}", member=member(0)))
             done: set[asyncio.Task[None]] = set()
-            open_ = {asyncio.ensure_future(talk.stream.wait_ended()) for talk in streams}
+            open_ = {asyncio.ensure_future(stream.rpc.wait_ended()) for stream in streams}
             while len(done) < 7:
                 more, open_ = await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
                 done |= more
@@ -368,23 +366,23 @@ def test_a_stranger_that_says_it_is_many_founders_leaves_room_for_others(
             assert len(world.store.contents.records) == 3
             for each in open_:
                 each.cancel()
-            # From another address there is room.
+            # Another address can still create a group.
             group = await world.groups.get_or_create(NAME, is_founder=True, address="another")
             assert group.name == NAME
 
     play(scenario)
 
 
-def test_no_more_groups_are_stored_than_are_watched_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_beyond_the_limit_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.controller.groups.GROUPS_MAX", 1)
 
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             await join(one, 0)
-            stray = Talk(other, "Session")
-            stray.say(attach=wire.Attach(group="another", member=member(0)))
+            stray = Stream(other, "Session")
+            stray.send(attach=wire.Attach(group="another", member=member(0)))
             with pytest.raises(RpcError, match="the limit of 1 groups"):
-                await stray.stream.wait_ended()
+                await stray.rpc.wait_ended()
             assert set(world.store.contents.records) == {NAME}
 
     play(scenario)
@@ -396,56 +394,56 @@ def test_a_session_that_never_attaches_is_ended(monkeypatch: pytest.MonkeyPatch)
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             with pytest.raises(RpcError) as ended:
-                await Talk(one, "Session").stream.wait_ended()
+                await Stream(one, "Session").rpc.wait_ended()
             assert ended.value.code is RpcCode.DEADLINE_EXCEEDED
 
     play(scenario)
 
 
 @pytest.mark.parametrize("path", ["Session", "WatchRoutes"])
-def test_streams_of_replicas_and_of_proxies_have_one_limit(
+def test_replicas_and_proxies_share_one_limit_of_streams(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidemill.controller.server.service.STREAMS_MAX", 1)
 
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
-            watch = Talk(one, "WatchRoutes")
-            watch.stream.write(wire.WatchRoutesRequest(proxy="p").SerializeToString())
-            await watch.heard.get()
-            beyond = Talk(other, path)
-            beyond.stream.write(wire.WatchRoutesRequest(proxy="q").SerializeToString())
+            watch = Stream(one, "WatchRoutes")
+            watch.rpc.write(wire.WatchRoutesRequest(proxy="p").SerializeToString())
+            await watch.received.get()
+            beyond = Stream(other, path)
+            beyond.rpc.write(wire.WatchRoutesRequest(proxy="q").SerializeToString())
             with pytest.raises(RpcError) as refused:
-                await beyond.stream.wait_ended()
+                await beyond.rpc.wait_ended()
             assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
 
     play(scenario)
 
 
-def test_one_address_has_a_part_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_cannot_use_up_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.controller.server.service.STREAMS_PER_ADDRESS_MAX", 1)
 
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             await join(one, 0)
-            beyond = Talk(one, "Session")
-            beyond.say(attach=wire.Attach(group=NAME, member=member(1)))
+            beyond = Stream(one, "Session")
+            beyond.send(attach=wire.Attach(group=NAME, member=member(1)))
             with pytest.raises(
                 RpcError, match=r"the limit of 1 open streams from 127\.0\.0\.1 is reached"
             ):
-                await beyond.stream.wait_ended()
+                await beyond.rpc.wait_ended()
 
     play(scenario)
 
 
-def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
+def test_a_group_without_live_replicas_can_be_forgotten() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             await view_of_epoch(await join(one, 0), 1)
             controllers = Controllers([world.address])
             with pytest.raises(Conflict, match="replica 0 is live"):
                 await controllers.forget(NAME)
-            # It may only stand still: then it would lead a group that nobody knows.
+            # It may only stand still, and then it would lead a group without a record.
             world.clock.advance(ElectionTiming().session_timeout_ms + 1)
             with pytest.raises(Conflict, match="replica 0 has been silent for 1 s"):
                 await controllers.forget(NAME)
@@ -460,13 +458,13 @@ def test_a_group_whose_replicas_are_gone_is_forgotten() -> None:
     play(scenario)
 
 
-def test_proxies_follow_a_group_that_was_forgotten_and_made_anew() -> None:
+def test_proxies_follow_a_group_that_was_forgotten_and_created_again() -> None:
     async def scenario(world: World) -> None:
         routes = MasterRoutes([world.address], None, connect=connected, name="proxy-0", cluster="c")
         async with world.connect() as one, world.connect() as again, routes.following():
             await view_of_epoch(await join(one, 0), 1)
             group = await world.groups.get(NAME)
-            # As after years: what is made anew has a lower version for long.
+            # The version of the new record stays below this one for a long time.
             await group.change(lambda record, _: record._replace(version=record.version + 100))
             await eventually(lambda: NAME in routes.masters.routes)
             await eventually(lambda: routes.masters.routes[NAME].version > 100)
@@ -479,29 +477,29 @@ def test_proxies_follow_a_group_that_was_forgotten_and_made_anew() -> None:
     play(scenario)
 
 
-def test_a_replica_of_a_group_that_was_forgotten_registers_again() -> None:
+def test_a_replica_of_a_forgotten_group_registers_again() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as again:
-            talk = await join(one, 0)
-            await view_of_epoch(talk, 1)
+            stream = await join(one, 0)
+            await view_of_epoch(stream, 1)
             controllers = Controllers([world.address])
             world.clock.advance(SILENCE_MS + 1)
             await controllers.forget(NAME)
-            # Its stream, which was silent and is open, ends: what is said on it reaches nobody.
+            # The controller ends the silent stream, because its messages have no effect.
             with pytest.raises(RpcError):
-                await talk.stream.wait_ended()
-            back, me = Talk(again, "Session"), member(0)
-            back.say(attach=wire.Attach(group=NAME, member=me, epoch_seen=1))
+                await stream.rpc.wait_ended()
+            back, me = Stream(again, "Session"), member(0)
+            back.send(attach=wire.Attach(group=NAME, member=me, epoch_seen=1))
             assert (await back.next("welcome")).welcome.registered_incarnation == ""
             register = wire.Register(
                 member=me, store_uuid="store-0", address="10.0.0.0:10911", is_clean=True
             )
-            back.say(register=register)
+            back.send(register=register)
             await back.next("answer")
             seen = beat(me)
             seen.epoch_seen = 1
-            back.say(heartbeat=seen)
-            # Nobody is made master by a guess; the remedy that is named works.
+            back.send(heartbeat=seen)
+            # No master is elected, and the remedy of the alarm works.
             group = world.groups.by_name[NAME]
             await eventually(lambda: "have seen epoch 1" in group.alarm)
             assert f"cluster replace {NAME} --with 0" in group.alarm
@@ -511,13 +509,13 @@ def test_a_replica_of_a_group_that_was_forgotten_registers_again() -> None:
     play(scenario)
 
 
-def test_an_operator_says_how_many_must_have_a_message() -> None:
+def test_an_operator_sets_min_in_sync_within_the_number_of_replicas() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
             controllers = Controllers([world.address])
-            # What nobody else has is on one disk: it is said, and then it goes on.
+            # With one replica, an operator may lower min-in-sync to 1.
             alone = await controllers.set_min_in_sync(NAME, 1)
             assert alone.view.min_in_sync == 1
             with pytest.raises(Conflict, match="outside 1 to 1"):
@@ -535,12 +533,12 @@ def test_an_operator_says_how_many_must_have_a_message() -> None:
     play(scenario)
 
 
-def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None:
+def test_operators_read_groups_and_force_a_master() -> None:
     async def call(channel: Channel, name: str, request: Message, kind: type[M]) -> M:
-        talk = Talk(channel, name)
-        talk.stream.write(request.SerializeToString())
-        await talk.stream.wait_ended()
-        return kind.FromString(talk.heard.get_nowait())
+        stream = Stream(channel, name)
+        stream.rpc.write(request.SerializeToString())
+        await stream.rpc.wait_ended()
+        return kind.FromString(stream.received.get_nowait())
 
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
@@ -562,7 +560,7 @@ def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None
             forced = await call(
                 other, "ForceMaster", wire.ForceMasterRequest(group=NAME, target=0), wire.Group
             )
-            # It was in sync, so nothing can have been lost.
+            # It was in sync, so no message is lost.
             assert (forced.view.epoch, forced.view.unclean_since) == (2, 0)
             with pytest.raises(RpcError) as unknown:
                 await call(other, "GetGroups", wire.GetGroupsRequest(group="x"), wire.GroupList)
@@ -571,29 +569,29 @@ def test_operators_see_groups_and_their_history_and_ask_for_a_transfer() -> None
     play(scenario)
 
 
-def test_only_proxies_that_follow_routes_are_heard_of_masters_that_they_cannot_reach() -> None:
+def test_only_proxies_that_follow_routes_may_report_a_master() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
             report = wire.ReportUnreachableRequest(proxy="proxy-0", group=NAME, master="host-0:1")
-            stranger = Talk(other, "ReportUnreachable")
-            stranger.stream.write(report.SerializeToString())
+            stranger = Stream(other, "ReportUnreachable")
+            stranger.rpc.write(report.SerializeToString())
             with pytest.raises(RpcError, match="follows no routes here"):
-                await stranger.stream.wait_ended()
-            routes = Talk(other, "WatchRoutes")
+                await stranger.rpc.wait_ended()
+            routes = Stream(other, "WatchRoutes")
             asked = wire.WatchRoutesRequest(proxy="proxy-0")
-            routes.stream.write(asked.SerializeToString())
-            await routes.heard.get()
-            known = Talk(other, "ReportUnreachable")
-            known.stream.write(report.SerializeToString())
-            await known.stream.wait_ended()
-            wire.Done.FromString(known.heard.get_nowait())
+            routes.rpc.write(asked.SerializeToString())
+            await routes.received.get()
+            known = Stream(other, "ReportUnreachable")
+            known.rpc.write(report.SerializeToString())
+            await known.rpc.wait_ended()
+            wire.Done.FromString(known.received.get_nowait())
 
     play(scenario)
 
 
-def test_a_proxy_tells_for_how_long_a_master_was_away() -> None:
+def test_a_proxy_reports_how_long_a_master_was_unreachable() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
@@ -607,10 +605,10 @@ def test_a_proxy_tells_for_how_long_a_master_was_away() -> None:
             assert [each.unreachable_ms for each in routes._unreachable(now_s=10.0)] == [0]
             [report] = routes._unreachable(now_s=13.5)
             assert (report.group, report.master, report.unreachable_ms) == (NAME, master, 3_500)
-            following = Talk(other, "WatchRoutes")
+            following = Stream(other, "WatchRoutes")
             asked = wire.WatchRoutesRequest(proxy="proxy-0")
-            following.stream.write(asked.SerializeToString())
-            await following.heard.get()
+            following.rpc.write(asked.SerializeToString())
+            await following.received.get()
             await routes._say(other, report)
             routes.masters.served(master, master)
             assert routes._unreachable(now_s=14.0) == []
@@ -620,18 +618,18 @@ def test_a_proxy_tells_for_how_long_a_master_was_away() -> None:
     play(scenario)
 
 
-def test_who_registered_elsewhere_is_asked_to_hand_over_and_fenced_here_too() -> None:
+def test_a_run_registered_elsewhere_is_asked_to_hand_over_and_fenced_here() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             me = member(0)
-            # As on the stream to a second controller: it was there before the replica registered.
-            here = Talk(other, "Session")
-            here.say(attach=wire.Attach(group=NAME, member=me))
+            # The stream to a second controller is open before the replica registers.
+            here = Stream(other, "Session")
+            here.send(attach=wire.Attach(group=NAME, member=me))
             await here.next("welcome")
             elsewhere = await join(one, 0)
             view = await view_of_epoch(elsewhere, 1)
             assert view.master == me
-            here.say(heartbeat=beat(me))
+            here.send(heartbeat=beat(me))
             await here.next("beat")
             group = await world.groups.get(NAME)
             for listener in list(group.listeners):
@@ -639,21 +637,21 @@ def test_who_registered_elsewhere_is_asked_to_hand_over_and_fenced_here_too() ->
             asked = (await here.next("hand_over")).hand_over
             assert (asked.epoch, asked.target) == (1, 2)
             await join(one, 0, run="b", instead_of=me.incarnation)
-            here.say(heartbeat=beat(me))
+            here.send(heartbeat=beat(me))
             assert "another run" in (await here.next("answer")).answer.fenced
 
     play(scenario)
 
 
-def test_nobody_is_made_master_who_is_not_there() -> None:
-    """Whoever is named by a slip takes the rights of all who have what is confirmed."""
+def test_a_replica_that_is_not_live_is_not_made_master() -> None:
+    """A mistake would take the eligibility of all complete replicas."""
 
     async def scenario(world: World) -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
             second = await join(other, 1)
-            second.say(death=wire.DeathCertificate(member=member(1), how="killed"))
+            second.send(death=wire.DeathCertificate(member=member(1), how="killed"))
             await dead(world, 1)
             for number in (1, 2):
                 with pytest.raises(Conflict):

@@ -1,4 +1,4 @@
-"""The store in a file keeps to what every store does, and to what a file brings."""
+"""The store in a file passes the suite of all stores, and tests of its file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestSqliteStore(MetaStoreSuite):
         async with SqliteStore.open(self.path) as one, SqliteStore.open(self.path) as other:
             yield one, other
 
-    def test_what_was_written_is_there_when_the_file_is_opened_again(self) -> None:
+    def test_a_reopened_file_has_the_written_record(self) -> None:
         async def run() -> None:
             async with SqliteStore.open(self.path) as store:
                 stored = done(await store.create(GROUP, record_of_three()))
@@ -38,7 +38,7 @@ class TestSqliteStore(MetaStoreSuite):
 
         asyncio.run(run())
 
-    def test_a_token_is_not_used_again_when_a_group_is_made_anew(self) -> None:
+    def test_a_group_that_is_created_again_has_a_new_token(self) -> None:
         async def run() -> None:
             async with SqliteStore.open(self.path) as store:
                 first = done(await store.create(GROUP, record_of_three()))
@@ -53,9 +53,7 @@ class TestSqliteStore(MetaStoreSuite):
 
         asyncio.run(run())
 
-    def test_a_file_that_another_process_holds_is_not_waited_for_without_end(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_write_to_a_locked_file_times_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_MS", 1)
 
         async def run() -> None:
@@ -65,14 +63,14 @@ class TestSqliteStore(MetaStoreSuite):
                     holder.execute("BEGIN EXCLUSIVE")
                     with pytest.raises(StoreUnreachable):
                         await store.swap(GROUP, attempt_no_change(stored, "one"))
-                    # Reads go on beside a writer.
+                    # A writer does not block reads.
                     assert await store.get(GROUP) == stored
                     holder.rollback()
                 done(await store.swap(GROUP, attempt_no_change(stored, "one")))
 
         asyncio.run(run())
 
-    def test_a_file_that_is_no_store_is_said(self) -> None:
+    def test_a_file_with_foreign_content_is_an_error(self) -> None:
         self.path.write_bytes(b"no database " * 100)
 
         async def run() -> None:

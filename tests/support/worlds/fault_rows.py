@@ -67,14 +67,11 @@ ROWS: Final[dict[int, Row]] = {
     7: Row("power loss of all, sync-fsync", (_SIMULATION,)),
     8: Row(
         "power loss of all, sync-memory",
-        (
-            _ELECTION + "test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there",
-            _SIMULATION,
-        ),
+        (_ELECTION + "test_the_longest_suspect_is_elected_when_all_suspects_are_live", _SIMULATION),
     ),
     9: Row(
         "power loss of one in sync-memory, then the master dies",
-        (_ELECTION + "test_a_run_that_may_have_lost_something_leaves_both_sets", _SIMULATION),
+        (_ELECTION + "test_a_run_that_may_lack_messages_leaves_both_sets", _SIMULATION),
     ),
     10: Row(
         "the master stands still, and goes on",
@@ -139,7 +136,7 @@ ROWS: Final[dict[int, Row]] = {
                 "tests/unit/broker/test_sync_pace.py::"
                 "test_a_disk_without_a_fast_sync_for_five_seconds_is_slow"
             ),
-            _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not",
+            _ELECTION + "test_a_slow_master_is_asked_to_hand_over_to_a_fast_replica",
             _SLOW,
         ),
     ),
@@ -196,7 +193,7 @@ ROWS: Final[dict[int, Row]] = {
             ),
             (
                 "tests/component/controller/test_sessions.py::"
-                "test_a_run_that_was_replaced_is_fenced_by_its_next_heartbeat"
+                "test_a_replaced_run_is_fenced_at_its_next_heartbeat"
             ),
         ),
     ),
@@ -210,27 +207,26 @@ ROWS: Final[dict[int, Row]] = {
                 "tests/component/controller/test_kubernetes_store.py::"
                 "test_a_failed_write_is_unknown_only_after_a_server_error"
             ),
-            _GROUP + "test_a_store_that_cannot_be_reached_is_said_and_then_the_election_is_made",
+            _GROUP + "test_an_unreachable_store_raises_an_alarm_until_the_election_is_done",
             _SIMULATION,
         ),
         ("api-server-away",),
     ),
     33: Row(
         "a write whose answer is lost",
-        (_GROUP + "test_an_election_whose_answer_is_lost_is_found_by_its_id", _SIMULATION),
+        (_GROUP + "test_an_election_with_a_lost_answer_is_found_by_its_id", _SIMULATION),
     ),
     34: Row(
         "a record restored from a backup",
         (
-            _ELECTION
-            + "test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon",
+            _ELECTION + "test_no_decision_is_made_from_a_record_older_than_the_replicas",
             _MACHINES + "test_a_view_with_an_epoch_below_the_seen_one_is_ignored",
         ),
     ),
     35: Row(
         "two controllers elect at once",
         (
-            _GROUP + "test_of_two_controllers_that_elect_at_once_one_is_first_and_the_other_agrees",
+            _GROUP + "test_two_concurrent_elections_make_one_epoch",
             (
                 "tests/property/test_replication_exploration.py::"
                 "test_the_smallest_scope_has_no_violation"
@@ -272,7 +268,7 @@ ROWS: Final[dict[int, Row]] = {
         (
             (
                 "tests/component/controller/test_kubernetes_scale.py::"
-                "test_an_upgrade_goes_from_pod_to_pod_and_asks_the_master_to_hand_over"
+                "test_an_upgrade_goes_from_pod_to_pod_and_moves_the_master"
             ),
         ),
         ("broker-rolled",),

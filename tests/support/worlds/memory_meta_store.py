@@ -1,4 +1,4 @@
-"""A store of group records in memory, whose answers can be lost; several may share one."""
+"""A store of group records in memory, with faults. Several stores may share the contents."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tidemill.controller.meta_store import RecordChange, StoreUnreachable, Write
 
 
 class Fault(Enum):
-    """What becomes of a swap."""
+    """The fault of a swap."""
 
-    LOST_ANSWER = auto()  # it is done, and its writer does not hear of it
-    LATE = auto()  # it comes when `deliver_late` is called, if its version is still there then
+    LOST_ANSWER = auto()  # The swap is done, but its answer is lost.
+    LATE = auto()  # The swap arrives when `deliver_late` is called.
     UNREACHABLE = auto()
 
 
 class Contents:
-    """What is stored."""
+    """The stored records and leases."""
 
     def __init__(self) -> None:
         self.records: dict[str, StoredRecord] = {}
@@ -31,26 +31,26 @@ class Contents:
 
 
 class MemoryStore:
-    """One controller's way to the contents."""
+    """The store of one controller."""
 
     def __init__(self, contents: Contents) -> None:
         self.contents = contents
-        self.faults: list[Fault] = []  # of the swaps that come next, in their order
+        self.faults: list[Fault] = []  # of the next swaps, in order
         self.is_unreachable = False
         self.late: list[tuple[str, WriteAttempt]] = []
 
     async def get(self, group: str) -> StoredRecord | None:
-        self._reach()
+        self._check_reachable()
         return self.contents.records.get(group)
 
     async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
-        self._reach()
+        self._check_reachable()
         if group in self.contents.records:
             return WriteFailure.CONFLICT
         return await self._put(group, record)
 
     async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
-        self._reach()
+        self._check_reachable()
         fault = self.faults.pop(0) if self.faults else None
         if fault is Fault.UNREACHABLE:
             raise StoreUnreachable("as the test wants it")
@@ -61,7 +61,7 @@ class MemoryStore:
         return WriteFailure.UNKNOWN if fault is Fault.LOST_ANSWER else result
 
     async def deliver_late(self) -> list[StoredRecord | WriteFailure]:
-        """Do what was late."""
+        """Let late swaps arrive."""
         late, self.late = self.late, []
         return [await self._swap(*each) for each in late]
 
@@ -79,7 +79,7 @@ class MemoryStore:
         return stored
 
     async def remove(self, group: str, token: str) -> WriteFailure | None:
-        self._reach()
+        self._check_reachable()
         found = self.contents.records.get(group)
         if found is None or found.token != token:
             return WriteFailure.CONFLICT
@@ -89,36 +89,36 @@ class MemoryStore:
         return None
 
     async def groups(self) -> list[str]:
-        self._reach()
+        self._check_reachable()
         return sorted(self.contents.records)
 
     async def changes(self) -> AsyncGenerator[RecordChange, None]:
-        told: dict[str, StoredRecord] = {}
+        sent: dict[str, StoredRecord] = {}
         while True:
-            for group in [name for name in told if name not in self.contents.records]:
-                del told[group]
+            for group in [name for name in sent if name not in self.contents.records]:
+                del sent[group]
                 yield RecordChange(group, None)
             for group, stored in list(self.contents.records.items()):
-                if told.get(group) != stored:
-                    told[group] = stored
+                if sent.get(group) != stored:
+                    sent[group] = stored
                     yield RecordChange(group, stored)
             async with self.contents.changed:
-                await self.contents.changed.wait_for(lambda: told != self.contents.records)
+                await self.contents.changed.wait_for(lambda: sent != self.contents.records)
 
     async def read_lease(self, name: str) -> LeaseSeen | None:
-        self._reach()
+        self._check_reachable()
         return self.contents.leases.get(name)
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
-        self._reach()
+        self._check_reachable()
         if self.contents.leases.get(name) != seen:
             return WriteFailure.CONFLICT
         written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
         self.contents.leases[name] = written
         return written
 
-    def _reach(self) -> None:
+    def _check_reachable(self) -> None:
         if self.is_unreachable:
             raise StoreUnreachable("as the test wants it")

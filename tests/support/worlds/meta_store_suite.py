@@ -1,6 +1,6 @@
-"""What every store of group records keeps to (F-29): a subclass says how one is opened.
+"""The tests that each store of group records passes (F-29). A subclass opens the stores.
 
-Two stores of one fixture stand for two controllers: they share what is stored and nothing else.
+Two stores stand for two controllers: they share only the stored records and leases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.controller.election.swap import (
 from tidemill.controller.meta_store import MetaStore, RecordChange, WriteFailure
 
 GROUP = "broker-0"
-WAIT_S = 20.0  # for what must come; a hang fails here
+WAIT_S = 20.0  # the limit of a scenario
 Scenario = Callable[[MetaStore, MetaStore], Awaitable[None]]
 
 
@@ -29,7 +29,7 @@ class MetaStoreSuite:
     """The suite: each test gets two stores over the same contents."""
 
     def stores(self) -> contextlib.AbstractAsyncContextManager[tuple[MetaStore, MetaStore]]:
-        """Open two stores over the same contents, which are empty."""
+        """Open two stores over the same, empty contents."""
         raise NotImplementedError
 
     def play(self, scenario: Scenario) -> None:
@@ -39,7 +39,7 @@ class MetaStoreSuite:
 
         asyncio.run(run())
 
-    def test_what_is_created_is_read_by_others_as_it_is(self) -> None:
+    def test_another_store_reads_a_created_group(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             assert await other.get(GROUP) is None
             stored = done(await one.create(GROUP, record_of_three()))
@@ -58,7 +58,7 @@ class MetaStoreSuite:
 
         self.play(scenario)
 
-    def test_of_two_swaps_from_one_version_one_is_done(self) -> None:
+    def test_only_one_of_two_swaps_of_a_version_succeeds(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             base = done(await one.create(GROUP, record_of_three()))
             results = await asyncio.gather(
@@ -76,7 +76,7 @@ class MetaStoreSuite:
 
         self.play(scenario)
 
-    def test_a_swap_from_an_old_version_is_refused_also_when_it_says_the_same(self) -> None:
+    def test_a_swap_of_an_old_version_fails_even_with_equal_content(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             base = done(await one.create(GROUP, record_of_three()))
             done(await one.swap(GROUP, attempt_no_change(base, "first")))
@@ -86,7 +86,7 @@ class MetaStoreSuite:
 
         self.play(scenario)
 
-    def test_a_write_whose_answer_is_lost_is_found_by_its_id_or_ended(self) -> None:
+    def test_a_write_with_a_lost_answer_is_found_or_prevented(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             base = done(await one.create(GROUP, record_of_three()))
             made = attempt_write(
@@ -94,22 +94,22 @@ class MetaStoreSuite:
             )
             call = asyncio.ensure_future(one.swap(GROUP, made))
             await asyncio.sleep(0)
-            call.cancel()  # As a time-out does: the write may be under way.
+            call.cancel()  # Like a time-out: the write may be in flight.
             with contextlib.suppress(asyncio.CancelledError):
                 await call
             found = await read(one)
             while outcome_of(made, found) is WriteOutcome.PENDING:
-                # Nobody knows whether it comes. What changes nothing ends it.
+                # The write may still arrive. A write without a change prevents it.
                 await one.swap(GROUP, attempt_no_change(found, "an end"))
                 found = await read(one)
             seen = outcome_of(made, found)
             assert seen in (WriteOutcome.APPLIED, WriteOutcome.OVERTAKEN)
-            # From here on it does not come any more.
+            # From now on it cannot arrive.
             assert await other.swap(GROUP, made) is WriteFailure.CONFLICT
 
         self.play(scenario)
 
-    def test_a_read_that_begins_after_a_write_sees_it(self) -> None:
+    def test_a_read_after_a_write_returns_it(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             stored = done(await one.create(GROUP, record_of_three()))
             for n in range(20):
@@ -119,14 +119,14 @@ class MetaStoreSuite:
 
         self.play(scenario)
 
-    def test_a_watch_tells_what_is_there_and_the_last_of_what_comes(self) -> None:
+    def test_changes_yield_existing_groups_and_the_last_change(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             stored = done(await one.create(GROUP, record_of_three()))
             async with contextlib.aclosing(other.changes()) as changes:
                 assert await anext(changes) == RecordChange(GROUP, stored)
                 for n in range(5):
                     stored = done(await one.swap(GROUP, attempt_no_change(stored, f"write {n}")))
-                # There may be gaps, and the last is always told.
+                # Changes in between may be missing, but not the last one.
                 async for change in changes:
                     if change == RecordChange(GROUP, stored):
                         break
@@ -137,7 +137,7 @@ class MetaStoreSuite:
 
         self.play(scenario)
 
-    def test_a_lease_is_one_holders_until_another_takes_what_it_has_seen(self) -> None:
+    def test_a_lease_changes_its_holder_only_from_its_current_state(self) -> None:
         async def scenario(one: MetaStore, other: MetaStore) -> None:
             assert await one.read_lease("leader") is None
             held = leased(await one.write_lease("leader", None, "one"))
@@ -147,7 +147,7 @@ class MetaStoreSuite:
             assert held.holder == "one"
             renewed = leased(await one.write_lease("leader", held, "one"))
             assert renewed.renewals > held.renewals
-            # It was renewed since: what was seen is not what is there.
+            # It was renewed since, so this state is outdated.
             assert await other.write_lease("leader", seen, "other") is WriteFailure.CONFLICT
             released = leased(await one.write_lease("leader", renewed, ""))
             taken = leased(await other.write_lease("leader", released, "other"))
@@ -158,7 +158,7 @@ class MetaStoreSuite:
 
 
 def done(result: StoredRecord | WriteFailure) -> StoredRecord:
-    """Return what was stored; fail if it was not."""
+    """Return a stored record; fail if the write failed."""
     assert isinstance(result, StoredRecord)
     return result
 

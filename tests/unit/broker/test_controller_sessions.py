@@ -1,4 +1,4 @@
-"""What a replica's supervisor tells the controllers, and what it says again."""
+"""Messages of a replica's supervisor to the controllers, and their repetition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ME = replication.Member(replica_id=1, incarnation="b" * 32)
 
 
 class World:
-    """Sessions whose actions are looked at one by one."""
+    """Sessions with their actions, by receiver."""
 
     def __init__(self, controllers: int = 2) -> None:
         self.sessions = ControllerSessions("broker-0")
@@ -28,7 +28,7 @@ class World:
             self.sessions.note_connection(controller)
 
     def take(self) -> list[tuple[int, wire.SessionUp]]:
-        """Return what goes to controllers."""
+        """Return the new messages to controllers."""
         sent = []
         for action in self.sessions.take_actions():
             match action:
@@ -58,7 +58,7 @@ class World:
         self.sessions.tick(self.now_ms)
 
     def registered(self) -> None:
-        """Come to where this run is registered."""
+        """Register this run."""
         self.say(wire.SessionUp(register=wire.Register(member=ME, store_uuid="s")))
         self.welcome(0, leads=True)
         self.welcome(1)
@@ -79,9 +79,9 @@ def beat(*, is_master: bool = False) -> wire.SessionUp:
     return wire.SessionUp(heartbeat=wire.Heartbeat(member=ME, is_master=is_master))
 
 
-def test_a_replica_attaches_everywhere_and_registers_once() -> None:
+def test_a_replica_attaches_to_all_controllers_and_registers_once() -> None:
     world = World()
-    assert world.kinds() == []  # The broker has not said who it is.
+    assert world.kinds() == []  # The broker has not registered.
     world.say(wire.SessionUp(register=wire.Register(member=ME)))
     assert world.kinds() == [(0, "attach"), (1, "attach")]
     world.welcome(1)
@@ -94,7 +94,7 @@ def test_a_replica_attaches_everywhere_and_registers_once() -> None:
     assert world.kinds() == [], "once is enough"
 
 
-def test_a_registration_that_is_not_answered_goes_to_another_controller() -> None:
+def test_an_unanswered_registration_goes_to_another_controller() -> None:
     world = World()
     world.say(wire.SessionUp(register=wire.Register(member=ME)))
     world.welcome(0)
@@ -105,7 +105,7 @@ def test_a_registration_that_is_not_answered_goes_to_another_controller() -> Non
     assert sorted(first + second) == [0, 1]
 
 
-def test_a_registration_on_a_stream_that_ends_is_made_on_another_at_once() -> None:
+def test_a_registration_on_a_closed_stream_goes_to_another_controller_at_once() -> None:
     world = World()
     world.say(wire.SessionUp(register=wire.Register(member=ME)))
     world.welcome(0)
@@ -116,7 +116,7 @@ def test_a_registration_on_a_stream_that_ends_is_made_on_another_at_once() -> No
     assert (1, "register") in world.kinds()
 
 
-def test_heartbeats_go_to_all_with_the_age_of_what_the_broker_has_said() -> None:
+def test_heartbeats_go_to_all_controllers_with_the_age_of_the_state() -> None:
     world = World()
     world.registered()
     world.say(beat())
@@ -124,22 +124,22 @@ def test_heartbeats_go_to_all_with_the_age_of_what_the_broker_has_said() -> None
     world.pass_ms(HEARTBEAT_MS)
     ages = [up.heartbeat.page_age_ms for _, up in world.take()]
     assert ages == [HEARTBEAT_MS, HEARTBEAT_MS]
-    world.say(beat(is_master=True))  # What changes does not wait.
+    world.say(beat(is_master=True))  # A change is sent at once.
     assert world.kinds() == [(0, "heartbeat"), (1, "heartbeat")]
     world.say(beat(is_master=True))
     assert world.kinds() == []
 
 
-def test_a_death_is_told_to_all_at_once_and_to_who_comes_later() -> None:
+def test_a_death_goes_to_all_controllers_and_to_later_connections() -> None:
     world = World()
     world.registered()
     world.sessions.note_broker_end("killed")
     assert world.kinds() == [(0, "death"), (1, "death")]
     world.sessions.note_disconnection(0)
     world.sessions.note_connection(0)
-    told = world.take()
-    assert [up.WhichOneof("message") for _, up in told] == ["attach", "death"]
-    assert told[1][1].death.member == ME
+    sent = world.take()
+    assert [up.WhichOneof("message") for _, up in sent] == ["attach", "death"]
+    assert sent[1][1].death.member == ME
 
 
 def test_the_next_run_registers_in_place_of_the_last() -> None:
@@ -154,8 +154,8 @@ def test_the_next_run_registers_in_place_of_the_last() -> None:
     assert [(one.member, one.instead_of) for one in registers] == [(again, "b" * 32)]
 
 
-def test_a_broker_that_has_emptied_its_store_registers_as_another_run() -> None:
-    """Also where the answer to its first registration comes late: it is of another run."""
+def test_a_broker_that_emptied_its_store_registers_as_another_run() -> None:
+    """The late answer to the first registration belongs to another run."""
     world = World()
     world.say(wire.SessionUp(register=wire.Register(member=ME, store_uuid="s", is_clean=True)))
     world.welcome(0)
@@ -168,7 +168,7 @@ def test_a_broker_that_has_emptied_its_store_registers_as_another_run() -> None:
     assert [(one.member, one.instead_of) for one in registers] == [(again, "b" * 32)]
 
 
-def test_a_view_is_told_once_however_many_controllers_say_it() -> None:
+def test_the_broker_gets_a_view_once_from_several_controllers() -> None:
     world = World()
     world.registered()
     view = replication.GroupView(epoch=1, version=4)
@@ -179,13 +179,13 @@ def test_a_view_is_told_once_however_many_controllers_say_it() -> None:
     assert [down.view.version for down in world.to_broker] == [4]
 
 
-def test_a_proposal_goes_to_who_leads_and_its_answer_has_the_number_of_the_broker() -> None:
+def test_a_proposal_goes_to_the_leader_and_its_answer_has_the_broker_number() -> None:
     world = World()
     world.registered()
     world.say(wire.SessionUp(number=77, proposal=wire.Proposal(epoch=1, version=4)))
     [(controller, up)] = world.take()
     assert controller == 0
-    # It has not answered when the broker says it again: the other one is asked.
+    # Without an answer, the repeated proposal goes to the other controller.
     world.say(wire.SessionUp(number=78, proposal=wire.Proposal(epoch=1, version=4)))
     [(second, _)] = world.take()
     assert second == 1
@@ -194,7 +194,7 @@ def test_a_proposal_goes_to_who_leads_and_its_answer_has_the_number_of_the_broke
     assert [(d.answer.number, d.answer.refused) for d in world.to_broker] == [(77, "why")]
 
 
-def test_a_run_that_was_replaced_ends() -> None:
+def test_a_fenced_run_ends() -> None:
     world = World()
     world.registered()
     world.answer(1, 999, "fenced")
@@ -202,7 +202,7 @@ def test_a_run_that_was_replaced_ends() -> None:
     assert world.ends == ["why"]
 
 
-def test_without_controllers_nothing_happens_and_all_is_made_up_for_later() -> None:
+def test_a_supervisor_without_controllers_waits_and_registers_later() -> None:
     world = World(controllers=0)
     world.say(wire.SessionUp(register=wire.Register(member=ME)))
     world.say(beat())
@@ -219,8 +219,8 @@ def view(version: int) -> wire.SessionDown:
     return wire.SessionDown(view=replication.GroupView(epoch=3, version=version))
 
 
-def test_a_broker_hears_of_its_group_when_it_is_registered() -> None:
-    """A run that is not would dial the master, in the place of the one that is."""
+def test_a_broker_gets_views_only_after_its_registration() -> None:
+    """An unregistered run would connect to the master as if it were the registered one."""
     world = World()
     world.say(wire.SessionUp(register=wire.Register(member=ME)))
     world.welcome(0, leads=True)
@@ -243,7 +243,7 @@ def test_a_broker_hears_of_its_group_when_it_is_registered() -> None:
     assert [each.view.version for each in world.to_broker] == [8, 9]
 
 
-def test_a_replica_registers_again_where_the_records_were_lost() -> None:
+def test_a_replica_registers_again_after_a_loss_of_records() -> None:
     world = World(controllers=1)
     world.say(wire.SessionUp(register=wire.Register(member=ME)))
     world.welcome(0)

@@ -1,4 +1,4 @@
-"""What controllers decide, case by case; all orders of steps are in another test."""
+"""Decisions of controllers, case by case. The simulation covers all orders of steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def record(*, sss: tuple[int, ...] = (0, 1, 2), eligible: tuple[int, ...] = ()) 
 
 
 def with_drained(group: GroupRecord, number: int) -> GroupRecord:
-    """Return the record in which an operator has emptied a replica of its duties."""
+    """Return the record with a drained replica."""
     registered = group.find(ReplicaId(number))
     assert registered is not None
     return group.with_replica(ReplicaId(number), registered._replace(retired=Retirement.DRAINED))
@@ -120,12 +120,12 @@ def written(intent: Intent) -> GroupRecord:
 # ------------------------------------------------------------ elections
 
 
-def test_a_healthy_group_is_left_alone() -> None:
+def test_a_healthy_group_needs_no_action() -> None:
     group = record()
     assert decision(group, sessions(group, {0: BEAT, 1: BEAT, 2: BEAT})) == NoAction()
 
 
-def test_a_dead_master_is_replaced_by_the_longest_log_and_the_living_go_along() -> None:
+def test_the_longest_log_replaces_a_dead_master_and_live_members_stay() -> None:
     group = record()
     known = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT._replace(log_end=150)})
     known.note_death(run(0), NOW_MS)
@@ -136,18 +136,18 @@ def test_a_dead_master_is_replaced_by_the_longest_log_and_the_living_go_along() 
     assert after.history[-1].reason == Failure.DIED.value
 
 
-def test_whoever_does_not_go_along_stays_eligible_while_the_set_is_too_small() -> None:
+def test_members_outside_the_new_set_stay_eligible_while_it_is_too_small() -> None:
     after = with_master(record(), run(1), frozenset())
     assert after.sss == {run(1)}
     assert after.eligible == {0, 2}
 
 
-def test_a_silent_master_whose_frames_arrive_is_not_replaced() -> None:
+def test_a_silent_master_stays_while_a_member_receives_its_frames() -> None:
     group = record()
-    heard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 100),))
-    assert decision(group, sessions(group, {1: heard, 2: BEAT})) == NoAction()
-    unheard = BEAT._replace(peer_silence_ms=((ReplicaId(0), 700),))
-    assert written(decision(group, sessions(group, {1: unheard, 2: BEAT}))).master == run(1)
+    hears = BEAT._replace(peer_silence_ms=((ReplicaId(0), 100),))
+    assert decision(group, sessions(group, {1: hears, 2: BEAT})) == NoAction()
+    silence = BEAT._replace(peer_silence_ms=((ReplicaId(0), 700),))
+    assert written(decision(group, sessions(group, {1: silence, 2: BEAT}))).master == run(1)
 
 
 def test_a_stalled_master_is_replaced() -> None:
@@ -158,7 +158,7 @@ def test_a_stalled_master_is_replaced() -> None:
     assert run(0) not in after.sss
 
 
-def test_a_restarted_master_never_goes_on_but_may_be_elected() -> None:
+def test_a_restarted_master_loses_its_epoch_but_may_be_elected() -> None:
     group = record(sss=(0,))
     asked = Registration(run(0, 1), "0.0", "store 0", "host-0", is_clean=True)
     registered = register(group, asked)
@@ -179,7 +179,7 @@ def test_a_deputy_waits_for_its_turn() -> None:
     assert isinstance(decision(group, known, rank=1, now_ms=NOW_MS + 1_011), RecordWrite)
 
 
-def test_nobody_who_may_lack_something_is_elected() -> None:
+def test_a_replica_that_may_lack_messages_is_not_elected() -> None:
     group = record(sss=(0, 1))
     known = sessions(group, {2: BEAT})
     known.note_death(run(0), NOW_MS)
@@ -195,7 +195,7 @@ def test_an_eligible_replica_is_elected_when_no_member_lives() -> None:
     assert after.eligible == {0, 2}
 
 
-def test_a_blocked_master_gives_way_to_one_that_reaches_another() -> None:
+def test_a_blocked_master_is_replaced_by_a_candidate_that_reaches_another() -> None:
     group = record(sss=(0,), eligible=(1, 2))
     blocked = BEAT._replace(is_master=True, blocked_ms=1_200)
     reaches = BEAT._replace(peer_silence_ms=((ReplicaId(2), 50),))
@@ -205,8 +205,8 @@ def test_a_blocked_master_gives_way_to_one_that_reaches_another() -> None:
     assert decision(group, alone) == NoAction()
 
 
-def test_a_master_that_was_just_elected_and_is_blocked_gives_way_too() -> None:
-    """It confirms nothing: what guards against masters that come and go is not for that."""
+def test_a_blocked_master_is_replaced_even_if_it_was_just_elected() -> None:
+    """It confirms no message, so the flapping guard does not apply."""
     group = record(sss=(0,), eligible=(1, 2))
     known = ReplicaSessions(TIMING)
     known.note_record(
@@ -219,7 +219,7 @@ def test_a_master_that_was_just_elected_and_is_blocked_gives_way_too() -> None:
     assert written(decision(group, known)).master == run(1)
 
 
-def test_a_group_without_anybody_who_ever_held_it_says_so() -> None:
+def test_a_group_without_a_complete_replica_raises_an_alarm() -> None:
     group = record(sss=(), eligible=())
     known = sessions(group, {1: BEAT, 2: BEAT})
     known.note_death(run(0), NOW_MS)
@@ -228,7 +228,7 @@ def test_a_group_without_anybody_who_ever_held_it_says_so() -> None:
     assert intent.reason == "no replica has all confirmed messages"
 
 
-def test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not() -> None:
+def test_a_slow_master_is_asked_to_hand_over_to_a_fast_replica() -> None:
     group = record()
     slow = BEAT._replace(health=ReplicaHealth.SLOW)
     assert decision(group, sessions(group, {0: slow, 1: slow, 2: BEAT})) == TransferRequest(
@@ -236,7 +236,7 @@ def test_a_slow_master_is_asked_to_hand_over_to_one_that_is_not() -> None:
     )
 
 
-def test_a_release_elects_its_target_and_waits_for_the_old_master_where_it_must() -> None:
+def test_a_release_elects_its_target_and_keeps_a_needed_old_master() -> None:
     group = record()
     sight = sessions(group, {0: BEAT, 1: BEAT, 2: BEAT}).observe(rank=0, now_ms=NOW_MS)
     live = live_of(group, sight, TIMING)
@@ -262,7 +262,7 @@ def test_replica_0_founds_a_group_above_the_epochs_of_its_log() -> None:
     assert after.sss == {run(0)}
 
 
-def test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon() -> None:
+def test_no_decision_is_made_from_a_record_older_than_the_replicas() -> None:
     group = record()
     known = sessions(group, {1: BEAT._replace(epoch_seen=9), 2: BEAT})
     known.note_death(run(0), NOW_MS)
@@ -271,7 +271,7 @@ def test_a_record_that_is_older_than_what_replicas_have_seen_is_not_acted_upon()
     assert (rollback.epoch_seen, rollback.survivor) == (9, 1)
 
 
-def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
+def test_the_alarm_of_a_blocked_group_names_missing_replicas() -> None:
     group = record(sss=(0,), eligible=(1,))
     blocked = BEAT._replace(is_master=True, blocked_ms=TIMING.too_few_ms + 1)
     for rank in (0, 1):  # Operators ask any controller.
@@ -280,26 +280,26 @@ def test_a_group_that_confirms_nothing_says_who_is_missing() -> None:
         assert "1 replica in sync, min-in-sync is 2" in alarm.reason
         assert "replica 2 is catching up" in alarm.reason
         assert "replica 1 is down; start it or an empty replacement" in alarm.reason
-    # Who is drained is not waited for: it may be let count again.
+    # A drained replica is not catching up. The operator may undo the drain.
     drained = with_drained(group, 2)
     alarm = decision(drained, sessions(drained, {0: blocked, 2: BEAT}))
     assert isinstance(alarm, ShortSyncStateSet)
     assert "replica 2 is drained" in alarm.reason
     assert "catching up" not in alarm.reason
-    told = alarm.reason + of_fewer("broker-0", drained, alarm.drained)
-    assert "`tidemill cluster drain broker-0-2 --undo`" in told
+    text = alarm.reason + of_fewer("broker-0", drained, alarm.drained)
+    assert "`tidemill cluster drain broker-0-2 --undo`" in text
     assert "drain" not in of_fewer("broker-0", group)
-    # Not for the moment that a failover takes.
+    # No alarm during a failover.
     short = blocked._replace(blocked_ms=TIMING.too_few_ms)
     assert isinstance(decision(group, sessions(group, {0: short, 2: BEAT})), NoAction)
-    # Who has never come is missing too.
+    # A replica that never registered is missing, too.
     alone = group._replace(replicas=group.replicas[:1], eligible=frozenset())
     alarm = decision(alone, sessions(alone, {0: blocked}))
     assert isinstance(alarm, ShortSyncStateSet)
     assert "replica 1 is down" in alarm.reason
 
 
-def test_offsets_beyond_32_bits_are_compared_whole() -> None:
+def test_offsets_beyond_32_bits_are_compared_exactly() -> None:
     group = record()
     far = 1 << 40
     known = sessions(group, {1: BEAT._replace(log_end=far), 2: BEAT._replace(log_end=far + 1)})
@@ -307,7 +307,7 @@ def test_offsets_beyond_32_bits_are_compared_whole() -> None:
     assert written(decision(group, known)).master == run(2)
 
 
-def test_when_all_have_lost_memory_the_longest_goes_on_once_all_are_there() -> None:
+def test_the_longest_suspect_is_elected_when_all_suspects_are_live() -> None:
     group: GroupRecord = record()
     for n in range(3):
         asked = Registration(run(n, 1), f"{n}.0", f"store {n}", "", is_clean=False)
@@ -347,7 +347,7 @@ def test_the_history_is_bounded() -> None:
     ],
     ids=["an older version", "another epoch", "another master", "without itself", "another run"],
 )
-def test_a_proposal_that_does_not_hold_is_refused(change: dict[str, Any]) -> None:
+def test_a_proposal_that_does_not_fit_the_record_is_rejected(change: dict[str, Any]) -> None:
     group = record(sss=(0, 1))
     proposal = Proposal(3, 7, run(0), frozenset({run(0), run(1), run(2)}))
     live = {run(n) for n in range(3)}
@@ -356,7 +356,7 @@ def test_a_proposal_that_does_not_hold_is_refused(change: dict[str, Any]) -> Non
     assert isinstance(change_sync_state_set(group, changed, live), ChangeRejection)
 
 
-def test_whoever_is_not_heard_of_may_stay_and_may_not_join() -> None:
+def test_a_silent_replica_may_stay_in_the_set_but_not_join() -> None:
     group = record(sss=(0, 1))
     stay = Proposal(3, 7, run(0), frozenset({run(0), run(1)}))
     assert isinstance(change_sync_state_set(group, stay, {run(0)}), GroupRecord)
@@ -364,7 +364,7 @@ def test_whoever_is_not_heard_of_may_stay_and_may_not_join() -> None:
     assert isinstance(change_sync_state_set(group, join, {run(0), run(1)}), ChangeRejection)
 
 
-def test_who_leaves_a_set_that_becomes_too_small_is_eligible_until_it_is_full_again() -> None:
+def test_a_replica_that_leaves_a_small_set_is_eligible_until_the_set_is_full() -> None:
     group = record(sss=(0, 1))
     alone = change_sync_state_set(group, Proposal(3, 7, run(0), frozenset({run(0)})), set())
     assert isinstance(alone, GroupRecord)
@@ -378,7 +378,7 @@ def test_who_leaves_a_set_that_becomes_too_small_is_eligible_until_it_is_full_ag
 # ------------------------------------------------------------ registrations
 
 
-def test_a_clean_run_takes_its_old_ones_place() -> None:
+def test_a_clean_run_replaces_the_old_run_in_the_set() -> None:
     asked = Registration(run(1, 1), "1.0", "store 1", "elsewhere", is_clean=True)
     after = register(record(), asked)
     assert isinstance(after, GroupRecord)
@@ -391,7 +391,7 @@ def test_a_clean_run_takes_its_old_ones_place() -> None:
 @pytest.mark.parametrize(
     "change", [{"is_clean": False}, {"store_uuid": "another"}], ids=["unclean", "another store"]
 )
-def test_a_run_that_may_have_lost_something_leaves_both_sets(change: dict[str, Any]) -> None:
+def test_a_run_that_may_lack_messages_leaves_both_sets(change: dict[str, Any]) -> None:
     asked = Registration(run(1, 1), "1.0", "store 1", "", is_clean=True)._replace(**change)
     for group in (record(), record(sss=(0,), eligible=(1, 2))):
         after = register(group, asked)
@@ -402,7 +402,7 @@ def test_a_run_that_may_have_lost_something_leaves_both_sets(change: dict[str, A
         assert found.is_unclean
 
 
-def test_a_registration_that_comes_late_or_twice_is_fenced() -> None:
+def test_a_late_or_repeated_registration_is_fenced() -> None:
     asked = Registration(run(1, 1), "1.0", "store 1", "", is_clean=True)
     later = Registration(run(1, 2), "1.1", "store 1", "", is_clean=True)
     first = register(record(), asked)
@@ -412,7 +412,7 @@ def test_a_registration_that_comes_late_or_twice_is_fenced() -> None:
     assert isinstance(register(second, asked), FencedRun)
 
 
-def test_who_was_unclean_is_clean_when_its_master_has_seen_it_catch_up() -> None:
+def test_an_unclean_replica_is_clean_after_it_has_caught_up() -> None:
     asked = Registration(run(1, 1), "1.0", "store 1", "", is_clean=False)
     group = register(record(), asked)
     assert isinstance(group, GroupRecord)
@@ -427,25 +427,25 @@ def test_who_was_unclean_is_clean_when_its_master_has_seen_it_catch_up() -> None
 # ------------------------------------------------------------ the store
 
 
-def test_what_became_of_an_attempt() -> None:
+def test_the_outcome_of_a_write_follows_from_the_stored_record() -> None:
     base = StoredRecord(record(), "token 1")
     made = attempt_write(base, with_master(base.record, run(1), frozenset()), "mine")
     assert outcome_of(made, base) is WriteOutcome.PENDING
     assert outcome_of(made, StoredRecord(made.record, "token 2")) is WriteOutcome.APPLIED
     other = attempt_no_change(base, "another's")
     assert outcome_of(made, StoredRecord(other.record, "token 2")) is WriteOutcome.OVERTAKEN
-    # Another write came behind ours: an election is found in the history.
-    behind = attempt_no_change(StoredRecord(made.record, "token 2"), "another's")
-    assert outcome_of(made, StoredRecord(behind.record, "token 3")) is WriteOutcome.APPLIED
+    # Another write followed: the history still has our election.
+    later = attempt_no_change(StoredRecord(made.record, "token 2"), "another's")
+    assert outcome_of(made, StoredRecord(later.record, "token 3")) is WriteOutcome.APPLIED
 
 
-def test_a_record_is_the_same_after_json() -> None:
+def test_json_keeps_a_record() -> None:
     survivor = with_survivor(record(), run(2), reason="an operator")
     for group in (record(eligible=(1,)), survivor, record()._replace(master=None)):
         assert from_text(to_text(group)) == group
 
 
-def test_a_lease_is_free_when_it_has_not_changed_for_as_long_as_it_lasts() -> None:
+def test_a_lease_is_free_after_its_duration_without_a_change() -> None:
     timing = LeaseTiming()
     other = Leadership("controller-1", timing)
     other.note_lease(LeaseSeen("controller-0", 5), 1_000)
@@ -458,7 +458,7 @@ def test_a_lease_is_free_when_it_has_not_changed_for_as_long_as_it_lasts() -> No
     assert other.may_take(9_000)
 
 
-def test_a_leader_stops_before_anybody_may_take_its_lease() -> None:
+def test_a_leader_stops_before_its_lease_is_free() -> None:
     timing = LeaseTiming()
     mine, other = Leadership("controller-0", timing), Leadership("controller-1", timing)
     lease = LeaseSeen("controller-0", 5)

@@ -1,4 +1,4 @@
-"""A replica comes with another store than before: a slip, or a volume that is gone."""
+"""A replica registers with another store: a mistake, or a lost volume."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def come(record: GroupRecord, replica: int, run: int, store: str) -> GroupRecord
 
 
 def decision(record: GroupRecord) -> Intent:
-    """Return what is decided while all that are registered are heard."""
+    """Return the decision while all registered runs are live."""
     sessions = ReplicaSessions(TIMING)
     sessions.note_record(record, 0)
     for id_, _ in record.replicas:
@@ -70,28 +70,28 @@ def all_in_the_wrong_folder() -> GroupRecord:
     return record
 
 
-def test_another_store_does_not_take_the_place_of_a_run_that_is_heard() -> None:
+def test_another_store_does_not_replace_a_live_run() -> None:
     record = record_of_three()
     for replica in (0, 1):
         asked = coming(record, replica, 1, "another")
         refusal = register(record, asked, RunPresence.HEARD)
         assert isinstance(refusal, FencedRun)
         assert f"replica {replica} is running at 10.0.0.{replica}:10911" in refusal.why
-        # It may be on its way back.
+        # It may be restarting.
         assert isinstance(register(record, asked, RunPresence.HEARD_LATELY), ChangeRejection)
         assert isinstance(register(record, asked, RunPresence.SILENT), GroupRecord)
     same = coming(record, 1, 1, "store-1")
     assert isinstance(register(record, same, RunPresence.HEARD), GroupRecord)
 
 
-def test_who_is_there_is_known_by_what_was_heard_last() -> None:
+def test_the_presence_of_a_run_follows_from_its_last_heartbeat() -> None:
     record, sessions = record_of_three(), ReplicaSessions(TIMING)
     zero = ReplicaId(0)
 
     def presence(now_ms: int) -> RunPresence:
         return presence_of(record, zero, sessions.observe(rank=0, now_ms=now_ms), TIMING)
 
-    # A controller that has just begun to listen knows nothing yet.
+    # A controller that has just started has no heartbeats yet.
     sessions.note_record(record, 1_000)
     assert presence(1_000) is RunPresence.HEARD_LATELY
     assert presence(1_000 + TIMING.other_store_ms + 1) is RunPresence.SILENT
@@ -104,16 +104,16 @@ def test_who_is_there_is_known_by_what_was_heard_last() -> None:
     assert presence(20_101 + TIMING.other_store_ms) is RunPresence.SILENT
 
 
-def test_a_store_that_is_not_needed_is_not_kept() -> None:
+def test_the_record_does_not_keep_a_store_that_the_group_does_not_need() -> None:
     after = come(record_of_three(), 1, 1, "empty")
     assert after.sss == {member_of(0), member_of(2)}
     assert not after.kept_stores
-    # Nor is that of a replica which had yet to catch up.
+    # Replica 1 had not caught up, so its store is not kept either.
     again = come(come(after, 0, 1, "empty-0"), 1, 2, "empty-again")
     assert again.kept_stores == (KeptStore(ReplicaId(0), "store-0", is_unclean=False),)
 
 
-def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back() -> None:
+def test_a_group_recovers_when_its_previous_stores_come_back() -> None:
     record = all_in_the_wrong_folder()
     assert not record.sss
     assert not record.eligible
@@ -124,7 +124,7 @@ def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back
     assert not is_out(record, ReplicaId(1))
     record = come(record, 0, 2, "store-0")
     assert isinstance(decision(record), NoEligibleReplica)
-    # The run with the empty store is still heard: who has what is needed comes in its place.
+    # The kept store replaces the empty one, although the run with the empty store is live.
     back = register(record, coming(record, 1, 2, "store-1"), RunPresence.HEARD)
     assert isinstance(back, GroupRecord)
     assert back.eligible == {1}
@@ -132,19 +132,19 @@ def test_all_that_were_started_once_upon_other_folders_go_on_when_they_come_back
     assert isinstance(intent, RecordWrite)
     assert intent.record.master == member_of(1, 2)
     assert not intent.record.unclean_since
-    # The other one keeps what it has until there are enough.
+    # The other store is kept until the set is full.
     assert [one.replica_id for one in intent.record.kept_stores] == [2]
     assert from_text(to_text(intent.record)) == intent.record
 
 
-def test_a_store_that_comes_back_and_may_have_lost_something_is_a_suspect() -> None:
+def test_a_kept_store_that_comes_back_unclean_is_a_suspect() -> None:
     record = all_in_the_wrong_folder()
     unclean = coming(record, 2, 2, "store-2")._replace(is_clean=False)
     after = register(record, unclean)
     assert isinstance(after, GroupRecord)
     assert after.suspects == {2}
     assert not after.eligible
-    # And what a suspect's store has is needed when all are compared.
+    # The comparison of all suspects needs this store.
     lost = come(after, 2, 3, "empty-again")
     assert KeptStore(ReplicaId(2), "store-2", is_unclean=True) in lost.kept_stores
     back = come(lost, 2, 4, "store-2")
@@ -152,7 +152,7 @@ def test_a_store_that_comes_back_and_may_have_lost_something_is_a_suspect() -> N
     assert not back.eligible
 
 
-def test_suspects_are_not_compared_while_a_store_that_has_more_may_come_back() -> None:
+def test_suspects_are_not_elected_while_a_kept_store_is_missing() -> None:
     record = record_of_three()
     record = come(record, 0, 1, "empty-0")
     unclean = register(record, coming(record, 1, 1, "store-1")._replace(is_clean=False))
@@ -162,7 +162,7 @@ def test_suspects_are_not_compared_while_a_store_that_has_more_may_come_back() -
     assert isinstance(decision(record), NoEligibleReplica)
 
 
-def test_a_group_of_one_keeps_the_store_that_another_has_come_in_place_of() -> None:
+def test_a_group_of_one_keeps_a_replaced_store() -> None:
     record = record_of_three()._replace(min_in_sync=1, sss=frozenset({member_of(0)}))
     slip = come(record, 0, 1, "empty")
     assert slip.kept_stores == (KeptStore(ReplicaId(0), "store-0", is_unclean=False),)
@@ -171,6 +171,6 @@ def test_a_group_of_one_keeps_the_store_that_another_has_come_in_place_of() -> N
     assert not back.kept_stores
 
 
-def test_an_operator_who_names_a_survivor_gives_the_others_up() -> None:
+def test_a_survivor_drops_the_kept_stores() -> None:
     after = with_survivor(all_in_the_wrong_folder(), member_of(0, 1), reason="an operator")
     assert not after.kept_stores

@@ -1,4 +1,4 @@
-"""More pods, fewer, and others: step by step, beside what Kubernetes does of it."""
+"""Steps that add, remove and replace pods, against a model of Kubernetes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pods(
     ready: int | None = None,
     is_seen: bool = True,
 ) -> StatefulSetPods:
-    """Return pods at rest, or with `updated` of them as a changed template says."""
+    """Return pods without a change, or with `updated` pods of a new template."""
     return StatefulSetPods(
         replicas=replicas,
         partition=replicas if partition is None else partition,
@@ -64,7 +64,7 @@ def pods(
 
 
 class Kubernetes:
-    """A StatefulSet and its pods, with what the controllers do about the record beside it."""
+    """A StatefulSet and its pods, with the record that controllers change."""
 
     def __init__(self, count: int, *, master: int = 0) -> None:
         self.replicas = self.partition = count
@@ -99,11 +99,11 @@ class Kubernetes:
         self._turn()
 
     def _turn(self) -> None:
-        """Let Kubernetes and the replicas come to rest."""
+        """Let Kubernetes and the replicas process the step."""
         assert len(self.record.sss) >= 2, "no window below the minimum"
-        for gone in range(self.replicas, len(self.revisions)):
-            assert self.record.master != member_of(gone), "a master's pod is not taken away"
-            assert member_of(gone) not in self.record.sss
+        for deleted in range(self.replicas, len(self.revisions)):
+            assert self.record.master != member_of(deleted), "a master's pod stays"
+            assert member_of(deleted) not in self.record.sss
         self.revisions = self.revisions[: self.replicas]
         while len(self.revisions) < self.replicas:
             new = len(self.revisions)
@@ -128,9 +128,9 @@ class Kubernetes:
             self.do(MasterMove(ReplicaId(0)))
         for id_ in retired:
             if id_ >= self.replicas:
-                gone = forget(self.record, id_)
-                assert not isinstance(gone, ChangeRejection)
-                self.record = gone
+                forgotten = forget(self.record, id_)
+                assert not isinstance(forgotten, ChangeRejection)
+                self.record = forgotten
 
     def run(self, *, wanted: int) -> None:
         for _ in range(STEPS_MAX):
@@ -139,20 +139,18 @@ class Kubernetes:
             if step == PodWait() and self.replicas == wanted:
                 return
             self.do(step)
-        raise AssertionError("it never rests")
+        raise AssertionError("the steps do not end")
 
 
 @pytest.mark.parametrize("master", range(3))
-def test_an_upgrade_replaces_one_after_the_other_and_the_master_after_a_transfer(
-    master: int,
-) -> None:
+def test_an_upgrade_replaces_pods_in_turn_and_moves_the_master_first(master: int) -> None:
     world = Kubernetes(3, master=master)
     world.template = 2
     world.run(wanted=3)
     assert world.replaced == [2, 1, 0]
     assert world.revisions == [2, 2, 2]
-    assert world.partition == 3  # so that the next template changes nothing by itself
-    # Whoever leads at the bottom hands over once; one at the top has nobody new to hand over to.
+    assert world.partition == 3  # protects all pods from the next template
+    # Master 2 hands over first, to a pod that is not replaced yet, and so a second time.
     assert world.transfers == (2 if master == 2 else 1)
 
 
@@ -167,18 +165,18 @@ def test_a_group_gets_more_and_fewer_replicas(master: int) -> None:
     assert world.partition == 5
 
 
-def test_no_pod_is_replaced_while_another_one_is_away_or_behind() -> None:
-    going = pods(3, 2, updated=1, ready=2)
-    assert next_step(going, wanted=3, record=record_of(3)) == PodWait("2 of 3 pods are ready")
+def test_no_pod_is_replaced_while_another_is_not_ready_or_not_in_sync() -> None:
+    starting = pods(3, 2, updated=1, ready=2)
+    assert next_step(starting, wanted=3, record=record_of(3)) == PodWait("2 of 3 pods are ready")
     behind = record_of(3, out=(2,))
     assert next_step(pods(3, 2, updated=1), wanted=3, record=behind) == PodWait(
         "replica 2 is not in sync"
     )
-    under_way = pods(3, 2, updated=0)
-    assert next_step(under_way, wanted=3, record=record_of(3)) == PodWait("pod 2 is being replaced")
+    replacing = pods(3, 2, updated=0)
+    assert next_step(replacing, wanted=3, record=record_of(3)) == PodWait("pod 2 is being replaced")
 
 
-def test_one_that_is_not_in_sync_may_be_replaced_and_all_where_nothing_is_confirmed() -> None:
+def test_pods_are_replaced_if_they_are_not_in_sync_or_no_message_is_confirmed() -> None:
     broken = pods(3, 3, updated=0, ready=2)
     assert next_step(broken, wanted=3, record=record_of(3, out=(2,))) == PodReplacement(2)
     alone = record_of(3, out=(1, 2))
@@ -187,29 +185,30 @@ def test_one_that_is_not_in_sync_may_be_replaced_and_all_where_nothing_is_confir
     assert next_step(last, wanted=3, record=alone) == PodReplacement(0)
 
 
-def test_the_master_moves_to_one_that_is_replaced_already() -> None:
-    going = pods(3, 1, updated=2)
-    assert next_step(going, wanted=3, record=record_of(3, master=0)) == MasterMove(ReplicaId(1))
-    drained = retire(record_of(3, master=0), ReplicaId(1), Retirement.DRAINED)
+def test_the_master_moves_to_a_pod_that_is_already_replaced() -> None:
+    replacing = pods(3, 1, updated=2)
+    record = record_of(3, master=0)
+    assert next_step(replacing, wanted=3, record=record) == MasterMove(ReplicaId(1))
+    drained = retire(record, ReplicaId(1), Retirement.DRAINED)
     assert isinstance(drained, GroupRecord)
-    assert next_step(going, wanted=3, record=drained) == MasterMove(ReplicaId(2))
+    assert next_step(replacing, wanted=3, record=drained) == MasterMove(ReplicaId(2))
 
 
-def test_who_is_needed_is_not_taken_away_and_people_are_told_why() -> None:
+def test_a_needed_pod_stays_with_a_reason_for_people() -> None:
     step = next_step(pods(3), wanted=2, record=record_of(3, out=(1,)))
     assert isinstance(step, PodWait)
     assert "replica 2 cannot be removed yet: 1 of the other replicas in sync" in step.why
-    # A pod that never came to register is no loss.
+    # A pod that has not registered is not needed.
     assert next_step(pods(4), wanted=3, record=record_of(3)) == PodResize(3, 3)
 
 
-def test_a_template_that_kubernetes_has_not_looked_at_yet_is_waited_for() -> None:
+def test_no_step_is_taken_before_kubernetes_has_processed_a_template() -> None:
     assert next_step(pods(3, is_seen=False), wanted=3, record=record_of(3)) == PodWait()
     new = pods(3, 3, updated=3, is_seen=False)
     assert next_step(new, wanted=3, record=record_of(3)) == PodWait()
 
 
-def test_a_new_group_gets_its_pods_before_anybody_has_founded_it() -> None:
+def test_a_group_gets_its_pods_before_it_is_founded() -> None:
     assert next_step(pods(1, 0), wanted=3, record=None) == PodResize(3, 3)
     assert next_step(pods(3, 0), wanted=3, record=None) == PodResize(3, 3)
     assert next_step(pods(3), wanted=3, record=None) == PodWait()

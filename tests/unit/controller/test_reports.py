@@ -1,4 +1,4 @@
-"""What proxies cannot reach: when that is enough to move a master by plan."""
+"""Reports of proxies that cannot reach a master, and the transfer that they cause."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ BEAT = Heartbeat(
 
 
 def report(number: int, **change: object) -> UnreachableReport:
-    told = UnreachableReport(f"proxy-{number}", NOW_MS, A, UNREACHABLE_MS, frozenset({B}))
-    return told._replace(**change)  # type: ignore[arg-type]  # By name.
+    base = UnreachableReport(f"proxy-{number}", NOW_MS, A, UNREACHABLE_MS, frozenset({B}))
+    return base._replace(**change)  # type: ignore[arg-type]  # By name.
 
 
 def reached(*reports: UnreachableReport, proxies: int = 3) -> set[int]:
@@ -45,7 +45,7 @@ def reached(*reports: UnreachableReport, proxies: int = 3) -> set[int]:
     return {int(one) for one in found}
 
 
-def test_more_than_half_of_the_proxies_are_believed() -> None:
+def test_reports_of_more_than_half_of_the_proxies_count() -> None:
     assert reached(report(0), report(1)) == {1}
     assert reached(report(0), report(1), proxies=4) == set()
     assert reached(report(0), proxies=1) == {1}
@@ -56,12 +56,12 @@ def test_more_than_half_of_the_proxies_are_believed() -> None:
     [
         {"heard_at_ms": NOW_MS - REPORT_LASTS_MS - 1},
         {"unreachable_ms": UNREACHABLE_MS - 1},
-        {"master": B},  # who is not the master any more, or not yet
+        {"master": B},  # not the current master
         {"reachable": frozenset()},
         {"reachable": frozenset({C})},
     ],
 )
-def test_what_is_old_short_or_of_another_does_not_count(change: dict[str, object]) -> None:
+def test_an_old_short_or_foreign_report_does_not_count(change: dict[str, object]) -> None:
     assert reached(report(0), report(1, **change)) == set()
 
 
@@ -72,8 +72,8 @@ def test_a_master_that_proxies_cannot_reach_is_asked_to_hand_over() -> None:
         known.note_heartbeat(member_of(replica), BEAT, NOW_MS)
     sight = known.observe(rank=0, now_ms=NOW_MS)
     assert decide(record, sight, ElectionTiming()) == NoAction()
-    told = sight._replace(reached_instead=frozenset({ReplicaId(2)}))
-    assert decide(record, told, ElectionTiming()) == TransferRequest(ReplicaId(2))
-    # Whoever is not in sync cannot take over.
+    reported = sight._replace(reached_instead=frozenset({ReplicaId(2)}))
+    assert decide(record, reported, ElectionTiming()) == TransferRequest(ReplicaId(2))
+    # A replica that is not in sync cannot take over.
     short = record._replace(sss=frozenset({member_of(0), member_of(1)}))
-    assert decide(short, told, ElectionTiming()) == NoAction()
+    assert decide(short, reported, ElectionTiming()) == NoAction()

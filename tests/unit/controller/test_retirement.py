@@ -1,4 +1,4 @@
-"""How a replica stops to count: what must be true first, and what is written then."""
+"""Retirement of replicas: its conditions and its writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BEAT = Heartbeat(
 
 
 def record_of(count: int, *, out: tuple[int, ...] = (), min_in_sync: int = 2) -> GroupRecord:
-    """Return a group whose master is replica 0, and whose set all belong to but `out`."""
+    """Return a group with master 0, and all replicas in its set except `out`."""
     members = [member_of(n) for n in range(count)]
     return GroupRecord(
         min_in_sync=min_in_sync,
@@ -77,8 +77,8 @@ def why(found: GroupRecord | ChangeRejection) -> str:
 
 
 def run_to_rest(record: GroupRecord, *, wanted: int | None = None) -> tuple[GroupRecord, list[int]]:
-    """Carry out what is decided, and remove the pods of who is out; return who went, in turn."""
-    gone: list[int] = []
+    """Carry out all decisions, and delete pods of unneeded replicas; return these in order."""
+    deleted: list[int] = []
     for _ in range(50):
         assert len(record.sss) >= record.min_in_sync, "no window below the minimum"
         intent = decision(record, wanted=wanted)
@@ -91,13 +91,13 @@ def run_to_rest(record: GroupRecord, *, wanted: int | None = None) -> tuple[Grou
             assert intent == NoAction()
             last = max(id_ for id_, _ in record.replicas)
             if wanted is None or last < wanted or not is_out(record, last):
-                return record, gone
+                return record, deleted
             record = done(forget(record, last))
-            gone.append(last)
-    raise AssertionError("it never rests")
+            deleted.append(last)
+    raise AssertionError("the decisions do not end")
 
 
-def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> None:
+def test_one_write_retires_a_replica_and_removes_it_from_the_set() -> None:
     after = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
     assert after.version == 8
     assert after.sss == {member_of(0), member_of(1)}
@@ -109,7 +109,7 @@ def test_a_replica_is_retired_in_one_write_that_takes_it_out_of_the_set() -> Non
     assert from_text(to_text(after)) == after
 
 
-def test_a_master_that_is_retired_hands_over_and_leaves_then() -> None:
+def test_a_retired_master_hands_over_before_it_leaves_the_set() -> None:
     marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
     assert marked.sss == {member_of(0), member_of(1), member_of(2)}
     assert decision(marked) == TransferRequest(ReplicaId(1))
@@ -119,7 +119,7 @@ def test_a_master_that_is_retired_hands_over_and_leaves_then() -> None:
     assert is_out(after, ReplicaId(0))
 
 
-def test_who_would_leave_too_few_is_not_retired() -> None:
+def test_retire_rejects_a_replica_that_min_in_sync_needs() -> None:
     alone = record_of(2)
     assert "the group has 1 of the 2 replicas" in why(
         retire(alone, ReplicaId(1), Retirement.DRAINED)
@@ -128,16 +128,16 @@ def test_who_would_leave_too_few_is_not_retired() -> None:
     assert "1 of the other replicas in sync" in why(
         retire(behind, ReplicaId(2), Retirement.DRAINED)
     )
-    # The one that is not in sync itself is no loss.
+    # A replica that is not in sync is not needed.
     assert done(retire(behind, ReplicaId(1), Retirement.DRAINED)).sss == behind.sss
-    one_left = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
+    two_stay = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
     assert "the group has 1 of the 2 replicas" in why(
-        retire(one_left, ReplicaId(1), Retirement.DRAINED)
+        retire(two_stay, ReplicaId(1), Retirement.DRAINED)
     )
     assert "replica 9 has not registered" in why(retire(alone, ReplicaId(9), Retirement.DRAINED))
 
 
-def test_a_retired_replica_counts_again_when_that_is_taken_back() -> None:
+def test_a_retired_replica_counts_again_after_an_undo() -> None:
     retired = done(retire(record_of(3), ReplicaId(2), Retirement.DRAINED))
     back = done(stay(retired, ReplicaId(2), Retirement.DRAINED))
     assert back.version == retired.version + 1
@@ -145,35 +145,35 @@ def test_a_retired_replica_counts_again_when_that_is_taken_back() -> None:
     assert done(stay(back, ReplicaId(2), Retirement.DRAINED)) is back
 
 
-def test_a_retired_replica_is_elected_only_where_nobody_else_is_left() -> None:
+def test_a_retired_replica_is_elected_only_without_another_candidate() -> None:
     marked = done(retire(record_of(3), ReplicaId(0), Retirement.DRAINED))
     handed = with_master(marked, member_of(2), marked.sss, reason="moved")
     intent = decision(handed, dead=member_of(2))
     assert isinstance(intent, RecordWrite)
-    assert intent.record.master == member_of(1)  # and not 0, whose log is as long
-    # With nobody else it is better than none: it has all that was acknowledged.
+    assert intent.record.master == member_of(1)  # and not 0, which has an equal log
+    # It has all acknowledged messages, so it is elected if there is no other candidate.
     alone = marked._replace(sss=frozenset({member_of(0), member_of(2)}), master=member_of(2))
     chosen = decision(alone, dead=member_of(2))
     assert isinstance(chosen, RecordWrite)
     assert chosen.record.master == member_of(0)
 
 
-def test_a_group_gets_fewer_replicas_the_highest_first_and_one_after_the_other() -> None:
-    after, gone = run_to_rest(record_of(5), wanted=3)
-    assert gone == [4, 3]
+def test_a_group_removes_surplus_replicas_one_by_one_from_the_highest() -> None:
+    after, deleted = run_to_rest(record_of(5), wanted=3)
+    assert deleted == [4, 3]
     assert [id_ for id_, _ in after.replicas] == [0, 1, 2]
     assert after.sss == {member_of(n) for n in range(3)}
 
 
-def test_a_master_among_those_that_go_hands_over_to_one_that_stays() -> None:
+def test_a_surplus_master_hands_over_to_a_replica_that_stays() -> None:
     led_by_four = record_of(5)._replace(master=member_of(4))
-    after, gone = run_to_rest(led_by_four, wanted=3)
-    assert gone == [4, 3]
+    after, deleted = run_to_rest(led_by_four, wanted=3)
+    assert deleted == [4, 3]
     assert after.master is not None
     assert after.master.replica_id < 3
 
 
-def test_fewer_waits_until_those_that_stay_have_caught_up() -> None:
+def test_a_removal_waits_until_other_replicas_have_caught_up() -> None:
     behind = record_of(5, out=(1, 2))
     first = decision(behind, wanted=3)
     assert isinstance(first, RecordWrite)
@@ -184,16 +184,16 @@ def test_fewer_waits_until_those_that_stay_have_caught_up() -> None:
     assert isinstance(decision(caught_up, wanted=3), RecordWrite)
 
 
-def test_more_again_brings_back_what_was_to_go_but_not_what_an_operator_has_drained() -> None:
+def test_a_larger_group_keeps_surplus_replicas_but_not_drained_ones() -> None:
     drained = done(retire(record_of(5), ReplicaId(1), Retirement.DRAINED))
-    going = done(with_number(drained, 4))
-    assert view_of(going).retired == {1, 4}
-    assert view_of(done(with_number(going, 5))).retired == {1}
+    shrinking = done(with_number(drained, 4))
+    assert view_of(shrinking).retired == {1, 4}
+    assert view_of(done(with_number(shrinking, 5))).retired == {1}
     assert done(with_number(drained, 5)) is drained
-    assert "not drained but surplus" in why(stay(going, ReplicaId(4), Retirement.DRAINED))
+    assert "not drained but surplus" in why(stay(shrinking, ReplicaId(4), Retirement.DRAINED))
 
 
-def test_what_is_needed_is_not_forgotten() -> None:
+def test_forget_rejects_a_needed_replica() -> None:
     assert "needs replica 2" in why(forget(record_of(3), ReplicaId(2)))
     retired = done(retire(record_of(3), ReplicaId(2), Retirement.SURPLUS))
     after = done(forget(retired, ReplicaId(2)))
@@ -201,5 +201,5 @@ def test_what_is_needed_is_not_forgotten() -> None:
     assert done(forget(after, ReplicaId(2))) is after
 
 
-def test_a_group_that_is_to_have_more_retires_nobody() -> None:
+def test_a_growing_group_retires_no_replica() -> None:
     assert decision(record_of(1, min_in_sync=1), wanted=3) == NoAction()
