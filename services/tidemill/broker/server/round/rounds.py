@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
@@ -34,6 +33,7 @@ from tidemill.broker.server.round.durability import DISK_BUCKETS_US, US_PER_S
 from tidemill.broker.server.round.notices import log_notices
 from tidemill.broker.server.round.round_log import RoundLog
 from tidemill.broker.server.round.turn import Turn
+from tidemill.broker.server.round.work_queue import WorkQueue
 from tidemill.common.errors import Draining, NotMaster, Overloaded
 from tidemill.common.histogram import Histogram
 from tidemill.common.log import is_debug
@@ -93,12 +93,7 @@ class Rounds:
         self._clock = clock
         self._polls = polls
         self._receivers: dict[ConfigReceiver, None] = {}
-        # Bounded in bytes: beyond `pending_bytes_max` links are not read, and their windows close.
-        self._pending: deque[Work] = deque()
-        self._pending_bytes = 0
-        self._pending_bytes_max = pending_bytes_max
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._pending = WorkQueue(pending_bytes_max)
         self._call_count = 0
         self._is_round_due = False
         self._has_more_due = False  # after the part of the due work that the last round did
@@ -167,16 +162,12 @@ class Rounds:
         Raises NotMaster.
         """
         self._check_master()
-        while not self._has_room.is_set():
-            await self._has_room.wait()
+        await self._pending.wait_for_room()
         self.put(work)
 
     def put(self, work: Work) -> None:
         """Queue `work` without a limit: only for work that is rare and small."""
-        self._pending.append(work)
-        self._pending_bytes += work.size_bytes
-        if self._pending_bytes >= self._pending_bytes_max:
-            self._has_room.clear()
+        self._pending.add(work)
         self.wake()
 
     async def call(self, function: Callable[[Engine, Turn], T]) -> T:
@@ -306,9 +297,7 @@ class Rounds:
         engine, polls = self._engine, self._polls
         turn = self.turn = Turn(engine, polls, self._clock)
         turn.is_draining = self._is_draining
-        work, self._pending = self._pending, deque()
-        self._pending_bytes = 0
-        self._has_room.set()
+        work = self._pending.take()
 
         if turn.monotonic_ms >= self._refresh_at_ms:
             self._refresh_at_ms = turn.monotonic_ms + REFRESH_MS
