@@ -130,7 +130,7 @@ class BrokerSettings(ClusterTlsSettings):
     retention_ms: int = Field(
         _ENGINE.retention_ms,
         ge=0,
-        description="Age at which messages are deleted, even if they are not acked.",
+        description="Maximum age of messages; older ones are deleted, even if they are not acked.",
     )
     retention_bytes: int = Field(
         _ENGINE.retention_bytes,
@@ -140,7 +140,7 @@ class BrokerSettings(ClusterTlsSettings):
     archive_gate_group: str = Field(
         _ENGINE.archive_gate_group,
         max_length=255,
-        description="Consumer group whose pull offsets mark the sealed messages of an archive."
+        description="Consumer group of an archive; its pull offsets mark the sealed messages."
         " Retention keeps unsealed messages while there is room. Empty: no archive.",
     )
     disk_reserve_bytes: int = Field(
@@ -165,7 +165,7 @@ class BrokerSettings(ClusterTlsSettings):
         _TIMER.load_horizon_ms,
         ge=2_000,
         le=600_000,
-        description="Time before the due time at which delayed messages are loaded into memory.",
+        description="How long before the due time delayed messages are loaded into memory.",
     )
     timer_load_chunk_records: int = Field(
         _TIMER.load_chunk_records,
@@ -197,7 +197,7 @@ class BrokerSettings(ClusterTlsSettings):
         " never.",
     )
     timer_overload_policy: OverloadPolicy = Field(
-        _TIMER.overload_policy, description="Treatment of a delayed message whose second is full."
+        _TIMER.overload_policy, description="Treatment of a delayed message if its second is full."
     )
     timer_spread_ms: int = Field(
         _TIMER.spread_ms,
@@ -220,7 +220,7 @@ class BrokerSettings(ClusterTlsSettings):
     timer_evacuation_lead_ms: int = Field(
         _TIMER.evacuation_lead_ms,
         ge=0,
-        description="Time before retention at which delayed messages are copied out of a segment.",
+        description="How long before its deletion delayed messages are copied out of a segment.",
     )
     timer_evacuation_rate_bytes: int = Field(
         _TIMER.evacuation_rate_bytes,

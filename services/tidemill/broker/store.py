@@ -65,11 +65,11 @@ def _reject_replica(disk: PosixDisk, settings: BrokerSettings) -> None:
     if epoch:
         folder = f"{settings.data_dir}/{FOLDER}"
         raise StartError(
-            f"the store in {settings.data_dir} belongs to a replica, whose broker group has reached"
-            f" epoch {epoch}; other replicas may have newer messages. Start it with --controllers"
-            f" and --replica-id, as before. To inspect it, start on a copy (`tidemill store copy`)."
-            f" If the other replicas are lost, move {folder} away to start a broker without"
-            f" replicas; this store can then never join its old group again."
+            f"the store in {settings.data_dir} belongs to a replica of a broker group, which has"
+            f" reached epoch {epoch}; other replicas may have newer messages. Start it with"
+            f" --controllers and --replica-id, as before. To inspect it, start on a copy (`tidemill"
+            f" store copy`). If the other replicas are lost, move {folder} away to start a broker"
+            f" without replicas; this store can then never join its old group again."
         )
 
 
@@ -147,7 +147,7 @@ def config_of(settings: BrokerSettings) -> EngineConfig:
 
 
 def _chosen(settings: BrokerSettings, config: type, *, prefix: str = "") -> dict[str, Any]:
-    """Return the settings whose name without `prefix` is a field of `config`."""
+    """Return the settings that are fields of `config`, by their name without `prefix`."""
     names = (one.name for one in fields(config))
     return {
         name: getattr(settings, prefix + name)

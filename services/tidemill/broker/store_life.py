@@ -27,7 +27,7 @@ from tidemill.broker.server.grpc_server import broker_server
 from tidemill.broker.server.members.cluster_members import ClusterMembers
 from tidemill.broker.server.replicas.mending import Mender
 from tidemill.broker.server.replicas.replica_shell import ReplicaShell
-from tidemill.broker.server.replicas.start_mending import StartMending
+from tidemill.broker.server.replicas.start_mending import StartupMender
 from tidemill.broker.server.round.durability import Durability
 from tidemill.broker.server.round.long_polling import LongPolling
 from tidemill.broker.server.round.rounds import Rounds
@@ -114,7 +114,7 @@ class BrokerProcess:
 
     async def _open_replica(self, me: ReplicaRun, opened: contextlib.ExitStack) -> ReplicaEngine:
         """Open the store; mend damage of its log from other replicas first. Raises StartError."""
-        mending = StartMending(
+        mending = StartupMender(
             self._settings, me.replica_id, connect=self._connect, stop=self._stop
         )
         while True:

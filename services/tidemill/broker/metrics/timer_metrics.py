@@ -43,6 +43,7 @@ class TimerMetrics:
         yield from self._collect_pipeline(engine)
         yield from self._collect_due(timers)
         yield from self._collect_commands(timers)
+        yield from self._collect_dropped(timers)
         yield from self._collect_clock()
         yield from self._collect_files(engine)
 
@@ -62,7 +63,7 @@ class TimerMetrics:
                 yield from full_parts(family)
         yield family
 
-    def _seen(self, counted: Iterable[int] = ()) -> Iterator[tuple[TopicId, str]]:
+    def _topics_seen(self, counted: Iterable[int] = ()) -> Iterator[tuple[TopicId, str]]:
         """Yield "no topic", the topics that had timers, and the topics of `counted`.
 
         They are yielded one by one: twenty thousand at once would be too long a slice.
@@ -164,7 +165,7 @@ class TimerMetrics:
             (recalls, timers.commands.recalled, RECALL_RESULTS),
             (moves, timers.commands.rescheduled, RESCHEDULE_RESULTS),
         ):
-            for topic_id, topic in self._seen(dict.fromkeys(one for one, _ in counts)):
+            for topic_id, topic in self._topics_seen(dict.fromkeys(one for one, _ in counts)):
                 for result in results:
                     family.add_metric((topic, result), counts[topic_id, result])
                 yield from full_parts(family)
@@ -176,16 +177,18 @@ class TimerMetrics:
         yield from (recalls, moves, refused)
         yield CounterMetricFamily(
             "rocketmq_timer_client_skew_total",
-            "Delayed sends whose client's clock was off by more than two seconds.",
+            "Delayed sends from clients with a clock that is off by more than two seconds.",
             value=timers.admission.skewed_count,
         )
-        yield from self._plain(
-            "shaped_total", "Messages whose due time was spread.", timers.admission.spread
+        yield from self._counter(
+            "shaped_total",
+            "Messages delivered later by the policy spread.",
+            timers.admission.spread,
         )
-        yield from self._plain(
+        yield from self._counter(
             "evacuated_total", "Messages copied out of old segments.", timers.evacuation.evacuated
         )
-        yield from self._plain(
+        yield from self._counter(
             "audit_drift_total", "Corrections of counts by the audit.", timers.janitor.audit.drift
         )
         yield CounterMetricFamily(
@@ -193,6 +196,8 @@ class TimerMetrics:
             "Messages found too early at the last check, and held back: a defect.",
             value=timers.deliverer.early_count,
         )
+
+    def _collect_dropped(self, timers: DelayedMessages) -> Iterator[Metric]:
         dropped = CounterMetricFamily(
             "rocketmq_timer_dropped_total",
             "Timers given up and dead-lettered.",
@@ -207,7 +212,7 @@ class TimerMetrics:
         set_aside = Counter(timers.quarantined.values())
         shown = set()
         counted = dict.fromkeys((*(topic_id for topic_id, _ in of_topics), *set_aside))
-        for topic_id, name in self._seen(counted):
+        for topic_id, name in self._topics_seen(counted):
             if not topic_id:
                 continue  # Comes last, together with deleted topics.
             shown.add(topic_id)
@@ -223,10 +228,10 @@ class TimerMetrics:
         quarantined.add_metric((UNKNOWN,), sum(set_aside[topic_id] for topic_id in others))
         yield from (dropped, quarantined)
 
-    def _plain(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Iterator[Metric]:
+    def _counter(self, name: str, help_: str, counts: Mapping[TopicId, int]) -> Iterator[Metric]:
         family = CounterMetricFamily(f"rocketmq_timer_{name}", help_, labels=("topic",))
         # Topic 0 means no topic: a correction of the counts that guard the log.
-        for topic_id, topic in self._seen(list(counts)):
+        for topic_id, topic in self._topics_seen(list(counts)):
             family.add_metric((topic,), counts.get(topic_id, 0))
             yield from full_parts(family)
         yield family

@@ -13,7 +13,7 @@ counts as full while older pops wait for room, because a newer pop would take th
 wait for. After the end of a wait for room it is unknown whether a message is there, so the pop is
 not answered empty.
 
-Popped messages that were not sent when the link closes are given back (`GiveBack`).
+Popped messages that were not sent when the link closes are given back (`GiveBackWork`).
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class LinkPops:
     def give_back(self, results: Sequence[Result]) -> None:
         """Give popped messages back in the next round."""
         if results:
-            self._rounds.put(GiveBack(results))
+            self._rounds.put(GiveBackWork(results))
 
 
 def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
@@ -246,7 +246,7 @@ def take(pop: PopPoll, turn: Turn) -> list[DeliveryBatch]:
 
 
 @final
-class GiveBack:
+class GiveBackWork:
     """Work that makes popped messages visible again soon: their link closed before it sent them."""
 
     size_bytes = 0

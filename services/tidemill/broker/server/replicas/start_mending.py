@@ -43,7 +43,7 @@ STARTS_MAX: Final = 256
 
 
 @final
-class StartMending:
+class StartupMender:
     """The attempts of one start to mend its log."""
 
     def __init__(

@@ -98,7 +98,7 @@ class ReplicaStreams:
 
     async def serve(self, call: RpcCall) -> None:
         """Serve a following replica."""
-        number, served = next(self._numbers), _Served(call)
+        number, served = next(self._numbers), _MasterSide(call)
         self._streams[number] = served
         reading = asyncio.create_task(self._read(number, call), name="replica's acks")
         try:
@@ -140,7 +140,7 @@ class ReplicaStreams:
                 address, LIMITS, message_bytes_max=FRAME_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S
             ) as channel:
                 stream = channel.open(STREAM, functools.partial(self._receive, number))
-                self._streams[number] = _Dialled(stream)
+                self._streams[number] = _ReplicaSide(stream)
                 is_dialled = True
                 self._receiver.handle_connected(number)
                 await stream.wait_ended()
@@ -169,7 +169,7 @@ class ReplicaStreams:
 
 
 @final
-class _Served:
+class _MasterSide:
     """The master's side."""
 
     def __init__(self, call: RpcCall) -> None:
@@ -188,7 +188,7 @@ class _Served:
 
 
 @final
-class _Dialled:
+class _ReplicaSide:
     """The replica's side."""
 
     def __init__(self, stream: OpenStream) -> None:

@@ -1,4 +1,4 @@
-"""RPCs whose body is a call in a round."""
+"""RPCs that run a function in a round."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ async def in_round(rounds: Rounds, function: Callable[[Engine, Turn], T]) -> T:
 
 
 def rpc_error(error: ServiceError) -> RpcError:
-    """Return the RPC error from which the caller can raise `error` again."""
+    """Return the RPC error that carries `error` to the caller."""
     code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
     return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))
