@@ -1,11 +1,10 @@
 """Lifecycle events beside a history that the test keeps by itself.
 
-The history of a message is what the test did with it: sent, scheduled, popped, acked, given back;
-and what it knows to follow: fired when due, revived or dead-lettered when its time is up, gone
-where retention came first. The events, read as they come and told apart by their identities alone
-where a message is gone, must be the same, each once. Kills, power cuts, failovers, checkpoints,
-copies of timers and retirement may come at any point; at the end the log that is left is read
-again from its beginning, in pieces, with nothing kept, and says the same.
+The history of a message contains the test's own actions (send, schedule, pop, ack, nack) and their
+consequences: fired when due, revived or dead-lettered at the deadline, expired by retention. The
+events must be the same, each once. The reader uses only the identities in the events when a message
+has expired. Kills, power cuts, failovers, checkpoints, copies of timers and retirement may come at
+any point. At the end, the remaining log is read again from its begin, in pieces, with empty caches.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def key_of(popped: Popped) -> tuple[int, int, int]:
 
 
 def read(world: TimerWorld, position: int, number: int = 0, events_max: int = ALL) -> list[Event]:
-    """Read all that is committed, in pages."""
+    """Read all committed events, in pages."""
     found: list[Event] = []
     while True:
         reader = world.engine.events.read(
@@ -73,7 +72,7 @@ def read(world: TimerWorld, position: int, number: int = 0, events_max: int = AL
 
 
 class Fold:
-    """What a reader makes of events that come one behind the other."""
+    """The history that a reader builds from successive events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -124,7 +123,7 @@ class Fold:
 
 
 class EventModel(RuleBasedStateMachine):
-    """One topic with two queues, one group, a small log of which the beginning goes."""
+    """One topic with two queues, one group, and a small log that loses its first segments."""
 
     @initialize(seed=st.integers(0, 1 << 16))
     def begin(self, seed: int) -> None:
@@ -141,16 +140,16 @@ class EventModel(RuleBasedStateMachine):
         self.position = self.number = 0
         self.world.topic(TOPIC, queues=QUEUES)
         self.world.group(max_attempts=MAX_ATTEMPTS)
-        # From now on the log says that the group reads the topic, so there is something to lose.
+        # From now on the group reads the topic, so that it can lose messages.
         self.send(1, 0, 0)
         self.pop(1, 1_000, "")
 
     def new(self, **fields: object) -> str:
         text = f"m{len(self.known)}"
-        self.known[text] = Known(**fields)  # type: ignore[arg-type]  # as the class says
+        self.known[text] = Known(**fields)  # type: ignore[arg-type]  # as in the class
         return text
 
-    # ------------------------------------------------------------ what is done
+    # ------------------------------------------------------------ actions
 
     @rule(count=st.integers(1, 12), queue_id=st.integers(0, QUEUES - 1), size=NUMBERS)
     def send(self, count: int, queue_id: int, size: int) -> None:
@@ -181,7 +180,7 @@ class EventModel(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def reschedule(self, number: int) -> None:
         if known := self.scheduled(number):
-            # Another time than before: the same one is no change.
+            # A different time: the same time is not a change.
             known.until += 1 + max(self.world.now_ms - known.until, 0) + 2_000_000 + number % 1_000
             self.world.reschedule(known.timer_id, known.until)
             known.told.append(("SCHEDULED", known.until))
@@ -253,7 +252,7 @@ class EventModel(RuleBasedStateMachine):
             return
         assert known is not None
         known.state = "dead"
-        self.world.run_due()  # What retention took is settled with the round.
+        self.world.run_due()  # The round settles expired messages.
         is_gone = self.is_gone(one.body)
         known.told.append(
             ("EXPIRED", "in_flight") if is_gone else ("DEAD_LETTERED", "forwarded_by_client")
@@ -265,7 +264,7 @@ class EventModel(RuleBasedStateMachine):
         self.world.advance(duration)
         self.run_out()
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ consequences
 
     def is_gone(self, text: str) -> bool:
         topic_id, queue_id, offset = self.fold.place_of[text]
@@ -273,7 +272,7 @@ class EventModel(RuleBasedStateMachine):
         return offset < queue.min_offset
 
     def run_out(self) -> None:
-        """Do with what is over what the engine should have done."""
+        """Do with expired deliveries what the engine should have done."""
         self.world.run_due()
         now_ms = self.world.now_ms
         for text, known in self.known.items():
@@ -294,7 +293,7 @@ class EventModel(RuleBasedStateMachine):
                     known.told.append(("REVIVED", known.attempt))
         self.check()
 
-    # ------------------------------------------------------------ what changes nothing
+    # ------------------------------------------------------------ actions without events
 
     @rule()
     def checkpoint(self) -> None:
@@ -336,10 +335,10 @@ class EventModel(RuleBasedStateMachine):
         self.world.engine.administration.delete_topic("other", self.world.now_ms)
         self.world.commit()
 
-    # ------------------------------------------------------------ what is told
+    # ------------------------------------------------------------ checks
 
     def check(self) -> None:
-        """Read on."""
+        """Continue the read."""
         self.world.settle()
         for event in read(self.world, self.position, self.number, events_max=7):
             if event.message_id != "id-x":

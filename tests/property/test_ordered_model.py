@@ -1,8 +1,8 @@
-"""An ordered group beside its model: per queue, in order, one batch at a time.
+"""An ordered group beside its model: one batch at a time per queue, in order.
 
-The model of a queue is the list of its messages, how often each was delivered, which are acked, and
-the batch that is out. A batch blocks its queue until every message of it is acked or expired; then
-the lowest unsettled message comes first, and nothing acked comes again.
+The model of a queue has its messages, their delivery counts and acks, and the live batch. A batch
+blocks its queue until each of its messages is acked or expired. Then the lowest unsettled message
+comes first. An acked message is never delivered again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class QueueModel:
         return any(until > now_ms for _, until in self.batch.values())
 
     def expected(self) -> list[str]:
-        """What may be delivered next, in order."""
+        """Return the messages that may be delivered next, in order."""
         return [text for text in self.sent if text not in self.settled]
 
 
 class OrderedModel(RuleBasedStateMachine):
-    """One topic with one queue: what holds for one holds for each."""
+    """One topic with one queue: other queues behave the same."""
 
     @initialize()
     def begin(self) -> None:
@@ -94,7 +94,7 @@ class OrderedModel(RuleBasedStateMachine):
         model.attempt_id = attempt_id
 
     def settle_exhausted(self) -> None:
-        """What has expired and has no attempt left goes to the dead-letter topic."""
+        """Expect messages that have expired and have no attempt left in the dead-letter topic."""
         for text, (_, until) in list(self.model.batch.items()):
             if until <= self.world.now_ms and self.model.attempts[text] >= MAX_ATTEMPTS:
                 self.model.settled.add(text)
@@ -132,7 +132,7 @@ class OrderedModel(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        """An operator ends the wait: all is as if the time of the batch were up."""
+        """Release the batch as an operator: it counts as expired."""
         self.world.run_due()
         self.settle_exhausted()
         try:
@@ -189,7 +189,7 @@ class OrderedModel(RuleBasedStateMachine):
         self.world.checkpoint()
 
     def teardown(self) -> None:
-        """At quiescence everything was settled, and in order."""
+        """Check at the end that everything was settled, in order."""
         if not hasattr(self, "world"):
             return
         judge(self.world)

@@ -1,8 +1,8 @@
-"""The engine beside a model of a few lines, in every order of calls that Hypothesis thinks of.
+"""The engine beside a model of a few lines, in any order of calls that Hypothesis generates.
 
-The model of a group that is not ordered is one entry a message: ready, in flight until a time under
-one handle, acked, or dead. Kills, power cuts, checkpoints and retirement may come at any point
-and change nothing that the model knows.
+The model of a group that is not ordered has one entry per message: ready, in flight under one
+handle until a deadline, acked, or dead. Kills, power cuts, checkpoints and retirement may come at
+any point. They do not change the model.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ from tidemill.common.errors import InvalidReceiptHandle
 
 MAX_ATTEMPTS = 3
 QUEUES = 2
-CLIENTS = st.sampled_from(["", "client-1", "client-2"])  # of whom "" does not renew
+CLIENTS = st.sampled_from(["", "client-1", "client-2"])  # the client "" does not renew
 DURATIONS = st.sampled_from([1_000, 5_000, 70_000, 200_000])
 
 
 @dataclass
 class Known:
-    """What the model knows about one message."""
+    """One message of the model."""
 
     attempt: int = 0
     state: str = "ready"
     until: int = 0
     handle: tuple[int, int, int] = (0, 0, 0)
-    client: str = ""  # who holds it, where that renews it
-    unproven: str = ""  # who does where that renewed it, until a start did not know of a hand-over
+    client: str = ""  # the client that holds it with renewal
+    unproven: str = (
+        ""  # the client that held it with renewal, until a start without a confirmed handover
+    )
     popped_at: int = 0
 
 
@@ -72,11 +74,11 @@ class PopModel(RuleBasedStateMachine):
         self.world.group(max_attempts=MAX_ATTEMPTS)
         self.known: dict[str, Known] = {}
         self.acked_under: dict[tuple[int, int, int], bool] = {}
-        self.heard: dict[str, int] = {}  # when each client was at the latest
-        # Deliveries of clients that had ended: they leave before the time that their handles say,
-        # so an ack may be told that the message is settled (ADR 0027).
+        self.heard: dict[str, int] = {}  # the last sign of life of each client
+        # Deliveries of ended clients leave the table before their handles end. So an ack may return
+        # that the message is settled (ADR 0027).
         self.ended: set[int] = set()
-        self.popped_by: dict[int, str] = {}  # of deliveries to clients that renew
+        self.popped_by: dict[int, str] = {}  # deliveries to clients that renew
 
     @rule(count=st.integers(1, 40), queue_id=st.integers(0, QUEUES - 1), size=st.integers(1, 3000))
     def send(self, count: int, queue_id: int, size: int) -> None:
@@ -88,7 +90,7 @@ class PopModel(RuleBasedStateMachine):
     def pop(self, want: int, duration: int, client: str) -> object:
         if client:
             self.live_on(client)
-            duration = min(duration, RENEWED_HANDLE_MS)  # Proxies pop for no longer.
+            duration = min(duration, RENEWED_HANDLE_MS)  # Proxies pop with at most this duration.
         popped = self.world.pop(want, invisible_ms=duration, client_id=client, renews=bool(client))
         ready = [known for known in self.known.values() if known.state == "ready"]
         assert len(popped) <= want
@@ -119,7 +121,7 @@ class PopModel(RuleBasedStateMachine):
             renews = self.world.engine.state.table.flags[known.handle[0]] & FLAG_RENEWS
             if known.client and not renews:
                 silent_ms = self.world.now_ms - self.heard.get(client, 0)
-                assert silent_ms >= SILENT_MS, "it was given back before, a second ahead"
+                assert silent_ms >= SILENT_MS, "it was given back before, at most a second ahead"
                 continue
             known.until = self.world.now_ms
             self.ended.add(known.handle[1])
@@ -129,7 +131,7 @@ class PopModel(RuleBasedStateMachine):
 
     @rule(one=handles)
     def hand_over(self, one: Popped) -> None:
-        """Tell, perhaps again, perhaps late, that a client has what it renews."""
+        """Confirm a handover, maybe again, maybe late."""
         delivery = one.delivery.slot, one.delivery.delivery_id
         if delivery[1] not in self.popped_by:
             return
@@ -202,19 +204,19 @@ class PopModel(RuleBasedStateMachine):
                 known.state = "dead" if known.attempt >= MAX_ATTEMPTS else "ready"
 
     def deadline_of(self, known: Known) -> int:
-        """Return when what renews runs out; the engine knows, and may not be wrong."""
+        """Return the deadline of a renewed delivery. The engine decides it, within limits."""
         (slot, delivery_id, index), now_ms = known.handle, self.world.now_ms
         table = self.world.engine.state.table
         is_out = table.ids[slot] == delivery_id and table.live[slot] >> index & 1
         until = table.visible_at_ms[slot] if is_out else 0
         is_heard = now_ms - self.heard.get(known.client, 0) < SILENT_MS
         if is_heard and now_ms - known.popped_at < HELD_MAX_MS:
-            assert until > now_ms, "its client lives"
+            assert until > now_ms, "its client is alive"
         assert until <= max(known.popped_at + HELD_MAX_MS, now_ms + SILENT_GRACE_MS)
         return until
 
     def everybody_counts_as_heard(self) -> None:
-        """A start has heard nobody; and what was not extended yet perhaps nobody has."""
+        """Apply a start: it knows no signs of life, and only handovers of extended deliveries."""
         heard, self.heard = self.heard, dict.fromkeys(self.heard, self.world.now_ms)
         table = self.world.engine.state.table
         for known in self.known.values():
@@ -292,7 +294,7 @@ class PopModel(RuleBasedStateMachine):
             assert one.pop_offset >= one.consumer_offset
 
     def teardown(self) -> None:
-        """At quiescence every message that was sent is acked, dead, or delivered now."""
+        """Check at the end that each message is acked, dead, or delivered now."""
         if not hasattr(self, "world"):
             return
         judge(self.world)
@@ -334,7 +336,7 @@ def test_a_client_may_end_right_after_a_start() -> None:
     model.teardown()
 
 
-def test_a_snapshot_says_what_a_start_did_not_know() -> None:
+def test_a_snapshot_keeps_the_suspended_renewals_of_a_start() -> None:
     model = begun()
     model.restart(power_cut=False)
     model.checkpoint()
@@ -345,7 +347,7 @@ def test_a_snapshot_says_what_a_start_did_not_know() -> None:
     model.teardown()
 
 
-def test_silence_makes_nothing_later_that_is_due() -> None:
+def test_silence_does_not_delay_a_due_message() -> None:
     model = begun()
     model.fail_over()
     model.advance(1)
@@ -355,7 +357,7 @@ def test_silence_makes_nothing_later_that_is_due() -> None:
     model.teardown()
 
 
-def test_who_ends_in_silence_has_given_back_before() -> None:
+def test_a_client_that_ends_while_silent_has_given_back_before() -> None:
     model = begun()
     model.advance(1)
     model.advance(130_000)
@@ -367,7 +369,7 @@ def test_who_ends_in_silence_has_given_back_before() -> None:
     model.teardown()
 
 
-def test_what_a_silent_client_held_was_given_back_before_a_start() -> None:
+def test_messages_of_a_silent_client_were_given_back_before_a_start() -> None:
     model = begun()
     model.advance(1)
     model.advance(130_000)
@@ -376,7 +378,7 @@ def test_what_a_silent_client_held_was_given_back_before_a_start() -> None:
     model.teardown()
 
 
-def test_starts_say_nothing_of_what_a_reset_has_voided() -> None:
+def test_a_start_ignores_void_deliveries() -> None:
     model = begun()
     model.reset("earliest")
     model.fail_over()

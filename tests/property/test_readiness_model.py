@@ -1,8 +1,8 @@
-"""The look of a notification beside the pop that it speaks of.
+"""The count of ready messages beside the pop that follows.
 
-The model is the pop itself: what a pop finds the look has told of. The look may tell of what a pop
-does not find only where it says that it is unsure, or where a filter, a retry or an ordered queue
-is in play; without those it counts right. It changes nothing: neither the log nor what pops find.
+The model is the pop itself: the count is never 0 when a pop finds a message. The count may be too
+high only if it is unsure, or with a filter, a retry or an ordered queue. Otherwise it is exact.
+Counting does not change the log or the results of pops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAGS = ("red", "green", "blue")
 
 
 class Trial:
-    """One group on one topic, and what is out."""
+    """One group on one topic, and its deliveries in flight."""
 
     def __init__(self, seed: int, *, is_ordered: bool) -> None:
         self.random = Random(seed)
@@ -63,7 +63,7 @@ class Trial:
 
     def ack(self) -> None:
         one = self.out.pop(self.random.randrange(len(self.out)))
-        # In the round of the look: what it has acked must not block an ordered queue.
+        # In the round of the count: acked messages must not block an ordered queue.
         self.world.engine.commands.ack(one.delivery, self.world.now_ms)
 
     def give_back(self) -> None:
@@ -74,26 +74,26 @@ class Trial:
             with contextlib.suppress(InvalidReceiptHandle):
                 self.world.change(one, self.random.choice((0, 1_000)))
 
-    def look(self, tags: tuple[str, ...]) -> ReadyMessages:
+    def count_ready(self, tags: tuple[str, ...]) -> ReadyMessages:
         engine = self.world.engine
         engine.consumption.acks.record(self.world.now_ms)
         before = fingerprint(engine)
         ready = engine.consumption.ready_count(
             self.group_id, self.topic_id, tags=frozenset(tags), now_ms=self.world.now_ms
         )
-        assert fingerprint(engine) == before, "a look changes nothing"
+        assert fingerprint(engine) == before, "counting changes nothing"
         return ready
 
     def pop(self) -> None:
         tags = self.random.choice(((), (), ("red",), ("green", "blue")))
         self.world.run_due()
-        ready = self.look(tags)
-        assert self.look(tags) == ready, "a look that is repeated tells the same"
+        ready = self.count_ready(tags)
+        assert self.count_ready(tags) == ready, "a repeated count is the same"
         want = self.random.choice((1, 7, 32))
         popped = self.world.pop(want, tags=tags)
         self.out += popped
         if popped:
-            assert ready.ready_count, "a pop found what a look did not tell of"
+            assert ready.ready_count, "a pop found more than the count"
         if not tags and not self.is_ordered and not ready.is_unsure:
             assert len(popped) == 0 if not ready.ready_count else len(popped) > 0
             if ready.ready_count < READY_COUNT_MAX:
@@ -110,31 +110,31 @@ def fingerprint(engine: Engine) -> object:
 
 @pytest.mark.parametrize("is_ordered", [False, True], ids=["any order", "ordered"])
 @pytest.mark.parametrize("seed", seeds("readiness", 30))
-def test_a_look_tells_of_all_that_a_pop_finds(seed: int, is_ordered: bool) -> None:
+def test_a_count_includes_all_messages_that_a_pop_finds(seed: int, is_ordered: bool) -> None:
     trial = Trial(seed, is_ordered=is_ordered)
     for _ in range(STEPS):
         trial.step()
 
 
-def test_a_group_that_has_never_popped_here_is_told_to_come() -> None:
+def test_the_count_of_a_group_without_a_pop_is_unsure() -> None:
     world = World()
     topic_id, group_id = world.topic(), world.group(start_from_latest=True)
     before = world.engine.log.log_end
-    look = world.engine.consumption.ready_count
-    ready = look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms)
+    count_ready = world.engine.consumption.ready_count
+    ready = count_ready(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms)
     assert (ready.ready_count > 0, ready.is_unsure, world.engine.log.log_end) == (
         True,
         True,
         before,
     )
     assert world.pop() == []
-    assert look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 0
+    assert count_ready(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 0
     world.send("a")
-    assert look(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 1
+    assert count_ready(group_id, topic_id, tags=frozenset(), now_ms=world.now_ms).ready_count == 1
     assert world.bodies() == ["a"]
 
 
-def test_a_look_with_a_filter_is_bounded_and_does_not_look_again() -> None:
+def test_a_filtered_count_is_bounded_and_skips_scanned_entries() -> None:
     world = World()
     topic_id, group_id = world.topic(), world.group()
     tags = frozenset({"red"})
@@ -142,35 +142,35 @@ def test_a_look_with_a_filter_is_bounded_and_does_not_look_again() -> None:
     world.send(*map(str, range(6_000)), tag="blue")
     engine = world.engine
 
-    def look() -> tuple[ReadyMessages, int]:
+    def count_ready() -> tuple[ReadyMessages, int]:
         before = engine.tally.items
         ready = engine.consumption.ready_count(group_id, topic_id, tags=tags, now_ms=world.now_ms)
         return ready, engine.tally.items - before
 
-    first, looked = look()
+    first, looked = count_ready()
     assert (first.is_unsure, looked) == (True, 4_096)
-    assert look() == (ReadyMessages(0), 6_000 - 4_096)
-    assert look() == (ReadyMessages(0), 0)
+    assert count_ready() == (ReadyMessages(0), 6_000 - 4_096)
+    assert count_ready() == (ReadyMessages(0), 0)
     world.send("a", tag="red")
-    assert look() == (ReadyMessages(1), 1)
+    assert count_ready() == (ReadyMessages(1), 1)
     while not (found := world.bodies(tags=("red",))):
         pass
     assert found == ["a"]
 
 
-def test_what_is_acked_in_the_round_of_a_look_blocks_no_ordered_queue() -> None:
+def test_an_ack_in_the_round_of_a_count_blocks_no_ordered_queue() -> None:
     world = World()
     topic_id, group_id = world.topic(), world.group(is_ordered=True)
     world.send("a", "b")
     [one] = world.pop(1)
-    look = world.engine.consumption.ready_count
+    count_ready = world.engine.consumption.ready_count
     arguments = {"tags": frozenset[str](), "now_ms": world.now_ms}
-    assert look(group_id, topic_id, **arguments) == ReadyMessages(0)  # type: ignore[arg-type]  # by name
+    assert count_ready(group_id, topic_id, **arguments) == ReadyMessages(0)  # type: ignore[arg-type]  # by name
     world.engine.commands.ack(one.delivery, world.now_ms)
-    assert look(group_id, topic_id, **arguments) == ReadyMessages(1)  # type: ignore[arg-type]  # by name
+    assert count_ready(group_id, topic_id, **arguments) == ReadyMessages(1)  # type: ignore[arg-type]  # by name
 
 
-def test_what_is_pending_in_an_ordered_queue_is_ready_when_its_time_is_up() -> None:
+def test_a_pending_message_of_an_ordered_queue_is_ready_at_its_deadline() -> None:
     world = World()
     topic_id, group_id = world.topic(), world.group(is_ordered=True)
     world.send("a")
@@ -184,14 +184,14 @@ def test_what_is_pending_in_an_ordered_queue_is_ready_when_its_time_is_up() -> N
         assert ready == ReadyMessages(1)
 
 
-def test_a_look_looks_anew_behind_a_reset() -> None:
+def test_a_count_after_a_reset_scans_again() -> None:
     world = World()
     topic_id, group_id = world.topic(), world.group()
     world.send("a", tag="red")
     assert world.bodies() == ["a"]
     world.send("b", tag="blue")
-    look, tags = world.engine.consumption.ready_count, frozenset({"red"})
-    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(0)
+    count_ready, tags = world.engine.consumption.ready_count, frozenset({"red"})
+    assert count_ready(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(0)
     earliest = ResetTarget(earliest=True)
     world.engine.administration.reset_offset(GROUP, TOPIC, earliest, world.now_ms)
-    assert look(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(1)
+    assert count_ready(group_id, topic_id, tags=tags, now_ms=world.now_ms) == ReadyMessages(1)

@@ -1,7 +1,7 @@
 """Timer files that are missing, cut, or have a flipped bit: no outcome changes (T-14, T-18, T-19).
 
-All of them are caches of the log. A message that is damaged in the log itself is another matter:
-that one timer is quarantined, stays pending, and holds up nobody.
+All timer files are derived from the log. A damaged message in the log itself is different: its
+timer is quarantined, stays pending, and delays no other timer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def start_on(world: TimerWorld, disk: FaultyDisk) -> TimerWorld:
 
 
 def check_outcome(world: TimerWorld) -> None:
-    """Let everything fire, and hold it against the log."""
+    """Let all timers fire, and compare the outcomes with the log."""
     world.check()
     world.background()
     world.check()
@@ -90,7 +90,7 @@ def check_outcome(world: TimerWorld) -> None:
     assert len(world.delivered) == len(world.timers.ids(DELIVERED))
 
 
-def test_the_history_has_all_these_files() -> None:
+def test_the_history_writes_all_kinds_of_files() -> None:
     assert set(names_of_history()) >= set(NAMES)
 
 
@@ -133,8 +133,8 @@ def test_a_flipped_bit_in_a_file_changes_no_outcome(name: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", seeds("damaged timers", 12))
-def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
-    """T-14. It stays pending and pinned; all others come in time."""
+def test_a_damaged_message_is_reported_and_delays_no_other(seed: int) -> None:
+    """T-14. It stays pending and pinned. All others are delivered in time."""
     random = Random(seed)
     world = seeded_world(seed, timer=TIMER)
     for n in range(60):
@@ -151,7 +151,7 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     world = start_on(world, disk)
     assert world.report.replayed_from > max(
         one.log_offset for one in world.fold.timers.timers.values()
-    ), "the damage is found when a timer is due, and not by the start"
+    ), "the damage is found at the due time, not by the start"
     world.fold.timers.quarantined = victims
     world._judged_to = world.report.replayed_from
     world.sleep(100 * SECOND_MS)
@@ -165,7 +165,7 @@ def test_a_damaged_message_holds_up_nobody_and_is_told(seed: int) -> None:
     victim = min(victims)
     assert world.cancel(victim).state == TimerState.CANCELLED
     assert not world.engine.timers.commands.status(TimerId(victim)).is_quarantined
-    assert world.engine.timers.index.links.hand_s > world.now_ms // 1000 - 5, "the hand goes on"
+    assert world.engine.timers.index.links.hand_s > world.now_ms // 1000 - 5, "the hand moves on"
 
 
 @pytest.mark.parametrize("seed", seeds("damage under a broker", 6))
@@ -185,8 +185,8 @@ def test_a_message_damaged_while_the_broker_runs_is_not_delivered(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", seeds("evacuation", 10))
-def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> None:
-    """One damaged header once stopped the broker, or hid whatever was behind it."""
+def test_evacuation_skips_a_damaged_record_and_copies_all_others(seed: int) -> None:
+    """A damaged header must not stop the walk or hide the records after it."""
     random = Random(seed)
     world = seeded_world(
         seed, segment_bytes=32 << 10, retention_ms=72 * HOUR_MS, checkpoint_log_bytes=10_000
@@ -201,7 +201,7 @@ def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> N
     disk = world.disk.after_kill()
     victim = random.randrange(50)
     one = world.timers.timers[victim]
-    # The header's first fields, of which the walk makes its way, and any other byte.
+    # The first fields of the header, which the walk uses, and any other byte.
     place = random.randrange(16) if seed % 2 else random.randrange(one.size)
     disk.damage(
         "log/00000000000000000000.log", one.log_offset + place, bits=1 << random.randrange(8)
@@ -218,7 +218,7 @@ def test_evacuation_passes_a_damaged_record_and_takes_all_others(seed: int) -> N
     world.checkpoint()
     world.background()
     assert world.engine.log.min_offset > 0
-    assert world.disk.read("log/00000000000000000000.held"), "it is kept for a repair"
+    assert world.disk.read("log/00000000000000000000.held"), "its segment is held"
     world.advance(300 * HOUR_MS)
     assert {one.reason for one in world.delivered if one.timer_id == victim} == {
         TimerReason.DAMAGED

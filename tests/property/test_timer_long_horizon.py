@@ -1,6 +1,6 @@
-"""400 days of virtual time with three days of retention: nothing is lost, early, or piles up.
+"""400 days of virtual time with three days of retention: no timer is lost, and no file piles up.
 
-`TIMER_SOAK_COUNT` sets how many timers there are; each lives in up to 150 evacuated copies.
+`TIMER_SOAK_COUNT` sets the number of timers. Each has up to 150 evacuated copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMER = replace(
 )
 
 
-def test_every_timer_of_400_days_comes_in_its_time_and_the_disk_stays_small() -> None:
+def test_all_timers_of_400_days_are_delivered_in_time_on_a_small_disk() -> None:
     random = Random(7)
     world = TimerWorld(config=CONFIG, timer=TIMER)
     begin_ms = world.now_ms
@@ -52,7 +52,7 @@ def test_every_timer_of_400_days_comes_in_its_time_and_the_disk_stays_small() ->
             world.restart(power_cut=stride % 200 == 199)
         used = sum(world.disk.open(name).size() for name in world.disk.names("log"))
         pinned = world.engine.timers.index.counts.pinned_bytes
-        # What waits, what three days and a stride have written on top of it, and whole segments.
+        # The pinned messages, the writes of three days and a stride, and whole segments.
         assert used <= 4 * pinned + 12 * SEGMENT_BYTES, f"{used} bytes for {pinned} at {stride}"
         timer_log = world.engine.timers.index.links.timer_log
         largest = max(largest, timer_log.size_bytes)

@@ -1,8 +1,8 @@
-"""Timers beside a model of a few lines, in every order of calls that Hypothesis thinks of.
+"""Timers beside a model of a few lines, in any order of calls that Hypothesis generates.
 
 The model of a timer is its state and its due time. Kills, power cuts, half-done background work,
-missing files, jumps of the clock and outages may come at any point and change nothing that the
-model knows, but for how late a message may come: that is bounded.
+missing files, jumps of the clock and outages may come at any point. They do not change the model.
+Only the lateness of a message may grow, up to a limit.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ STATES = {
     CANCELLED: TimerState.CANCELLED,
     DROPPED: TimerState.DROPPED,
 }
-# The rest of a second with more timers than are loaded at once comes when that has ended.
+# The last timers of a second with more timers than are loaded at once come after that second.
 LATE_MS = 2 * SECOND_MS
-# After the clock has stood or jumped, the ring goes forward by one revolution a second.
+# After the clock has stood or jumped, the ring moves by one revolution per second.
 CATCH_UP_MS = 40 * SECOND_MS
 PLACE = st.integers(0, 1 << 30)
 
 
 @dataclass
 class Known:
-    """What the model knows of one timer."""
+    """One timer of the model."""
 
     text: str
     topic: str
@@ -86,7 +86,7 @@ class TimerModel(RuleBasedStateMachine):
         )
         self.known: dict[int, Known] = {}
         self.at_once: list[str] = []  # due already when they were sent
-        self.taken = 0  # deliveries that were looked at
+        self.taken = 0  # deliveries that were checked
         self.late_until_ms = 0
         self.count = 0
 
@@ -126,7 +126,7 @@ class TimerModel(RuleBasedStateMachine):
         assert scheduled.due_at_ms == 0, "it was stored at once"
 
     def choose(self, place: int) -> int:
-        """Choose a timer, rather a late one; an id that was never given out when there is none."""
+        """Choose a timer, preferring late ones, or an unused id if there is none."""
         return len(self.known) - 1 - place % (len(self.known) or 1) if self.known else 77
 
     @rule(place=PLACE)
@@ -186,7 +186,7 @@ class TimerModel(RuleBasedStateMachine):
 
     @rule(duration_ms=st.sampled_from([30 * 60_000, HOUR_MS, 20 * HOUR_MS]))
     def stand_still(self, duration_ms: int) -> None:
-        """The process is stopped and goes on later, as in a virtual machine that was paused."""
+        """Stop the process and continue later, like a paused virtual machine."""
         self.world.now_ms += duration_ms
         self.late_until_ms = self.world.now_ms + CATCH_UP_MS
 
@@ -204,7 +204,7 @@ class TimerModel(RuleBasedStateMachine):
 
     @rule()
     def fail_over(self) -> None:
-        """The second engine goes on: it has made its own files of the same log."""
+        """Fail over to the follower, which has its own timer files of the same log."""
         self.world.fail_over()
         self.late_until_ms = max(self.late_until_ms, self.world.now_ms + LATE_MS)
 
@@ -234,8 +234,8 @@ class TimerModel(RuleBasedStateMachine):
         self.world.background(steps)
 
     @rule()
-    def make_all_again_from_the_log_alone(self) -> None:
-        """T-7: two that have folded the same log have the same open timers."""
+    def rebuild_from_the_log_alone(self) -> None:
+        """Check T-7: two engines with the same log have the same pending timers."""
         world = self.world
         twin = TimerWorld(
             without_timer_files(world.disk.after_kill()),
@@ -246,7 +246,7 @@ class TimerModel(RuleBasedStateMachine):
         assert list(open_timers(twin.engine)) == list(open_timers(world.engine))
         check_engine(twin.engine, world.timers)
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ invariants
 
     @invariant()
     def the_model_agrees(self) -> None:
@@ -279,7 +279,7 @@ class TimerModel(RuleBasedStateMachine):
         check_engine(world.engine, fold)
 
     def teardown(self) -> None:
-        """At quiescence every timer that was not cancelled is delivered, or dropped."""
+        """Check at the end that each timer is delivered or dropped unless it was cancelled."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -296,8 +296,8 @@ class TimerModel(RuleBasedStateMachine):
         assert all(known.due_at_ms > world.now_ms for known in waiting)
         states = {n: STATES[one.state] for n, one in self.known.items()}
         told = {n: TimerState(world.engine.timers.index.get(TimerId(n)).state) for n in states}
-        # A file of the table goes once all its timers are final, and a rebuild does not bring back
-        # what retention has taken.
+        # A table file is deleted when all its timers are final. A rebuild does not restore
+        # entries that retention has removed.
         untold = {n for n in told if told[n] in (TimerState.UNUSED, TimerState.FORGOTTEN)}
         assert all(told[n] == states[n] for n in told if n not in untold)
         assert all(states[n] != TimerState.PENDING for n in untold)
@@ -318,7 +318,7 @@ TimerModel.TestCase.settings = settings(
 TestTimerModel = TimerModel.TestCase
 
 
-def test_timers_that_come_in_a_new_page_while_an_audit_runs_are_counted() -> None:
+def test_timers_in_a_new_page_are_counted_by_a_running_audit() -> None:
     model = TimerModel()
     model.begin(seed=0)
     steps: list[Callable[[], object]] = [

@@ -40,7 +40,7 @@ def cut_everywhere(
         check(world, is_cut)
         judge(world)
         if not is_cut:
-            assert cut > 1, "there was something to cut"
+            assert cut > 1, "there was an operation to cut"
             return
     raise AssertionError("the scenario has more operations than cuts")
 
@@ -103,7 +103,7 @@ def test_invariant_12_an_ack_is_answered_after_it_is_durable() -> None:
 
 
 @pytest.mark.parametrize("group", [GROUP, "fifo"])
-def test_invariant_13_a_live_delivery_is_nobody_elses_through_any_restart(group: str) -> None:
+def test_invariant_13_a_live_delivery_is_exclusive_through_any_restart(group: str) -> None:
     world = World()
     world.group("fifo", is_ordered=True)
     world.send("m0", "m1")
@@ -213,7 +213,7 @@ def test_invariant_17_two_acks_of_one_round_equal_one_through_a_power_cut() -> N
 
 
 @pytest.mark.parametrize("late_ms", [-1, 0, 1])
-def test_invariant_18_a_late_ack_is_answered_as_it_turns_out(late_ms: int) -> None:
+def test_invariant_18_the_result_of_a_late_ack_depends_on_the_revive(late_ms: int) -> None:
     world = World()
     world.send("m0")
     (m0,) = world.pop(1, invisible_ms=1_000)
@@ -249,8 +249,8 @@ def test_invariant_18_an_ack_in_the_round_of_the_revive_has_one_outcome() -> Non
         assert world.bodies() == ([] if ack_first else ["m0"])
 
 
-def test_invariant_18_a_late_ack_of_what_went_to_the_dead_letters_is_refused() -> None:
-    """Though other messages of its ordered delivery are still waiting for the next pop."""
+def test_invariant_18_a_late_ack_of_a_dead_lettered_message_is_rejected() -> None:
+    """Other messages of its ordered delivery are still waiting for the next pop."""
     world = World()
     world.group("fifo", is_ordered=True, max_attempts=2)
     world.send("m0")

@@ -60,7 +60,7 @@ def test_invariant_35_a_tag_of_equal_hash_is_never_delivered_and_is_settled(
     tags=st.lists(st.sampled_from(["", "a", "b", "ab"]), max_size=20),
     wanted=st.sets(st.sampled_from(["a", "b", "ab", "c"])),
 )
-def test_invariant_35_what_is_delivered_is_what_the_subscription_names(
+def test_invariant_35_delivered_messages_match_the_subscription(
     tags: list[str], wanted: set[str]
 ) -> None:
     world = World()
@@ -70,7 +70,7 @@ def test_invariant_35_what_is_delivered_is_what_the_subscription_names(
     assert world.drain(tags=tuple(wanted)) == expected
 
 
-def test_invariant_35_a_retry_that_the_narrowed_subscription_does_not_name_is_counted() -> None:
+def test_invariant_35_a_retry_outside_a_narrowed_subscription_is_counted() -> None:
     world = World()
     world.send("m0", tag="a")
     world.pop(1, tags=("a",), invisible_ms=1_000)
@@ -133,7 +133,7 @@ def test_invariant_36_a_suspended_delivery_is_no_attempt() -> None:
     assert world.bodies(group="auditor", topic=f"%DLQ%{GROUP}") == ["m0"]
 
 
-def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> None:
+def test_invariant_37_original_retry_and_dead_letter_have_the_same_bytes() -> None:
     world = World()
     world.group(max_attempts=2)
     data = blob("m0", message_id="the-id", tag="a", keys=("k1", "k2"), size=500)
@@ -170,7 +170,7 @@ def test_invariant_37_original_retry_and_dead_letter_are_the_same_bytes() -> Non
     ("first", "second"),
     [(("g_a", "t"), ("g", "a_t")), (("g", "t_b"), ("g_t", "b")), (("g-", "t"), ("g", "-t"))],
 )
-def test_invariant_38_retries_of_names_that_look_alike_do_not_meet(
+def test_invariant_38_similar_names_have_separate_retry_topics(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     world = World()
@@ -185,7 +185,7 @@ def test_invariant_38_retries_of_names_that_look_alike_do_not_meet(
 @given(
     st.tuples(st.text("ab_+%|"), st.text("ab_+%|")), st.tuples(st.text("ab_+%|"), st.text("ab_+%|"))
 )
-def test_invariant_38_legal_names_make_retry_names_of_their_own(
+def test_invariant_38_valid_names_have_unique_retry_topics(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     for group, topic in (first, second):

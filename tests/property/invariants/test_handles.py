@@ -31,8 +31,8 @@ def handle_of(world: World, group: str, topic: str, popped: object) -> str:
     return signed.handle(delivery.message_index).decode()
 
 
-def test_invariant_26_deliveries_that_look_alike_have_handles_of_their_own() -> None:
-    """One instant, lookalike queues and offsets, equal offsets in two topics, a clock set back."""
+def test_invariant_26_similar_deliveries_have_different_handles() -> None:
+    """One instant, similar queues and offsets, equal offsets in two topics, a clock set back."""
     world = World()
     handles: set[str] = set()
     count = 0
@@ -54,7 +54,7 @@ def test_invariant_26_deliveries_that_look_alike_have_handles_of_their_own() -> 
     assert len(handles) == count + 1
 
 
-def test_invariant_26_a_slot_that_is_used_again_has_another_identity() -> None:
+def test_invariant_26_a_reused_slot_has_another_delivery_id() -> None:
     world = World()
     seen = set()
     for n in range(50):
@@ -76,7 +76,7 @@ def test_invariant_26_a_slot_that_is_used_again_has_another_identity() -> None:
     visible_at_ms=st.integers(0, 2**62),
     index=st.integers(0, INDEX_COUNT_MAX - 1),
 )
-def test_invariant_27_a_handle_says_what_was_put_into_it(
+def test_invariant_27_a_handle_contains_its_delivery(
     group: str, topic: str, slot: int, delivery_id: int, visible_at_ms: int, index: int
 ) -> None:
     signer = HandleSigner(bytes(range(32)), "broker-0")
@@ -88,7 +88,7 @@ def test_invariant_27_a_handle_says_what_was_put_into_it(
 
 
 @given(text=st.text() | st.text("ABCabc019-_", min_size=50, max_size=60))
-def test_invariant_27_what_is_no_handle_is_refused_with_its_code(text: str) -> None:
+def test_invariant_27_an_invalid_handle_is_rejected_with_its_code(text: str) -> None:
     signer = HandleSigner(bytes(range(32)), "broker-0")
     with pytest.raises(InvalidReceiptHandle) as refused:
         signer.open(text, GROUP, TOPIC)
@@ -125,10 +125,10 @@ def test_invariant_28_a_checkpoint_holds_at_most_32_rising_offsets() -> None:
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, 30 * HOUR_MS])
 @pytest.mark.parametrize("duration", [5_000, 2 * HOUR_MS])
-def test_invariant_29_a_clock_that_jumps_ahead_hides_nothing_for_longer(
+def test_invariant_29_a_clock_jump_ahead_hides_no_message_for_longer(
     jump_ms: int, duration: int
 ) -> None:
-    """And nothing is visible early by more than the jump."""
+    """No message is visible early by more than the jump."""
     world = World()
     world.send("before", "after")
     world.pop(1, invisible_ms=duration)
@@ -143,7 +143,7 @@ def test_invariant_29_a_clock_that_jumps_ahead_hides_nothing_for_longer(
 
 
 def test_invariant_29_a_start_before_the_last_stop_loses_nothing() -> None:
-    """A wall clock that was set back while the broker was down."""
+    """A wall clock was set back while the broker was down."""
     world = World(now_ms=2 * HOUR_MS)
     world.send("m0", "m1")
     world.pop(1, invisible_ms=5_000)
@@ -151,4 +151,4 @@ def test_invariant_29_a_start_before_the_last_stop_loses_nothing() -> None:
     world.restart()
     assert world.bodies(1, invisible_ms=5_000) == ["m1"]
     world.advance(5_000)
-    assert sorted(world.drain()) == ["m0", "m1"], "each was hidden for its five seconds"
+    assert sorted(world.drain()) == ["m0", "m1"], "each message was hidden for its five seconds"

@@ -31,7 +31,7 @@ def run(scenario: Callable[[RoundWorld, Proxy], Awaitable[None]], *, ordered: bo
 
 
 def answers(proxy: Proxy) -> dict[int, list[int]]:
-    """Return how many messages each answer to each pop brought."""
+    """Return the numbers of messages in the replies to each pop."""
     found: dict[int, list[int]] = {}
     while not proxy.replies.empty():
         for pop in proxy.replies.get_nowait().pops:
@@ -40,8 +40,8 @@ def answers(proxy: Proxy) -> dict[int, list[int]]:
     return found
 
 
-def test_invariant_39_a_sparse_filter_finds_what_waits_however_far_it_is() -> None:
-    """No arrival and no deadline helps it on; each round looks at its share."""
+def test_invariant_39_a_sparse_filter_finds_a_message_however_far_it_is() -> None:
+    """No arrival and no deadline triggers it. Each round scans a part."""
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         engine = world.world.engine
@@ -65,7 +65,7 @@ def test_invariant_39_a_sparse_filter_finds_what_waits_however_far_it_is() -> No
     run(scenario)
 
 
-def test_invariant_39_a_batch_that_went_to_the_dead_letters_hides_nothing_behind_it() -> None:
+def test_invariant_39_a_dead_lettered_batch_does_not_hide_later_messages() -> None:
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         inner = world.world
         inner.send(*[f"m{n}" for n in range(32)])
@@ -153,8 +153,8 @@ def test_invariant_40_a_receive_cancelled_too_late_is_answered_and_can_be_given_
     run(scenario)
 
 
-def test_invariant_42_a_blocked_queue_wakes_nobody_until_it_is_free() -> None:
-    """The backlog is long, the polls are many, rounds go by: only arrivals lead to pops."""
+def test_invariant_42_a_blocked_queue_wakes_no_poll_until_it_is_free() -> None:
+    """With a long backlog and many polls, only arrivals cause pops."""
 
     async def scenario(world: RoundWorld, proxy: Proxy) -> None:
         world.world.send(*[f"m{n}" for n in range(100)])

@@ -21,7 +21,7 @@ from tidemill.common.errors import DiskFull, Overloaded
 SECOND_MS = 1_000
 
 
-def test_invariant_1_all_that_was_sent_is_seen_by_every_group_though_power_goes_often() -> None:
+def test_invariant_1_every_group_gets_all_sent_messages_through_power_cuts() -> None:
     random = Random(1)
     world = World(FaultyDisk(random), checkpoint_log_bytes=5_000)
     for name in (GROUP, "auditor"):
@@ -50,10 +50,10 @@ def test_invariant_1_all_that_was_sent_is_seen_by_every_group_though_power_goes_
 
 
 @pytest.mark.parametrize("seed", seeds("offsets after crashes", 5))
-def test_invariant_2_and_3_below_the_consumer_offset_nothing_is_nowhere_after_any_crash(
+def test_invariant_2_and_3_no_message_below_the_consumer_offset_is_lost_by_a_crash(
     seed: int,
 ) -> None:
-    """The checker folds the log by itself; positions never cross, and none is below the log's."""
+    """The log checker folds the log by itself. Positions never cross or fall below the log's."""
     random = Random(seed)
     world = World(FaultyDisk(random), checkpoint_log_bytes=5_000)
     world.group(max_attempts=3)
@@ -117,7 +117,7 @@ def test_invariant_5_a_checkpoint_that_cannot_be_registered_delivers_nothing() -
     assert world.bodies() == ["m2"]
 
 
-def test_invariant_5_a_write_that_fails_ends_the_process_and_its_pop_never_was() -> None:
+def test_invariant_5_a_failed_write_ends_the_process_and_undoes_its_pop() -> None:
     world = World()
     world.send("m0")
     world.group()
@@ -148,7 +148,7 @@ def test_invariant_6_an_unacked_message_comes_back_at_its_deadline_and_not_befor
 
 
 @pytest.mark.parametrize("duration", [1, 999, 65_536, 65_537, 70_000, 3_600_000, 12 * 3_600_000])
-def test_invariant_6_a_loop_that_sleeps_as_it_is_told_is_there_in_time(duration: int) -> None:
+def test_invariant_6_a_loop_that_sleeps_until_the_next_deadline_is_in_time(duration: int) -> None:
     world = World()
     world.send("m0")
     world.pop(1, invisible_ms=duration)
@@ -164,7 +164,7 @@ def test_invariant_6_a_loop_that_sleeps_as_it_is_told_is_there_in_time(duration:
     assert world.bodies() == ["m0"]
 
 
-def test_invariant_6_what_came_due_while_the_broker_was_down_is_there_after_its_start() -> None:
+def test_invariant_6_messages_due_during_an_outage_are_ready_after_the_start() -> None:
     world = World()
     world.send("m0")
     world.pop(1, invisible_ms=5_000)
@@ -176,7 +176,7 @@ def test_invariant_6_what_came_due_while_the_broker_was_down_is_there_after_its_
     assert world.bodies() == ["m0"]
 
 
-def test_invariant_7_what_a_vanished_proxy_had_comes_back_at_its_deadline() -> None:
+def test_invariant_7_messages_of_a_lost_proxy_are_redelivered_at_their_deadline() -> None:
     async def main() -> None:
         world = RoundWorld()
         world.world.send("m0")
@@ -210,7 +210,7 @@ def test_invariant_8_a_revive_that_fails_is_done_after_the_restart() -> None:
     assert world.bodies() == ["m0"]
 
 
-def test_invariant_8_power_may_go_at_any_operation_of_a_revive() -> None:
+def test_invariant_8_a_power_cut_at_any_operation_of_a_revive_loses_nothing() -> None:
     for cut in range(60):
         world = World(FaultyDisk(Random(cut)))
         world.send("m0", "m1")
@@ -235,7 +235,7 @@ def test_invariant_8_power_may_go_at_any_operation_of_a_revive() -> None:
 def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back(
     count: int, duration: int
 ) -> None:
-    """Near deadlines and far ones are kept in lists of different kinds."""
+    """Near and distant deadlines are in lists of different kinds."""
     world = World(segment_bytes=16 << 20)
     world.run_due()
     engine, now_ms = world.engine, world.now_ms
@@ -272,7 +272,7 @@ def test_invariant_9_a_hundred_thousand_deliveries_of_one_deadline_all_come_back
     assert engine.catalog.queue(retry_id, QueueId(0)).max_offset == count
 
 
-def test_invariant_10_what_retention_makes_a_group_skip_is_counted() -> None:
+def test_invariant_10_messages_that_a_group_loses_to_retention_are_counted() -> None:
     world = World(retention_bytes=2 << 20)
     world.group()
     sent = [f"m{n}" for n in range(40)]

@@ -14,7 +14,7 @@ from tidemill.broker.engine.queries.inspection import QueueProgress
 
 
 def progress_of(world: World, group: str = GROUP) -> QueueProgress:
-    """Return the progress in the topic itself, retries left out."""
+    """Return the progress in the topic itself, without retries."""
     found = world.engine.catalog.find_group(group)
     assert found is not None
     (progress,) = [one for one in world.engine.inspection.group_progress(found) if not one.is_retry]
@@ -70,7 +70,7 @@ def test_invariant_23_a_pop_that_matches_nothing_writes_nothing_and_moves_on() -
     assert world.engine.log.log_end == end
     assert (progress.pop_offset, progress.consumer_offset) == (51, 0)
     world.restart()
-    assert progress_of(world).pop_offset == 1, "memory alone knew"
+    assert progress_of(world).pop_offset == 1, "only memory had the position"
     world.send("m1", tag="a")
     assert world.bodies(tags=("a",)) == ["m1"]
 

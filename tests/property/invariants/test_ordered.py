@@ -25,7 +25,7 @@ def world_in_order(*, messages: int = 8, max_attempts: int = 17) -> World:
 
 @pytest.mark.parametrize("power_cut", [None, False, True])
 @pytest.mark.parametrize("from_snapshot", [False, True])
-def test_invariant_30_one_batch_is_out_until_all_of_it_is_settled(
+def test_invariant_30_one_batch_is_in_flight_until_all_of_it_is_settled(
     power_cut: bool | None, from_snapshot: bool
 ) -> None:
     world = world_in_order()
@@ -64,7 +64,7 @@ def test_invariant_30_each_queue_blocks_for_itself() -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_invariant_31_redelivery_begins_at_the_lowest_hole_and_holds_nothing_acked(
+def test_invariant_31_redelivery_begins_at_the_lowest_gap_without_acked_messages(
     restarts: bool,
 ) -> None:
     world = world_in_order()
@@ -86,7 +86,7 @@ def test_invariant_31_a_message_given_back_at_once_comes_before_all_later_ones()
     world = world_in_order()
     popped = world.pop(3, group=FIFO, invisible_ms=10_000)
     world.change(popped[0], 0)
-    assert world.bodies(group=FIFO, attempt_id="b") == [], "two of the batch are still out"
+    assert world.bodies(group=FIFO, attempt_id="b") == [], "two of the batch are still in flight"
     world.ack(*popped[1:])
     assert world.bodies(group=FIFO, attempt_id="b")[0] == "m0"
 
@@ -110,7 +110,7 @@ def test_invariant_32_the_same_attempt_gets_the_same_batch_and_counts_once(resta
     assert [(one.body, one.attempt) for one in late] == [("m0", 1), ("m2", 1)]
 
 
-def test_invariant_32_no_attempt_id_is_nobodys_second_attempt() -> None:
+def test_invariant_32_an_empty_attempt_id_is_never_a_repeated_attempt() -> None:
     world = world_in_order()
     world.pop(3, group=FIFO)
     assert world.bodies(group=FIFO) == []

@@ -29,7 +29,7 @@ def progress_sum(engine: Engine, group: str) -> int:
     return sum(one.in_flight_count for one in engine.inspection.group_progress(found))
 
 
-def test_invariant_43_deliveries_are_refused_at_their_bound_and_go_on_below_it() -> None:
+def test_invariant_43_deliveries_are_rejected_at_their_limit_and_continue_below_it() -> None:
     world = World(deliveries_max=20)
     world.send(*[f"m{n}" for n in range(40)])
     popped = [one for _ in range(19) for one in world.pop(1)]
@@ -43,7 +43,7 @@ def test_invariant_43_deliveries_are_refused_at_their_bound_and_go_on_below_it()
     assert len(world.pop()) == 21
 
 
-def test_invariant_43_polls_are_refused_at_their_bound() -> None:
+def test_invariant_43_polls_are_rejected_at_their_limit() -> None:
     async def main() -> None:
         world = RoundWorld(parked_max=2)
         async with world.running(), world.proxy() as proxy:
@@ -56,7 +56,7 @@ def test_invariant_43_polls_are_refused_at_their_bound() -> None:
     asyncio.run(main())
 
 
-def test_invariant_43_what_waits_for_a_stalled_disk_is_bounded() -> None:
+def test_invariant_43_calls_waiting_for_a_stalled_disk_are_bounded() -> None:
     async def main() -> None:
         world = RoundWorld(pending_bytes_max=10_000)
         async with world.running(), world.proxy() as proxy:
@@ -75,7 +75,7 @@ def test_invariant_43_what_waits_for_a_stalled_disk_is_bounded() -> None:
     asyncio.run(main())
 
 
-def test_invariant_43_a_disk_that_cannot_be_written_ends_the_process_unanswered() -> None:
+def test_invariant_43_a_failed_write_ends_the_process_without_replies() -> None:
     async def main() -> None:
         world = RoundWorld()
         async with world.running(), world.proxy() as proxy:
@@ -138,7 +138,7 @@ def test_invariant_44_counters_are_the_live_deliveries_after_any_mix(seed: int) 
 
 
 def two_groups_due_together(count: int, *, modest_first: bool = True) -> World:
-    """Let one group have `count` messages due, and another one that is due at the same time."""
+    """Give one group `count` due messages, and another group one message due at the same time."""
     world = World(segment_bytes=16 << 20)
     for begin in range(0, count, 1_000):
         world.send(*[f"m{begin + n}" for n in range(1_000)])
@@ -191,7 +191,7 @@ def test_invariant_45_the_work_of_a_window_and_of_a_turn_is_bounded() -> None:
 @pytest.mark.parametrize("what", ["topic", "group"])
 @pytest.mark.parametrize("group", [GROUP, "fifo"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_invariant_46_what_is_deleted_leaves_nothing_and_begins_anew(
+def test_invariant_46_a_deleted_group_leaves_nothing_and_may_begin_again(
     what: str, group: str, restarts: bool
 ) -> None:
     world = World()
@@ -223,7 +223,7 @@ def test_invariant_46_what_is_deleted_leaves_nothing_and_begins_anew(
     assert [(one.body, one.attempt) for one in popped] == [(body, 1) for body in expected]
 
 
-def test_invariant_46_an_id_is_never_given_out_again() -> None:
+def test_invariant_46_an_id_is_never_used_again() -> None:
     world = World()
     seen: set[int] = set()
     for _ in range(5):

@@ -1,7 +1,7 @@
 """Invariants T-1 to T-26 of `spec/timer.md` Part IV, as far as one broker can show them.
 
-T-3 to T-10 and T-12 are shown by the model, the power cuts and the damage tests; here are the ones
-that are about time, fairness, size and answers.
+The model, the power cuts and the damage tests show T-3 to T-10 and T-12. The tests here are about
+time, fairness, size and replies.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tidemill.common.errors import MessageNotFound
 
 
 @pytest.mark.parametrize("seed", seeds("order of timers", 4))
-def test_t_1_and_t_2_what_waits_comes_at_its_millisecond_and_in_order(seed: int) -> None:
-    """An owner that wakes when it asked to is late by nothing at all, in slots of every fill."""
+def test_t_1_and_t_2_timers_are_delivered_at_their_millisecond_in_order(seed: int) -> None:
+    """An owner that wakes on request has no lateness at all, in slots of every fill."""
     random = Random(seed)
     world = TimerWorld()
     for n in range(400):
@@ -45,7 +45,7 @@ def test_t_1_and_t_2_what_waits_comes_at_its_millisecond_and_in_order(seed: int)
     assert len(world.delivered) == 400
     lates = [one.stored_at_ms - one.due_at_ms for one in world.delivered]
     assert min(lates) == 0
-    # The rest of a second with more timers than are loaded at once comes when that has ended.
+    # The last timers of a second with more timers than are loaded at once come after that second.
     crowded = (START_MS + 20_000) // 1000
     for one, late in zip(world.delivered, lates, strict=True):
         assert late == 0 or (one.due_at_ms // 1000 == crowded and late < 1_100), one
@@ -53,7 +53,7 @@ def test_t_1_and_t_2_what_waits_comes_at_its_millisecond_and_in_order(seed: int)
     assert calm == sorted(calm)
 
 
-def test_t_11_a_cancel_that_was_answered_holds_through_every_restart() -> None:
+def test_t_11_a_confirmed_cancel_survives_every_restart() -> None:
     world = TimerWorld()
     ids = [world.schedule(f"m{n}", delay_ms=10_000 + n).queue_offset for n in range(10)]
     far = world.schedule("far", delay_ms=100 * DAY_MS).queue_offset
@@ -76,7 +76,7 @@ def test_t_11_a_cancel_that_was_answered_holds_through_every_restart() -> None:
 
 
 @pytest.mark.parametrize("delay_ms", [3_000, 50_000, 3_000_000, 10 * DAY_MS])
-def test_t_13_the_earlier_time_is_kept_and_the_old_one_never_fires(delay_ms: int) -> None:
+def test_t_13_a_rescheduled_timer_fires_at_its_new_time_only(delay_ms: int) -> None:
     world = TimerWorld()
     timer_id = world.schedule("m", delay_ms=delay_ms).queue_offset
     world.sleep(SECOND_MS)
@@ -90,8 +90,8 @@ def test_t_13_the_earlier_time_is_kept_and_the_old_one_never_fires(delay_ms: int
     assert world.texts() == ["m"]
 
 
-def test_t_15_a_burst_delays_another_topic_by_one_round_and_not_by_the_burst() -> None:
-    """In virtual slices: a canary waits for a few quanta of the burst, never for all of it."""
+def test_t_15_a_burst_delays_another_topic_by_one_round_only() -> None:
+    """In virtual slices: another topic waits for a few quanta of the burst, never for all of it."""
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=10_000))
     for n in range(3_000):
         world.schedule(f"burst-{n}", delay_ms=20_000, topic="burst", commit=False)
@@ -105,12 +105,14 @@ def test_t_15_a_burst_delays_another_topic_by_one_round_and_not_by_the_burst() -
         slices += 1
         world.engine.run_due(world.now_ms, firing_ms=world.now_ms)
         world.commit()
-    assert slices <= 22, "each canary came with the slice in which it was due, or the next"
+    assert slices <= 22, (
+        "each canary was delivered in the slice in which it was due, or the next one"
+    )
     assert len(world.texts("burst")) <= slices * DELIVERIES_A_SLICE
-    assert len(world.texts("burst")) < 3_000, "the burst was still going on"
+    assert len(world.texts("burst")) < 3_000, "the burst was not finished"
 
 
-def test_t_15_what_is_due_now_comes_before_the_end_of_a_backlog() -> None:
+def test_t_15_timers_due_now_are_delivered_before_the_end_of_a_backlog() -> None:
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=10_000))
     for n in range(3_000):
         world.schedule(f"late-{n}", delay_ms=10_000 + n, topic="backlog", commit=False)
@@ -131,9 +133,7 @@ def test_t_15_what_is_due_now_comes_before_the_end_of_a_backlog() -> None:
     [SECOND_MS, MINUTE_MS, 30 * MINUTE_MS, HOUR_MS, DAY_MS, 30 * DAY_MS, 3 * 365 * DAY_MS],
 )
 @pytest.mark.parametrize("flushed", [False, True])
-def test_t_16_an_outage_of_any_length_costs_lateness_and_nothing_else(
-    outage_ms: int, flushed: bool
-) -> None:
+def test_t_16_an_outage_of_any_length_only_makes_timers_late(outage_ms: int, flushed: bool) -> None:
     world = TimerWorld()
     delays = [500, 5_000, 40_000, 20 * MINUTE_MS, 50 * MINUTE_MS, 3 * HOUR_MS, 20 * DAY_MS]
     for n, delay_ms in enumerate(delays * 20):
@@ -157,7 +157,7 @@ def test_t_16_an_outage_of_any_length_costs_lateness_and_nothing_else(
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
 def test_t_17_a_step_of_the_wall_clock_fires_nothing_early_and_nothing_twice(step_ms: int) -> None:
-    """Firing time holds; the owner's own time, which stamps the copies, never goes back."""
+    """The firing time holds. The owner's time, which stamps the copies, never goes back."""
     world = TimerWorld()
     clock = FiringClock()
     for n in range(120):
@@ -185,14 +185,14 @@ def test_t_17_a_step_of_the_wall_clock_fires_nothing_early_and_nothing_twice(ste
 
 
 def holds(clock: FiringClock) -> bool:
-    """Return whether a clock is holding now, which is not so for ever."""
+    """Return whether the clock is holding now. A hold ends."""
     return clock.is_holding
 
 
-def test_t_17_firing_time_goes_at_its_own_pace_through_jumps_and_adopts_a_lasting_one() -> None:
+def test_t_17_firing_time_keeps_its_pace_through_jumps_and_adopts_lasting_ones() -> None:
     clock = FiringClock()
     assert clock.read(1_000_000, 0) == 1_000_000
-    assert clock.read(1_000_100 + JUMP_MS, 100) == 1_000_100 + JUMP_MS, "a small one is followed"
+    assert clock.read(1_000_100 + JUMP_MS, 100) == 1_000_100 + JUMP_MS, "a small jump is followed"
     base_ms = 1_000_100 + JUMP_MS
     assert clock.read(base_ms + HOUR_MS, 200) == base_ms + 100
     assert holds(clock)
@@ -203,11 +203,11 @@ def test_t_17_firing_time_goes_at_its_own_pace_through_jumps_and_adopts_a_lastin
     assert clock.read(now_ms - HOUR_MS, 300 + HOLD_MS) == now_ms + 100
     assert clock.last_step_ms == -HOUR_MS - 100
     after_ms = clock.read(now_ms - HOUR_MS + HOLD_MS, 300 + 2 * HOLD_MS)
-    assert after_ms == now_ms - HOUR_MS + HOLD_MS, "after the hold it follows, back too"
+    assert after_ms == now_ms - HOUR_MS + HOLD_MS, "after the hold it follows, also backwards"
     assert clock.read(now_ms - HOUR_MS + HOLD_MS - 1, 301 + 2 * HOLD_MS) == after_ms
 
 
-def test_t_21_the_timer_log_stays_in_proportion_to_what_waits() -> None:
+def test_t_21_the_timer_log_stays_in_proportion_to_pending_timers() -> None:
     world = TimerWorld()
     largest = 0
     for turn in range(60):
@@ -228,7 +228,7 @@ def test_t_21_the_timer_log_stays_in_proportion_to_what_waits() -> None:
     world.check()
 
 
-def test_t_22_of_a_huge_second_no_more_is_loaded_than_a_chunk_and_a_slice() -> None:
+def test_t_22_at_most_a_chunk_and_a_slice_of_a_huge_second_is_loaded() -> None:
     chunk = 256
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=chunk))
     for n in range(5_000):
@@ -247,14 +247,14 @@ def test_t_22_of_a_huge_second_no_more_is_loaded_than_a_chunk_and_a_slice() -> N
     world.check()
 
 
-def test_t_23_clustered_messages_are_asked_for_in_few_large_reads(
+def test_t_23_clustered_messages_are_read_ahead_in_few_large_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = TimerWorld(timer=replace(TIMERS, load_chunk_records=100_000), segment_bytes=4 << 20)
     for n in range(2_000):
         world.schedule(f"m{n}", delay_ms=60_000, size=500, commit=False)
     world.commit()
-    # A constant of the machine, not of the code: how much of the log its memory holds.
+    # Set to a smaller value, so that the test needs less log.
     monkeypatch.setattr(body, "WARM_BYTES", 0)
     world.sleep(59_000)
     size_bytes = sum(one.size for one in world.timers.open.values())
@@ -266,7 +266,7 @@ def test_t_23_clustered_messages_are_asked_for_in_few_large_reads(
     assert len(world.texts()) == 2_000
 
 
-def test_t_25_no_wake_up_is_lost_for_a_timer_that_is_due_in_a_tick() -> None:
+def test_t_25_no_wake_up_is_lost_for_a_timer_due_in_a_tick() -> None:
     world = TimerWorld()
     for n in range(300):
         world.schedule(f"m{n}", delay_ms=1 + n % 3)

@@ -32,7 +32,7 @@ def asked(broker: str, behind: pb.DeliveryPosition | None, count: int) -> pb.Get
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 100])
 @pytest.mark.parametrize("looked_at", [1, 2, 100])
-def test_pages_have_everything_once_and_in_order(page_size: int, looked_at: int) -> None:
+def test_pages_contain_each_message_once_in_order(page_size: int, looked_at: int) -> None:
     found: list[tuple[int, str, int, int]] = []
     token: str | None = ""
     while token is not None:

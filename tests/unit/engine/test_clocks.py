@@ -1,4 +1,4 @@
-"""Wall clocks that are wrong: for a second, for an hour, until a restart."""
+"""Wrong wall clocks: for a second, for an hour, or until a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETENTION_MS = 3 * DAY_MS
 
 
 class TwoClocks(World):
-    """A world whose wall clock (`now_ms`) can be wrong, and whose monotonic clock is not."""
+    """A world with a wall clock (`now_ms`) that may be wrong and a correct monotonic clock."""
 
     monotonic_ms: int
 
@@ -44,7 +44,7 @@ class TwoClocks(World):
         return self.engine.log.min_offset > 0
 
 
-def test_a_clock_that_is_days_ahead_for_a_second_costs_no_message() -> None:
+def test_a_clock_days_ahead_for_a_second_loses_no_message() -> None:
     world = TwoClocks()
     world.group()
     world.fill(40)
@@ -59,7 +59,7 @@ def test_a_clock_that_is_days_ahead_for_a_second_costs_no_message() -> None:
     assert len(world.drain()) == 40
 
 
-def test_what_has_served_its_time_on_both_clocks_goes() -> None:
+def test_a_segment_that_is_old_by_both_clocks_is_removed() -> None:
     world = TwoClocks()
     world.fill(40)
     world.elapse(RETENTION_MS - HOUR_MS)
@@ -70,7 +70,7 @@ def test_what_has_served_its_time_on_both_clocks_goes() -> None:
     assert world.has_retired
 
 
-def test_a_record_that_was_stored_a_year_ahead_holds_nothing_for_a_year() -> None:
+def test_a_record_stored_a_year_ahead_does_not_stop_retention() -> None:
     world = World(retention_ms=3 * DAY_MS, now_ms=1_700_000_000_000)
     world.monotonic_ms = 1_000
 
@@ -107,12 +107,12 @@ def test_a_record_that_was_stored_a_year_ahead_holds_nothing_for_a_year() -> Non
     assert world.engine.log.min_offset > low
 
 
-def test_the_time_before_a_start_counts() -> None:
+def test_retention_counts_the_time_before_a_start() -> None:
     world = TwoClocks()
     world.fill(40)
     world.elapse(RETENTION_MS - HOUR_MS)
     world.restart()
-    world.monotonic_ms = 7_000  # The machine was started anew.
+    world.monotonic_ms = 7_000  # The machine was rebooted.
     world.background()
     assert not world.has_retired
     world.elapse(2 * HOUR_MS)
@@ -120,7 +120,7 @@ def test_the_time_before_a_start_counts() -> None:
     assert world.has_retired
 
 
-def test_a_clock_that_was_far_behind_at_the_start_keeps_nothing_for_ever() -> None:
+def test_a_clock_far_behind_at_the_start_does_not_stop_retention() -> None:
     world = TwoClocks()
     world.fill(40)
     true_ms, world.now_ms = world.now_ms, 1_000_000
@@ -133,7 +133,7 @@ def test_a_clock_that_was_far_behind_at_the_start_keeps_nothing_for_ever() -> No
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_what_was_popped_by_a_clock_that_was_ahead_comes_back_in_its_time(flushed: bool) -> None:
+def test_a_message_popped_by_a_clock_ahead_is_revived_in_time(flushed: bool) -> None:
     world = World()
     world.group()
     world.send("m0", "m1")
@@ -148,10 +148,10 @@ def test_what_was_popped_by_a_clock_that_was_ahead_comes_back_in_its_time(flushe
     assert world.bodies() == []
     world.advance(2 * SECOND_MS)
     assert sorted(world.bodies()) == ["m0", "m1"]
-    assert world.ack(first) == [AckResult.GONE], "its handle says that it still has an hour"
+    assert world.ack(first) == [AckResult.GONE], "its handle is valid for another hour"
 
 
-def test_a_live_delivery_of_a_clock_that_was_ahead_is_acked_by_its_handle() -> None:
+def test_a_handle_from_a_clock_ahead_acks_its_live_delivery() -> None:
     world = World()
     world.group()
     world.send("m0")
@@ -164,8 +164,8 @@ def test_a_live_delivery_of_a_clock_that_was_ahead_is_acked_by_its_handle() -> N
     assert world.bodies() == []
 
 
-def test_timers_come_in_time_after_a_clock_that_was_ahead() -> None:
-    """More of them than are loaded at once wait in the slot behind the hand."""
+def test_timers_are_delivered_in_time_after_a_clock_was_ahead() -> None:
+    """More timers than are loaded at once are in the slot after the hand."""
 
     def restart() -> None:
         world.checkpoint()
@@ -189,7 +189,7 @@ def test_timers_come_in_time_after_a_clock_that_was_ahead() -> None:
     assert max(late) <= 2 * SECOND_MS
 
 
-def test_a_clock_that_is_days_ahead_at_the_start_and_set_right_soon_costs_no_message() -> None:
+def test_a_clock_days_ahead_at_the_start_loses_no_message() -> None:
     world = TwoClocks()
     world.group()
     world.fill(40)
@@ -208,7 +208,7 @@ def test_a_clock_that_is_days_ahead_at_the_start_and_set_right_soon_costs_no_mes
 
 
 def hold_ahead(world: World, count: int = 2) -> list[Popped]:
-    """Let a group hold messages that it popped while the clock was an hour ahead."""
+    """Pop messages for a group while the clock is an hour ahead."""
     world.group()
     world.send(*[f"m{n}" for n in range(count)])
     world.now_ms += HOUR_MS
@@ -219,7 +219,7 @@ def hold_ahead(world: World, count: int = 2) -> list[Popped]:
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("between", [False, True])
-def test_a_second_start_hides_nothing_for_longer(before: bool, between: bool) -> None:
+def test_a_second_start_hides_no_message_for_longer(before: bool, between: bool) -> None:
     world = World(is_followed=True)
     held = hold_ahead(world)
     if before:
@@ -238,7 +238,7 @@ def test_a_second_start_hides_nothing_for_longer(before: bool, between: bool) ->
     assert world.ack(*held) == [AckResult.GONE] * 2, "it was delivered again"
 
 
-def test_what_a_start_has_brought_back_is_known_when_its_segment_is_gone() -> None:
+def test_a_restarted_delivery_survives_the_removal_of_its_segment() -> None:
     world = World(is_followed=True, retention_bytes=1 << 20)
     held = hold_ahead(world)
     world.restart()
@@ -252,14 +252,14 @@ def test_what_a_start_has_brought_back_is_known_when_its_segment_is_gone() -> No
         for name in world.disk.names(folder):
             world.disk.remove(name)
     world.restart()
-    assert world.ack(held[0]) == [AckResult.APPLIED], "it is still out"
+    assert world.ack(held[0]) == [AckResult.APPLIED], "it is still in flight"
     world.advance(31 * SECOND_MS)
     assert world.engine.state.table.used_count == 0
     assert world.ack(held[1]) == [AckResult.GONE]
 
 
-def test_who_follows_brings_back_as_well_what_is_due_by_its_own_clock() -> None:
-    """Its clock was right, or ahead for longer: it has taken the deliveries out of their lists."""
+def test_a_follower_restarts_deliveries_that_are_due_by_its_own_clock() -> None:
+    """Its clock was right, or ahead for longer. It has removed the deliveries from their lists."""
     world = World(is_followed=True)
     hold_ahead(world, 4)
     assert world.follower is not None
@@ -276,7 +276,7 @@ def test_who_follows_brings_back_as_well_what_is_due_by_its_own_clock() -> None:
     assert sorted(world.bodies()) == ["m0", "m1", "m2", "m3"]
 
 
-def test_an_engine_that_followed_brings_back_what_it_takes_over() -> None:
+def test_an_engine_that_takes_over_restarts_future_deliveries() -> None:
     world = World(is_followed=True)
     hold_ahead(world)
     world.fail_over()
@@ -286,15 +286,15 @@ def test_an_engine_that_followed_brings_back_what_it_takes_over() -> None:
     assert sorted(world.bodies()) == ["m0", "m1"]
 
 
-def test_a_start_that_ends_while_it_brings_back_leaves_the_rest_to_the_next_one() -> None:
-    """At every operation of the start, and with more deliveries than one record states."""
+def test_a_start_that_is_cut_while_it_restarts_deliveries_is_completed_by_the_next_one() -> None:
+    """At every operation of the start, with more deliveries than one record contains."""
     count = DELIVERIES_A_STATE_RECORD + 100
     origin = World()
     held = hold_ahead(origin, count)
     operations = len(restarted(origin.disk, origin.now_ms, None)[0].operations)
     for cut_at in range(operations):
         disk, world = restarted(origin.disk, origin.now_ms, cut_at)
-        assert world is None, "the power went out"
+        assert world is None, "the power was cut"
         world = World(disk.after_power_cut(), now_ms=origin.now_ms + 20 * SECOND_MS)
         world.now_ms += 31 * SECOND_MS
         world.run_due()
@@ -303,7 +303,7 @@ def test_a_start_that_ends_while_it_brings_back_leaves_the_rest_to_the_next_one(
 
 
 def restarted(disk: FaultyDisk, now_ms: int, cut_at: int | None) -> tuple[FaultyDisk, World | None]:
-    """Start on a copy of a disk, and lose power at one operation."""
+    """Start on a copy of a disk, and cut the power at one operation."""
     disk = disk.after_kill()
     disk.random = Random(cut_at or 0)
     disk.cut_at = cut_at
@@ -314,8 +314,8 @@ def restarted(disk: FaultyDisk, now_ms: int, cut_at: int | None) -> tuple[Faulty
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_clock_that_jumps_between_any_lives_is_followed(seed: int) -> None:
-    """Plain and ordered groups, acks, changes, checkpoints, retirements, starts and fail-overs."""
+def test_a_follower_agrees_after_clock_jumps_between_processes(seed: int) -> None:
+    """Plain and ordered groups, acks, changes, checkpoints, retirements, starts and failovers."""
     random = Random(seed)
     world = World(FaultyDisk(random), is_followed=True, retention_bytes=1 << 20)
     world.group("plain", max_attempts=1000)

@@ -1,4 +1,4 @@
-"""Corners of pop, ack, change-invisible and dead letters, each of which was a bug once."""
+"""Edge cases of pop, ack, change-invisible and dead letters. Each was a bug once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIFO = "fifo"
 
 
 def expire_all(world: World) -> None:
-    """Let retention take everything that is in the log now."""
+    """Let retention remove everything that is in the log now."""
     for n in range(32):
         world.send(f"filler{world.now_ms}-{n}", topic="filler", size=130_000)
     world.background()
@@ -29,7 +29,7 @@ def progress_of(world: World, name: str) -> list[QueueProgress]:
     return world.engine.inspection.group_progress(group)
 
 
-def test_a_retry_topic_whose_messages_have_all_expired_does_not_stop_pops() -> None:
+def test_a_retry_topic_with_only_expired_messages_does_not_stop_pops() -> None:
     world = World(retention_bytes=2 << 20)
     world.send("m0", "m1")
     world.pop(2, invisible_ms=1_000)
@@ -40,7 +40,7 @@ def test_a_retry_topic_whose_messages_have_all_expired_does_not_stop_pops() -> N
         assert world.bodies(1) == [f"n{n}"]
 
 
-def test_an_attempt_repeated_after_retention_took_its_messages_goes_on_behind_them() -> None:
+def test_a_repeated_attempt_continues_after_its_expired_messages() -> None:
     world = World(retention_bytes=2 << 20)
     world.group(FIFO, is_ordered=True)
     world.send("m0", "m1")
@@ -51,7 +51,7 @@ def test_an_attempt_repeated_after_retention_took_its_messages_goes_on_behind_th
     assert [one.in_flight_count for one in progress_of(world, FIFO)] == [1]
 
 
-def test_a_dead_letter_that_retention_took_is_only_settled() -> None:
+def test_an_expired_message_is_settled_without_a_dead_letter() -> None:
     world = World(retention_bytes=2 << 20)
     world.send("m0")
     world.pop(1, invisible_ms=1_000)
@@ -64,7 +64,7 @@ def test_a_dead_letter_that_retention_took_is_only_settled() -> None:
 
 
 @pytest.mark.parametrize(("suspends", "attempt"), [((1, 1), 1), ((1, 0), 2), ((0, 1), 1)])
-def test_the_newest_change_says_whether_an_ordered_delivery_counts(
+def test_the_newest_change_decides_if_an_ordered_delivery_counts(
     suspends: tuple[bool, ...], attempt: int
 ) -> None:
     world = World()
@@ -78,7 +78,7 @@ def test_the_newest_change_says_whether_an_ordered_delivery_counts(
     assert [one.attempt for one in world.pop(1, group=FIFO)] == [attempt]
 
 
-def test_expired_ordered_deliveries_that_a_reset_or_deletion_voids_leave_the_table() -> None:
+def test_expired_ordered_deliveries_leave_the_table_after_a_reset_or_deletion() -> None:
     world = World()
     world.group(FIFO, is_ordered=True)
     for n in range(3):
@@ -107,7 +107,7 @@ def test_invariant_21_a_consumer_offset_is_the_same_after_a_restart() -> None:
         before = progress_of(world, GROUP)
         world.restart()
         assert progress_of(world, GROUP) == before
-    assert before[0].consumer_offset == 8, "what change-invisible made has a delivery of its own"
+    assert before[0].consumer_offset == 8, "a change-invisible makes a delivery of its own"
 
 
 def test_a_consumer_offset_of_an_ordered_group_is_its_lowest_unsettled_message() -> None:
@@ -125,7 +125,7 @@ def test_a_consumer_offset_of_an_ordered_group_is_its_lowest_unsettled_message()
     assert progress_of(world, FIFO) == before
 
 
-def test_replaced_deliveries_do_not_fill_the_memory() -> None:
+def test_replaced_deliveries_do_not_fill_the_table() -> None:
     world = World(deliveries_max=80)
     world.send("m0")
     (popped,) = world.pop(1)
@@ -134,10 +134,10 @@ def test_replaced_deliveries_do_not_fill_the_memory() -> None:
     with pytest.raises(Overloaded, match="change invisible durations less often"):
         world.change(popped, DAY_MS // 2)
     assert world.engine.state.table.used_count == 90
-    assert world.ack(popped) == [1], "the last handle that was given out is good"
+    assert world.ack(popped) == [1], "the last handle is valid"
 
 
-def test_a_batch_without_attempts_left_does_not_hide_what_is_behind_it() -> None:
+def test_an_exhausted_batch_does_not_hide_later_messages() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(33)])
     assert len(world.drain(invisible_ms=1_000)) == 33
@@ -146,13 +146,13 @@ def test_a_batch_without_attempts_left_does_not_hide_what_is_behind_it() -> None
     world.engine.take_ready()
     assert world.pop(32) == []
     assert world.engine.next_due_ms(world.now_ms, firing_ms=world.now_ms) == world.now_ms, (
-        "the next turn looks at the rest"
+        "the next turn reads the other messages"
     )
     assert world.pop(32) == []
     assert len(world.drain(group="auditor", topic=f"%DLQ%{GROUP}")) == 33
 
 
-def test_dead_letters_wake_who_waits_for_them() -> None:
+def test_dead_letters_wake_waiting_polls() -> None:
     world = World()
     for text in ("m0", "m1"):
         world.send(text)
@@ -166,7 +166,7 @@ def test_dead_letters_wake_who_waits_for_them() -> None:
         assert topic.id in topic_ids
 
 
-def test_a_message_whose_retry_copy_would_not_fit_into_a_segment_is_refused() -> None:
+def test_a_message_is_rejected_if_its_retry_copy_exceeds_a_segment() -> None:
     world = World(segment_bytes=64 << 10)
     with pytest.raises(MessageBodyTooLarge, match="fit into a segment"):
         world.send("m0", size=(64 << 10) - 200)
@@ -178,7 +178,7 @@ def test_a_message_whose_retry_copy_would_not_fit_into_a_segment_is_refused() ->
     assert world.bodies() == ["m0"]
 
 
-def test_a_message_of_an_earlier_release_that_cannot_be_copied_is_dead_lettered() -> None:
+def test_a_message_too_large_for_a_copy_is_dead_lettered_as_its_properties() -> None:
     world = World(segment_bytes=64 << 10)
     world.engine.commands._blob_bytes_max = 64 << 10
     world.group()
@@ -190,7 +190,7 @@ def test_a_message_of_an_earlier_release_that_cannot_be_copied_is_dead_lettered(
     assert world.bodies(group="auditor", topic=f"%DLQ%{GROUP}") == [""]
 
 
-def test_an_ordered_redelivery_keeps_to_the_filter_of_the_poll() -> None:
+def test_an_ordered_redelivery_obeys_the_filter_of_the_poll() -> None:
     world = World()
     world.group("fifo", is_ordered=True)
     world.send("red0", tag="red")
@@ -207,8 +207,8 @@ def test_an_ordered_redelivery_keeps_to_the_filter_of_the_poll() -> None:
     assert world.bodies(group="fifo") == []
 
 
-def test_old_messages_are_asked_for_before_they_are_popped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each of them would hold everybody up while the disk finds it."""
+def test_cold_messages_are_read_ahead_before_pops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each of them would block the owner during a disk read."""
     monkeypatch.setattr(queue_reader, "WARM_BYTES", 16 << 10)
     world = World(segment_bytes=64 << 10)
     for n in range(200):
@@ -218,7 +218,7 @@ def test_old_messages_are_asked_for_before_they_are_popped(monkeypatch: pytest.M
     (queue,) = world.engine.catalog.queues_of(topic)
 
     def asked() -> set[int]:
-        """Return the queue offsets of messages that the kernel was asked for, all of each."""
+        """Return the queue offsets of messages that the kernel was asked to read completely."""
         stretches = [
             (int(name[4:-4]) + at, int(name[4:-4]) + at + size)
             for name, at, size in world.disk.advised
@@ -236,7 +236,7 @@ def test_old_messages_are_asked_for_before_they_are_popped(monkeypatch: pytest.M
     world.pop(32)
     calls = len(world.disk.advised)
     assert len(world.pop(8)) == 8
-    assert len(world.disk.advised) == calls, "what was written lately is in the kernel's cache"
+    assert len(world.disk.advised) == calls, "recent messages are in the kernel's cache"
     world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(offset=20), world.now_ms)
     world.commit()
     world.disk.advised.clear()
@@ -245,10 +245,10 @@ def test_old_messages_are_asked_for_before_they_are_popped(monkeypatch: pytest.M
 
 
 def test_a_pop_that_finds_no_message_records_nothing() -> None:
-    """No CK is needed: nothing is hidden. A filter moves the position in memory only."""
+    """No CK is needed, because nothing is hidden. A filter moves the position in memory only."""
     world = World()
     world.send("m0", tag="red")
-    assert world.bodies() == ["m0"], "the consumer group knows the topic now"
+    assert world.bodies() == ["m0"], "the consumer group has begun with the topic"
     log_end = world.engine.log.log_end
     assert world.pop(1) == []
     assert world.engine.log.log_end == log_end, "an empty queue"

@@ -1,4 +1,4 @@
-"""Groups and topics that are deleted leave nothing behind, and no slice of that is long."""
+"""Deleted groups and topics leave nothing behind, and no slice of their removal is long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = 10_000
 
 
 def pop_once(world: World, group_id: GroupId, *, invisible_ms: int = 12 * HOUR_MS) -> None:
-    """Let a group take a message, which it never acks."""
+    """Pop a message for a group that never acks it."""
     assert world.engine.commands.pop(
         group_id,
         world.engine.catalog.topic_ids[TOPIC],
@@ -33,7 +33,7 @@ def pop_once(world: World, group_id: GroupId, *, invisible_ms: int = 12 * HOUR_M
 
 
 def let_follower_forget(world: World) -> Engine:
-    """Let the second engine do all slices of forgetting."""
+    """Let the follower run all slices of forgetting."""
     assert world.follower is not None
     follower = world.follower.engine
     while is_forgetting(follower.state):
@@ -41,8 +41,8 @@ def let_follower_forget(world: World) -> Engine:
     return follower
 
 
-def test_groups_that_are_deleted_are_forgotten_while_their_deliveries_are_out() -> None:
-    """Their slots stay in use for half a day, and name nobody."""
+def test_deleted_groups_are_forgotten_while_their_deliveries_are_in_flight() -> None:
+    """Their slots stay in use for half a day and name the placeholder."""
     world = World(is_followed=True, segment_bytes=16 << 20, checkpoint_records=1 << 40)
     world.send("m")
     world.pop(1)
@@ -57,7 +57,7 @@ def test_groups_that_are_deleted_are_forgotten_while_their_deliveries_are_out() 
     assert state.table.used_count == GROUPS + 1
     for engine in (world.engine, let_follower_forget(world)):
         seen = engine.state
-        # What one feed of the second engine brings waits until its time passes.
+        # Deliveries that the follower has just applied stay until their deadlines.
         assert len(seen.owners) <= (8 if engine is world.engine else 1_100)
         assert len(seen.progress) == 1
         assert len(seen.subscriptions) <= 1
@@ -76,7 +76,7 @@ def test_groups_that_are_deleted_are_forgotten_while_their_deliveries_are_out() 
 
 
 def wide_group(world: World, topics: int, *, queues: int = QUEUES_MAX) -> GroupId:
-    """Let a group have progress in every queue of many topics, and a message of each in flight."""
+    """Give a group progress in every queue of many topics, and a message in flight in each."""
     group_id = world.group()
     put, engine = world.engine.administration.put_topic, world.engine
     for n in range(topics):
@@ -95,7 +95,7 @@ def wide_group(world: World, topics: int, *, queues: int = QUEUES_MAX) -> GroupI
     return group_id
 
 
-def test_a_group_with_sixty_five_thousand_queues_is_forgotten_in_slices() -> None:
+def test_a_group_with_65_536_queues_is_forgotten_in_slices() -> None:
     world = World(segment_bytes=16 << 20, checkpoint_records=1 << 40)
     wide_group(world, 64)
     world.send("m")
@@ -118,7 +118,7 @@ RETRY_TOPICS = 4 * FORGOTTEN_A_SLICE
 
 
 def retry_topics(world: World, what: str, count: int) -> None:
-    """Let the group have a retry topic for each of many topics, or the topic for many groups."""
+    """Make a retry topic of the group for many topics, or of the topic for many groups."""
     engine, now_ms = world.engine, world.now_ms
     group_id, topic_id = world.group(), world.topic()
     for n in range(count):
@@ -153,7 +153,7 @@ def assert_no_retry_topic(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("what", ["group", "topic"])
-def test_retry_topics_of_what_was_deleted_are_forgotten_in_slices(what: str) -> None:
+def test_retry_topics_of_deleted_groups_and_topics_are_forgotten_in_slices(what: str) -> None:
     world = World(is_followed=True, segment_bytes=16 << 20, checkpoint_records=1 << 40)
     retry_topics(world, what, RETRY_TOPICS)
     meter, catalog = Meter(world.engine), world.engine.catalog
@@ -169,9 +169,7 @@ def test_retry_topics_of_what_was_deleted_are_forgotten_in_slices(what: str) -> 
 
 
 @pytest.mark.parametrize("what", ["group", "topic"])
-def test_a_snapshot_or_statement_brings_back_no_retry_topic_that_is_being_forgotten(
-    what: str,
-) -> None:
+def test_no_snapshot_or_state_record_restores_a_deleted_retry_topic(what: str) -> None:
     world = World(is_followed=True, retention_bytes=1 << 20)
     retry_topics(world, what, RETRY_TOPICS)
     world.topic("other")
@@ -181,7 +179,7 @@ def test_a_snapshot_or_statement_brings_back_no_retry_topic_that_is_being_forgot
     delete(world, what)
     world.commit()
     assert world.engine.catalog.orphans
-    let_follower_forget(world)  # It is faster.
+    let_follower_forget(world)  # Forgetting is faster.
     world.retire()
     world.follow()
     assert_no_retry_topic(let_follower_forget(world))
@@ -193,12 +191,12 @@ def test_a_snapshot_or_statement_brings_back_no_retry_topic_that_is_being_forgot
     assert_no_retry_topic(world.engine)
 
 
-def test_a_group_that_is_made_again_has_retry_topics_of_its_own() -> None:
-    """Those of the first one still have their names then."""
+def test_a_group_created_again_has_new_retry_topics() -> None:
+    """The retry topics of the first group still have their names then."""
     world = World(is_followed=True)
     retry_topics(world, "group", RETRY_TOPICS)
     first = dict(world.engine.catalog.retry_topic_ids)
-    # In reverse: the last one is forgotten first.
+    # In reverse, because the last one is forgotten first.
     kept = world.engine.catalog.topics[next(iter(first.values()))]
     delete(world, "group")
     assert kept.id in world.engine.catalog.topics
@@ -222,7 +220,9 @@ QUEUES = FORGOTTEN_A_SLICE + 50
 
 @pytest.mark.parametrize("what", ["group", "topic"])
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: bool) -> None:
+def test_deliveries_of_a_deleted_group_are_void_before_they_are_forgotten(
+    what: str, is_ordered: bool
+) -> None:
     world = World(is_followed=True)
     world.group(is_ordered=is_ordered)
     world.topic(queues=QUEUES)
@@ -257,7 +257,7 @@ def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: 
         )
     group = world.engine.catalog.find_group(GROUP)
     assert group is None or world.engine.inspection.group_progress(group) == []
-    # Those that are due before they are forgotten come to nobody.
+    # Deliveries that are due before they are forgotten reach no consumer.
     end = world.engine.log.log_end
     world.advance(31_000)
     assert world.engine.log.log_end == end
@@ -268,7 +268,7 @@ def test_what_was_deleted_is_void_before_it_is_forgotten(what: str, is_ordered: 
     assert world.engine.state.table.used_count == 0
 
 
-def test_no_statement_brings_back_what_is_being_forgotten() -> None:
+def test_no_state_record_restores_deleted_progress() -> None:
     world = World(is_followed=True, retention_bytes=1 << 20)
     wide_group(world, 1)
     while len(world.engine.log.segments) < 3:
@@ -277,7 +277,7 @@ def test_no_statement_brings_back_what_is_being_forgotten() -> None:
     world.engine.administration.delete_group(GROUP, world.now_ms)
     world.commit()
     assert is_forgetting(world.engine.state)
-    follower = let_follower_forget(world)  # It is faster.
+    follower = let_follower_forget(world)  # Forgetting is faster.
     world.retire()
     world.follow()
     world.run_due()

@@ -1,4 +1,4 @@
-"""Lifecycle events: what one record says, and what it says of others that are gone."""
+"""Lifecycle events: the events of each record, also when the records it refers to have expired."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_END = 1 << 40
 
 
 def read(world: World | Follower, query: EventQuery | None = None, begin: int = 0) -> list[Event]:
-    """Read all that is committed with nothing kept from reads before."""
+    """Read all committed events with empty caches."""
     forget_event_lookups(world.engine)
     reader = world.engine.events.read(
         query or EventQuery(), from_position=begin, log_bytes_max=NO_END, events_max=NO_END
@@ -48,14 +48,14 @@ def small() -> World:
 
 
 def fill(world: World, count: int = 4) -> None:
-    """Let the log grow by segments, and what retention may take go."""
+    """Let the log grow by segments, and let retention remove what it may."""
     for n in range(count):
         world.send(*[f"filler{world.now_ms}-{n}-{m}" for m in range(4)], topic="filler", size=3_000)
         world.checkpoint()
         world.background()
 
 
-def test_what_is_renewed_is_what_is_live() -> None:
+def test_a_renewal_has_events_of_live_messages_only() -> None:
     world = World()
     world.send("m0", "m1", "m2")
     popped = world.pop(3, invisible_ms=MINUTE_MS, client_id="client-1", renews=True)
@@ -78,7 +78,7 @@ def test_what_is_renewed_is_what_is_live() -> None:
     ]
 
 
-def test_what_its_client_gives_another_time_goes_on_as_another_delivery() -> None:
+def test_a_changed_message_continues_as_another_delivery() -> None:
     world = World()
     world.send("m0")
     (popped,) = world.pop(1, invisible_ms=30_000)
@@ -98,7 +98,7 @@ def test_what_its_client_gives_another_time_goes_on_as_another_delivery() -> Non
     assert [event.delivery_id for event in told] == [positions[0], *positions[:-1]]
 
 
-def test_an_ack_says_of_what_it_was_when_retention_has_taken_its_delivery() -> None:
+def test_an_ack_has_its_message_after_its_delivery_has_expired() -> None:
     world = small()
     world.send("m0", "m1", "m2")
     popped = world.pop(3, invisible_ms=HOUR_MS, client_id="client-1", renews=True)
@@ -111,13 +111,13 @@ def test_an_ack_says_of_what_it_was_when_retention_has_taken_its_delivery() -> N
     world.end("client-1")
     (acked,) = of_kinds(read(world), EventKind.ACKED)
     assert (acked.topic, acked.queue_offset, acked.consumer_group) == (TOPIC, 1, GROUP)
-    assert (acked.client_id, acked.message_id) == ("client-1", ""), "the message itself is gone"
+    assert (acked.client_id, acked.message_id) == ("client-1", ""), "the message itself has expired"
     assert (acked.delivery_id, acked.delivery_index) == (popped[1].delivery.delivery_id, 1)
     given_back = of_kinds(read(world), EventKind.NACKED)
     assert {(event.topic, event.queue_offset) for event in given_back} == {(TOPIC, 0), (TOPIC, 2)}
 
 
-def test_an_ack_of_before_is_told_by_its_delivery_alone() -> None:
+def test_an_ack_of_an_unknown_delivery_has_only_the_delivery_id() -> None:
     world = small()
     world.send("m0")
     popped = world.pop(1, invisible_ms=HOUR_MS)
@@ -131,7 +131,7 @@ def test_an_ack_of_before_is_told_by_its_delivery_alone() -> None:
     assert acked.delivery_id == popped[0].delivery.delivery_id
 
 
-def test_what_its_client_still_had_expires_when_its_time_is_up() -> None:
+def test_a_message_in_flight_expires_at_its_deadline() -> None:
     world = small()
     world.send("m0", "m1")
     popped = world.pop(2, invisible_ms=HOUR_MS)
@@ -146,7 +146,7 @@ def test_what_its_client_still_had_expires_when_its_time_is_up() -> None:
     ]
 
 
-def test_a_group_is_told_once_of_the_range_that_it_never_got() -> None:
+def test_an_expired_range_has_one_event_per_group() -> None:
     world = small()
     world.send("m0", "m1", "m2", "m3")
     world.ack(*world.pop(1))
@@ -163,7 +163,7 @@ def test_a_group_is_told_once_of_the_range_that_it_never_got() -> None:
     assert world.bodies() == []
 
 
-def test_what_expired_stays_so_when_a_kill_comes_before_its_segment_goes() -> None:
+def test_an_expiry_survives_a_kill_before_the_segment_is_removed() -> None:
     world = small()
     world.send("m0", "m1", "m2")
     world.ack(*world.pop(1))
@@ -174,7 +174,7 @@ def test_what_expired_stays_so_when_a_kill_comes_before_its_segment_goes() -> No
         if of_kinds(read(world), EventKind.EXPIRED):
             break
     world.restart()
-    assert world.engine.log.min_offset == 0, "its segment is there"
+    assert world.engine.log.min_offset == 0, "the segment exists"
     assert world.bodies() == []
     world.checkpoint()
     world.retire()
@@ -183,13 +183,13 @@ def test_what_expired_stays_so_when_a_kill_comes_before_its_segment_goes() -> No
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
-def test_names_of_what_was_deleted_are_told_as_long_as_the_log_speaks_of_it(
+def test_names_of_deleted_topics_and_groups_stay_while_the_log_has_records_of_them(
     with_snapshot: bool,
 ) -> None:
     world = small()
     world.topic("gone")
     world.group("went", max_attempts=9)
-    fill(world)  # The records that named them first are no more.
+    fill(world)  # The records that created the names have expired.
     world.send("m0", topic="gone")
     popped = world.pop(1, group="went", topic="gone", invisible_ms=1_000)
     world.advance(1_000)
@@ -220,10 +220,10 @@ def test_names_of_what_was_deleted_are_told_as_long_as_the_log_speaks_of_it(
     new = world.engine.catalog.topic_ids["gone"]
     assert delivered[0].topic_id != new
     fill(world, 6)
-    assert not world.engine.catalog.deleted_names, "the log has forgotten them"
+    assert not world.engine.catalog.deleted_names, "the log has no record of them"
 
 
-def test_names_that_the_log_has_forgotten_stay_forgotten_at_a_start() -> None:
+def test_a_start_does_not_restore_expired_names() -> None:
     world = small()
     world.topic("gone")
     world.group("went")
@@ -233,7 +233,7 @@ def test_names_that_the_log_has_forgotten_stay_forgotten_at_a_start() -> None:
     world.send("filler-0", "filler-1", topic="filler", size=12_000)
     world.checkpoint()
     assert world.engine.catalog.deleted_names
-    # Retention goes on behind the newest snapshot, which knows the names.
+    # Retention continues after the newest snapshot, which has the names.
     world.retire()
     assert not world.engine.catalog.deleted_names
     world.restart()
@@ -242,7 +242,7 @@ def test_names_that_the_log_has_forgotten_stay_forgotten_at_a_start() -> None:
 
 
 @pytest.mark.parametrize("where", ["of a message", "behind those of a delivery"])
-def test_an_index_that_no_answer_has_told_is_refused(where: str) -> None:
+def test_an_index_beyond_the_events_of_a_record_is_rejected(where: str) -> None:
     world = World()
     world.send("m0", "m1", "m2")
     world.pop(3)
@@ -270,7 +270,7 @@ def test_an_index_that_no_answer_has_told_is_refused(where: str) -> None:
     assert read_from(index - 1) == told
 
 
-def test_an_ordered_group_gets_again_what_it_did_not_ack() -> None:
+def test_an_ordered_redelivery_has_delivery_events_again() -> None:
     world = World()
     world.group(is_ordered=True)
     world.send("m0", "m1")
@@ -286,7 +286,7 @@ def test_an_ordered_group_gets_again_what_it_did_not_ack() -> None:
     ]
 
 
-def test_a_reset_is_told_of_each_queue() -> None:
+def test_a_reset_has_one_event_per_queue() -> None:
     world = World()
     world.topic(TOPIC, queues=2)
     world.send("m0")
@@ -301,7 +301,7 @@ def test_a_reset_is_told_of_each_queue() -> None:
     ]
 
 
-def test_the_deletion_of_a_group_is_told_once_whatever_topics_are_asked_for() -> None:
+def test_the_deletion_of_a_group_has_one_event_for_any_topic_filter() -> None:
     world = World()
     world.topic(TOPIC, queues=2)
     world.send("m0")
@@ -315,7 +315,7 @@ def test_the_deletion_of_a_group_is_told_once_whatever_topics_are_asked_for() ->
     assert of_kinds(read(world, EventQuery(message_id="id-m0")), EventKind.RESET) == []
 
 
-def test_the_removal_of_a_broker_group_is_told_whatever_topics_are_asked_for() -> None:
+def test_the_removal_of_a_broker_group_has_an_event_for_any_topic_filter() -> None:
     world = World()
     world.topic(TOPIC, queues=2)
     world.send("m0")
@@ -331,8 +331,8 @@ def test_the_removal_of_a_broker_group_is_told_whatever_topics_are_asked_for() -
         assert of_kinds(read(world, query), EventKind.BROKER_GROUP_REMOVED) == []
 
 
-def test_a_slice_is_bounded_whatever_one_record_names() -> None:
-    """Nobody asks for any of it, and each delivery has messages that nothing is known of."""
+def test_a_slice_is_bounded_for_a_record_of_many_deliveries() -> None:
+    """The filter matches none of its events, and the messages of the deliveries are unknown."""
     world = World()
     for n in range(0, 2_048, MESSAGES_MAX):
         world.send(*[f"m{n + m}" for m in range(MESSAGES_MAX)])
@@ -341,7 +341,7 @@ def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     engine = world.engine
     forget_event_lookups(engine)
     query = EventQuery(message_id="none", kinds=frozenset([EventKind.ACKED]))
-    begin = popped[0].delivery.delivery_id  # Behind the messages, which would be known.
+    begin = popped[0].delivery.delivery_id  # After the messages, which would be in the caches.
     reader = engine.events.read(query, from_position=begin, log_bytes_max=NO_END, events_max=NO_END)
     has_more, most, steps = True, 0, 0
     while has_more:
@@ -354,7 +354,7 @@ def test_a_slice_is_bounded_whatever_one_record_names() -> None:
     assert len(popped) == 2_048 <= ENTRIES_MAX
 
 
-def test_what_is_damaged_is_passed_over() -> None:
+def test_a_read_skips_damaged_records() -> None:
     world = World()
     for n in range(5):
         world.send(f"m{n}")
@@ -370,7 +370,7 @@ def test_what_is_damaged_is_passed_over() -> None:
     assert reader.damaged_bytes == events[3].position - events[2].position
 
 
-def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> None:
+def test_a_damaged_byte_of_a_message_never_leads_to_a_wrong_event() -> None:
     world = World()
     world.send("m0", "m1", "m2")
     (popped, *_) = world.pop(1)
@@ -388,7 +388,7 @@ def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> 
             pass
         assert reader.damaged_bytes == third - second, at - second
         assert reader.take() == others
-        # Who asks for something else is told of what may be that alone: a head tells the topic.
+        # Other filters may return the event: the intact head has the topic.
         for query in (
             EventQuery(topics=frozenset(["other"])),
             EventQuery(kinds=frozenset([EventKind.ACKED])),
@@ -400,13 +400,13 @@ def test_whatever_byte_of_a_message_is_damaged_no_event_tells_what_was_not() -> 
                 pass
             is_in_head = at < second + HEADER_SIZE + PLACE.size
             assert asked.damaged_bytes in ({0, third - second} if is_in_head else {0}), at - second
-        world.disk.damage(name, at)  # As it was.
+        world.disk.damage(name, at)  # Restore the byte.
     assert read(world) == events
 
 
 @pytest.mark.parametrize("events_max", [1, 2, NO_END])
 @pytest.mark.parametrize("log_bytes_max", [1, NO_END])
-def test_what_is_damaged_is_told_once_wherever_pages_end(
+def test_damaged_bytes_are_counted_once_wherever_pages_end(
     events_max: int, log_bytes_max: int
 ) -> None:
     world = World()
@@ -427,7 +427,7 @@ def test_what_is_damaged_is_told_once_wherever_pages_end(
     assert told == 3 * (events[3].position - events[2].position)
 
 
-def test_a_reader_is_told_where_what_it_asked_for_is_gone() -> None:
+def test_a_read_reports_the_begin_of_an_expired_range() -> None:
     world = small()
     world.send("m0")
     fill(world)
@@ -451,11 +451,11 @@ def test_a_reader_is_told_where_what_it_asked_for_is_gone() -> None:
     assert following.gone_from == reader.next_position
 
 
-def test_nothing_is_told_that_is_not_committed() -> None:
+def test_a_read_returns_committed_events_only() -> None:
     world = World()
     world.send("m0")
     log = world.engine.log
-    log.has_replicas = True  # None of which has what is on this disk.
+    log.has_replicas = True  # No other replica has the records of this disk.
     world.send("m1")
     assert log.committed_offset < log.durable_offset
     assert ids(read(world)) == ["id-m0"]
@@ -463,7 +463,7 @@ def test_nothing_is_told_that_is_not_committed() -> None:
     assert ids(read(world)) == ["id-m0", "id-m1"]
 
 
-def test_a_replica_tells_the_same() -> None:
+def test_a_replica_returns_the_same_events() -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT, is_followed=True)
     world.send(*[f"m{n}" for n in range(8)])
     popped = world.pop(8, invisible_ms=1_000)
@@ -481,7 +481,7 @@ def test_a_replica_tells_the_same() -> None:
     assert [e.kind for e in behind[len(events) :]] == [EventKind.DELIVERED, EventKind.ACKED]
 
 
-def test_a_damaged_tail_of_an_ack_takes_its_own_events_and_no_others() -> None:
+def test_a_damaged_tail_of_an_ack_loses_only_its_own_events() -> None:
     world = World()
     world.send("m0", "m1")
     popped = world.pop(2)
@@ -490,7 +490,7 @@ def test_a_damaged_tail_of_an_ack_takes_its_own_events_and_no_others() -> None:
     before = ids(of_kinds(read(world), EventKind.STORED))
 
     def breaks(_record: object) -> None:
-        raise ValueError("a tail that is no tail")
+        raise ValueError("the tail is damaged")
 
     reader = world.engine.events.read(
         EventQuery(), from_position=0, log_bytes_max=NO_END, events_max=NO_END

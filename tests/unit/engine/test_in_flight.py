@@ -1,4 +1,4 @@
-"""What a group has in flight: whose, in which order, in pages, and nothing that is over."""
+"""Listings of messages in flight: their holders, their order, their pages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def release(world: World, *found: InFlight) -> None:
     world.run_due()
 
 
-def test_what_is_out_longest_comes_first_with_all_that_is_known_of_it() -> None:
+def test_the_oldest_delivery_comes_first_with_all_its_fields() -> None:
     world = World()
     world.send("m0", "m1", "m2")
     world.pop(2, invisible_ms=HIDDEN_MS, client_id="one")
@@ -98,7 +98,7 @@ def test_what_is_out_longest_comes_first_with_all_that_is_known_of_it() -> None:
     ]
 
 
-def test_what_is_settled_void_run_out_or_anothers_is_left_out() -> None:
+def test_settled_void_and_expired_deliveries_and_those_of_other_groups_are_omitted() -> None:
     world = World()
     world.send("acked", "kept", "run out", topic="a")
     world.send("void", topic="b")
@@ -123,7 +123,7 @@ def test_what_is_settled_void_run_out_or_anothers_is_left_out() -> None:
     assert ids(look(world, before_id=before)[0]) == ["kept"]
 
 
-def test_what_was_released_from_a_locked_queue_is_not_in_flight() -> None:
+def test_a_released_delivery_of_a_locked_queue_is_not_in_flight() -> None:
     world = World()
     world.group(is_ordered=True)
     world.send("m0", "m1")
@@ -133,7 +133,7 @@ def test_what_was_released_from_a_locked_queue_is_not_in_flight() -> None:
     assert look(world)[0] == []
 
 
-def test_filters_hold_together_and_a_topic_has_its_retries() -> None:
+def test_filters_combine_and_a_topic_includes_its_retries() -> None:
     world = World()
     world.topic("a", queues=2)
     world.send("m0", topic="a")
@@ -156,7 +156,7 @@ def test_filters_hold_together_and_a_topic_has_its_retries() -> None:
 
 @pytest.mark.parametrize("searched", [1, 3, 1_024])
 @pytest.mark.parametrize("count", [1, 2, 5, 100])
-def test_pages_have_everything_once_and_in_order(
+def test_pages_contain_each_message_once_in_order(
     count: int, searched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight, "SEARCHED_A_PAGE", searched)
@@ -190,7 +190,7 @@ def test_pages_have_everything_once_and_in_order(
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 @pytest.mark.parametrize("power_cut", [False, True])
-def test_what_is_released_comes_back_and_its_handles_are_refused(
+def test_a_released_message_is_redelivered_and_its_handles_are_rejected(
     is_ordered: bool, power_cut: bool
 ) -> None:
     world = World()
@@ -211,7 +211,7 @@ def test_what_is_released_comes_back_and_its_handles_are_refused(
     assert sorted((one.body, one.attempt) for one in world.pop()) == [("m0", 2), ("m1", 2)]
 
 
-def test_all_is_released_where_a_consumer_that_hangs_has_filled_the_table() -> None:
+def test_all_messages_of_a_stuck_consumer_can_be_released_from_a_full_table() -> None:
     world = World(deliveries_max=40)
     world.send(*[f"m{number}" for number in range(42)])
     for _ in range(39):
@@ -227,7 +227,7 @@ def test_all_is_released_where_a_consumer_that_hangs_has_filled_the_table() -> N
     assert len(world.drain(invisible_ms=1_000)) == 42
 
 
-def test_a_renewed_delivery_is_remembered_no_longer_than_its_handles_last() -> None:
+def test_a_renewed_delivery_leaves_the_table_when_its_handles_end() -> None:
     world = World()
     world.send("m", "n")
     released, acked = world.pop(2, invisible_ms=60_000, client_id="one", renews=True)
@@ -242,7 +242,7 @@ def test_a_renewed_delivery_is_remembered_no_longer_than_its_handles_last() -> N
     assert world.ack(released) == [AckResult.GONE]
 
 
-def test_a_handle_that_lasts_is_refused_after_a_release() -> None:
+def test_a_valid_handle_is_rejected_after_a_release() -> None:
     world = World()
     world.send("m")
     (popped,) = world.pop(1, invisible_ms=60_000, client_id="one", renews=True)
@@ -254,7 +254,7 @@ def test_a_handle_that_lasts_is_refused_after_a_release() -> None:
     assert world.ack(popped) == [AckResult.GONE]
 
 
-def test_a_release_beyond_the_reserve_is_refused() -> None:
+def test_a_release_beyond_the_reserve_is_rejected() -> None:
     world = World(deliveries_max=4)
     world.send("m0", "m1", "m2", "m3", "m4", "m5")
     world.pop(6, invisible_ms=60_000)
@@ -272,7 +272,7 @@ def test_a_release_beyond_the_reserve_is_refused() -> None:
 def pages(
     world: World, *groups: str, count: int = 1_000, between: Callable[[], None] = lambda: None
 ) -> list[list[InFlight]]:
-    """Return all that groups have in flight, by page; `between` comes between any two slices."""
+    """Return all messages in flight by page. `between` runs between any two slices."""
     group_ids = frozenset(map(world.group, groups)) if groups else None
     found: list[list[InFlight]] = []
     wanted = InFlightFilter(group_ids)
@@ -294,7 +294,7 @@ def walk(world: World, *groups: str, count: int = 1_000) -> list[InFlight]:
 
 
 def of_queue(one: InFlight) -> tuple[int, int, bool, int, int]:
-    """Return what a message is known by, whoever renews it."""
+    """Return the identity of a message, which renewals do not change."""
     delivery = one.delivery
     return (delivery.group_id, delivery.topic_id, one.is_retry, int(one.queue_id), one.queue_offset)
 
@@ -307,7 +307,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "MESSAGES_A_STEP", 2)
 
 
-def test_all_that_is_out_is_told_once_in_pages_of_any_size(small_slices: None) -> None:
+def test_pages_of_any_size_contain_each_message_in_flight_once(small_slices: None) -> None:
     world = World()
     world.topic(TOPIC, queues=5)
     world.send(*[f"m{n}" for n in range(90)])
@@ -328,10 +328,10 @@ def test_all_that_is_out_is_told_once_in_pages_of_any_size(small_slices: None) -
         assert set(places) == out[GROUP] | out["shipping"]
         assert [of_queue(one) for one in everything] == sorted(map(of_queue, everything))
     world.advance(HIDDEN_MS + 1)
-    assert walk(world) == [], "what has run out is revive's"
+    assert walk(world) == [], "revive handles expired deliveries"
 
 
-def test_what_is_void_released_or_gone_is_told_by_no_page() -> None:
+def test_no_page_contains_void_released_or_deleted_deliveries() -> None:
     world = World()
     for topic in ("kept", "reset", "deleted"):
         world.send(topic, topic=topic)
@@ -346,7 +346,7 @@ def test_what_is_void_released_or_gone_is_told_by_no_page() -> None:
     assert ids(walk(world)) == ["kept"]
 
 
-def test_a_page_is_of_the_moment_at_which_its_messages_were_taken() -> None:
+def test_a_page_shows_its_messages_as_of_one_moment() -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(10)])
     taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(10)]
@@ -358,8 +358,8 @@ def test_a_page_is_of_the_moment_at_which_its_messages_were_taken() -> None:
     assert ids(page.take()) == ["m9"]
 
 
-def test_a_message_that_is_renewed_between_two_pages_is_told_once() -> None:
-    """Its new delivery may be in a slot that was looked at before, or in a later one."""
+def test_a_message_renewed_between_two_pages_appears_once() -> None:
+    """Its new delivery may be in a slot before or after the last page."""
     world = World()
     world.send(*[f"m{n}" for n in range(30)])
     taken = [world.pop(1, invisible_ms=HIDDEN_MS)[0] for _ in range(30)]
@@ -378,7 +378,7 @@ def test_a_message_that_is_renewed_between_two_pages_is_told_once() -> None:
 
 
 @pytest.mark.parametrize("count", range(1, 8))
-def test_pages_keep_the_order_of_a_queue_where_one_delivery_lies_within_another(count: int) -> None:
+def test_pages_keep_the_queue_order_of_nested_deliveries(count: int) -> None:
     world = World()
     world.send(*[f"m{n}" for n in range(6)])
     taken = world.pop(6, invisible_ms=HIDDEN_MS)
@@ -388,7 +388,7 @@ def test_pages_keep_the_order_of_a_queue_where_one_delivery_lies_within_another(
 
 
 def test_pages_are_full_where_deliveries_have_gaps(small_slices: None) -> None:
-    """Of one that ended before the page nothing is taken, whatever it left out."""
+    """A delivery that ended before the page does not count."""
     world = World()
     for n in range(400):
         world.send(f"m{n}", tag="paid" if n % 2 else "open")
@@ -407,7 +407,7 @@ def test_pages_are_full_where_deliveries_have_gaps(small_slices: None) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("count", [1, 7, 1_000])
-def test_who_is_out_all_the_while_is_told_once_while_others_come_and_go(
+def test_a_message_in_flight_throughout_appears_once_while_others_change(
     count: int, seed: int, small_slices: None
 ) -> None:
     chance = Random(seed)
@@ -421,7 +421,7 @@ def test_who_is_out_all_the_while_is_told_once_while_others_come_and_go(
                 held[f"{group} id-{one.body}"] = one
 
     def live() -> None:
-        """Settle some, renew some, and pop others."""
+        """Settle some messages, renew some, and pop others."""
         for name in chance.sample(sorted(held), min(len(held), 3)):
             if chance.random() < 0.3:
                 world.ack(held.pop(name))

@@ -1,4 +1,4 @@
-"""How much one pop takes: so many messages, so many bytes, and always one."""
+"""The size limits of one pop: messages, bytes, and always one message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidemill.broker.engine.pop import budget
 from tidemill.broker.engine.pop.budget import PopBudget
 
 FIFO = "fifo"
-HALF = 60_000  # of what the pops of these tests may take
+HALF = 60_000  # for the pops of these tests
 TEXTS = [f"m{n}" for n in range(6)]
 
 
@@ -32,7 +32,7 @@ def test_a_pop_is_bounded_in_bytes(group: str, tags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("group", [GROUP, FIFO])
-def test_a_message_that_is_larger_than_a_pop_is_delivered_alone(group: str) -> None:
+def test_a_message_larger_than_the_limit_is_delivered_alone(group: str) -> None:
     world = World()
     world.group(FIFO, is_ordered=True)
     world.send("large", size=3 * HALF)
@@ -43,7 +43,7 @@ def test_a_message_that_is_larger_than_a_pop_is_delivered_alone(group: str) -> N
         world.ack(*popped)
 
 
-def test_all_queues_of_a_pop_share_its_bytes() -> None:
+def test_all_queues_of_a_pop_share_its_byte_limit() -> None:
     world = World()
     world.topic(queues=4)
     for queue_id in range(4):
@@ -52,7 +52,7 @@ def test_all_queues_of_a_pop_share_its_bytes() -> None:
     assert counts == [2, 2, 0]
 
 
-def test_a_pop_goes_on_with_what_fits_of_another_queue() -> None:
+def test_a_pop_continues_with_messages_of_another_queue_that_fit() -> None:
     world = World()
     world.topic(queues=2)
     for queue_id in range(2):
@@ -71,7 +71,7 @@ def test_retries_are_bounded_in_bytes() -> None:
     assert [len(world.bodies(32)) for _ in range(3)] == [2, 2, 0]
 
 
-def test_messages_of_an_ordered_group_that_come_again_are_bounded_in_bytes(
+def test_redeliveries_of_an_ordered_group_are_bounded_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -98,7 +98,7 @@ def test_a_repeated_attempt_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
     assert world.bodies(32, group=FIFO, attempt_id="a") == TEXTS[:1]
 
 
-def test_exhausted_messages_take_no_room_from_what_can_be_delivered() -> None:
+def test_exhausted_messages_do_not_count_against_the_byte_limit() -> None:
     world = World()
     world.send(*TEXTS[:2], size=HALF)
     assert len(world.pop(32, invisible_ms=1_000)) == 2
@@ -109,7 +109,7 @@ def test_exhausted_messages_take_no_room_from_what_can_be_delivered() -> None:
     assert bodies == TEXTS[2:4]
 
 
-def test_take_first_takes_what_fits_and_no_more() -> None:
+def test_take_first_takes_the_messages_that_fit() -> None:
     half = budget.POP_BYTES_MAX // 2
     many = PopBudget(32, taken_bytes=0, is_untouched=True)
     assert many.take_first([budget.POP_BYTES_MAX + 1, 1]) == 1

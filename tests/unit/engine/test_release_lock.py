@@ -1,4 +1,4 @@
-"""An operator releases a locked queue of an ordered group: all is as if its time were up."""
+"""An operator releases a locked queue of an ordered group: its deliveries count as expired."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def progress_of(world: World) -> tuple[int, int]:
     return queue.ready_count, queue.in_flight_count
 
 
-# Each with the invisible duration of the batch, and what ends it.
+# Each has the invisible duration of the batch, and the event that ends it.
 ENDINGS = pytest.mark.parametrize(
     ("hidden_ms", "end"),
     [(SOON_MS, expire), (HIDDEN_MS, World.release_lock)],
@@ -47,7 +47,7 @@ ENDINGS = pytest.mark.parametrize(
 
 
 @ENDINGS
-def test_what_was_locked_is_delivered_again_first_and_counts_as_an_attempt(
+def test_a_released_batch_is_redelivered_first_and_counts_as_an_attempt(
     hidden_ms: int, end: Callable[[World], None]
 ) -> None:
     world = ordered_world()
@@ -62,7 +62,7 @@ def test_what_was_locked_is_delivered_again_first_and_counts_as_an_attempt(
 
 
 @ENDINGS
-def test_the_old_handle_holds_until_somebody_else_has_the_message(
+def test_the_old_handle_is_valid_until_the_message_is_redelivered(
     hidden_ms: int, end: Callable[[World], None]
 ) -> None:
     world = ordered_world()
@@ -78,7 +78,7 @@ def test_the_old_handle_holds_until_somebody_else_has_the_message(
 
 @ENDINGS
 @pytest.mark.parametrize("what", ["restart", "power cut", "fail over", "checkpoint", "log alone"])
-def test_the_old_handle_is_refused_in_the_next_life_too(
+def test_the_old_handle_is_rejected_after_a_restart_too(
     hidden_ms: int, end: Callable[[World], None], what: str
 ) -> None:
     world = ordered_world()
@@ -87,7 +87,7 @@ def test_the_old_handle_is_refused_in_the_next_life_too(
     end(world)
     live_on(world, what)
     world.ack(m1)
-    assert world.bodies() == ["m0"], "released in the next life too"
+    assert world.bodies() == ["m0"], "released after the restart too"
     live_on(world, what)
     assert world.ack(m0) == [AckResult.GONE]
 
@@ -111,7 +111,7 @@ def live_on(world: World, what: str) -> None:
 
 
 @ENDINGS
-def test_what_has_no_attempt_left_is_dead_lettered_at_once(
+def test_a_release_dead_letters_messages_without_an_attempt_left(
     hidden_ms: int, end: Callable[[World], None]
 ) -> None:
     world = ordered_world(max_attempts=1)
@@ -123,7 +123,7 @@ def test_what_has_no_attempt_left_is_dead_lettered_at_once(
     assert progress_of(world) == (0, 0)
 
 
-def test_a_consumer_that_waits_is_woken() -> None:
+def test_a_release_wakes_a_waiting_consumer() -> None:
     world = ordered_world()
     world.send("m0")
     world.pop(1, invisible_ms=HIDDEN_MS)
@@ -142,7 +142,7 @@ def test_an_ack_of_the_same_round_is_not_undone() -> None:
     assert world.bodies() == ["m1"]
 
 
-def test_what_locks_a_queue_is_told_with_who_holds_it_and_until_when() -> None:
+def test_a_lock_shows_its_holder_and_its_deadline() -> None:
     world = ordered_world()
     world.send("m0", "m1", "m2", "m3")
     began_ms = world.now_ms
@@ -151,9 +151,13 @@ def test_what_locks_a_queue_is_told_with_who_holds_it_and_until_when() -> None:
     lock = QueueLock(1, 1, lock_id(world, first[1]), "alice", began_ms, began_ms + HIDDEN_MS, 2)
     assert lock_of(world) == lock
     world.pop(2, client_id="bob", attempt_id="a")
-    assert lock_of(world) == lock._replace(client_id="bob"), "who repeats the attempt has it"
+    assert lock_of(world) == lock._replace(client_id="bob"), (
+        "the client that repeated the attempt holds it"
+    )
     world.restart()
-    assert lock_of(world) == lock._replace(client_id="alice"), "no record says who repeated"
+    assert lock_of(world) == lock._replace(client_id="alice"), (
+        "no record contains the client that repeated"
+    )
     world.release_lock()
     assert lock_of(world) is None
     with pytest.raises(Conflict, match="queue 0 is not locked"):
@@ -170,9 +174,9 @@ def lock_id(world: World, popped: Popped) -> str:
     return lock.message_id
 
 
-def test_nothing_is_locked_where_nobody_ever_polled() -> None:
+def test_a_queue_without_a_poll_is_not_locked() -> None:
     world = ordered_world()
     world.send("m0")
     with pytest.raises(Conflict):
         world.release_lock()
-    assert not world.engine.state.progress, "a first pop still finds that it is the first"
+    assert not world.engine.state.progress, "the next pop is still the first one"

@@ -1,4 +1,4 @@
-"""What push consumers hold is extended while they live, and given back when they do not."""
+"""Deliveries of push consumers are extended while their client is alive, and given back later."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tidemill.broker.engine.pop.renewals import (
 )
 from tidemill.common.errors import InvalidReceiptHandle
 
-FIRST_MS = 60_000  # the invisible duration with which proxies pop for push consumers
+FIRST_MS = 60_000  # the invisible duration that proxies use for push consumers
 ONE = "client-1"
 OTHER = "client-2"
 HEARTBEAT_MS = 10_000
@@ -58,22 +58,22 @@ def push(world: World, client_id: str = ONE, want: int = 32, **options: str) -> 
     )
 
 
-def test_who_held_nothing_for_long_and_pops_again_is_not_silent() -> None:
+def test_a_client_that_held_nothing_for_long_is_not_silent_after_a_pop() -> None:
     world = world_with("a", "b")
     [first] = push(world, want=1)
     world.alive(ONE)
     world.ack(first)
-    world.advance(SILENT_MS + FIRST_MS)  # A laptop that was suspended, or a proxy that hung.
+    world.advance(SILENT_MS + FIRST_MS)  # A laptop was suspended, or a proxy was stuck.
     popped = push(world, want=1)
     hand_over(world, *popped)
     world.advance(CHECK_PERIOD_MS)
     world.advance(CHECK_PERIOD_MS + SILENT_GRACE_MS)
     assert not push(world, OTHER)
     world.advance(SILENT_MS)
-    assert [one.body for one in push(world, OTHER)] == ["b"], "by now it is"
+    assert [one.body for one in push(world, OTHER)] == ["b"], "now it is"
 
 
-def test_what_does_not_renew_does_not_begin_to_by_a_word_of_a_proxy() -> None:
+def test_a_handover_does_not_renew_a_delivery_without_renewal() -> None:
     world = world_with("a")
     popped = world.pop(1, invisible_ms=FIRST_MS, client_id=ONE)
     hand_over(world, *popped)
@@ -81,7 +81,7 @@ def test_what_does_not_renew_does_not_begin_to_by_a_word_of_a_proxy() -> None:
     assert [one.body for one in push(world, OTHER)] == ["a"]
 
 
-def test_an_extended_batch_that_was_released_and_replaced_ends_alike_after_a_start() -> None:
+def test_a_released_and_replaced_extended_batch_ends_the_same_after_a_start() -> None:
     world = world_with(*[f"m{n}" for n in range(5)], is_ordered=True)
     popped = push(world, want=5)
     slot = popped[0].delivery.slot
@@ -100,7 +100,7 @@ def test_an_extended_batch_that_was_released_and_replaced_ends_alike_after_a_sta
 
 
 def live_on(world: World, duration_ms: int, *client_ids: str) -> None:
-    """Let time pass in which these clients send heartbeats."""
+    """Let time pass while these clients send heartbeats."""
     for _ in range(duration_ms // HEARTBEAT_MS):
         world.alive(*client_ids)
         world.advance(HEARTBEAT_MS)
@@ -115,7 +115,7 @@ def visible_at(world: World, popped: Popped) -> int:
 # ---------------------------------------------------------------- layouts
 
 
-def test_a_checkpoint_says_who_holds_it_behind_all_its_other_parts() -> None:
+def test_a_checkpoint_has_its_holder_after_all_other_parts() -> None:
     ck = PopCheckpoint(
         DeliverySlot(1),
         GroupId(2),
@@ -147,10 +147,10 @@ def test_a_client_id_is_cut_to_whole_characters() -> None:
     (popped,) = push(world, "ä" * 200)
     assert world.engine.state.table.client_id_of(popped.delivery.slot) == "ä" * 127
     live_on(world, 90_000, "ä" * 200)
-    assert world.bodies() == [], "its signs of life are cut alike"
+    assert world.bodies() == [], "signs of life are cut the same way"
 
 
-def test_a_renewal_is_what_its_drawing_says() -> None:
+def test_a_renewal_matches_its_drawing() -> None:
     found = Renewal(258, RenewalReason.CLIENT_SILENT, "ab", [(1, 2), (3, 4)])
     body = renewal.encode(found)
     assert body == bytes.fromhex(
@@ -159,7 +159,7 @@ def test_a_renewal_is_what_its_drawing_says() -> None:
     assert renewal.decode(memoryview(body)) == found
 
 
-def test_rows_bring_their_holders_along_and_old_ones_have_none() -> None:
+def test_rows_carry_their_holders_and_rows_without_a_holder_have_none() -> None:
     rows = np.zeros(3, dtype=delivery_rows.ROW)
     rows["count"], rows["flags"] = 2, [1, 0, 1]
     gaps: dict[int, tuple[int, ...]] = {0: (0, 5), 2: (0, 9)}
@@ -180,19 +180,19 @@ def test_rows_bring_their_holders_along_and_old_ones_have_none() -> None:
     assert delivery_rows.part_of(both, 0, 3).clients == ()
 
 
-# ---------------------------------------------------------------- while a client lives
+# ---------------------------------------------------------------- a live client
 
 
 @pytest.mark.parametrize(
     ("held_minutes", "step_minutes"), [(1, 1), (2, 3), (5, 5), (10, 10), (20, 30), (50, 60)]
 )
-def test_each_step_follows_from_how_long_the_delivery_is_out(
+def test_each_extension_follows_from_the_time_in_flight(
     held_minutes: int, step_minutes: int
 ) -> None:
     assert step_of(held_minutes * MINUTE_MS) == step_minutes * MINUTE_MS
 
 
-def test_what_a_living_client_holds_is_extended_step_by_step() -> None:
+def test_deliveries_of_a_live_client_are_extended_step_by_step() -> None:
     world = world_with("m")
     popped_at_ms = world.now_ms
     (popped,) = push(world)
@@ -202,7 +202,7 @@ def test_what_a_living_client_holds_is_extended_step_by_step() -> None:
         if visible_at(world, popped) != deadlines[-1]:
             deadlines.append(visible_at(world, popped))
     minutes = [(deadline - popped_at_ms) // MINUTE_MS for deadline in deadlines]
-    assert minutes == [1, 2, 5, 10, 20, 50, 110, 170, 180], "and three hours are the end"
+    assert minutes == [1, 2, 5, 10, 20, 50, 110, 170, 180], "three hours are the limit"
     assert world.bodies() == []
     counts = world.engine.state.counts
     assert counts["extended", world.group(), world.topic()] == 8
@@ -211,7 +211,7 @@ def test_what_a_living_client_holds_is_extended_step_by_step() -> None:
     judge(world)
 
 
-def test_the_handle_of_the_first_pop_settles_what_was_extended() -> None:
+def test_the_handle_of_the_pop_acks_an_extended_delivery() -> None:
     world = world_with("m")
     (popped,) = push(world)
     live_on(world, 600_000, ONE)
@@ -220,7 +220,7 @@ def test_the_handle_of_the_first_pop_settles_what_was_extended() -> None:
     assert world.bodies() == []
 
 
-def test_deliveries_of_one_client_that_run_out_together_share_a_record() -> None:
+def test_deliveries_of_one_client_with_one_deadline_share_a_record() -> None:
     world = world_with(*"abcd")
     for _ in range(4):
         push(world, want=1)
@@ -228,14 +228,14 @@ def test_deliveries_of_one_client_that_run_out_together_share_a_record() -> None
     assert judge(world).kinds[RecordKind.RENEW] == 1
 
 
-def test_what_does_not_renew_runs_out_though_its_client_lives() -> None:
+def test_a_delivery_without_renewal_runs_out_while_its_client_is_alive() -> None:
     world = world_with("m")
     world.pop(invisible_ms=FIRST_MS, client_id=ONE)
     live_on(world, FIRST_MS, ONE)
     assert world.bodies() == ["m"]
 
 
-def test_what_a_client_gave_a_time_of_its_own_renews_no_more() -> None:
+def test_a_changed_invisible_duration_ends_the_renewal() -> None:
     world = world_with("m")
     (popped,) = push(world)
     changed = world.change(popped, 30_000)
@@ -244,7 +244,7 @@ def test_what_a_client_gave_a_time_of_its_own_renews_no_more() -> None:
     assert world.bodies() == ["m"]
 
 
-def test_a_reset_voids_what_would_be_extended() -> None:
+def test_a_reset_voids_renewed_deliveries() -> None:
     world = world_with("m")
     (popped,) = push(world)
     world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
@@ -258,10 +258,10 @@ def test_a_reset_voids_what_would_be_extended() -> None:
     assert RecordKind.RENEW not in judge(world).kinds
 
 
-# ---------------------------------------------------------------- when it does not
+# ---------------------------------------------------------------- a silent or ended client
 
 
-def test_what_a_silent_client_held_is_visible_a_second_later() -> None:
+def test_messages_of_a_silent_client_are_visible_a_second_later() -> None:
     world = world_with("m")
     (popped,) = push(world)
     world.advance(CHECK_PERIOD_MS)
@@ -278,17 +278,17 @@ def test_what_a_silent_client_held_is_visible_a_second_later() -> None:
         world.change(popped, 1_000)
 
 
-def test_what_a_client_held_that_ends_is_visible_at_once() -> None:
+def test_messages_of_an_ended_client_are_visible_at_once() -> None:
     world = world_with("m", "n", "o")
     push(world, ONE, want=2)
     push(world, OTHER)
     world.end(ONE)
-    assert sorted(world.bodies()) == ["m", "n"], "and nothing of the other one's"
+    assert sorted(world.bodies()) == ["m", "n"], "and no message of the other client"
     assert world.engine.state.counts["given_back_ended", world.group(), world.topic()] == 2
 
 
 def pop_at_once(world: World, client_id: str) -> int:
-    """Pop for a push consumer, and let nothing that is due happen before; return how many."""
+    """Pop for a push consumer without running due work before. Return the number of messages."""
     batches = world.engine.commands.pop(
         world.group(),
         world.topic(),
@@ -304,7 +304,7 @@ def pop_at_once(world: World, client_id: str) -> int:
     return sum(len(batch.indexes) for batch in batches)
 
 
-def test_a_client_that_comes_back_under_its_id_keeps_what_it_pops_then() -> None:
+def test_a_client_that_returns_under_its_id_keeps_its_new_messages() -> None:
     world = world_with("m")
     push(world)
     world.engine.commands.end_clients([ONE])
@@ -313,10 +313,10 @@ def test_a_client_that_comes_back_under_its_id_keeps_what_it_pops_then() -> None
     world.run_due()
     assert world.bodies() == ["m"]
     live_on(world, 2 * FIRST_MS, ONE)
-    assert world.bodies() == ["m"], "that one does not renew"
+    assert world.bodies() == ["m"], "its delivery is not renewed"
 
 
-def test_a_client_is_heard_in_time_or_its_deliveries_go() -> None:
+def test_a_client_without_a_timely_sign_of_life_loses_its_deliveries() -> None:
     world = world_with("m")
     push(world)
     world.advance(CHECK_PERIOD_MS)
@@ -327,7 +327,7 @@ def test_a_client_is_heard_in_time_or_its_deliveries_go() -> None:
     assert world.bodies() == []
 
 
-def test_a_client_that_holds_nothing_is_not_kept_in_mind() -> None:
+def test_a_client_without_deliveries_is_not_tracked() -> None:
     world = world_with()
     world.alive(*[f"client-{n}" for n in range(100)])
     world.end(*[f"client-{n}" for n in range(100)])
@@ -338,7 +338,7 @@ def test_a_client_that_holds_nothing_is_not_kept_in_mind() -> None:
 # ---------------------------------------------------------------- ordered groups
 
 
-def test_an_ordered_queue_stays_locked_while_its_client_lives() -> None:
+def test_an_ordered_queue_stays_locked_while_its_client_is_alive() -> None:
     world = world_with("m1", "m2", "m3", is_ordered=True)
     first = push(world, want=1)
     live_on(world, 600_000, ONE)
@@ -348,7 +348,7 @@ def test_an_ordered_queue_stays_locked_while_its_client_lives() -> None:
     judge(world)
 
 
-def test_no_pop_comes_between_a_deadline_and_its_extension() -> None:
+def test_no_pop_takes_a_message_between_its_deadline_and_its_extension() -> None:
     world = world_with("m1", "m2", is_ordered=True)
     push(world, want=1)
     world.advance(CHECK_PERIOD_MS)
@@ -360,7 +360,7 @@ def test_no_pop_comes_between_a_deadline_and_its_extension() -> None:
     assert lock.client_id == ONE
 
 
-def test_progress_says_until_when_a_lock_is_extended_and_whose_it_is_after_a_start() -> None:
+def test_progress_shows_the_deadline_and_holder_of_a_lock_after_a_start() -> None:
     world = world_with("m1", is_ordered=True)
     (popped,) = push(world)
     live_on(world, FIRST_MS, ONE)
@@ -370,7 +370,7 @@ def test_progress_says_until_when_a_lock_is_extended_and_whose_it_is_after_a_sta
     assert (lock.client_id, lock.until_ms) == (ONE, visible_at(world, popped))
 
 
-def test_an_ordered_queue_goes_on_when_its_client_ends() -> None:
+def test_an_ordered_queue_continues_when_its_client_ends() -> None:
     world = world_with("m1", "m2", is_ordered=True)
     push(world, want=1)
     world.end(ONE)
@@ -378,25 +378,25 @@ def test_an_ordered_queue_goes_on_when_its_client_ends() -> None:
     judge(world)
 
 
-# ---------------------------------------------------------------- what nobody may have
+# ---------------------------------------------------------------- handover
 
 
-def on_its_way(world: World, *popped: Popped) -> None:
+def leave_unconfirmed(world: World, *popped: Popped) -> None:
     for one in popped:
         world.engine.state.table.handover[one.delivery.slot] = 1
 
 
 def hand_over(world: World, *popped: Popped) -> None:
-    """Tell of deliveries that their clients have them, as a proxy does."""
+    """Confirm that clients have deliveries, as a proxy does."""
     deliveries = [(one.delivery.slot, one.delivery.delivery_id) for one in popped]
     world.engine.consumption.renewals.confirm_handovers(deliveries, now_ms=world.now_ms)
     world.commit()
 
 
-def test_what_was_not_handed_over_is_not_extended() -> None:
+def test_a_delivery_without_a_confirmed_handover_is_not_extended() -> None:
     world = world_with("m", "n")
     lost, kept = push(world, want=1), push(world, want=1)
-    on_its_way(world, *lost, *kept)
+    leave_unconfirmed(world, *lost, *kept)
     hand_over(world, *kept)
     live_on(world, FIRST_MS - HEARTBEAT_MS, ONE)
     assert world.bodies() == []
@@ -427,14 +427,14 @@ def _ack_and_give_back(world: World, popped: Popped) -> None:
 
 
 @pytest.mark.parametrize("say", [_ack, _change, _dead_letter, _ack_and_give_back])
-def test_who_says_something_of_a_part_of_a_delivery_has_the_rest(
+def test_a_request_about_a_part_of_a_delivery_confirms_all_of_it(
     say: Callable[[World, Popped], None],
 ) -> None:
     world = world_with("m", "n", "o")
     popped = push(world)
-    on_its_way(world, *popped)
+    leave_unconfirmed(world, *popped)
     say(world, popped[0])
-    world.bodies(invisible_ms=HELD_MAX_MS)  # What was given back.
+    world.bodies(invisible_ms=HELD_MAX_MS)  # This one was given back.
     live_on(world, 2 * FIRST_MS, ONE)
     assert world.bodies() == []
     judge(world)
@@ -451,12 +451,12 @@ def _release(world: World, popped: Popped) -> None:
 
 @pytest.mark.parametrize("settle", [_give_back, _release])
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_part_that_others_settle_does_not_prove_that_the_rest_was_read(
+def test_a_part_settled_by_others_does_not_confirm_the_handover(
     settle: Callable[[World, Popped], None], is_ordered: bool
 ) -> None:
     world = world_with("m", "n", "o", is_ordered=is_ordered)
     popped = push(world)
-    on_its_way(world, *popped)
+    leave_unconfirmed(world, *popped)
     settle(world, popped[2])
     live_on(world, FIRST_MS, ONE)
     assert sorted(world.bodies()) == ["m", "n", "o"]
@@ -464,7 +464,7 @@ def test_a_part_that_others_settle_does_not_prove_that_the_rest_was_read(
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_start_extends_what_it_is_told_of_and_gives_the_rest_a_minute(is_ordered: bool) -> None:
+def test_a_start_extends_confirmed_deliveries_and_gives_others_a_minute(is_ordered: bool) -> None:
     world = world_with("m", is_ordered=is_ordered)
     (popped,) = push(world)
     live_on(world, 50_000, ONE)
@@ -472,7 +472,7 @@ def test_a_start_extends_what_it_is_told_of_and_gives_the_rest_a_minute(is_order
     begun_ms = world.now_ms
     hand_over(world, popped)
     live_on(world, 600_000, ONE)
-    assert world.bodies() == [], "its client is at work"
+    assert world.bodies() == [], "its client is working"
     world = world_with("m", is_ordered=is_ordered)
     push(world)
     live_on(world, 50_000, ONE)
@@ -481,19 +481,21 @@ def test_a_start_extends_what_it_is_told_of_and_gives_the_rest_a_minute(is_order
     while world.now_ms < begun_ms + START_GRACE_MS - HEARTBEAT_MS:
         live_on(world, HEARTBEAT_MS, ONE)
         assert world.bodies() == []
-    # A start upon the other gives no more time.
+    # A second start does not extend the time.
     world.restart(power_cut=True)
     live_on(world, HEARTBEAT_MS, ONE)
-    assert world.bodies() == ["m"], "perhaps nobody has it"
+    assert world.bodies() == ["m"], "maybe no client has it"
     judge(world)
 
 
 @pytest.mark.parametrize("starts", [1, 2])
-def test_what_a_client_held_that_ends_after_a_start_is_given_back_at_once(starts: int) -> None:
+def test_deliveries_of_a_client_that_ends_after_a_start_are_given_back_at_once(starts: int) -> None:
     world = world_with("m")
     push(world)
     world.send("n")
-    world.pop(invisible_ms=2 * FIRST_MS, client_id=ONE)  # Does not renew: its time is its own.
+    world.pop(
+        invisible_ms=2 * FIRST_MS, client_id=ONE
+    )  # It is not renewed: the client has chosen its time.
     for _ in range(starts):
         world.restart(power_cut=True)
     world.alive(ONE)
@@ -503,7 +505,7 @@ def test_what_a_client_held_that_ends_after_a_start_is_given_back_at_once(starts
 
 
 @pytest.mark.parametrize("say", [_ack, _change, _dead_letter])
-def test_what_a_client_says_after_a_start_leaves_its_end_to_give_back_the_rest(
+def test_a_request_after_a_start_leaves_other_deliveries_to_be_given_back(
     say: Callable[[World, Popped], None],
 ) -> None:
     world = world_with("m", "n", "o")
@@ -515,7 +517,7 @@ def test_what_a_client_says_after_a_start_leaves_its_end_to_give_back_the_rest(
     judge(world)
 
 
-def test_a_start_and_a_hand_over_say_nothing_of_what_a_reset_has_voided() -> None:
+def test_a_start_and_a_handover_ignore_void_deliveries() -> None:
     world = world_with("m")
     (popped,) = push(world)
     world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
@@ -527,10 +529,10 @@ def test_a_start_and_a_hand_over_say_nothing_of_what_a_reset_has_voided() -> Non
     world.restart()
     world.engine.administration.reset_offset(GROUP, TOPIC, ResetTarget(earliest=True), world.now_ms)
     hand_over(world, popped)
-    assert judge(world).kinds[RecordKind.RENEW] == 1, "that of the start"
+    assert judge(world).kinds[RecordKind.RENEW] == 1, "the record of the start"
 
 
-def test_a_hand_over_brings_nothing_back_that_is_over() -> None:
+def test_a_handover_does_not_revive_an_expired_delivery() -> None:
     world = world_with("m", "n", "o")
     settled, run_out, ended = (push(world, want=1)[0] for _ in range(3))
     world.restart()
@@ -542,7 +544,7 @@ def test_a_hand_over_brings_nothing_back_that_is_over() -> None:
     judge(world)
 
 
-def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
+def test_a_late_sign_of_life_keeps_deliveries_that_are_not_given_back_yet() -> None:
     world = world_with("m")
     push(world)
     world.advance(CHECK_PERIOD_MS)
@@ -559,7 +561,7 @@ def test_a_late_sign_of_life_keeps_what_was_not_given_back_yet() -> None:
 
 @pytest.mark.parametrize("how", ["kill", "power cut", "snapshot", "segments gone", "fail over"])
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_a_start_knows_deadlines_and_holders(how: str, is_ordered: bool) -> None:
+def test_a_start_restores_deadlines_and_holders(how: str, is_ordered: bool) -> None:
     world = world_with("m", is_ordered=is_ordered)
     (popped,) = push(world)
     live_on(world, 2 * FIRST_MS, ONE)
@@ -585,11 +587,11 @@ def test_a_start_knows_deadlines_and_holders(how: str, is_ordered: bool) -> None
     live_on(world, 4 * FIRST_MS, ONE)
     assert visible_at(world, popped) > before
     world.end(ONE)
-    # Retention has taken the message itself along.
+    # Retention has removed the message too.
     assert world.bodies() == ([] if how == "segments gone" else ["m"])
 
 
-def test_after_a_start_everybody_counts_as_alive_for_two_minutes() -> None:
+def test_all_clients_count_as_alive_for_two_minutes_after_a_start() -> None:
     world = world_with("m")
     (popped,) = push(world)
     live_on(world, FIRST_MS, ONE)
@@ -597,7 +599,7 @@ def test_after_a_start_everybody_counts_as_alive_for_two_minutes() -> None:
     world.now_ms += FIRST_MS
     world.run_due()
     world.advance(SILENT_MS - 1)
-    assert world.bodies() == [], "a broker that was away has heard nobody"
+    assert world.bodies() == [], "a broker that was down has received no sign of life"
     world.advance(CHECK_PERIOD_MS)
     world.advance(SILENT_GRACE_MS)
     assert world.bodies() == ["m"]
@@ -605,13 +607,13 @@ def test_after_a_start_everybody_counts_as_alive_for_two_minutes() -> None:
         world.change(popped, 1_000)
 
 
-def test_who_has_ended_counts_as_gone_on_a_machine_that_has_just_started_too() -> None:
+def test_an_ended_client_stays_ended_on_a_machine_that_has_just_started() -> None:
     world = world_with("m", "n")
     world.monotonic_ms = 5_000
     world.run_due()
     push(world, want=1)
     world.end(ONE)
-    # It had left before its client ended.
+    # The delivery had left before its client ended.
     (late,) = push(world, want=1)
     assert world.bodies() == ["m"]
     world.monotonic_ms += FIRST_MS
@@ -619,7 +621,7 @@ def test_who_has_ended_counts_as_gone_on_a_machine_that_has_just_started_too() -
     assert late.body in world.bodies()
 
 
-def test_what_was_given_back_is_not_extended_after_a_start() -> None:
+def test_a_delivery_that_was_given_back_is_not_extended_after_a_start() -> None:
     world = world_with("m")
     push(world)
     world.advance(CHECK_PERIOD_MS)
@@ -632,7 +634,7 @@ def test_what_was_given_back_is_not_extended_after_a_start() -> None:
 # ---------------------------------------------------------------- numbers
 
 
-def test_numbers_of_clients_that_hold_nothing_are_given_out_again() -> None:
+def test_numbers_of_clients_without_deliveries_are_used_again() -> None:
     holders = HolderNumbers()
     for n in range(10_000):
         number = holders.number_of(f"client-{n}")
@@ -643,7 +645,7 @@ def test_numbers_of_clients_that_hold_nothing_are_given_out_again() -> None:
     assert [holders.find(f"client-{n}") != 0 for n in (9_999, 9_990, 5_000)] == [True, True, False]
 
 
-def test_ids_that_a_long_log_names_are_not_all_kept_while_it_is_read() -> None:
+def test_a_replay_of_a_long_log_does_not_keep_all_client_ids() -> None:
     world = World()
     world.topic()
     world.group()
@@ -655,7 +657,7 @@ def test_ids_that_a_long_log_names_are_not_all_kept_while_it_is_read() -> None:
     assert len(world.engine.state.table.clients) == 0
 
 
-def test_what_a_client_holds_is_counted_in_messages() -> None:
+def test_the_count_in_flight_of_a_client_is_in_messages() -> None:
     world = world_with(*"abcdefg")
     look = world.engine.inspection.in_flight_of
     assert look(ONE) == look("") == 0
@@ -668,7 +670,7 @@ def test_what_a_client_holds_is_counted_in_messages() -> None:
     assert look(ONE) == 0
 
 
-def test_what_was_voided_is_held_by_nobody_once_it_has_left_the_table() -> None:
+def test_a_void_delivery_has_no_holder_after_it_has_left_the_table() -> None:
     world = world_with(*"abc")
     world.pop(3, client_id=ONE)
     world.engine.administration.delete_group(GROUP, world.now_ms)

@@ -1,4 +1,4 @@
-"""A delayed message that is damaged keeps its own segment on the disk, and nothing behind it."""
+"""Held segments: a damaged delayed message keeps its own segment on the disk, and no later one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ DEAD = "%DLQ%TIMER"
 def damaged_world(
     delay_ms: int = 10 * DAY_MS, *, seed: int = 0, at: int = -1, backup: FaultyDisk | None = None
 ) -> TimerWorld:
-    """Make a world whose oldest segment has a timer that is damaged, and one that is not.
+    """Make a world with a damaged and an intact timer in its oldest segment.
 
-    `backup` is an empty disk, for a copy of it before the damage.
+    `backup` is an empty disk. It gets a copy of the world's disk before the damage.
     """
     world = seeded_world(seed, config=RETAINING, timer=TIMER)
     world.schedule("broken", delay_ms=delay_ms, size=400)
@@ -58,7 +58,7 @@ def damaged_world(
 
 
 def damage(world: TimerWorld, at: int = -1) -> None:
-    """Flip a bit of the message; what the log says of it is judged before."""
+    """Flip a bit of the message. The log checker reads the log before."""
     one = world.timers.timers[BROKEN]
     world.timers.quarantined.add(BROKEN)
     world.disk.damage(f"{OLDEST}.log", one.log_offset + (at if at >= 0 else one.size + at))
@@ -71,7 +71,7 @@ def fill(world: TimerWorld, segments: int = 3) -> None:
 
 
 def retire(world: TimerWorld) -> None:
-    """Let retention take what it may."""
+    """Let retention remove what it may."""
     world.now_ms += DAY_MS + HOUR_MS
     for _ in range(4):
         world.sleep(2 * SECOND_MS)
@@ -94,7 +94,7 @@ REPAIRED = WHOLE | {BROKEN: ("broken", TimerReason.DELIVERED, "orders")}
 
 
 @pytest.mark.parametrize("at", [0, 9, 20, 30, 50, 60, 70, 90, 110, -1])
-def test_retention_goes_on_and_keeps_the_file_of_the_damaged_timer_alone(at: int) -> None:
+def test_retention_keeps_only_the_segment_of_the_damaged_timer(at: int) -> None:
     world = damaged_world(at=at)
     for _ in range(3):
         retire(world)
@@ -116,7 +116,7 @@ def test_retention_goes_on_and_keeps_the_file_of_the_damaged_timer_alone(at: int
     world.check()
 
 
-def test_the_log_alone_knows_the_timer() -> None:
+def test_a_replay_of_the_log_alone_finds_the_damaged_timer() -> None:
     world = damaged_world()
     retire(world)
     world.disk = without_timer_files(world.disk.after_kill())
@@ -127,7 +127,7 @@ def test_the_log_alone_knows_the_timer() -> None:
     assert outcomes(world) == DAMAGED
 
 
-def test_what_is_left_is_evacuated_in_its_turn_and_keeps_what_the_message_was_called() -> None:
+def test_remains_are_evacuated_with_the_names_of_their_message() -> None:
     world = damaged_world(30 * DAY_MS)
     for _ in range(8):
         retire(world)
@@ -142,7 +142,7 @@ def test_what_is_left_is_evacuated_in_its_turn_and_keeps_what_the_message_was_ca
     assert (found.reason, found.origin_topic) == ("damaged", "orders")
 
 
-def test_a_timer_of_which_something_is_left_can_be_cancelled_and_its_file_goes() -> None:
+def test_a_cancel_of_a_salvaged_timer_deletes_its_held_segment() -> None:
     world = damaged_world()
     retire(world)
     assert world.cancel(BROKEN).state == TimerState.CANCELLED
@@ -154,7 +154,7 @@ def test_a_timer_of_which_something_is_left_can_be_cancelled_and_its_file_goes()
     assert outcomes(world) == WHOLE
 
 
-def test_a_file_waits_until_what_settled_its_timer_is_durable() -> None:
+def test_a_held_segment_stays_until_the_settlement_of_its_timer_is_durable() -> None:
     world = damaged_world()
     retire(world)
     world.now_ms += LOOK_PERIOD_MS
@@ -173,7 +173,7 @@ def test_a_file_waits_until_what_settled_its_timer_is_durable() -> None:
     assert held(world) == []
 
 
-def test_it_can_be_moved_and_comes_at_its_new_time() -> None:
+def test_a_rescheduled_damaged_timer_is_delivered_at_its_new_time() -> None:
     world = damaged_world()
     retire(world)
     world.reschedule(BROKEN, world.now_ms + HOUR_MS)
@@ -183,13 +183,11 @@ def test_it_can_be_moved_and_comes_at_its_new_time() -> None:
 
 
 @pytest.mark.parametrize("is_evacuated", [False, True])
-def test_a_message_that_is_repaired_while_the_broker_is_stopped_is_delivered(
-    *, is_evacuated: bool
-) -> None:
+def test_a_message_mended_while_the_broker_is_stopped_is_delivered(*, is_evacuated: bool) -> None:
     world = damaged_world()
     retire(world)
     world.disk = world.disk.after_kill()
-    # The very bit again: the file is as it was.
+    # Flip the same bit back: the file is intact again.
     world.disk.damage(f"{OLDEST}.held", damaged_byte(world))
     world.open()
     if is_evacuated:
@@ -202,14 +200,14 @@ def test_a_message_that_is_repaired_while_the_broker_is_stopped_is_delivered(
 
 
 def damaged_byte(world: TimerWorld) -> int:
-    """Return the byte of the held file that is damaged: the last one of the message."""
+    """Return the damaged byte of the held segment: the last one of the message."""
     view = world.engine.mappings[world.engine.log.held[0].name]
     original = world.timers.timers[BROKEN].original
     assert original is not None
     return original + int.from_bytes(view[original + 8 : original + 12], "big") - 1
 
 
-def test_a_damaged_timer_whose_time_has_come_waits_for_a_repair_until_retention() -> None:
+def test_an_overdue_damaged_timer_waits_to_be_mended_until_retention() -> None:
     world = damaged_world(delay_ms=HOUR_MS)
     world.sleep(2 * HOUR_MS)
     assert outcomes(world) == WHOLE
@@ -223,7 +221,7 @@ def test_a_damaged_timer_whose_time_has_come_waits_for_a_repair_until_retention(
     assert not world.engine.timers.quarantined
 
 
-def test_a_message_too_large_for_a_copy_is_kept_whole_and_waits_for_larger_segments() -> None:
+def test_a_message_too_large_for_a_copy_is_held_until_segments_are_larger() -> None:
     world = TimerWorld(config=replace(RETAINING, segment_bytes=1 << 20), timer=TIMER)
     world.schedule("broken", delay_ms=10 * DAY_MS, size=100_000)
     world.schedule("neighbour", delay_ms=10 * DAY_MS)
@@ -255,7 +253,7 @@ def test_a_message_too_large_for_a_copy_is_kept_whole_and_waits_for_larger_segme
     assert outcomes(world) == REPAIRED
 
 
-def test_remains_that_are_damaged_themselves_leave_all_files_where_they_are() -> None:
+def test_damaged_remains_keep_all_held_segments() -> None:
     world = damaged_world()
     retire(world)
     one = world.timers.timers[BROKEN]
@@ -275,7 +273,7 @@ LARGE = replace(RETAINING, segment_bytes=1 << 20)
 
 
 def world_with_a_message_too_large(delay_ms: int) -> TimerWorld:
-    """Make a world in which a message, whole, is in a file that was set aside: no segment fits."""
+    """Make a world with an intact message in a held segment. It is too large for new segments."""
     world = TimerWorld(config=LARGE, timer=TIMER)
     world.schedule("broken", delay_ms=delay_ms, size=100_000)
     world.schedule("neighbour", delay_ms=delay_ms)
@@ -295,7 +293,7 @@ def world_with_a_message_too_large(delay_ms: int) -> TimerWorld:
 
 
 def damage_remains(world: TimerWorld, at: int, *, name: str = "") -> None:
-    """Flip a bit of what is newest of the timer, or of its message in a file set aside."""
+    """Flip a bit of the timer's newest remains, or of its message in a held segment."""
     one = world.timers.timers[BROKEN]
     place = one.original if name else one.log_offset
     assert place is not None
@@ -316,7 +314,7 @@ def entry_of(world: TimerWorld) -> TimerEntry:
 
 
 def delivered_by_larger_segments(world: TimerWorld) -> list[str]:
-    """Restart with segments into which the message fits, and return what comes on its topic."""
+    """Restart with segments that are large enough, and return the delivered message."""
     disk = world.disk.after_kill()
     world = Unjudged(disk, config=LARGE, timer=TIMER, now_ms=world.now_ms)
     while len(world.engine.log.segments) < 2:
@@ -332,7 +330,7 @@ def delivered_by_larger_segments(world: TimerWorld) -> list[str]:
 
 @pytest.mark.parametrize("turns", [0, 5])
 @pytest.mark.parametrize("at", [9, 30, 60, 70])
-def test_a_whole_message_is_found_whatever_becomes_of_its_remains(at: int, turns: int) -> None:
+def test_an_intact_message_is_found_whatever_happens_to_its_remains(at: int, turns: int) -> None:
     world = world_with_a_message_too_large(20 * DAY_MS)
     damage_remains(world, at)
     world = copied(world, world.disk.after_kill())
@@ -341,7 +339,7 @@ def test_a_whole_message_is_found_whatever_becomes_of_its_remains(at: int, turns
     assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
 
 
-def test_a_timer_that_comes_before_its_message_was_looked_for_waits_for_that() -> None:
+def test_a_due_timer_waits_for_the_search_for_its_message() -> None:
     world = world_with_a_message_too_large(20 * DAY_MS)
     one = world.timers.timers[BROKEN]
     while world.engine.log.segments[0].end <= one.log_offset:
@@ -349,10 +347,10 @@ def test_a_timer_that_comes_before_its_message_was_looked_for_waits_for_that() -
         retire(world)
     remains = one.log_offset
     damage_remains(world, 60)
-    world.judge = lambda: None  # type: ignore[method-assign]  # The log was judged before.
+    world.judge = lambda: None  # type: ignore[method-assign]  # The log was checked before.
     world.now_ms += DAY_MS + HOUR_MS
     world.sleep(2 * SECOND_MS)
-    assert entry_of(world).log_offset > remains, "what was left of it was evacuated"
+    assert entry_of(world).log_offset > remains, "the remains were evacuated"
     world = Unjudged(world.disk.after_kill(), config=LARGE, timer=TIMER, now_ms=world.now_ms)
     while len(world.engine.log.segments) < 2:
         world.send("filler", size=8_000, topic="other")
@@ -364,7 +362,7 @@ def test_a_timer_that_comes_before_its_message_was_looked_for_waits_for_that() -
     assert world.state(BROKEN) == TimerState.DELIVERED
 
 
-def test_where_message_and_remains_are_damaged_its_file_stays_and_nothing_behind_it() -> None:
+def test_damaged_message_and_remains_keep_only_their_own_segments() -> None:
     world = world_with_a_message_too_large(90 * DAY_MS)
     damage_remains(world, 60)
     damage_remains(world, 30, name=f"{OLDEST}.held")
@@ -374,16 +372,16 @@ def test_where_message_and_remains_are_damaged_its_file_stays_and_nothing_behind
     grow(world, 12)
     names = world.disk.names("log")
     assert f"{OLDEST}.held" in names
-    assert len(names) < 12, "what was logged later goes"
+    assert len(names) < 12, "retention removes later records"
     world = copied(world, world.disk.after_kill())
-    # The very bit again: the file is as it was.
+    # Flip the same bit back: the file is intact again.
     world.disk.damage(f"{OLDEST}.held", original + 30)
     world = copied(world, world.disk.after_kill())
     world.now_ms += 60 * DAY_MS
     assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
 
 
-def test_remains_of_a_timer_that_waits_no_more_hold_nothing_when_they_are_damaged() -> None:
+def test_damaged_remains_of_a_settled_timer_hold_no_segment() -> None:
     config = replace(RETAINING, retention_ms=400 * DAY_MS, retention_bytes=6 * SEGMENT)
     world = seeded_world(0, config=config, timer=TIMER)
     world.schedule("broken", delay_ms=300 * DAY_MS, size=400)
@@ -407,11 +405,11 @@ def test_remains_of_a_timer_that_waits_no_more_hold_nothing_when_they_are_damage
         world.checkpoint()
         world.background()
         assert world.engine.log.min_offset <= start, "the record is there"
-        assert not held(world), "nobody waits for it"
+        assert not held(world), "no pending timer needs it"
 
 
 @pytest.mark.parametrize("is_power_cut", [False, True])
-def test_a_crash_at_any_operation_of_setting_aside_loses_nothing(*, is_power_cut: bool) -> None:
+def test_a_crash_at_any_operation_of_holding_a_segment_loses_nothing(*, is_power_cut: bool) -> None:
     before = damaged_world()
     before.now_ms += DAY_MS + HOUR_MS
     before.sleep(2 * SECOND_MS)
@@ -437,18 +435,18 @@ def test_a_crash_at_any_operation_of_setting_aside_loses_nothing(*, is_power_cut
 
 
 def copied(before: TimerWorld, disk: FaultyDisk, *, now_ms: int = 0) -> TimerWorld:
-    """Open a world of its own, which no judge follows, on `disk`."""
+    """Open a separate world on `disk`, which no log checker follows."""
     return Unjudged(disk, config=RETAINING, timer=TIMER, now_ms=now_ms or before.now_ms)
 
 
 class Unjudged(TimerWorld):
-    """A world whose log was judged before, up to a damaged record."""
+    """A world with a damaged record in a log that was checked before."""
 
     def judge(self) -> None:
-        """Say nothing."""
+        """Check nothing."""
 
 
-def test_who_follows_knows_it_too() -> None:
+def test_a_follower_finds_the_damaged_timer_too() -> None:
     world = TimerWorld(config=RETAINING, timer=TIMER, is_followed=True)
     world.schedule("broken", delay_ms=5 * DAY_MS, size=400)
     world.schedule("neighbour", delay_ms=5 * DAY_MS)
@@ -462,7 +460,7 @@ def test_who_follows_knows_it_too() -> None:
     assert world.engine.timers.commands.status(TimerId(BROKEN)).state == TimerState.PENDING
 
 
-def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
+def test_the_offline_tools_recognize_a_held_segment() -> None:
     world = damaged_world()
     retire(world)
     target = FaultyDisk(Random(1))
@@ -475,7 +473,7 @@ def test_the_tools_for_a_store_know_what_such_a_file_is() -> None:
     assert copied_world.state(NEIGHBOUR) == TimerState.DELIVERED
 
 
-def test_a_copy_has_a_message_that_is_whole_in_a_file_set_aside() -> None:
+def test_a_copy_of_the_store_has_the_intact_message_of_a_held_segment() -> None:
     world = world_with_a_message_too_large(20 * DAY_MS)
     target = FaultyDisk(Random(1))
     report = finish(copy(world.disk, target))
@@ -485,7 +483,7 @@ def test_a_copy_has_a_message_that_is_whole_in_a_file_set_aside() -> None:
     assert sorted(delivered_by_larger_segments(world)) == ["broken", "neighbour"]
 
 
-def test_a_copy_leaves_a_file_out_that_nothing_needs_or_that_goes_meanwhile() -> None:
+def test_a_copy_of_the_store_omits_unneeded_and_deleted_held_segments() -> None:
     world = damaged_world()
     retire(world)
     name = "log/00000000000000000000.held"
@@ -505,7 +503,7 @@ def test_a_copy_leaves_a_file_out_that_nothing_needs_or_that_goes_meanwhile() ->
 
 
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
-def test_a_check_names_the_timer_of_a_file_that_was_set_aside(at: int) -> None:
+def test_a_check_reports_the_timer_of_a_held_segment(at: int) -> None:
     world = damaged_world(at=at)
     retire(world)
     report = finish(check(world.disk, TIMER))
@@ -518,11 +516,11 @@ def test_a_check_names_the_timer_of_a_file_that_was_set_aside(at: int) -> None:
     world.advance(10 * DAY_MS)
     world.now_ms += LOOK_PERIOD_MS
     world.background()
-    assert finish(check(world.disk, TIMER)).is_sound, "the file is gone"
+    assert finish(check(world.disk, TIMER)).is_sound, "the file was deleted"
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "cut"])
-def test_a_file_set_aside_that_is_gone_is_named_and_taken_from_a_backup(how: str) -> None:
+def test_a_repair_copies_a_missing_held_segment_from_a_backup(how: str) -> None:
     backup = FaultyDisk(Random(1))
     world = damaged_world(backup=backup)
     retire(world)
@@ -553,7 +551,7 @@ def test_a_file_set_aside_that_is_gone_is_named_and_taken_from_a_backup(how: str
 
 
 @pytest.mark.parametrize("end", ["cancelled", "delivered", "copied"])
-def test_no_file_is_missed_of_a_timer_that_needs_none(end: str) -> None:
+def test_a_check_misses_no_segment_of_a_timer_that_needs_none(end: str) -> None:
     world = damaged_world()
     retire(world)
     if end == "cancelled":
@@ -574,7 +572,7 @@ def test_no_file_is_missed_of_a_timer_that_needs_none(end: str) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
-def test_a_repair_from_a_backup_brings_the_message_back(at: int) -> None:
+def test_a_repair_mends_the_message_from_a_backup(at: int) -> None:
     backup = FaultyDisk(Random(1))
     world = damaged_world(at=at, backup=backup)
     whole = backup.read(f"{OLDEST}.log")
@@ -598,7 +596,7 @@ def test_a_repair_from_a_backup_brings_the_message_back(at: int) -> None:
     assert outcomes(world) == REPAIRED
 
 
-def test_a_file_that_was_set_aside_stays_as_it_is_without_a_backup_that_has_it() -> None:
+def test_a_repair_without_the_message_in_the_backup_leaves_the_held_segment() -> None:
     world, other = damaged_world(), damaged_world(seed=1, at=60)
     retire(world)
     retire(other)
@@ -614,7 +612,7 @@ def test_a_file_that_was_set_aside_stays_as_it_is_without_a_backup_that_has_it()
         assert disk.read(f"{OLDEST}.held") == before
 
 
-def test_a_file_that_was_set_aside_and_cut_is_named() -> None:
+def test_a_check_reports_a_cut_held_segment() -> None:
     backup = FaultyDisk(Random(1))
     world = damaged_world(backup=backup)
     retire(world)

@@ -1,4 +1,4 @@
-"""The audit: every chain is walked, what no chain has is linked again, and nothing else is."""
+"""The audit walks every chain, links the timers that no chain has, and changes no others."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def audit_of(world: TimerWorld) -> TimerAudit:
 
 
 def run_audit(world: TimerWorld) -> int:
-    """Run an audit; return how many corrections it made."""
+    """Run an audit, and return its number of corrections."""
     audit = audit_of(world)
     before = sum(audit.drift.values())
     for _ in audit.run(world.now_ms):
         pass
     found = sum(audit.drift.values()) - before
-    audit.drift.clear()  # It was to find something.
+    audit.drift.clear()  # The test expects a correction.
     return found
 
 
 def waiting_world() -> tuple[TimerWorld, int]:
-    """Return a world with some timers in one second, and that second."""
+    """Return a world with some timers in one second, and this second."""
     world = TimerWorld()
     begin_ms = (world.now_ms + HOUR_MS) // 1000 * 1000
     for n in range(IN_ONE_SECOND):
@@ -41,7 +41,7 @@ def waiting_world() -> tuple[TimerWorld, int]:
 
 
 def relast(world: TimerWorld, slot_s: int, position: int) -> None:
-    """Let the chain of a second begin elsewhere."""
+    """Move the newest position of a second's chain."""
     wheel = world.engine.timers.index.links.wheel
     at = slot_s % wheel.slot_count * timer_slot.SIZE
     slot = timer_slot.read(wheel._slots, at)
@@ -51,7 +51,7 @@ def relast(world: TimerWorld, slot_s: int, position: int) -> None:
 
 
 @pytest.mark.parametrize("kept", range(IN_ONE_SECOND))
-def test_timers_that_a_chain_has_lost_are_linked_again(kept: int) -> None:
+def test_an_audit_links_timers_that_are_missing_in_a_chain(kept: int) -> None:
     world, slot_s = waiting_world()
     index = world.engine.timers.index
     index.link_gathered()
@@ -67,7 +67,7 @@ def test_timers_that_a_chain_has_lost_are_linked_again(kept: int) -> None:
     world.check()
 
 
-def test_a_link_with_a_former_due_time_does_not_count() -> None:
+def test_an_audit_ignores_links_with_a_former_due_time() -> None:
     world, slot_s = waiting_world()
     index = world.engine.timers.index
     due_at_ms = (slot_s + 90) * 1000
@@ -80,7 +80,7 @@ def test_a_link_with_a_former_due_time_does_not_count() -> None:
     world.check()
 
 
-def test_timers_that_wait_beyond_the_wheel_are_linked_where_they_are_parked() -> None:
+def test_an_audit_links_timers_due_beyond_the_ring_in_parking_slots() -> None:
     world = TimerWorld()
     world.schedule("far", delay_ms=30 * DAY_MS)
     world.schedule("farther", delay_ms=60 * DAY_MS)
@@ -95,7 +95,7 @@ def test_timers_that_wait_beyond_the_wheel_are_linked_where_they_are_parked() ->
     assert run_audit(world) == 0
 
 
-def test_what_changes_while_an_audit_goes_on_is_not_taken_for_lost() -> None:
+def test_changes_during_an_audit_are_not_corrected() -> None:
     for seed in range(30):
         random, world = Random(seed), TimerWorld()
         for n in range(3 * PAGE_ENTRIES // 8):
@@ -121,7 +121,7 @@ def test_what_changes_while_an_audit_goes_on_is_not_taken_for_lost() -> None:
         world.judge()
 
 
-def test_a_record_of_a_chain_that_is_not_intact_lets_all_links_be_made_again() -> None:
+def test_a_damaged_record_of_a_chain_rebuilds_all_links() -> None:
     world, slot_s = waiting_world()
     index = world.engine.timers.index
     index.link_gathered()

@@ -32,7 +32,7 @@ LEAP_DAY_MS = int(datetime(2024, 2, 29, tzinfo=UTC).timestamp() * 1000)
 
 @pytest.mark.parametrize("unit_ms", [20, SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS])
 @pytest.mark.parametrize("off_ms", [-1, 0, 1])
-def test_a_timer_due_exactly_at_a_border_of_time_comes_at_it(unit_ms: int, off_ms: int) -> None:
+def test_a_timer_due_at_a_boundary_of_time_is_delivered_then(unit_ms: int, off_ms: int) -> None:
     world = TimerWorld()
     due_at_ms = (world.now_ms // unit_ms + 2) * unit_ms + off_ms
     world.schedule("m", due_at_ms=due_at_ms)
@@ -42,7 +42,7 @@ def test_a_timer_due_exactly_at_a_border_of_time_comes_at_it(unit_ms: int, off_m
     assert [one.stored_at_ms for one in world.delivered] == [due_at_ms]
 
 
-def test_a_leap_day_is_a_day() -> None:
+def test_a_delay_over_a_leap_day_has_the_right_length() -> None:
     world = TimerWorld(now_ms=LEAP_DAY_MS - 1)
     world.schedule("leap", due_at_ms=LEAP_DAY_MS)
     world.schedule("march", due_at_ms=LEAP_DAY_MS + DAY_MS)
@@ -53,7 +53,7 @@ def test_a_leap_day_is_a_day() -> None:
 
 
 @pytest.mark.parametrize("is_relative", [False, True])
-def test_the_longest_delay_is_taken_and_one_more_millisecond_is_not(is_relative: bool) -> None:
+def test_a_delay_above_the_maximum_is_rejected(is_relative: bool) -> None:
     world = TimerWorld()
 
     def schedule(delay_ms: int) -> int:
@@ -69,7 +69,7 @@ def test_the_longest_delay_is_taken_and_one_more_millisecond_is_not(is_relative:
 
 
 @pytest.mark.parametrize("value", [-1, -(1 << 62), (1 << 53) + 1, (1 << 63) - 1])
-def test_times_that_are_none_are_refused(value: int) -> None:
+def test_invalid_delivery_times_are_rejected(value: int) -> None:
     world = TimerWorld()
     timer_id = world.schedule("m", delay_ms=5).queue_offset
     with pytest.raises(IllegalDeliveryTime):
@@ -84,7 +84,7 @@ def test_times_that_are_none_are_refused(value: int) -> None:
 
 @pytest.mark.parametrize("off_s", [-2, -1, 0, 1])
 @pytest.mark.parametrize("restart", [False, True])
-def test_timers_at_the_end_of_the_ring_come_in_time(off_s: int, restart: bool) -> None:
+def test_timers_at_the_end_of_the_ring_are_delivered_in_time(off_s: int, restart: bool) -> None:
     world = TimerWorld()
     world.schedule("first", delay_ms=10 * DAY_MS)
     ring_end_s = world.engine.timers.index.links.ring_end_s
@@ -99,7 +99,7 @@ def test_timers_at_the_end_of_the_ring_come_in_time(off_s: int, restart: bool) -
     world.check()
 
 
-def test_ids_go_on_over_pages_and_files_of_the_table() -> None:
+def test_ids_continue_over_pages_and_files_of_the_table() -> None:
     world = TimerWorld()
     for n in range(1_537):
         done = world.schedule(f"m{n}", delay_ms=5_000 + n, commit=n % 100 == 0)
@@ -115,7 +115,7 @@ def test_ids_go_on_over_pages_and_files_of_the_table() -> None:
     assert len(world.texts()) == 1_530
 
 
-def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
+def test_the_largest_and_an_empty_message_are_delivered_unchanged() -> None:
     world = TimerWorld(segment_bytes=8 << 20)
     keys = tuple(f"key-{n}-{'x' * 200}" for n in range(250))
     done = world.schedule("", keys=keys, size=4 << 20, delay_ms=2_000)
@@ -123,12 +123,12 @@ def test_the_largest_message_and_an_empty_one_come_as_they_were_sent() -> None:
     assert world.engine.timers.commands.status(TimerId(done.queue_offset)).size > 4 << 20
     assert len(world.search(TimerQuery(page_size=9, key=keys[-1]))) == 1
     world.sleep(3_000)
-    # The fold compares the bytes.
+    # The log checker compares the bytes.
     assert len(world.delivered) == 2
     assert {len(one) for one in world.bodies()} == {0}
 
 
-def test_a_timer_of_a_deleted_topic_is_dropped_with_its_reason_also_if_the_name_is_back() -> None:
+def test_a_timer_of_a_deleted_topic_is_dropped_even_if_the_name_exists_again() -> None:
     world = TimerWorld()
     world.schedule("gone", delay_ms=5_000)
     world.engine.administration.delete_topic(TOPIC, world.now_ms)
@@ -139,7 +139,7 @@ def test_a_timer_of_a_deleted_topic_is_dropped_with_its_reason_also_if_the_name_
     assert world.delivered[0].reason == TimerReason.TOPIC_DELETED
 
 
-def test_a_backlog_that_is_too_old_is_dropped_where_that_is_chosen() -> None:
+def test_a_backlog_above_the_configured_age_is_dropped() -> None:
     world = TimerWorld(timer=replace(TIMERS, expire_backlog_after_ms=MINUTE_MS))
     world.schedule("old", delay_ms=SECOND_MS)
     world.schedule("young", delay_ms=30 * SECOND_MS)
@@ -155,8 +155,8 @@ def test_a_backlog_that_is_too_old_is_dropped_where_that_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("policy", list(OverloadPolicy))
-def test_a_full_second_is_refused_spread_or_taken_by_the_formula(policy: OverloadPolicy) -> None:
-    """Of what comes between C and 2 C, (s - C) / C is refused; from 2 C on everything."""
+def test_a_full_second_rejects_spreads_or_accepts_by_the_formula(policy: OverloadPolicy) -> None:
+    """Between C and 2 C timers, (s - C) / C of the messages are rejected; from 2 C on, all."""
     limit = 500
     world = TimerWorld(
         timer=replace(TIMERS, soft_limit_per_second=limit, overload_policy=policy, spread_ms=300)
@@ -190,7 +190,7 @@ def test_a_full_second_is_refused_spread_or_taken_by_the_formula(policy: Overloa
         assert len(dues) > 290
 
 
-def test_no_more_timers_wait_than_the_limits_of_the_store_allow() -> None:
+def test_the_limits_of_the_store_bound_pending_timers() -> None:
     world = TimerWorld(timer=replace(TIMERS, max_pending=3))
     for n in range(3):
         world.schedule(f"m{n}", delay_ms=5_000)
@@ -209,7 +209,7 @@ def test_no_more_timers_wait_than_the_limits_of_the_store_allow() -> None:
 # -------------------------------------------------------------------- pages of a flush
 
 
-def test_a_page_that_changes_during_a_flush_is_written_as_it_was() -> None:
+def test_a_flush_writes_a_page_as_of_its_begin() -> None:
     pages = {0: b"a", 1: b"b", 2: b"c"}
     dirty = DirtyPages(lambda page: pages[page])
     for page in (0, 1, 2):
@@ -222,5 +222,5 @@ def test_a_page_that_changes_during_a_flush_is_written_as_it_was() -> None:
             dirty.touch(later)
             pages[later] = pages[later].upper() + b"!"
     assert written == [(0, b"a"), (1, b"b"), (2, b"c")]
-    assert dirty.dirty == {0, 1, 2}, "what changed is written by the next one"
+    assert dirty.dirty == {0, 1, 2}, "the next flush writes the change"
     assert all(map(dirty.is_unwritten, (0, 1, 2)))

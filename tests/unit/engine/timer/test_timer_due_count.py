@@ -1,4 +1,4 @@
-"""How many timers are due soon, by topic, as who scales consumers asks for it."""
+"""The number of timers that are due soon, by topic, for the scaler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.common.errors import BadRequest
 
 
 def count(world: TimerWorld, *within_ms: int) -> dict[str, list[int]]:
-    """Count what is due within each of the durations, by the name of its topic."""
+    """Count the timers due within each duration, by the name of the topic."""
     counted = world.engine.timers.commands.count_due(within_ms, firing_ms=world.now_ms)
     while counted.step():
         pass
@@ -21,7 +21,7 @@ def count(world: TimerWorld, *within_ms: int) -> dict[str, list[int]]:
     return {topics[topic_id].name: counts for topic_id, counts in counted.counts.items()}
 
 
-def test_what_is_due_within_a_horizon_is_counted_by_topic() -> None:
+def test_timers_due_within_a_horizon_are_counted_by_topic() -> None:
     world = TimerWorld()
     for n in range(3):
         world.schedule(f"near{n}", topic="one", delay_ms=30 * SECOND_MS)
@@ -33,7 +33,7 @@ def test_what_is_due_within_a_horizon_is_counted_by_topic() -> None:
     assert count(world, DAY_MS) == {"one": [5], "two": [1], "three": [1]}
 
 
-def test_what_was_cancelled_moved_or_delivered_is_not_counted() -> None:
+def test_cancelled_moved_and_delivered_timers_are_not_counted() -> None:
     world = TimerWorld()
     cancelled = world.schedule("cancelled", delay_ms=20 * SECOND_MS)
     moved = world.schedule("moved", delay_ms=20 * SECOND_MS)
@@ -45,7 +45,7 @@ def test_what_was_cancelled_moved_or_delivered_is_not_counted() -> None:
     assert count(world, MINUTE_MS) == {}
 
 
-def test_a_timer_that_waits_for_a_repair_is_never_due() -> None:
+def test_a_quarantined_timer_is_not_counted() -> None:
     world = TimerWorld()
     broken = world.schedule("broken", delay_ms=20 * SECOND_MS).queue_offset
     world.schedule("whole", delay_ms=20 * SECOND_MS)
@@ -53,14 +53,14 @@ def test_a_timer_that_waits_for_a_repair_is_never_due() -> None:
     assert [*count(world, MINUTE_MS).values()] == [[1]]
 
 
-def test_the_count_is_what_each_timer_says() -> None:
+def test_the_count_equals_the_statuses_of_all_timers() -> None:
     world = TimerWorld()
     for n in range(2_000):
         world.schedule(f"m{n}", topic=f"topic{n % 3}", delay_ms=1_000 + n * 40, commit=n % 200 == 0)
     world.commit()
     world.advance(10 * SECOND_MS)
     within = (0, 5 * SECOND_MS, 33 * SECOND_MS)
-    statuses = [world.engine.timers.commands.status(n) for n in range(2_000)]  # type: ignore[arg-type]  # Ids in a row.
+    statuses = [world.engine.timers.commands.status(n) for n in range(2_000)]  # type: ignore[arg-type]  # Consecutive ids.
     expected: dict[str, list[int]] = {}
     for status in statuses:
         if status.state == TimerState.PENDING:
@@ -74,6 +74,6 @@ def test_the_count_is_what_each_timer_says() -> None:
 
 
 @pytest.mark.parametrize("within", [(), (-1,), (2, 1), range(WITHIN_MAX + 1)])
-def test_horizons_are_few_and_ascend(within: Sequence[int]) -> None:
+def test_too_many_or_unsorted_horizons_are_rejected(within: Sequence[int]) -> None:
     with pytest.raises(BadRequest, match="horizons"):
         count(TimerWorld(), *within)

@@ -19,8 +19,8 @@ from tidemill.broker.engine.timer import timer_log
 from tidemill.common.errors import MessageNotFound
 
 
-def test_files_of_timers_that_no_snapshot_knows_are_made_anew() -> None:
-    """The last checkpoint of the store is older than the first timer, whose files are newer."""
+def test_timer_files_newer_than_the_snapshot_are_rebuilt() -> None:
+    """The last checkpoint of the store is older than the first timer."""
     world = TimerWorld()
     world.send("x")
     world.checkpoint()
@@ -35,7 +35,7 @@ def test_files_of_timers_that_no_snapshot_knows_are_made_anew() -> None:
     world.check()
 
 
-def test_a_timer_log_file_written_in_two_lives_stays_for_the_timers_of_the_first() -> None:
+def test_a_timer_log_file_stays_for_the_timers_of_an_earlier_process() -> None:
     world = TimerWorld()
     world.schedule("far", delay_ms=3_000 * SECOND_MS)
     world.sleep(12 * SECOND_MS)
@@ -52,7 +52,7 @@ def test_a_timer_log_file_written_in_two_lives_stays_for_the_timers_of_the_first
     world.check()
 
 
-def test_a_wheel_is_made_again_beside_a_timer_log_of_several_files() -> None:
+def test_a_missing_wheel_is_rebuilt_with_a_timer_log_of_several_files() -> None:
     world = TimerWorld()
     for n in range(500):
         world.schedule(f"m{n}", delay_ms=(100 + n) * SECOND_MS)
@@ -65,14 +65,14 @@ def test_a_wheel_is_made_again_beside_a_timer_log_of_several_files() -> None:
     for _ in range(3):
         world.restart()
         begin = world.engine.timers.index.links.timer_log.begin
-        assert end <= begin < end + TIMERS.timer_log_file_bytes, "behind all that is known of"
+        assert end <= begin < end + TIMERS.timer_log_file_bytes, "after all known positions"
     world.advance(700 * SECOND_MS)
     assert len(world.texts()) == 500
     world.check()
 
 
-def test_files_of_the_table_that_a_replay_does_not_fill_are_made_all_the_same() -> None:
-    """Ids whose records retention has taken leave a gap, which a later start must not mistrust."""
+def test_a_replay_creates_table_files_without_entries() -> None:
+    """Ids with expired records leave a gap, which a later start must accept."""
     world = TimerWorld(segment_bytes=32 << 10, retention_ms=3600 * SECOND_MS)
     world.schedule("far", delay_ms=100 * 3600 * SECOND_MS)
     for turn in range(16):
@@ -91,12 +91,12 @@ def test_files_of_the_table_that_a_replay_does_not_fill_are_made_all_the_same() 
     world.background()
     assert len(world.disk.names("timer/state")) == 5
     world.restart()
-    assert world.report.replayed_from > world.engine.log.min_offset, "its files are whole"
+    assert world.report.replayed_from > world.engine.log.min_offset, "the files are complete"
     world.check()
 
 
-def test_ids_of_timers_whose_segments_are_gone_are_known_after_a_start_without_files() -> None:
-    """Their topic was deleted, and nobody needs what said that they were scheduled."""
+def test_ids_of_expired_timers_stay_used_after_a_start_without_files() -> None:
+    """Retention has removed the schedules, because their topic was deleted."""
     world = TimerWorld()
     for n in range(4):
         world.schedule(f"m{n}", delay_ms=SECOND_MS)
@@ -115,8 +115,8 @@ def test_ids_of_timers_whose_segments_are_gone_are_known_after_a_start_without_f
         world.cancel(3)
 
 
-def test_a_timer_log_of_many_files_has_few_open_and_few_mapped() -> None:
-    """Chains that lead through all of them, over two lives; then all files but the newest go."""
+def test_a_timer_log_opens_and_maps_few_of_its_files() -> None:
+    """Chains lead through all files, over two starts. Then all files but the newest are deleted."""
     world = TimerWorld(timer=replace(TIMERS, timer_log_file_bytes=64 * 2))
     for turn in range(40):
         for n in range(20):
@@ -124,7 +124,7 @@ def test_a_timer_log_of_many_files_has_few_open_and_few_mapped() -> None:
         world.sleep(2 * SECOND_MS)
     assert len(world.disk.names(timer_log.FOLDER)) > 2 * FILES_MAX
     for _ in range(2):
-        # The active segment, the next one, the wheel, and files of the table.
+        # The active segment, the next one, the wheel, and table files.
         assert world.disk.open_files <= 8
         audit(world)
         assert len(world.engine.mappings) <= FILES_MAX
@@ -138,7 +138,7 @@ def test_a_timer_log_of_many_files_has_few_open_and_few_mapped() -> None:
     world.check()
 
 
-def test_nobody_has_a_view_of_a_timer_log_file_whose_end_was_cut() -> None:
+def test_a_cut_timer_log_file_has_no_mapped_view() -> None:
     world = TimerWorld()
     world.schedule("far", delay_ms=600 * SECOND_MS)
     world.checkpoint()

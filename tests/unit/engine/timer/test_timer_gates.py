@@ -1,4 +1,4 @@
-"""What must wait for what: segments for timers, a flush for the round, the hand for the rest."""
+"""Waits between timers and files: segments for timers, flushes for rounds, the hand for chains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.broker.engine.timer import evacuation
 RETAINING = replace(SMALL, segment_bytes=32 << 10, retention_ms=HOUR_MS, checkpoint_log_bytes=8_000)
 
 
-def test_a_segment_stays_while_a_pending_timer_has_its_message_in_it() -> None:
+def test_a_segment_stays_while_it_has_the_message_of_a_pending_timer() -> None:
     """T-10, with an evacuation that is too slow."""
     world = TimerWorld(timer=replace(TIMERS, evacuation_rate_bytes=1), config=RETAINING)
     for n in range(400):
@@ -29,10 +29,10 @@ def test_a_segment_stays_while_a_pending_timer_has_its_message_in_it() -> None:
     world.background()
     world.check()
     assert len(world.texts()) == 400
-    assert world.engine.log.min_offset > 0, "and then it goes"
+    assert world.engine.log.min_offset > 0, "the segment is removed then"
 
 
-def test_a_segment_stays_while_a_start_would_fold_timers_from_it() -> None:
+def test_a_segment_stays_while_a_replay_needs_its_timers() -> None:
     never = replace(TIMERS, flush_period_ms=1 << 50, flush_log_bytes=1 << 50)
     world = TimerWorld(timer=never, config=RETAINING)
     for n in range(400):
@@ -46,10 +46,10 @@ def test_a_segment_stays_while_a_start_would_fold_timers_from_it() -> None:
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_a_segment_that_goes_while_it_is_evacuated_is_read_no_more(
+def test_an_evacuation_stops_reading_a_removed_segment(
     monkeypatch: pytest.MonkeyPatch, is_prepared: bool
 ) -> None:
-    """Its file is cut, or used again: the tests' disk fails where somebody has a view of it."""
+    """Its file is cut or used again: the fake disk fails if a view of it exists."""
     monkeypatch.setattr(evacuation, "RECORDS_A_SLICE", 4)
     world = TimerWorld(config=RETAINING)
     world.schedule("far", delay_ms=DAY_MS)
@@ -78,7 +78,7 @@ def test_a_segment_that_goes_while_it_is_evacuated_is_read_no_more(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_flush_waits_for_the_round_so_that_no_file_is_ahead_of_the_log(seed: int) -> None:
+def test_a_flush_waits_for_the_round_to_stay_behind_the_log(seed: int) -> None:
     world = TimerWorld(FaultyDisk(Random(seed)))
     world.schedule("answered", delay_ms=HOUR_MS)
     world.checkpoint()
@@ -96,8 +96,8 @@ def test_a_flush_waits_for_the_round_so_that_no_file_is_ahead_of_the_log(seed: i
 
 
 @pytest.mark.parametrize("power_cut", [False, True])
-def test_the_hand_waits_for_the_rest_of_a_long_chain(power_cut: bool) -> None:
-    """A restart at any time goes on with what was not delivered yet."""
+def test_the_hand_waits_for_all_of_a_long_chain(power_cut: bool) -> None:
+    """A restart at any time continues with the timers that are not delivered."""
     timer = replace(TIMERS, load_chunk_records=64, flush_period_ms=1)
     world = TimerWorld(FaultyDisk(Random(3)), timer=timer)
     for n in range(3_000):
@@ -116,7 +116,7 @@ def test_the_hand_waits_for_the_rest_of_a_long_chain(power_cut: bool) -> None:
     assert sorted(world.texts()) == sorted(f"m{n}" for n in range(3_000))
 
 
-def test_a_rebuild_knows_what_became_of_timers_whose_schedule_is_gone() -> None:
+def test_a_rebuild_keeps_the_outcome_of_timers_without_a_schedule() -> None:
     world = TimerWorld(config=RETAINING)
     for n in range(100):
         world.schedule(f"m{n}", delay_ms=80 * SECOND_MS, commit=n == 99)

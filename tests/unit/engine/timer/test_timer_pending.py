@@ -1,4 +1,4 @@
-"""Delayed messages that wait, in the order of their ids, page by page and in bounded slices."""
+"""Pending timers in order of their ids, page by page and in bounded slices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_of(world: TimerWorld, query: PendingQuery) -> list[PendingTimer]:
     return found
 
 
-def test_pages_have_what_waits_once_each_whatever_was_cancelled_moved_and_fired() -> None:
+def test_pages_contain_each_pending_timer_once_after_cancels_and_moves() -> None:
     world, random = TimerWorld(), Random(1)
     due: dict[int, int] = {}
     for n in range(600):
@@ -65,9 +65,9 @@ def test_pages_have_what_waits_once_each_whatever_was_cancelled_moved_and_fired(
     }
 
 
-def test_a_timer_whose_entry_is_damaged_is_counted_by_its_page() -> None:
+def test_a_page_counts_timers_with_a_damaged_entry() -> None:
     world = TimerWorld()
-    # Written, and behind them so many that the first page of the table leaves its cache.
+    # More timers follow until the first page of the table leaves the cache.
     for _ in range(2):
         for n in range(10 * PAGE_ENTRIES):
             world.schedule(f"m{n}", delay_ms=HOUR_MS, commit=n % PAGE_ENTRIES == 0)
@@ -81,7 +81,7 @@ def test_a_timer_whose_entry_is_damaged_is_counted_by_its_page() -> None:
     assert walk.damaged_count == 1
 
 
-def test_the_wheel_slot_of_a_timer_is_that_of_the_second_that_it_is_due_in() -> None:
+def test_the_wheel_slot_of_a_timer_follows_from_its_due_second() -> None:
     world = TimerWorld()
     slots = world.engine.timers.index.links.wheel.slot_count
     near = world.now_ms + HOUR_MS
@@ -109,7 +109,7 @@ def test_pages_of_one_topic_with_messages_are_bounded_in_bytes() -> None:
     assert all_of(world, query) == found
 
 
-def test_topics_are_told_apart_however_many_are_named_in_whatever_order() -> None:
+def test_a_filter_of_many_topics_in_any_order_matches_exactly() -> None:
     world = TimerWorld()
     names = [f"t{n}" for n in range(9)]
     ids = {name: world.topic(name) for name in names}
@@ -121,7 +121,7 @@ def test_topics_are_told_apart_however_many_are_named_in_whatever_order() -> Non
     assert not all_of(world, PendingQuery(topic_ids=[TopicId(max(ids.values()) + 1)]))
 
 
-def test_for_no_topic_the_table_is_not_read() -> None:
+def test_a_query_for_no_topic_does_not_read_the_table() -> None:
     world = TimerWorld()
     world.schedule("m", delay_ms=HOUR_MS)
     walk = world.engine.timers.commands.pending(PendingQuery(topic_ids=[]))

@@ -1,4 +1,4 @@
-"""What damage to the caches of the log looks like, and that it is found and mended."""
+"""Damage to the timer files: each kind is found and mended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE_PAGE_BYTES = 512 * 32
 
 
 def blank(disk: FaultyDisk, name: str, begin: int, size: int) -> None:
-    """Let a stretch of a file be zeros, as after an unwritten page."""
+    """Overwrite a range of a file with zeros, as after a lost write."""
     content = disk.read(name)
     assert content is not None
     for at in range(begin, begin + size):
@@ -25,7 +25,7 @@ def blank(disk: FaultyDisk, name: str, begin: int, size: int) -> None:
 
 
 def settled_world(delay_ms: int) -> TimerWorld:
-    """Return a world with one timer that waits, everything of it in files."""
+    """Return a world with one pending timer and everything flushed to files."""
     world = TimerWorld()
     world.schedule("far", delay_ms=delay_ms)
     world.sleep(12 * SECOND_MS)
@@ -40,8 +40,8 @@ def delivered_in_the_end(world: TimerWorld, delay_ms: int) -> list[str]:
     return world.texts()
 
 
-def test_an_old_table_file_with_a_timer_that_waits_is_missed() -> None:
-    """Only the newest final files are kept, so that one is missing is told by the checkpoint."""
+def test_a_missing_old_table_file_with_a_pending_timer_is_found() -> None:
+    """The checkpoint names old files with pending timers. Old final files may be missing."""
     world = TimerWorld()
     world.schedule("far", delay_ms=HOUR_MS)
     for turn in range(35):
@@ -54,13 +54,13 @@ def test_an_old_table_file_with_a_timer_that_waits_is_missed() -> None:
     assert "far" in delivered_in_the_end(world, HOUR_MS)
 
 
-def test_a_page_of_the_table_that_was_never_written_is_missed() -> None:
+def test_a_lost_page_of_the_table_is_found() -> None:
     world = settled_world(HOUR_MS)
     blank(world.disk, OLDEST_TABLE_FILE, 0, TABLE_PAGE_BYTES)
     assert delivered_in_the_end(world, HOUR_MS) == ["far"]
 
 
-def test_a_page_of_the_wheel_that_was_never_written_is_missed() -> None:
+def test_a_lost_page_of_the_wheel_is_found() -> None:
     world = settled_world(HOUR_MS)
     second = (world.now_ms + HOUR_MS - 12 * SECOND_MS) // 1000
     page = second % TIMERS.wheel_slots * 32 // PAGE_BYTES
@@ -69,8 +69,8 @@ def test_a_page_of_the_wheel_that_was_never_written_is_missed() -> None:
     assert delivered_in_the_end(world, HOUR_MS) == ["far"]
 
 
-def test_ids_that_the_log_has_forgotten_are_no_damage() -> None:
-    """A table made again from a log whose beginning is gone has no gap that looks like zeros."""
+def test_forgotten_ids_do_not_count_as_damage() -> None:
+    """A table rebuilt from a log without its first segments has no entries of zeros."""
     world = TimerWorld(retention_ms=DAY_MS)
     for n in range(100):
         world.schedule(f"m{n}", delay_ms=SECOND_MS, size=12_000)
@@ -94,11 +94,11 @@ def test_ids_that_the_log_has_forgotten_are_no_damage() -> None:
     assert world.texts()[-1] == "far"
 
 
-def test_a_quarantined_timer_is_so_again_after_a_restart() -> None:
+def test_a_restart_quarantines_a_damaged_timer_again() -> None:
     world = TimerWorld()
     timer_id = world.schedule("broken", delay_ms=SECOND_MS, size=500).queue_offset
     world.schedule("whole", delay_ms=SECOND_MS)
-    world.timers.quarantined.add(timer_id)  # For the judge: the hand will pass it.
+    world.timers.quarantined.add(timer_id)  # For the log checker: the hand will move past it.
     body_at = world.timers.timers[timer_id].log_offset + 400
     world.sleep(500)
     world.background()
@@ -117,7 +117,7 @@ def test_a_quarantined_timer_is_so_again_after_a_restart() -> None:
     assert world.texts() == ["whole"]
 
 
-def test_the_audit_does_not_take_a_quarantined_timer_for_a_lost_one() -> None:
+def test_the_audit_does_not_link_a_quarantined_timer() -> None:
     world = TimerWorld()
     world.schedule("broken", delay_ms=SECOND_MS)
     world.engine.timers.deliverer.quarantined[0] = world.topic()
@@ -131,10 +131,10 @@ def test_the_audit_does_not_take_a_quarantined_timer_for_a_lost_one() -> None:
     assert not +drift
 
 
-def test_a_timer_that_the_wheel_has_lost_is_found_by_the_audit() -> None:
+def test_the_audit_links_a_timer_that_the_wheel_has_lost() -> None:
     world = settled_world(HOUR_MS)
     timers = world.engine.timers
-    world.timers.quarantined.add(0)  # For the judge: the hand will pass it.
+    world.timers.quarantined.add(0)  # For the log checker: the hand will move past it.
     timers.index.links.wheel.clear()
     world.sleep(2 * HOUR_MS)
     assert not world.texts()
@@ -145,7 +145,7 @@ def test_a_timer_that_the_wheel_has_lost_is_found_by_the_audit() -> None:
     assert world.texts() == ["far"]
 
 
-def test_the_topic_on_which_timers_wait_cannot_be_deleted() -> None:
+def test_the_hidden_topic_of_timers_cannot_be_deleted() -> None:
     world = TimerWorld()
     world.schedule("a", delay_ms=SECOND_MS)
     with pytest.raises(Conflict):

@@ -1,4 +1,4 @@
-"""The ring of slots: its ends, what waits beyond it, and a clock that goes by revolutions."""
+"""The ring of slots: its end, timers due beyond it, and clocks that jump by whole revolutions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tidemill.broker.engine.layout.timer_control import Frontier
 SLOTS = TIMERS.wheel_slots
 
 
-def test_a_paused_process_parks_again_what_is_still_far_and_the_hand_goes_on() -> None:
-    """Parked timers once went to slots that were loaded already, and held the hand there."""
+def test_a_paused_process_parks_distant_timers_again_and_moves_the_hand() -> None:
+    """Parked timers must not go to slots that are loaded already, which would stop the hand."""
     world = TimerWorld()
     for n in range(50):
         world.schedule(f"far-{n}", delay_ms=3 * DAY_MS + n)
@@ -21,7 +21,7 @@ def test_a_paused_process_parks_again_what_is_still_far_and_the_hand_goes_on() -
     world.now_ms += 20 * HOUR_MS
     world.sleep(2 * SECOND_MS)
     timers = world.engine.timers
-    assert timers.near.outstanding_count == 0, "nothing is loaded days ahead"
+    assert timers.near.outstanding_count == 0, "no slot is loaded days ahead"
     assert timers.index.links.hand_s > world.now_ms // 1000 - SLOTS
     world.sleep(HOUR_MS)
     assert world.texts() == ["near"]
@@ -29,7 +29,7 @@ def test_a_paused_process_parks_again_what_is_still_far_and_the_hand_goes_on() -
     world.check()
 
 
-def test_after_a_pause_of_many_revolutions_the_backlog_comes_at_once() -> None:
+def test_a_pause_of_many_revolutions_delivers_the_backlog_at_once() -> None:
     world = TimerWorld()
     for n in range(40):
         world.schedule(f"m{n}", delay_ms=(n + 1) * HOUR_MS)
@@ -42,8 +42,8 @@ def test_after_a_pause_of_many_revolutions_the_backlog_comes_at_once() -> None:
 
 
 @pytest.mark.parametrize("is_wheel_lost", [False, True])
-def test_the_frontier_says_nothing_of_what_an_outage_has_left(is_wheel_lost: bool) -> None:
-    """After a long one the hand begins behind timers that wait in the first slot."""
+def test_the_frontier_stays_before_the_backlog_of_an_outage(is_wheel_lost: bool) -> None:
+    """After a long outage the hand begins after timers that are in the first slot."""
     world = TimerWorld()
     for n in range(200):
         world.schedule(f"m{n}", delay_ms=SECOND_MS + n)
@@ -52,17 +52,15 @@ def test_the_frontier_says_nothing_of_what_an_outage_has_left(is_wheel_lost: boo
     if is_wheel_lost and "timer/wheel" in world.disk.names("timer"):
         world.disk.remove("timer/wheel")
     world.restart()
-    # The fold holds each FRONTIER record against what is open.
+    # The log checker compares each FRONTIER record with the pending timers.
     world.sleep(5 * SECOND_MS)
     assert len(world.texts()) == 200
     assert world.timers.frontier_ms > world.now_ms - 10 * SECOND_MS
 
 
 @pytest.mark.parametrize("stride_ms", [2 * SLOTS * SECOND_MS, SLOTS * SECOND_MS // 10])
-def test_links_that_wait_to_be_made_again_for_revolutions_are_made_at_the_present(
-    stride_ms: int,
-) -> None:
-    """Rebuilt behind an old hand, the ring once ended before the clock."""
+def test_a_rebuild_after_many_revolutions_links_timers_at_the_present(stride_ms: int) -> None:
+    """With an old hand the rebuilt ring would end before the present."""
     world = TimerWorld()
     for n in range(5):
         world.schedule(f"m{n}", delay_ms=(n + 1) * HOUR_MS // 6)
@@ -81,7 +79,7 @@ def test_links_that_wait_to_be_made_again_for_revolutions_are_made_at_the_presen
     assert not world.engine.timers.index.links.is_damaged
     world.sleep(2 * SECOND_MS)
     assert sorted(world.texts()) == ["m0", "m1", "m2", "m3", "m4"]
-    assert world.engine.timers.near.outstanding_count == 0, "nothing is loaded hours ahead"
+    assert world.engine.timers.near.outstanding_count == 0, "no slot is loaded hours ahead"
     assert index.links.hand_s >= world.now_ms // 1000 - 1
     world.sleep(2 * HOUR_MS)
     world.advance(28 * HOUR_MS)
@@ -91,14 +89,14 @@ def test_links_that_wait_to_be_made_again_for_revolutions_are_made_at_the_presen
 
 
 def take_census(world: TimerWorld) -> None:
-    """Count as in the background, beside links that are damaged."""
+    """Count as the background does, while the links are damaged."""
     timers = world.engine.timers
     for files in chain(timers.census.take(world.now_ms), timers.janitor.audit.run(world.now_ms)):
         for file in files:
             file.sync()
 
 
-def test_a_follower_goes_on_where_the_links_are_damaged_that_the_hand_passes() -> None:
+def test_a_follower_continues_when_the_hand_passes_damaged_links() -> None:
     world = TimerWorld()
     for n in range(3):
         world.schedule(f"m{n}", delay_ms=(n + 1) * 20 * SECOND_MS)
