@@ -223,5 +223,5 @@ def test_what_is_in_flight_and_how_far_groups_are_is_listed(
         timeout=30,
         check=True,
     ).stdout
-    assert "Pulled, by the group's own word:" in shown
+    assert "Pulled (offsets that the group reported):" in shown
     assert str(behind) in shown

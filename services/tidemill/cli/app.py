@@ -159,18 +159,18 @@ def root(
         typer.Option(
             "--admin-ca-file",
             envvar="TIDEMILL_ADMIN_CA_FILE",
-            help="Authorities, PEM, of which one has signed the certificate of the admin API.",
+            help="Certificate authorities (PEM) that signed the certificate of the admin API.",
         ),
     ] = None,
     output: Annotated[
-        OutputFormat, typer.Option("--output", "-o", help="How answers are shown.")
+        OutputFormat, typer.Option("--output", "-o", help="Format of the output.")
     ] = OutputFormat.TABLE,
     is_version: Annotated[  # noqa: ARG001  # Its callback does the work.
         bool,
         typer.Option("--version", callback=show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Keep what the commands share."""
+    """Store the options of the root command."""
     context.obj = Options(
         admin=admin_url(admin),
         output=output,
@@ -180,8 +180,9 @@ def root(
 
 
 def _ca_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Return who is to be believed; public authorities where the environment names no file."""
-    # A Secret of a public authority's certificate has none. A path that is typed is meant.
+    """Return the file of the authorities, or None for the public authorities."""
+    # The Secret of a publicly signed certificate has no such file, so a missing file that the
+    # environment names is not an error. A missing file on the command line is.
     source = context.get_parameter_source("ca_file")
     is_typed = source is None or source.name != "ENVIRONMENT"
     return file if file is None or is_typed or file.exists() else None

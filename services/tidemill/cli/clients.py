@@ -12,25 +12,27 @@ from tidemill.common.prompts import warn
 from tidemill.common.rest_client import Json
 from tidemill.common.times import DURATION, duration_ms, span
 
-app = typer.Typer(no_args_is_help=True, help="See who is connected, and ask a client.")
+app = typer.Typer(no_args_is_help=True, help="List connected clients, and ask one of them.")
 
 ClientId = Annotated[str, typer.Argument(metavar="ID", help="Id of the client.")]
 Timeout = Annotated[
-    str, typer.Option(metavar=DURATION, help="How long to wait for the client's answer.")
+    str, typer.Option(metavar=DURATION, help="Time to wait for the answer of the client.")
 ]
 TIMEOUT = "5s"
-TOPICS_SHOWN = 3  # of a table's cell
-LISTED_MAX = 1_000  # clients of a table: who looks for one of more than that has a filter
+TOPICS_SHOWN = 3  # topics per cell of the table
+LISTED_MAX = 1_000  # clients of the table; filters find clients beyond that
 
 
 @app.command("ls")
 def list_clients(
     context: typer.Context,
     group: Annotated[str | None, typer.Option(help="Only consumers of this group.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only clients that announced it.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=LISTED_MAX, help="At most so many.")] = 100,
+    topic: Annotated[str | None, typer.Option(help="Only clients of this topic.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=LISTED_MAX, help="Largest number of clients.")
+    ] = 100,
 ) -> None:
-    """List connected clients: those that gave a sign of life within two minutes.
+    """List clients that sent something within the last two minutes.
 
     Example: tidemill client ls --group billing
     """
@@ -56,12 +58,12 @@ def list_clients(
     show(context, page, columns, [tuple(map(_text, row)) for row in rows])
     warn_unreachable(page)
     if page.get("nextPageToken"):
-        warn(f"there are more than {limit}; see --group, --topic and --limit")
+        warn(f"there are more than {limit} clients; use --group, --topic or --limit")
 
 
 @app.command("show")
 def show_client(context: typer.Context, client_id: ClientId) -> None:
-    """Show a client: what it announced, which proxies it calls, and how much it holds.
+    """Show a client: its settings, its proxies, and its messages in flight.
 
     Example: tidemill client show host@4711@0@abc
     """
@@ -96,7 +98,7 @@ def show_client(context: typer.Context, client_id: ClientId) -> None:
 
 @app.command("stack")
 def print_stack(context: typer.Context, client_id: ClientId, timeout: Timeout = TIMEOUT) -> None:
-    """Print what the threads of a client are doing, as far as it can tell: Java and Go clients do.
+    """Print the stack of each thread of a client. Java and Go clients can do this.
 
     Example: tidemill client stack host@4711@0@abc
     """
@@ -114,5 +116,5 @@ def _topics(client: Json) -> str:
 
 
 def _text(value: object) -> str | None:
-    """Return what a client says of itself as a terminal may get it."""
+    """Return a text of a client without control characters."""
     return None if value is None else printable(str(value))

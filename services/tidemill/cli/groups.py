@@ -31,24 +31,23 @@ app = typer.Typer(
     no_args_is_help=True, help="Create, list, show, reset, release, forget and delete groups."
 )
 
-LOCKS_SHOWN = 20  # those with most behind them; --output json has all
+LOCKS_SHOWN = 20  # locked queues with the largest backlog; --output json shows all
+WAITS_SHOWN_MAX = 4  # waits of a retry policy: the first and the last; --output json shows all
+QUEUES_SHOWN_MAX = 8  # queues in the question before a reset
 
-WAITS_SHOWN_MAX = 4  # of a retry policy: the first ones and the last; --output json has all
-QUEUES_SHOWN_MAX = 8  # before a reset: enough to see what it does
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Name = Annotated[str, typer.Argument(help="Name of the consumer group.")]
 
 
 class Order(StrEnum):
-    """How a group gets the messages of a queue."""
+    """Delivery order of a consumer group."""
 
     CONCURRENT = "CONCURRENT"
     FIFO = "FIFO"
 
 
-class Place(StrEnum):
+class TopicEnd(StrEnum):
     """An end of a topic."""
 
     EARLIEST = "earliest"
@@ -80,14 +79,14 @@ def create_group(
         list[int] | None, typer.Option(help="Wait before each retry; repeat for the next ones.")
     ] = None,
     start_from: Annotated[
-        Place | None, typer.Option(help="Where a new group begins; the earliest by default.")
+        TopicEnd | None, typer.Option(help="Start of a new group. Default: earliest.")
     ] = None,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Create a consumer group, or change one; asks before fewer attempts are left to messages.
+    """Create or change a consumer group; ask before attempts are reduced.
 
-    What has had its attempts already by the new number is a dead letter when it is due next.
+    A message that has used up the new number of attempts becomes a dead letter when it is due.
 
     Examples:
     * `tidemill group create billing --order FIFO --max-attempts 5`
@@ -101,7 +100,7 @@ def create_group(
     }
     given = {key: value for key, value in body.items() if value is not None}
     path = f"/groups/{segment(name)}"
-    # Of the home alone: nobody else needs to be up.
+    # The home alone answers, so other broker groups may be down.
     known = call(context, "GET", path, may_miss=True) if is_dry or max_attempts else None
     if is_dry:
         planned = (known or {"maxAttempts": "default", "deliveryOrder": "CONCURRENT"}) | given
@@ -112,8 +111,9 @@ def create_group(
         check_is_sure("group create with fewer attempts", is_sure=is_sure)
         if not is_sure:
             confirm(
-                f"Group {name} is there. Let its messages have {max_attempts} attempts instead of"
-                f" {known['maxAttempts']}? What has had them is a dead letter when it is due."
+                f"Reduce the attempts of group {name} from {known['maxAttempts']} to"
+                f" {max_attempts}? A message that has used them up becomes a dead letter when it is"
+                f" due."
             )
     group = call(context, "PUT", path, body=given)
     before = None if group["isNew"] else group.get("before", group)
@@ -121,7 +121,7 @@ def create_group(
 
 
 def change_of(before: Json, group: Json) -> str:
-    """Return in words what a group is, and what it was where that is something else."""
+    """Describe a consumer group, with old values where they differ."""
     if before is None:
         return f"new: {group['deliveryOrder']}, {group['maxAttempts']} attempts"
     attempts = f"{group['maxAttempts']} attempts"
@@ -162,13 +162,13 @@ def scale_hint(
         typer.Option(min=0, help="Count delayed messages due within so many seconds; 60 if unset."),
     ] = None,
     messages_per_replica: Annotated[
-        int | None, typer.Option(min=1, help="Say how many consumers are needed for it.")
+        int | None, typer.Option(min=1, help="Messages per consumer; shows the consumers needed.")
     ] = None,
     ignore_in_flight: Annotated[
-        bool, typer.Option("--ignore-in-flight", help="Leave out what consumers have.")
+        bool, typer.Option("--ignore-in-flight", help="Do not count messages in flight.")
     ] = False,
 ) -> None:
-    """Show how much there is to do for a group, now and soon: what KEDA is told.
+    """Show the backlog of a consumer group, now and soon, as KEDA gets it.
 
     Example: tidemill group scale-hint billing --horizon 120 --messages-per-replica 100
     """
@@ -187,7 +187,7 @@ def scale_hint(
     show(context, hint, ("TOPIC", "READY", "IN FLIGHT", soon), rows)
     if options_of(context).output is not OutputFormat.JSON:
         replicas = f": {hint['replicas']} consumers" if "replicas" in hint else ""
-        typer.echo(f"KEDA is told {hint['value']}{replicas}")
+        typer.echo(f"KEDA gets {hint['value']}{replicas}")
 
 
 @app.command("progress")
@@ -199,16 +199,16 @@ def show_progress(
         typer.Option(
             "--watch",
             "-w",
-            help="Look again every 2 s until Ctrl-C, with messages in and out a second, and when"
-            " the lag is gone at this pace.",
+            help="Repeat every 2 s until Ctrl-C, with messages in and out per second and the time"
+            " until the group has caught up.",
         ),
     ] = False,
 ) -> None:
-    """Show how far a group is: what is ready, in flight, and waiting longest.
+    """Show the progress of a consumer group: messages ready and in flight, and the oldest one.
 
-    Of a FIFO group also which queues are locked: BLOCKED goes to nobody before the message that
-    locks its queue is acked, runs out, or is released (`tidemill group release`). Which message is
-    with whom, in a group of any kind, says `tidemill delivery ls`.
+    For a FIFO group, also show its locked queues. BLOCKED messages are delivered after the message
+    that locks their queue is acked, expires, or is released (`tidemill group release`). `tidemill
+    delivery ls` shows the consumer of each message.
 
     Examples:
     * `tidemill group progress billing`
@@ -236,7 +236,7 @@ def show_progress(
     if progress["locks"] and options_of(context).output is OutputFormat.TABLE:
         _show_locks(progress["locks"], now_ms)
     if progress.get("pulled") and options_of(context).output is OutputFormat.TABLE:
-        typer.echo("\nPulled, by the group's own word:")
+        typer.echo("\nPulled (offsets that the group reported):")
         pulled = [(p["topic"], p["queues"], p["behind"]) for p in progress["pulled"]]
         show_table(("TOPIC", "QUEUES", "BEHIND"), pulled)
     warn_unreachable(progress)
@@ -252,7 +252,7 @@ def _show_locks(locks: list[Json], now_ms: int) -> None:
             lock["messages"],
             lock["offset"],
             lock.get("messageId"),
-            printable(lock.get("clientId", "(not known)")),
+            printable(lock.get("clientId", "(unknown)")),
             age(lock["sinceMs"], now_ms),
             from_now(lock["untilMs"], now_ms),
             lock["broker"],
@@ -286,13 +286,13 @@ def release_lock(
     broker: Annotated[
         str | None,
         typer.Option(
-            help="Broker group that has it, where several have one of that number locked."
+            help="Broker group of the queue, if several have a locked queue of this number."
         ),
     ] = None,
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Take what locks a queue of a FIFO group from its consumer: the next one gets it at once.
+    """Unlock a queue of a FIFO group: another consumer gets its messages at once.
 
     Examples:
     * `tidemill group release billing --topic orders --queue 3 --dry-run`
@@ -306,15 +306,15 @@ def release_lock(
             if (lock["topic"], lock["queue"]) == (topic, queue) and broker in {None, lock["broker"]}
         ]
         if not locks:
-            fail(f"queue {queue} of {topic} is not locked: nothing would be done", EXIT_REFUSED)
+            fail(f"queue {queue} of {topic} is not locked", EXIT_REFUSED)
         say(context, locks, "\n".join(f"would be released: {_lock_words(lock)}" for lock in locks))
         warn_unreachable(progress)
         return
     check_is_sure("group release", is_sure=is_sure)
     if not is_sure:
         confirm(
-            f"Let another consumer of {name} have what locks queue {queue} of {topic}? What its "
-            f"consumer still works on is done twice then."
+            f"Release queue {queue} of {topic} to another consumer of {name}? Messages that the"
+            f" consumer still works on are then processed twice."
         )
     body = {"topic": topic, "queue": queue} | ({"broker": broker} if broker else {})
     done = call(context, "POST", f"/groups/{segment(name)}:releaseLock", body=body)
@@ -322,7 +322,7 @@ def release_lock(
 
 
 def _lock_words(lock: Json) -> str:
-    holder = printable(lock.get("clientId", "(not known)"))
+    holder = printable(lock.get("clientId", "(unknown)"))
     return (
         f"{lock['messages']} messages from offset {lock['offset']}, held by {holder}, and"
         f" {lock['waiting']} behind them"
@@ -333,8 +333,8 @@ def _lock_words(lock: Json) -> str:
 def reset_group(
     context: typer.Context,
     name: Name,
-    topic: Annotated[str, typer.Option(help="Topic in which the group goes on elsewhere.")],
-    to: Annotated[Place | None, typer.Option(help="An end of the topic.")] = None,
+    topic: Annotated[str, typer.Option(help="Topic of the reset.")],
+    to: Annotated[TopicEnd | None, typer.Option(help="An end of the topic.")] = None,
     at: Annotated[
         str | None,
         typer.Option(metavar=INSTANT, help="The first message stored at this time or later."),
@@ -346,7 +346,7 @@ def reset_group(
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Let a group go on from another place of a topic.
+    """Move the position of a consumer group in a topic.
 
     Examples:
     * `tidemill group reset billing --topic orders --to earliest --dry-run`
@@ -369,11 +369,11 @@ def reset_group(
     if not is_dry and not is_sure:
         planned = call(context, "POST", path, body=body | {"dryRun": True})
         _say_plan(planned["queues"])
-        confirm(f"Let group {name} go on there in topic {topic}?")
+        confirm(f"Move the position of group {name} in topic {topic}?")
     done = call(context, "POST", path, body=body | {"dryRun": is_dry})
     queues = done["queues"]
     rows = [(q["queueId"], q.get("fromOffset"), q["toOffset"], q["broker"]) for q in queues]
-    columns = ("QUEUE", "FROM", "WOULD GO ON AT" if is_dry else "GOES ON AT", "BROKER")
+    columns = ("QUEUE", "FROM", "WOULD MOVE TO" if is_dry else "MOVED TO", "BROKER")
     count = len(columns) if has_several(queues) else len(columns) - 1
     show(context, done, columns[:count], [row[:count] for row in rows])
 
@@ -382,16 +382,15 @@ def reset_group(
 def forget_pulled(
     context: typer.Context,
     name: Name,
-    topic: Annotated[str, typer.Option(help="Topic that the group pulls no more.")],
+    topic: Annotated[str, typer.Option(help="Topic that the group no longer pulls.")],
     is_dry: DryRun = False,
     is_sure: Yes = False,
 ) -> None:
-    """Forget how far a group has pulled a topic, as one that is archived no more.
+    """Forget the pull offsets of a consumer group in a topic that is no longer archived.
 
-    Brokers whose archive_gate_group this is keep the topic for the archive no longer than its
-    retention says; other topics they keep as before. Take the topic out of what
-    `tidemill pipeline archive --gate` archives first, or its next run has it kept again. What is
-    archived already stays, and consumers that pop are not moved.
+    If archive_gate_group names this group, brokers then apply the retention to the topic again.
+    First remove the topic from `tidemill pipeline archive --gate`, because its next run would
+    report the offsets again. Archived messages stay, and pop consumers are not affected.
 
     Examples:
     * `tidemill group forget archive --topic orders --dry-run`
@@ -414,11 +413,11 @@ def forget_pulled(
 def _forgotten_words(answer: Json) -> str:
     queues = answer["queues"]
     if not queues:
-        return f"nothing: {answer['group']} has not said how far it has pulled {answer['topic']}"
+        return f"nothing: {answer['group']} has no pull offsets in {answer['topic']}"
     behind = sum(queue["behind"] for queue in queues)
     return (
-        f"how far {answer['group']} has pulled {len(queues)} queues of {answer['topic']}, with"
-        f" {behind} messages behind that"
+        f"pull offsets of {answer['group']} in {len(queues)} queues of {answer['topic']}, with"
+        f" {behind} messages behind them"
     )
 
 
@@ -451,7 +450,7 @@ def delete_group(
 def _say_plan(queues: list[Json]) -> None:
     is_several = has_several(queues)
     for queue in queues[:QUEUES_SHOWN_MAX]:
-        begin = queue.get("fromOffset", "the beginning of its reading")
+        begin = queue.get("fromOffset", "the start offset of the group")
         where = f"queue {queue['queueId']}" + (f" of {queue['broker']}" if is_several else "")
         typer.echo(f"{where}: from {begin} to {queue['toOffset']}", err=True)
     if len(queues) > QUEUES_SHOWN_MAX:

@@ -79,7 +79,7 @@ def send_message(
             "Above 18 it is 2h.",
         ),
     ] = None,
-    tag: Annotated[str | None, typer.Option(help="Tag, by which consumers filter.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Tag for filters of consumers.")] = None,
     keys: Annotated[
         list[str] | None, typer.Option("--key", help="Key to find it by; repeat for more.")
     ] = None,
@@ -88,13 +88,13 @@ def send_message(
         typer.Option("--property", metavar="NAME=VALUE", help="Property; repeat for more."),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="Message group: those of one group stay in order.")
+        str | None, typer.Option(help="Message group; its messages stay in order.")
     ] = None,
 ) -> None:
     """Send a message, at once or for a later time.
 
-    The topic takes it if it is of type NORMAL or MIXED; with a delay DELAY or MIXED, with a group
-    FIFO or MIXED. What is delayed can be cancelled or moved until then: see `tidemill timer`.
+    The type of the topic must be NORMAL or MIXED; with a delay DELAY or MIXED, with a message group
+    FIFO or MIXED. `tidemill timer` cancels or reschedules a delayed message until it is due.
 
     Examples:
     * `tidemill message send orders "hello" --tag new --key order-17`
@@ -147,10 +147,10 @@ def trace_message(
     context: typer.Context,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Id that the producer got.")],
 ) -> None:
-    """Show what happened to a message, by the log: stored, delivered, acked, and the like.
+    """Show the history of a message from the log: stored, delivered, acked and other events.
 
-    The log is read from the message's first record to where it ends now; Ctrl-C shows what was
-    found until then. What retention has taken of it nobody can tell.
+    The command reads the log from the first record of the message to the current end. Ctrl-C shows
+    the events found so far. Events that retention has removed are missing.
 
     Examples:
     * `tidemill message trace 01A2B3`
@@ -188,17 +188,15 @@ def peek_messages(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many a queue.")
     ] = 10,
-    queue: Annotated[
-        int | None, typer.Option(min=0, help="Only of this queue; of all by default.")
-    ] = None,
-    broker: Annotated[str | None, typer.Option(help="Only of this broker group.")] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="Only this queue. Default: all.")] = None,
+    broker: Annotated[str | None, typer.Option(help="Only this broker group.")] = None,
     from_offset: Annotated[
-        int | None, typer.Option("--from", min=0, help="Begin at this offset, not at the oldest.")
+        int | None, typer.Option("--from", min=0, help="First offset. Default: the oldest message.")
     ] = None,
 ) -> None:
-    """Show the first messages of each queue of a topic; nothing is consumed.
+    """Show the first messages of each queue of a topic, without consuming them.
 
-    Those that no group has acked and those that all have look alike: it is what the topic holds.
+    The list contains acked and unacked messages alike.
 
     Examples:
     * `tidemill message peek orders`
@@ -213,7 +211,7 @@ def peek_messages(
         found += read(context, topic, each, begin, limit)
     show_messages(context, {"messages": found, "unreachable": unreachable}, found)
     if not found:
-        typer.echo("nothing found: no message is there", err=True)
+        typer.echo("no messages", err=True)
 
 
 @app.command("verify")
@@ -222,21 +220,20 @@ def verify_message(
     topic: Topic,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")],
     client: Annotated[
-        str, typer.Option(help="Id of the client that is to consume it (`tidemill client ls`).")
+        str, typer.Option(help="Id of the client that consumes it (see `tidemill client ls`).")
     ],
     timeout: Annotated[
-        str, typer.Option(metavar=DURATION, help="How long to wait for the client's answer.")
+        str, typer.Option(metavar=DURATION, help="Time to wait for the answer of the client.")
     ] = "5s",
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Also where it is not known what the client subscribes to."),
+        bool, typer.Option("--force", help="Send it even if the subscriptions are unknown.")
     ] = False,
 ) -> None:
-    """Let one client consume a message once more, and show what came of it.
+    """Let one client consume a message again, and show the result.
 
-    Its listener gets the message as at a delivery, with all that it does; nothing is acked, and no
-    group's progress changes. Java push consumers do it, with messages of topics that they subscribe
-    to; clients of other languages cannot.
+    The listener of the client gets the message like a delivery, with all side effects. Nothing is
+    acked, and no progress changes. Only Java push consumers can do this, and only for topics of
+    their subscriptions.
 
     Example: tidemill message verify orders 01A... --client host@4711@0@abc
     """
@@ -259,33 +256,34 @@ def tail_messages(
         typer.Option(
             "--from",
             case_sensitive=False,
-            help="latest: only what comes from now on; earliest: first all that is there.",
+            help="latest: only new messages; earliest: stored messages first.",
         ),
     ] = Begin.LATEST,
 ) -> None:
-    """Show the messages of a topic as they come, until Ctrl-C; nothing is consumed.
+    """Show the messages of a topic as they arrive, until Ctrl-C, without consuming them.
 
-    Each queue is shown in its order. With --output json a line a message.
+    The messages of a queue are in order. --output json prints one line per message.
 
     Examples:
     * `tidemill message tail orders`
     * `tidemill message tail orders --from earliest -o json`
     """
     known: dict[tuple[str, int], int] = {}
-    away: list[str] = []
+    unreachable: list[str] = []
     is_json = options_of(context).output is OutputFormat.JSON
 
     def look() -> bool:
-        nonlocal away
-        is_first, were_away = not known, away
-        queues, away = queues_of(context, topic)
-        if away and away != were_away:
-            warn_unreachable({"unreachable": away})
+        nonlocal unreachable
+        is_first, earlier_unreachable = not known, unreachable
+        queues, unreachable = queues_of(context, topic)
+        if unreachable and unreachable != earlier_unreachable:
+            warn_unreachable({"unreachable": unreachable})
         for queue in queues:
             name = queue.broker, queue.queue_id
-            # A queue that appears later is new, and so is all that it holds; but what a broker
-            # group has that was away until now may be old.
-            is_skipped = begin is Begin.LATEST and (is_first or queue.broker in were_away)
+            # A queue that appears later is new, and so are its messages. But the messages of a
+            # broker group that was unreachable may be old.
+            was_unreachable = queue.broker in earlier_unreachable
+            is_skipped = begin is Begin.LATEST and (is_first or was_unreachable)
             behind = known.get(name, queue.max_offset if is_skipped else queue.min_offset)
             for message in read(context, topic, queue, behind, queue.max_offset):
                 typer.echo(json.dumps(message, ensure_ascii=False) if is_json else _line(message))
@@ -311,13 +309,13 @@ def _read_base64(path: Path) -> str:
 def _properties(given: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if wrong := [name for name, separator, _ in pairs if not separator]:
-        raise typer.BadParameter(f"a property is given as NAME=VALUE, not {wrong[0]!r}")
+        raise typer.BadParameter(f"property {wrong[0]!r} is not NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
 def show_messages(context: typer.Context, answer: Json, messages: list[Json]) -> None:
-    """Print `answer` as JSON, or its messages as a table; say what is missing in it."""
-    # Also where others are away: what is shown is then of some, and whose it is says something.
+    """Print `answer` as JSON, or its messages as a table; warn about missing parts."""
+    # If a broker group is unreachable, the name of the other ones matters.
     is_several = has_several(messages) or bool(answer.get("unreachable"))
     count = len(COLUMNS) if is_several else len(COLUMNS) - 1
     show(context, answer, COLUMNS[:count], [_row(message)[:count] for message in messages])
@@ -347,5 +345,5 @@ def _shown_body(message: Json) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for what would move the cursor or colour the terminal."""
+    """Return `text` with escapes for control characters of the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

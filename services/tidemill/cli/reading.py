@@ -1,4 +1,4 @@
-"""Queues are read in their order, and nothing is consumed: for `message peek` and `tail`."""
+"""Reads of queues in order, without consuming, for `message peek` and `tail`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from tidemill.cli.rest import call, segment
 from tidemill.common.rest_client import Json
 
-PAGE_SIZE = 256  # messages of one call: the most that the API gives
+PAGE_SIZE = 256  # messages per call; the limit of the API
 
 
-class Queue(NamedTuple):
-    """A queue of a topic, and what it holds: from the one offset up to but without the other."""
+class QueueRange(NamedTuple):
+    """A queue of a topic with its first offset and the offset after its last message."""
 
     broker: str
     queue_id: int
@@ -22,20 +22,20 @@ class Queue(NamedTuple):
     max_offset: int
 
 
-def queues_of(context: typer.Context, topic: str) -> tuple[list[Queue], list[str]]:
-    """Return the queues of a topic, and the broker groups of which nobody knows them now."""
+def queues_of(context: typer.Context, topic: str) -> tuple[list[QueueRange], list[str]]:
+    """Return the queues of a topic, and the unreachable broker groups."""
     shown = call(context, "GET", f"/topics/{segment(topic)}")
     queues = [
-        Queue(each["broker"], each["queueId"], each["minOffset"], each["maxOffset"])
+        QueueRange(each["broker"], each["queueId"], each["minOffset"], each["maxOffset"])
         for each in shown["queueStatus"]
     ]
     return queues, shown.get("unreachable", [])
 
 
 def read_page(
-    context: typer.Context, topic: str, queue: Queue, from_offset: int, limit: int
+    context: typer.Context, topic: str, queue: QueueRange, from_offset: int, limit: int
 ) -> Json:
-    """Return some messages of a queue from an offset on, and where to go on."""
+    """Return a page of messages of a queue, with the offset of the next page."""
     path = f"/topics/{segment(topic)}/queues/{queue.queue_id}/messages"
     query = {
         "broker": queue.broker,
@@ -46,12 +46,12 @@ def read_page(
 
 
 def read(
-    context: typer.Context, topic: str, queue: Queue, from_offset: int, limit: int
+    context: typer.Context, topic: str, queue: QueueRange, from_offset: int, limit: int
 ) -> Iterator[Json]:
-    """Yield up to `limit` messages of a queue up to the end that it has in `queue`."""
+    """Yield up to `limit` messages of a queue, at most up to its `max_offset`."""
     while limit > 0 and from_offset < queue.max_offset:
         page = read_page(context, topic, queue, from_offset, limit)
-        # What came behind that end meanwhile is read by the next look.
+        # The next call of the caller reads newer messages.
         found = [each for each in page["messages"] if each["queueOffset"] < queue.max_offset]
         yield from found
         limit -= len(found)

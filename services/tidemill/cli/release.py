@@ -1,4 +1,4 @@
-"""`tidemill release ...`: what the jobs of the Helm chart run."""
+"""`tidemill release ...`: the jobs of the Helm chart."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""What the jobs of the Helm chart run.
+    help="""Run the jobs of the Helm chart.
 
-Certificates between the processes, the look before an upgrade, the broker groups, topics and
-consumer groups that values name, and a trial. People rarely need them.
+They make certificates, check upgrades, create the broker groups, topics and consumer groups of the
+values, and try the release. Operators rarely need them.
 """,
 )
 
-WRITES_MAX = 3  # times that all is looked at again because somebody has changed a Secret meanwhile
+WRITES_MAX = 3  # tries if another process changes a Secret at the same time
 
 Patience = Annotated[
     float, typer.Option("--patience-s", min=0, help="Seconds to wait for processes that start.")
@@ -40,18 +40,18 @@ HasTls = Annotated[bool, typer.Option("--tls", help="Clients are served with TLS
 CaFile = Annotated[
     Path | None,
     typer.Option(
-        help="Who has signed the proxies' certificate, PEM; without the file public authorities."
+        help="Authorities (PEM) of the certificate of the proxies. Default: public authorities."
     ),
 ]
 CertificateFile = Annotated[
-    Path | None, typer.Option(help="The certificate to show, PEM, where proxies ask for one.")
+    Path | None, typer.Option(help="Client certificate (PEM), if the proxies require one.")
 ]
 KeyFile = Annotated[Path | None, typer.Option(help="Its key, PEM.")]
 
 
 @app.command("certificates")
 def make_certificates(
-    plan: Annotated[str, typer.Option(help="Which Secrets there shall be, as JSON.")],
+    plan: Annotated[str, typer.Option(help="Secrets to create, as JSON.")],
 ) -> None:
     """Make and renew the certificates of a release, in Secrets of the namespace of this pod."""
     from tidemill.release.certificates import CertificatePlan, ForeignSecret, secrets_to_write
@@ -80,16 +80,19 @@ def make_certificates(
             fail(str(error), EXIT_REFUSED)
         typer.echo(f"{len(names) - len(written)} of {len(names)} Secrets are as they should be")
         return
-    fail("the Secrets are changed by somebody else all the time", EXIT_REFUSED)
+    fail(
+        f"another process changed the Secrets {WRITES_MAX} times; stop it and run the job again",
+        EXIT_REFUSED,
+    )
 
 
 @app.command("provision")
 def provide_what_is_wanted(
     context: typer.Context,
-    file: Annotated[Path, typer.Option(help="What there shall be, as the chart writes it.")],
+    file: Annotated[Path, typer.Option(help="File with the values, written by the chart.")],
     patience_s: Patience = 300.0,
 ) -> None:
-    """Add broker groups, topics and consumer groups that values name; delete nothing."""
+    """Add the broker groups, topics and consumer groups of the values; delete nothing."""
     from tidemill.release.provisioning import ReleaseValues, provide
 
     with _explained():
@@ -99,12 +102,14 @@ def provide_what_is_wanted(
 @app.command("roll")
 def roll_broker_groups(
     context: typer.Context,
-    stateful_sets: Annotated[str, typer.Option(help="Those of the broker groups, with commas.")],
+    stateful_sets: Annotated[
+        str, typer.Option(help="StatefulSets of the broker groups, separated by commas.")
+    ],
     patience_s: Patience = 300.0,
 ) -> None:
-    """Replace pods of broker groups that are not as their StatefulSets say, one after the other.
+    """Replace outdated pods of broker groups one by one.
 
-    The next one goes when the one before is a member that can be reached again.
+    The next pod is replaced when the broker group of the previous one is reachable again.
     """
     from tidemill.release.rolling import roll
 
@@ -117,47 +122,49 @@ def roll_broker_groups(
 @app.command("check")
 def check_before_an_upgrade(
     context: typer.Context,
-    kept: Annotated[str, typer.Option(help="The broker groups that values name, with commas.")],
-    gone: Annotated[str, typer.Option(help="Those that stand and that values do not name.")] = "",
+    kept: Annotated[str, typer.Option(help="Broker groups of the values, separated by commas.")],
+    gone: Annotated[
+        str, typer.Option(help="Installed broker groups that are not in the values.")
+    ] = "",
     store_format: Annotated[
-        int | None, typer.Option(help="The format of stores that the brokers to come can read.")
+        int | None, typer.Option(help="Newest store format that the new brokers can read.")
     ] = None,
     installed: Annotated[
-        Path | None, typer.Option(help="The folder in which the release says what it has been.")
+        Path | None, typer.Option(help="Folder with the state of the installed release.")
     ] = None,
     is_unanswerable: Annotated[
-        bool, typer.Option("--nobody-to-ask", help="There will be no REST API, so none is asked.")
+        bool, typer.Option("--nobody-to-ask", help="Do not ask the REST API; it will not exist.")
     ] = False,
     patience_s: Patience = 10.0,
 ) -> None:
-    """Refuse what would take a broker group away that is a member still, or a store's reader.
+    """Reject an upgrade that removes a member of the cluster, or that cannot read the stores.
 
-    An upgrade is looked at by its templates too. A rollback is not rendered: its jobs are those of
-    the revision that comes back, and know of what stands by the folder alone.
+    The templates of the chart check an upgrade, too. They do not check a rollback, because its jobs
+    belong to the old revision. These jobs know the installed release only from the folder.
     """
     from tidemill.release.provisioning import InstalledRelease, find_members_to_remove
 
     stands = InstalledRelease.read(installed)
     if store_format is not None and stands.store_format > store_format:
         fail(
-            f"these brokers read stores up to format {store_format}, and those of this release"
-            f" write format {stands.store_format}: they would not start. Stay, or restore a backup"
-            f" of before into a new release (docs/kubernetes/backup-and-restore.md)",
+            f"the new brokers read stores up to format {store_format}, but this release has format"
+            f" {stands.store_format}, so they would not start. Keep this release, or restore an"
+            f" older backup into a new release (docs/kubernetes/backup-and-restore.md)",
             EXIT_REFUSED,
         )
     names = {name for name in gone.split(",") if name} | stands.broker_groups
     gone = ", ".join(sorted(names - set(kept.split(","))))
     if is_unanswerable:
         if gone:
-            fail(f"{gone}: without a REST API nobody says what is left there", EXIT_REFUSED)
-        typer.echo("no broker group goes")
+            fail(f"{gone}: without a REST API the backlog is unknown", EXIT_REFUSED)
+        typer.echo("no broker group is removed")
         return
     try:
         shown = _rest(context, patience_s).call("GET", "/broker-groups")["items"]
     except (RestRejection, RestOptionError, WaitTimeout) as error:
         if gone:
-            fail(f"{gone}: nobody says what is left there: {error}", EXIT_UNREACHABLE)
-        warn(f"{error}; no broker group goes, so the upgrade may")
+            fail(f"{gone}: the backlog is unknown: {error}", EXIT_UNREACHABLE)
+        warn(f"{error}; no broker group is removed, so the upgrade continues")
         return
     if reasons := list(find_members_to_remove(shown, kept.split(","))):
         fail("; ".join(reasons), EXIT_REFUSED)
@@ -189,14 +196,14 @@ def try_it(
 @app.command("receive")
 def receive_and_ack(
     topic: Annotated[str, typer.Argument(help="The topic.")],
-    group: Annotated[str, typer.Option(help="The consumer group whose messages these are.")],
+    group: Annotated[str, typer.Option(help="The consumer group.")],
     endpoint: Endpoint = "127.0.0.1:8081",
     has_tls: HasTls = False,
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Receive messages as a consumer does, print and ack them: the group does not get them again.
+    """Receive messages like a consumer, print and ack them.
 
     Example: tidemill release receive orders --group billing
     """
@@ -211,12 +218,12 @@ def receive_and_ack(
             typer.echo(message.body.decode("utf-8", "replace"))
             trial.ack(stub, topic, group, message)
     if not received:
-        warn(f"{group} has nothing to receive of {topic}")
+        warn(f"no messages of {topic} are ready for {group}")
 
 
 @contextmanager
 def _proxies(endpoint: str, credentials: grpc.ChannelCredentials | None) -> Iterator[grpc.Channel]:
-    """Connect to the proxies, and say what goes wrong there."""
+    """Connect to the proxies, and report errors."""
     import grpc
 
     from tidemill.release.trial import TrialFailed
@@ -237,13 +244,13 @@ def _proxies(endpoint: str, credentials: grpc.ChannelCredentials | None) -> Iter
 def _credentials(
     ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
 ) -> grpc.ChannelCredentials:
-    """Return whom to believe, and what to show to proxies that ask for it."""
+    """Return the trusted authorities and the client certificate for the proxies."""
     import grpc
 
     if (certificate_file is None) != (key_file is None):
         raise typer.BadParameter("--certificate-file and --key-file belong together")
     if ca_file is not None and not ca_file.exists():
-        warn(f"{ca_file} is not there: public authorities are believed")
+        warn(f"{ca_file} does not exist; using the public authorities")
         ca_file = None
     files = (ca_file, key_file, certificate_file)
     try:

@@ -29,7 +29,7 @@ app = typer.Typer(
 TimerId = Annotated[
     int, typer.Argument(min=0, metavar="TIMER", help="Its number, as sending or `ls` shows it.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the effect and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 Broker = Annotated[
@@ -43,17 +43,17 @@ COLUMNS = ("TIMER", "DUE", "IN", "TOPIC", "QUEUE", "MESSAGE ID", "TAG", "KEYS", 
 @app.command("ls")
 def list_timers(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     due_from: Annotated[
-        str | None, typer.Option(metavar=INSTANT, help="Only what is due then or later.")
+        str | None, typer.Option(metavar=INSTANT, help="Earliest due time.")
     ] = None,
     due_to: Annotated[
-        str | None, typer.Option(metavar=INSTANT, help="Only what is due before.")
+        str | None, typer.Option(metavar=INSTANT, help="Due before this time.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only messages with this key.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Largest number of timers.")] = 100,
 ) -> None:
-    """List what waits for its time, those due first first.
+    """List pending timers, the earliest first.
 
     Examples:
     * `tidemill timer ls --topic orders`
@@ -116,7 +116,7 @@ def cancel_timer(
 ) -> None:
     """Cancel a delayed message: it is never delivered.
 
-    Doing so again is no error; when it was delivered already, it is.
+    A repeated cancel succeeds. A cancel after the delivery is an error.
 
     Example: tidemill timer cancel 17
     """
@@ -217,17 +217,17 @@ def fire_timer(
 
 
 def _pending(context: typer.Context, timer: int, broker: str | None) -> Json:
-    """Return a timer that can still be changed; end the command where it cannot."""
+    """Return a pending timer; end the command if the timer is in another state."""
     planned = call(context, "GET", f"/timers/{timer}", query=_at(broker))
     if planned["state"] != "PENDING":
-        fail(f"timer {timer} does not wait any more: {_state(planned)}", EXIT_REFUSED)
+        fail(f"timer {timer} is not pending: {_state(planned)}", EXIT_REFUSED)
     return planned
 
 
 def _pages(
     context: typer.Context, query: dict[str, str], limit: int
 ) -> tuple[list[Json], bool, list[str]]:
-    """Collect up to `limit` timers; say whether there are more, and who could not be reached."""
+    """Return up to `limit` timers, whether there are more, and unreachable broker groups."""
     timers: list[Json] = []
     unreachable: set[str] = set()
     while True:

@@ -110,10 +110,10 @@ def create_topic(
 
 @app.command("show")
 def show_topic(context: typer.Context, name: Name) -> None:
-    """Show a topic and what its queues hold.
+    """Show a topic and its queues.
 
-    SEALED is there where brokers keep what an archive has not sealed: what lies from there on is
-    kept beyond retention, while there is room.
+    SEALED is shown if retention waits for an archive. Messages from this offset on are kept beyond
+    the retention while there is room.
 
     Example: tidemill topic show orders
     """
@@ -122,7 +122,7 @@ def show_topic(context: typer.Context, name: Name) -> None:
     columns = {"QUEUE": "queueId", "FIRST": "minOffset", "NEXT": "maxOffset"}
     if any("sealedOffset" in queue for queue in queues):
         columns["SEALED"] = "sealedOffset"
-    # Where there is one broker group alone its name says nothing.
+    # The name of a single broker group is redundant.
     if has_several(queues):
         columns["BROKER"] = "broker"
     rows = [
@@ -138,7 +138,7 @@ def delete_topic(
     context: typer.Context,
     name: Name,
     is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
     ] = False,
     is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

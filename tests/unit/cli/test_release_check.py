@@ -23,8 +23,8 @@ def installed(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--store-format=1008", "--kept=broker-0,broker-1"], "write format 1009"),
-        (["--store-format=1009"], "broker-1: without a REST API nobody says what is left there"),
+        (["--store-format=1008", "--kept=broker-0,broker-1"], "has format 1009"),
+        (["--store-format=1009"], "broker-1: without a REST API the backlog is unknown"),
     ],
 )
 def test_a_rollback_is_refused_with_a_reason(installed: Path, more: list[str], reason: str) -> None:
