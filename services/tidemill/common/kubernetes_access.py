@@ -49,9 +49,13 @@ def find_access(account: Path = ACCOUNT) -> KubernetesAccess:
         ) from error
 
 
-def open_client(access: KubernetesAccess) -> ApiClient:
-    """Return a client that sends each request once; callers decide about retries."""
+def open_client(access: KubernetesAccess, *, connections: int = 1) -> ApiClient:
+    """Return a client that sends each request once and keeps so many connections.
+
+    Callers decide about retries.
+    """
     access.configuration.retries = False
+    access.configuration.connection_pool_maxsize = connections
     return ApiClient(access.configuration)
 
 

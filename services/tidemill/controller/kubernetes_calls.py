@@ -38,7 +38,7 @@ class KubernetesCalls:
 
     def __init__(self, access: KubernetesAccess) -> None:
         self.namespace = access.namespace
-        self._client = open_client(access)
+        self._client = open_client(access, connections=CALLS_MAX + 1)  # one for the watch
         self.custom_objects = CustomObjectsApi(self._client)
         self.leases = CoordinationV1Api(self._client)
         self.stateful_sets = AppsV1Api(self._client)
