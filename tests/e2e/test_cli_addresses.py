@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from typer.testing import CliRunner
 
 from tests.e2e.conftest import Certificates
-from tidemill.admin.http.door import Door, TokenFile
+from tidemill.admin.http.access import AccessControl, TokenFile
 from tidemill.admin.process import listening, serving
 from tidemill.cli.app import app
 
@@ -98,7 +98,7 @@ def test_a_certificate_that_nobody_known_has_signed(certificates: Certificates) 
 def test_no_token_and_a_wrong_one(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a-secret")
-    door = Door(api(), token=TokenFile(str(file)), body_bytes_max=1_000)
+    door = AccessControl(api(), token=TokenFile(str(file)), body_bytes_max=1_000)
     with served(door) as address:
         without, wrong = told("--admin", address), told("--admin", address, "--token=b")
         assert told("--admin", address, "--token-file", str(file))[0] == 0

@@ -11,7 +11,7 @@ import httpx
 from tests.support.processes.processes import broker
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.routes.broker_groups import get_broker_group
 
 TIMEOUT_MS = 5_000
@@ -26,7 +26,7 @@ def names_of(*flags: str, data_dir: Path) -> tuple[str, str, str, str]:
             brokers = Brokers([address], connect, timeout_ms=TIMEOUT_MS)
             async with brokers.running():
                 [member] = await brokers.members()
-                shown = await get_broker_group(member.name, brokers, Controllers([]))
+                shown = await get_broker_group(member.name, brokers, ControllerClients([]))
                 [replica] = shown.replicas
                 return shown.name, shown.master, replica.name
 

@@ -7,24 +7,24 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.cluster.controllers import Controllers
-from tidemill.admin.http.pages import add_pages
-from tidemill.admin.http.paths import Paths
+from tidemill.admin.cluster.controllers import ControllerClients
+from tidemill.admin.http.browser_pages import add_pages
 from tidemill.admin.http.problems import RESPONSES, add_problem_handlers
-from tidemill.admin.http.query import KnownParameters
+from tidemill.admin.http.query_parameters import KnownParameters
+from tidemill.admin.http.route_templates import RouteTemplates
 from tidemill.admin.messages.compose import Composer
 from tidemill.admin.routes import (
     broker_groups,
     clients,
+    consumer_groups,
     deliveries,
-    groups,
     messages,
     replicas,
     scaling,
     timers,
     topics,
 )
-from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.clock import SystemClock
 
 PREFIX = "/api/v1"
@@ -37,11 +37,21 @@ BEARER = HTTPBearer(
 )
 
 
-ROUTES = (topics, deliveries, scaling, groups, messages, timers, clients, broker_groups, replicas)
+ROUTES = (
+    topics,
+    deliveries,
+    scaling,
+    consumer_groups,
+    messages,
+    timers,
+    clients,
+    broker_groups,
+    replicas,
+)
 
 
 def create_app(
-    brokers: Brokers, demands: Demands, controllers: Controllers | None = None
+    brokers: Brokers, demands: DemandQueries, controllers: ControllerClients | None = None
 ) -> FastAPI:
     """Return the application over these broker groups, and what there is to do there."""
     clock = SystemClock()
@@ -58,14 +68,14 @@ def create_app(
         redoc_url=None,
     )
     app.state.brokers, app.state.demands = brokers, demands
-    app.state.controllers = controllers or Controllers([])
+    app.state.controllers = controllers or ControllerClients([])
     app.state.composer = Composer(clock)
     routers = [routes.router for routes in ROUTES]
     of_all = [Depends(BEARER), Depends(KnownParameters(PREFIX))]
     for router in routers:
         app.include_router(router, prefix=PREFIX, dependencies=of_all)
     add_pages(app)
-    app.state.paths = Paths(
+    app.state.paths = RouteTemplates(
         (PREFIX + route.path, route.methods or ())
         for router in routers
         for route in router.routes

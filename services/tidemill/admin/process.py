@@ -18,15 +18,15 @@ import uvicorn
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.broker_client import broker_client
 from tidemill.admin.cluster.broker_credentials import broker_credentials
-from tidemill.admin.cluster.broker_watch import BrokerWatch
+from tidemill.admin.cluster.broker_health import BrokerHealth
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.master_addresses import MasterAddresses
-from tidemill.admin.http.connections import Connection, Told
-from tidemill.admin.http.door import Door, TokenFile
-from tidemill.admin.http.metrics import AdminMetrics, Measured
+from tidemill.admin.http.access import AccessControl, TokenFile
+from tidemill.admin.http.connections import HttpConnection, InvalidRequestFilter
+from tidemill.admin.http.metrics import AdminMetrics, RequestCounter
 from tidemill.admin.routes.messages import MESSAGES
-from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.server import scaler_server, scaler_tls
 from tidemill.admin.settings import AdminSettings
 from tidemill.common.lifecycle import announce_ready, cannot_listen, run, stop_on_signal
@@ -83,7 +83,7 @@ async def serve(settings: AdminSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
             await enter(certificates.watching())
-            controllers = Controllers(settings.controllers, credentials)
+            controllers = ControllerClients(settings.controllers, credentials)
             masters = MasterAddresses(controllers)
             await enter(masters.following())
             connect = functools.partial(
@@ -94,7 +94,7 @@ async def serve(settings: AdminSettings) -> None:
             )
             brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
             await enter(brokers.running())
-            watches = [BrokerWatch(await brokers.client_at(a), a) for a in settings.broker]
+            watches = [BrokerHealth(await brokers.client_at(a), a) for a in settings.broker]
             for watch in watches:
                 await enter(watch.running())
             readiness = ProcessReadiness(
@@ -106,12 +106,14 @@ async def serve(settings: AdminSettings) -> None:
                     settings.metrics_host, settings.metrics_port
                 )
             )
-            demands = Demands(brokers)
+            demands = DemandQueries(brokers)
             await enter(demands.running())
             scaler = await enter(scaler_server(demands, settings, registry, for_keda))
             await enter(
                 serving(
-                    with_door(create_app(brokers, demands, controllers), settings, token, counted),
+                    with_access_control(
+                        create_app(brokers, demands, controllers), settings, token, counted
+                    ),
                     listener,
                     settings.drain_timeout_ms,
                     tls=newest_context(served) if served else None,
@@ -145,18 +147,18 @@ def tls_of(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | N
     return ReloadableCredentials("admin", files, make)
 
 
-def with_door(
+def with_access_control(
     app: FastAPI, settings: AdminSettings, token: TokenFile | None, metrics: AdminMetrics
 ) -> ASGIApp:
     """Return the application behind what looks at who comes in, all of it counted."""
-    door = Door(
+    door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],
         token=token,
         body_bytes_max=settings.admin_body_bytes_max,
         large=MESSAGES,
     )
-    return Measured(door, metrics, app.state.paths)
+    return RequestCounter(door, metrics, app.state.paths)
 
 
 @contextlib.contextmanager
@@ -180,7 +182,7 @@ async def serving(
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Serve `app` until the block ends, then finish the requests that are in flight."""
-    logging.getLogger("uvicorn.error").addFilter(Told())
+    logging.getLogger("uvicorn.error").addFilter(InvalidRequestFilter())
     server = _Server(
         uvicorn.Config(
             app,
@@ -188,7 +190,7 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=functools.partial(Connection, misuse=MisuseLog()),  # type: ignore[arg-type]  # It is called, and nothing else.
+            http=functools.partial(HttpConnection, misuse=MisuseLog()),  # type: ignore[arg-type]  # It is called, and nothing else.
             ws="none",
             # Whoever asks is who has connected, and not what a header says.
             proxy_headers=False,

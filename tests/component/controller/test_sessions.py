@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from tests.support.clocks import ManualClock
 from tests.support.worlds.memory_meta_store import Contents, MemoryStore
 from tests.support.worlds.proxy_world import eventually
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.common.errors import BrokerGroupNotFound, BrokerGroupUnreachable, Conflict
 from tidemill.common.replica_group import ReplicaId
 from tidemill.controller.election.forgetting import SILENCE_MS
@@ -231,7 +231,7 @@ def test_the_admin_process_uses_any_controller_that_answers() -> None:
         async with world.connect() as one:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
-            controllers = Controllers(["127.0.0.1:1", world.address])
+            controllers = ControllerClients(["127.0.0.1:1", world.address])
             [group] = await controllers.groups()
             assert group.view.epoch == 1
             with pytest.raises(BrokerGroupNotFound):
@@ -239,9 +239,9 @@ def test_the_admin_process_uses_any_controller_that_answers() -> None:
             with pytest.raises(Conflict):
                 await controllers.transfer(NAME, 2)
         with pytest.raises(BrokerGroupUnreachable, match="no controller answers"):
-            await Controllers(["127.0.0.1:1"]).groups()
+            await ControllerClients(["127.0.0.1:1"]).groups()
         with pytest.raises(BrokerGroupUnreachable, match="has no controllers"):
-            await Controllers([]).groups()
+            await ControllerClients([]).groups()
 
     play(scenario)
 
@@ -259,7 +259,7 @@ def test_an_incomplete_replica_becomes_master_only_by_force() -> None:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
             await join(other, 1)
-            controllers = Controllers([world.address])
+            controllers = ControllerClients([world.address])
             with pytest.raises(Conflict):
                 await controllers.transfer(NAME, 1)
             with pytest.raises(Conflict, match="stop them first"):
@@ -315,7 +315,7 @@ def test_a_forced_master_gets_an_epoch_above_all_that_replicas_have_seen() -> No
                 await stream.next("beat")
             group = await world.groups.get(NAME)
             group.alarm = ""
-            controllers = Controllers([world.address])
+            controllers = ControllerClients([world.address])
             while not (found := (await controllers.groups(NAME))[0].alarm):  # noqa: ASYNC110
                 await asyncio.sleep(0)  # Until its task has looked.
             assert "replicas have seen epoch 7 and the record has" in found
@@ -440,7 +440,7 @@ def test_a_group_without_live_replicas_can_be_forgotten() -> None:
     async def scenario(world: World) -> None:
         async with world.connect() as one:
             await view_of_epoch(await join(one, 0), 1)
-            controllers = Controllers([world.address])
+            controllers = ControllerClients([world.address])
             with pytest.raises(Conflict, match="replica 0 is live"):
                 await controllers.forget(NAME)
             # It may only stand still, and then it would lead a group without a record.
@@ -469,7 +469,7 @@ def test_proxies_follow_a_group_that_was_forgotten_and_created_again() -> None:
             await eventually(lambda: NAME in routes.masters.routes)
             await eventually(lambda: routes.masters.routes[NAME].version > 100)
             world.clock.advance(SILENCE_MS + 1)
-            await Controllers([world.address]).forget(NAME)
+            await ControllerClients([world.address]).forget(NAME)
             await view_of_epoch(await join(again, 0, run="b"), 1)
             await eventually(lambda: NAME in routes.masters.routes)
             await eventually(lambda: routes.masters.routes[NAME].version < 100)
@@ -482,7 +482,7 @@ def test_a_replica_of_a_forgotten_group_registers_again() -> None:
         async with world.connect() as one, world.connect() as again:
             stream = await join(one, 0)
             await view_of_epoch(stream, 1)
-            controllers = Controllers([world.address])
+            controllers = ControllerClients([world.address])
             world.clock.advance(SILENCE_MS + 1)
             await controllers.forget(NAME)
             # The controller ends the silent stream, because its messages have no effect.
@@ -514,7 +514,7 @@ def test_an_operator_sets_min_in_sync_within_the_number_of_replicas() -> None:
         async with world.connect() as one, world.connect() as other:
             first = await join(one, 0)
             await view_of_epoch(first, 1)
-            controllers = Controllers([world.address])
+            controllers = ControllerClients([world.address])
             # With one replica, an operator may lower min-in-sync to 1.
             alone = await controllers.set_min_in_sync(NAME, 1)
             assert alone.view.min_in_sync == 1
@@ -655,8 +655,8 @@ def test_a_replica_that_is_not_live_is_not_made_master() -> None:
             await dead(world, 1)
             for number in (1, 2):
                 with pytest.raises(Conflict):
-                    await Controllers([world.address]).force(NAME, number, "a slip")
-            [group] = await Controllers([world.address]).groups()
+                    await ControllerClients([world.address]).force(NAME, number, "a slip")
+            [group] = await ControllerClients([world.address]).groups()
             assert (group.view.epoch, group.view.master) == (1, member(0))
 
     play(scenario)

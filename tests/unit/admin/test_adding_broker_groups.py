@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
-from tidemill.admin.json.broker_groups import BrokerGroupChange, NewMember
+from tidemill.admin.json.broker_groups import BrokerGroupChangeView, NewBrokerGroup
 from tidemill.admin.routes.broker_groups import add_broker_group, drain_broker_group
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, BrokerTimeout, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -74,8 +74,8 @@ class Cluster:
 
 def add(
     cluster: Cluster, name: str, address: str, *, force: bool = False, dry_run: bool = False
-) -> BrokerGroupChange:
-    new = NewMember(address=address, force=force)
+) -> BrokerGroupChangeView:
+    new = NewBrokerGroup(address=address, force=force)
     return asyncio.run(add_broker_group(name, new, cast("Any", cluster), "me", dry_run=dry_run))
 
 

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import ERROR_KEY, BrokerClient, broker_client
-from tidemill.admin.cluster.broker_watch import BrokerWatch
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.broker_health import BrokerHealth
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.master_addresses import MasterAddresses
 from tidemill.common.errors import BrokerUnreachable, UnavailableError
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -116,7 +116,7 @@ def test_a_watch_outlives_the_connection_that_it_asks_on() -> None:
         broker = HealthOfABroker()
         async with broker.serving() as address, channel_to(address) as channel:
             client = BrokerClient(channel, timeout_ms=TIMEOUT_MS)
-            watch = BrokerWatch(client, address)
+            watch = BrokerHealth(client, address)
             asking = asyncio.create_task(watch._ask())
             await broker.asked.wait()
             await channel.close()
@@ -229,7 +229,7 @@ def test_a_send_that_nobody_has_taken_waits_for_the_next_master() -> None:
     async def scenario() -> None:
         old, new = Replica(refuses_as="NotMaster"), Replica()
         async with old.serving() as one, new.serving() as other:
-            masters = MasterAddresses(Controllers(["127.0.0.1:1"]))
+            masters = MasterAddresses(ControllerClients(["127.0.0.1:1"]))
             masters.learn(group_led_by(0, [one, other]))
             async with broker_client(one, timeout_ms=TIMEOUT_MS, masters=masters) as client:
                 sending = asyncio.create_task(
@@ -250,7 +250,7 @@ def test_what_another_replica_would_not_change_is_said_at_once(
     async def scenario() -> None:
         replica = Replica(refuses_as=refusal)
         async with replica.serving() as address:
-            masters = MasterAddresses(Controllers(["127.0.0.1:1"] if has_replicas else []))
+            masters = MasterAddresses(ControllerClients(["127.0.0.1:1"] if has_replicas else []))
             async with broker_client(address, timeout_ms=TIMEOUT_MS, masters=masters) as client:
                 with pytest.raises(UnavailableError, match="not here"):
                     await client.call(calls.STORE_MESSAGE, pb.StoreMessageRequest())

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from tidemill.admin.http import connections
-from tidemill.admin.http.metrics import UNANSWERED, AdminMetrics, Measured
-from tidemill.admin.http.paths import Paths
+from tidemill.admin.http.metrics import UNANSWERED, AdminMetrics, RequestCounter
+from tidemill.admin.http.route_templates import RouteTemplates
 from tidemill.admin.process import listening, serving
 
 if TYPE_CHECKING:
@@ -102,13 +102,13 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(connections, "ANSWER_TIMEOUT_S", 0.01)
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 10 * WAIT_S)
     gone = asyncio.Event()
-    lost = connections.Connection.connection_lost
+    lost = connections.HttpConnection.connection_lost
 
-    def note(connection: connections.Connection, error: Exception | None) -> None:
+    def note(connection: connections.HttpConnection, error: Exception | None) -> None:
         lost(connection, error)
         gone.set()
 
-    monkeypatch.setattr(connections.Connection, "connection_lost", note)
+    monkeypatch.setattr(connections.HttpConnection, "connection_lost", note)
 
     async def scenario() -> None:
         async with served() as connect:
@@ -205,7 +205,7 @@ def test_a_sender_that_goes_in_the_middle_of_its_body_is_counted_as_gone() -> No
             pass
         await app(scope, receive, send)  # As a framework does that cannot tell.
 
-    measured = Measured(reads, counted, Paths([]))
+    measured = RequestCounter(reads, counted, RouteTemplates([]))
 
     async def served_once(scope: Scope, receive: Receive, send: Send) -> None:
         await measured(scope, receive, send)

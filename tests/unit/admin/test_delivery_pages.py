@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.admin.cluster.brokers import Answer
+from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http.paging import encode_token
-from tidemill.admin.messages.delivery_pages import Place, after, merged, place_of
+from tidemill.admin.messages.delivery_pages import DeliveryCursor, after, merged, place_of
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -39,7 +39,7 @@ def test_pages_contain_each_message_once_in_order(page_size: int, looked_at: int
         place = place_of(token) if token else None
         count = min(page_size, looked_at)
         answers = [
-            Answer(name, asked(name, None if place is None else after(place, name), count))
+            BrokerAnswer(name, asked(name, None if place is None else after(place, name), count))
             for name in OF
         ]
         page, token = merged(answers, page_size)
@@ -61,4 +61,4 @@ def test_a_token_of_somebody_else_is_refused(text: str) -> None:
 
 
 def test_a_token_of_ours_is_its_place() -> None:
-    assert place_of(encode_token("7:broker-0:8:9")) == Place(7, "broker-0", 8, 9)
+    assert place_of(encode_token("7:broker-0:8:9")) == DeliveryCursor(7, "broker-0", 8, 9)

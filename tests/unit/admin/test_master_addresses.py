@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.cluster.master_addresses import OLDER_LOOKS_MAX, MasterAddresses
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 from tidemill.stubs.tidemill.replication.v1 import replication_pb2 as replication
@@ -18,14 +18,14 @@ def group(*, master: int, version: int, addresses: tuple[str, ...] = ("a:1", "b:
 
 
 def test_any_replica_means_the_master_and_what_is_unknown_itself() -> None:
-    masters = MasterAddresses(Controllers([]))
+    masters = MasterAddresses(ControllerClients([]))
     assert masters.find("a:1") == "a:1"
     masters.learn(group(master=1, version=3))
     assert [masters.find(each) for each in ("a:1", "b:1", "c:1")] == ["b:1", "b:1", "c:1"]
 
 
 def test_what_is_older_does_not_count_and_a_move_is_told_once() -> None:
-    masters, told = MasterAddresses(Controllers([])), []
+    masters, told = MasterAddresses(ControllerClients([])), []
     masters.listen("a:1", lambda: told.append("moved"))
     masters.learn(group(master=0, version=3))
     masters.learn(group(master=1, version=4))
@@ -36,7 +36,7 @@ def test_what_is_older_does_not_count_and_a_move_is_told_once() -> None:
 
 
 def test_where_a_replica_has_been_still_means_its_group() -> None:
-    masters = MasterAddresses(Controllers([]))
+    masters = MasterAddresses(ControllerClients([]))
     masters.learn(group(master=0, version=3))
     masters.learn(group(master=0, version=4, addresses=("c:1", "b:1")))
     assert masters.find("a:1") == "c:1"
@@ -44,7 +44,7 @@ def test_where_a_replica_has_been_still_means_its_group() -> None:
 
 def test_an_address_that_comes_to_mean_a_group_is_told_of_its_master() -> None:
     """An admin process names a replica that registers later than the master is known."""
-    masters, told = MasterAddresses(Controllers([])), []
+    masters, told = MasterAddresses(ControllerClients([])), []
     masters.listen("b:1", lambda: told.append(masters.find("b:1")))
     masters.learn(group(master=0, version=3, addresses=("a:1",)))
     assert not told
@@ -53,7 +53,7 @@ def test_an_address_that_comes_to_mean_a_group_is_told_of_its_master() -> None:
 
 
 def test_an_older_version_that_is_said_again_and_again_counts() -> None:
-    masters = MasterAddresses(Controllers([]))
+    masters = MasterAddresses(ControllerClients([]))
     masters.learn(group(master=0, version=900))
     lost = group(master=1, version=2)
     for _ in range(OLDER_LOOKS_MAX - 1):

@@ -8,8 +8,13 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
-from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
-from tidemill.admin.cluster.proxies import ClientPage, command_client, find_client, list_clients
+from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
+from tidemill.admin.cluster.proxies import (
+    ConnectedClientPage,
+    command_client,
+    find_client,
+    list_clients,
+)
 from tidemill.common.errors import ClientMute, ClientNotFound, Overloaded, ProxyUnreachable
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -58,9 +63,9 @@ class FakeBrokers:
         self.brokers = {f"broker-{n}": broker for n, broker in enumerate(brokers)}
         self.away = away or []
 
-    async def ask_all(self, ask: Any) -> Answers[Any]:
-        answers = [Answer(name, await ask(await self.member(name))) for name in self.brokers]
-        return Answers(answers, self.away)
+    async def ask_all(self, ask: Any) -> BrokerAnswers[Any]:
+        answers = [BrokerAnswer(name, await ask(await self.member(name))) for name in self.brokers]
+        return BrokerAnswers(answers, self.away)
 
     async def member(self, name: str) -> Any:
         class Member(NamedTuple):
@@ -81,7 +86,7 @@ def proxy(name: str, *clients: pb.ClientState, refusal: Exception | None = None)
     return FakeProxy(name, {each.client_id: each for each in clients}, refusal)
 
 
-def listed(brokers: FakeBrokers, *, after: str = "", most: int = 100) -> ClientPage:
+def listed(brokers: FakeBrokers, *, after: str = "", most: int = 100) -> ConnectedClientPage:
     asked = pb.ListClientsRequest(after=after, clients_max=most)
     return asyncio.run(list_clients(cast("Brokers", brokers), asked))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.admin.cluster.brokers import Answer
+from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http.paging import encode_token
-from tidemill.admin.messages.timer_pages import Place, merged, place_of, request_behind
+from tidemill.admin.messages.timer_pages import TimerCursor, merged, place_of, request_behind
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -18,9 +18,9 @@ class Cluster:
         self.timers = timers
         self.search_max = search_max  # timers that one search of a broker looks at
 
-    def all(self) -> list[Place]:
+    def all(self) -> list[TimerCursor]:
         return sorted(
-            Place(due, id_, name) for name in self.timers for due, id_ in self.timers[name]
+            TimerCursor(due, id_, name) for name in self.timers for due, id_ in self.timers[name]
         )
 
     def reply(self, name: str, request: pb.ListTimersRequest) -> pb.ListTimersReply:
@@ -35,12 +35,12 @@ class Cluster:
             reply.last_due_ms, reply.last_timer_id = due_at_ms, timer_id
         return reply
 
-    def walk(self, page_size: int) -> list[Place]:
+    def walk(self, page_size: int) -> list[TimerCursor]:
         found, token = [], ""
         while True:
             request = pb.ListTimersRequest(page_size=page_size)
             answers = [
-                Answer(
+                BrokerAnswer(
                     name,
                     self.reply(
                         name, request_behind(request, place_of(token), name) if token else request
@@ -50,7 +50,9 @@ class Cluster:
             ]
             page = merged(answers, page_size)
             assert len(page.timers) <= page_size
-            found += [Place(timer.due_at_ms, timer.timer_id, name) for name, timer in page.timers]
+            found += [
+                TimerCursor(timer.due_at_ms, timer.timer_id, name) for name, timer in page.timers
+            ]
             if page.next_token is None:
                 return found
             token = page.next_token

@@ -12,7 +12,7 @@ import structlog
 from grpc_health.v1 import health_pb2
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.calls import BrokerCall, Stubs, UnaryMethod
+from tidemill.admin.cluster.calls import BrokerCall, BrokerStubs, UnaryMethod
 from tidemill.common import errors
 from tidemill.message.recall_handle import RecallSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -58,13 +58,13 @@ class BrokerClient:
         self._moved = asyncio.Event()
         self._timeout_s = timeout_ms / 1000
         self._recall_signer: RecallSigner | None = None
-        self._stubs: Stubs
+        self._stubs: BrokerStubs
         self.use(channel)
 
     def use(self, channel: grpc.aio.Channel) -> None:
         """Make the calls that follow on another channel."""
         self._channel = channel
-        self._stubs = Stubs(
+        self._stubs = BrokerStubs(
             broker_pb2_grpc.BrokerAdminStub(channel), broker_pb2_grpc.BrokerReaderStub(channel)
         )
         self._recall_signer = None

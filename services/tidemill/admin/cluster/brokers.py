@@ -44,12 +44,12 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[BrokerClient]]
 
 # The broker cannot be asked, which says nothing of what it has.
-AWAY: Final = (BrokerUnreachable, BrokerTimeout, Draining)
+UNREACHABLE_ERRORS: Final = (BrokerUnreachable, BrokerTimeout, Draining)
 # It has not heard of it, or has none of it; another may.
-UNKNOWN: Final = (TopicNotFound, GroupNotFound, MessageNotFound)
+UNKNOWN_ERRORS: Final = (TopicNotFound, GroupNotFound, MessageNotFound)
 
 
-class Member(NamedTuple):
+class BrokerGroupClient(NamedTuple):
     """A broker group, and who asks it."""
 
     name: str
@@ -59,17 +59,17 @@ class Member(NamedTuple):
     client: BrokerClient
 
 
-class Answer(NamedTuple, Generic[T]):
+class BrokerAnswer(NamedTuple, Generic[T]):
     """What one broker group has said."""
 
     broker: str
     value: T
 
 
-class Answers(NamedTuple, Generic[T]):
+class BrokerAnswers(NamedTuple, Generic[T]):
     """What all have said that could be reached, the home first, and the names of the others."""
 
-    answers: list[Answer[T]]
+    answers: list[BrokerAnswer[T]]
     unreachable: list[str]
 
 
@@ -87,7 +87,7 @@ class Brokers:
         self._connect = connect
         self._timeout_s = timeout_ms / 1000
         self._connections: dict[str, _Connection] = {}  # by address
-        self._members: Sequence[Member] = ()  # the home first; empty until one has told
+        self._members: Sequence[BrokerGroupClient] = ()  # the home first; empty until one has told
         self._looked_at_s = 0.0
         self._look: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
@@ -121,7 +121,7 @@ class Brokers:
 
     # ------------------------------------------------------------ who there is
 
-    async def members(self) -> Sequence[Member]:
+    async def members(self) -> Sequence[BrokerGroupClient]:
         """Return all broker groups, the home first; raise BrokerUnreachable if nobody has told."""
         if not self._members:
             await self.look()
@@ -135,7 +135,7 @@ class Brokers:
         """Return who asks the home, which decides about topics, consumer groups and members."""
         return (await self.members())[0].client
 
-    async def member(self, name: str) -> Member:
+    async def member(self, name: str) -> BrokerGroupClient:
         """Return a broker group by its name; raise BrokerGroupNotFound."""
         members = await self.members()
         for member in members:
@@ -173,14 +173,16 @@ class Brokers:
         # Also where it failed: a home that is away is asked once a second, and not by everybody.
         self._looked_at_s = time.monotonic()
 
-    async def _try(self, address: str) -> list[Member] | ServiceError | grpc.aio.AioRpcError:
+    async def _try(
+        self, address: str
+    ) -> list[BrokerGroupClient] | ServiceError | grpc.aio.AioRpcError:
         """Return what `_list_from` returns or raises."""
         try:
             return await self._list_from(address)
         except (ServiceError, grpc.aio.AioRpcError) as error:
             return error
 
-    async def _list_from(self, address: str) -> list[Member]:
+    async def _list_from(self, address: str) -> list[BrokerGroupClient]:
         """Return the list as the home of a broker has it."""
         client = await self.client_at(address)
         try:
@@ -194,7 +196,7 @@ class Brokers:
 
     async def _list_at(
         self, address: str, home: BrokerClient, *, may_be_alone: bool = True
-    ) -> list[Member]:
+    ) -> list[BrokerGroupClient]:
         """Return the members as the home has them, which is asked at `address`."""
         listed = await home.call(
             calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=False)
@@ -211,10 +213,12 @@ class Brokers:
             at = group.member.address or address
             is_draining = group.member.state == pb.MEMBER_STATE_DRAINING
             client = home if group.is_home else await self.client_at(at)
-            found.append(Member(group.member.name, at, group.is_home, is_draining, client))
+            found.append(
+                BrokerGroupClient(group.member.name, at, group.is_home, is_draining, client)
+            )
         return sorted(found, key=lambda member: not member.is_home)
 
-    def _take(self, members: Sequence[Member]) -> None:
+    def _take(self, members: Sequence[BrokerGroupClient]) -> None:
         self._members, self._looked_at_s = members, time.monotonic()
         needed = {*self._seeds, *(member.address for member in members)}
         for address in [one for one in self._connections if one not in needed]:
@@ -223,7 +227,7 @@ class Brokers:
 
     # ------------------------------------------------------------ asking all
 
-    async def ask_all(self, ask: Callable[[Member], Awaitable[T]]) -> Answers[T]:
+    async def ask_all(self, ask: Callable[[BrokerGroupClient], Awaitable[T]]) -> BrokerAnswers[T]:
         """Ask all at once, each at most for the request timeout.
 
         Who does not know what is asked for has no answer. Raises why where nobody has one:
@@ -233,19 +237,19 @@ class Brokers:
         results = await asyncio.gather(
             *(self._ask(member, ask) for member in members), return_exceptions=True
         )
-        answers: list[Answer[T]] = []
+        answers: list[BrokerAnswer[T]] = []
         unreachable: list[str] = []
         refusal: BaseException | None = None
         for member, result in zip(members, results, strict=True):
-            if isinstance(result, AWAY):
+            if isinstance(result, UNREACHABLE_ERRORS):
                 unreachable.append(member.name)
                 refusal = refusal or result
-            elif isinstance(result, UNKNOWN):
+            elif isinstance(result, UNKNOWN_ERRORS):
                 refusal = refusal or result
             elif isinstance(result, BaseException):
                 raise result
             else:
-                answers.append(Answer(member.name, result))
+                answers.append(BrokerAnswer(member.name, result))
         if not answers:
             assert refusal is not None, "there is a home, and it has answered or not"
             if unreachable and len(members) > 1:
@@ -254,21 +258,25 @@ class Brokers:
                     f" ({refusal})"
                 )
             raise refusal
-        return Answers(answers, unreachable)
+        return BrokerAnswers(answers, unreachable)
 
-    async def ask_home(self, ask: Callable[[Member], Awaitable[T]]) -> Answers[T]:
+    async def ask_home(self, ask: Callable[[BrokerGroupClient], Awaitable[T]]) -> BrokerAnswers[T]:
         """Ask the home; while it is away all others say what they have heard of it."""
         members = await self.members()
         try:
-            return Answers([Answer(members[0].name, await self._ask(members[0], ask))], [])
-        except AWAY:
+            return BrokerAnswers(
+                [BrokerAnswer(members[0].name, await self._ask(members[0], ask))], []
+            )
+        except UNREACHABLE_ERRORS:
             if len(members) == 1:
                 raise
         return await self.ask_all(ask)
 
     async def change_all(
-        self, check: Callable[[Member], Awaitable[T]], change: Callable[[Member], Awaitable[T]]
-    ) -> list[Answer[T]]:
+        self,
+        check: Callable[[BrokerGroupClient], Awaitable[T]],
+        change: Callable[[BrokerGroupClient], Awaitable[T]],
+    ) -> list[BrokerAnswer[T]]:
         """Change something at all, or at nobody if one of them is away or refuses.
 
         Raises BrokerGroupUnreachable, which says where it was done when one went away in between.
@@ -286,7 +294,9 @@ class Brokers:
             )
         return done.answers
 
-    async def _ask(self, member: Member, ask: Callable[[Member], Awaitable[T]]) -> T:
+    async def _ask(
+        self, member: BrokerGroupClient, ask: Callable[[BrokerGroupClient], Awaitable[T]]
+    ) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await ask(member)

@@ -24,7 +24,7 @@ UnaryMethod: TypeAlias = "grpc.aio.UnaryUnaryMultiCallable[Q, A]"
 
 
 @dataclass(frozen=True, slots=True)
-class Stubs:
+class BrokerStubs:
     """The stubs of one channel."""
 
     admin: BrokerAdminAsyncStub
@@ -35,15 +35,15 @@ class Stubs:
 class BrokerCall(Generic[Q, A]):
     """One call: its method, and whether it only reads."""
 
-    method: Callable[[Stubs], UnaryMethod[Q, A]]
+    method: Callable[[BrokerStubs], UnaryMethod[Q, A]]
     is_read: bool
 
 
-def _change(method: Callable[[Stubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
+def _change(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
     return BrokerCall(method, is_read=False)
 
 
-def _read(method: Callable[[Stubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
+def _read(method: Callable[[BrokerStubs], UnaryMethod[Q, A]]) -> BrokerCall[Q, A]:
     return BrokerCall(method, is_read=True)
 
 

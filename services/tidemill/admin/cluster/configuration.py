@@ -12,7 +12,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 Item = TypeVar("Item", pb.TopicConfig, pb.GroupConfig)
 
 
-class Configuration(NamedTuple):
+class ClusterConfiguration(NamedTuple):
     """Topics and consumer groups, and who could not be asked."""
 
     topics: list[pb.TopicConfig]
@@ -20,7 +20,9 @@ class Configuration(NamedTuple):
     unreachable: list[str] | None  # None: nobody that matters
 
 
-async def read_configuration(cluster: Brokers, *, with_system: bool = False) -> Configuration:
+async def read_configuration(
+    cluster: Brokers, *, with_system: bool = False
+) -> ClusterConfiguration:
     """Return all topics and consumer groups; system topics are each broker group's own."""
     ask = cluster.ask_all if with_system else cluster.ask_home
     found = await ask(lambda member: member.client.call(calls.GET_CONFIG, pb.GetConfigRequest()))
@@ -32,7 +34,7 @@ async def read_configuration(cluster: Brokers, *, with_system: bool = False) -> 
     if with_system:
         topics += _newest(topic for config in configs for topic in config.topics if topic.is_system)
     groups = _newest(group for config in deciding for group in config.groups)
-    return Configuration(topics, groups, found.unreachable or None)
+    return ClusterConfiguration(topics, groups, found.unreachable or None)
 
 
 def _newest(items: Iterable[Item]) -> list[Item]:

@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 
 @final
-class Controllers:
+class ControllerClients:
     """All controllers of the cluster."""
 
     def __init__(

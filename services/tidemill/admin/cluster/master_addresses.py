@@ -18,7 +18,7 @@ import structlog
 from tidemill.common.errors import ServiceError
 
 if TYPE_CHECKING:
-    from tidemill.admin.cluster.controllers import Controllers
+    from tidemill.admin.cluster.controllers import ControllerClients
     from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 LOOK_PERIOD_S: Final = 0.5  # an operator waits as long, once in a failover
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 class MasterAddresses:
     """What controllers have told."""
 
-    def __init__(self, controllers: Controllers) -> None:
+    def __init__(self, controllers: ControllerClients) -> None:
         self._controllers = controllers
         self._groups: dict[str, str] = {}  # by the address of a replica
         self._masters: dict[str, tuple[int, str]] = {}  # version and address, by group

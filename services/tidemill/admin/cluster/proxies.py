@@ -31,7 +31,7 @@ ON_THE_WAY_MS: Final = 1_000
 _GONE: Final = (ProxyUnreachable, ProxyNotFound, BrokerUnreachable, BrokerTimeout)
 
 
-class Proxy(NamedTuple):
+class ProxyRoute(NamedTuple):
     """A proxy, and through whom it is asked."""
 
     process_id: bytes
@@ -39,17 +39,17 @@ class Proxy(NamedTuple):
     via: BrokerClient
 
 
-class Proxies(NamedTuple):
+class ProxyRoutes(NamedTuple):
     """All proxies that brokers have told of, and the brokers that have told nothing."""
 
-    found: list[Proxy]
+    found: list[ProxyRoute]
     unreachable: list[str]
 
 
-class Client(NamedTuple):
+class ConnectedClient(NamedTuple):
     """A client, as the proxies know it that it calls: the one heard last first."""
 
-    states: list[tuple[Proxy, pb.ClientState]]
+    states: list[tuple[ProxyRoute, pb.ClientState]]
 
     @property
     def newest(self) -> pb.ClientState:
@@ -58,35 +58,35 @@ class Client(NamedTuple):
         return told[0] if told else self.states[0][1]
 
     @property
-    def speaker(self) -> Proxy | None:
+    def speaker(self) -> ProxyRoute | None:
         """Through whom it can be asked."""
         return next((proxy for proxy, state in self.states if state.has_stream), None)
 
 
-class ClientPage(NamedTuple):
+class ConnectedClientPage(NamedTuple):
     """Some clients by their ids; who could not be asked; whether there are more behind them."""
 
-    clients: list[tuple[str, Client]]
+    clients: list[tuple[str, ConnectedClient]]
     unreachable: list[str]
     has_more: bool
 
 
-async def find_proxies(brokers: Brokers) -> Proxies:
+async def find_proxies(brokers: Brokers) -> ProxyRoutes:
     """Ask all brokers for their proxies; each proxy is asked through the first that has it."""
     told = await brokers.ask_all(
         lambda member: member.client.call(calls.LIST_PROXIES, pb.ListProxiesRequest())
     )
-    found: dict[bytes, Proxy] = {}
+    found: dict[bytes, ProxyRoute] = {}
     for broker, reply in told.answers:
         via = (await brokers.member(broker)).client
         for each in reply.proxies:
-            found.setdefault(each.process_id, Proxy(each.process_id, each.name, via))
-    return Proxies(
+            found.setdefault(each.process_id, ProxyRoute(each.process_id, each.name, via))
+    return ProxyRoutes(
         sorted(found.values(), key=lambda each: (each.name, each.process_id)), told.unreachable
     )
 
 
-async def list_clients(brokers: Brokers, asked: pb.ListClientsRequest) -> ClientPage:
+async def list_clients(brokers: Brokers, asked: pb.ListClientsRequest) -> ConnectedClientPage:
     """Return a page of the clients of all proxies."""
     proxies = await find_proxies(brokers)
     unreachable = list(proxies.unreachable)
@@ -94,7 +94,7 @@ async def list_clients(brokers: Brokers, asked: pb.ListClientsRequest) -> Client
     replies = await asyncio.gather(
         *(_ask(proxy, question, LIST_TIMEOUT_MS) for proxy in proxies.found), return_exceptions=True
     )
-    known: dict[str, list[tuple[Proxy, pb.ClientState]]] = {}
+    known: dict[str, list[tuple[ProxyRoute, pb.ClientState]]] = {}
     ends: list[str] = []
     for proxy, reply in zip(proxies.found, replies, strict=True):
         if isinstance(reply, _GONE):
@@ -114,10 +114,10 @@ async def list_clients(brokers: Brokers, asked: pb.ListClientsRequest) -> Client
     client_ids = sorted(each for each in known if end is None or each <= end)
     page = client_ids[: asked.clients_max] if asked.clients_max else client_ids
     clients = [(each, _merged(known[each])) for each in page]
-    return ClientPage(clients, unreachable, bool(ends) or len(page) < len(client_ids))
+    return ConnectedClientPage(clients, unreachable, bool(ends) or len(page) < len(client_ids))
 
 
-async def find_client(brokers: Brokers, client_id: str) -> tuple[Client, list[str]]:
+async def find_client(brokers: Brokers, client_id: str) -> tuple[ConnectedClient, list[str]]:
     """Return a client, and who could not be asked. Raises ClientNotFound, and ProxyUnreachable."""
     asked = pb.ListClientsRequest(client_id=client_id)
     page = await list_clients(brokers, asked)
@@ -144,12 +144,12 @@ async def command_client(brokers: Brokers, command: pb.ClientCommand) -> pb.Clie
     return (await _ask(proxy, question, command.timeout_ms + ON_THE_WAY_MS)).client
 
 
-async def _ask(proxy: Proxy, question: pb.ProxyQuestion, timeout_ms: int) -> pb.ProxyAnswer:
+async def _ask(proxy: ProxyRoute, question: pb.ProxyQuestion, timeout_ms: int) -> pb.ProxyAnswer:
     request = pb.AskProxyRequest(
         process_id=proxy.process_id, question=question, timeout_ms=timeout_ms
     )
     return await proxy.via.ask_proxy(request)
 
 
-def _merged(states: Sequence[tuple[Proxy, pb.ClientState]]) -> Client:
-    return Client(sorted(states, key=lambda each: each[1].silent_ms))
+def _merged(states: Sequence[tuple[ProxyRoute, pb.ClientState]]) -> ConnectedClient:
+    return ConnectedClient(sorted(states, key=lambda each: each[1].silent_ms))

@@ -30,7 +30,7 @@ ANSWER_TIMEOUT_S: Final = 60.0
 _INVALID: Final = "Invalid HTTP request received."
 
 
-class Told(logging.Filter):
+class InvalidRequestFilter(logging.Filter):
     """Leaves out of uvicorn's log what is told by misuse."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -39,7 +39,7 @@ class Told(logging.Filter):
 
 
 @final
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """uvicorn's connection, ended when its client does not get on with it."""
 
     transport: asyncio.Transport
@@ -59,7 +59,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._watch_head()
         others = [
-            each for each in self.connections if isinstance(each, Connection) and each is not self
+            each
+            for each in self.connections
+            if isinstance(each, HttpConnection) and each is not self
         ]
         of_address = [each for each in others if each.address == self.address]
         if len(of_address) >= CONNECTIONS_PER_ADDRESS_MAX:
@@ -67,7 +69,7 @@ class Connection(H11Protocol):
         elif len(others) >= CONNECTIONS_MAX:
             self._make_room(others)
 
-    def _make_room(self, others: list[Connection]) -> None:
+    def _make_room(self, others: list[HttpConnection]) -> None:
         """Close one of the others, or this one where all are being served."""
         waiting = [each for each in others if each.waits]
         sending = [each for each in others if each.is_sending]

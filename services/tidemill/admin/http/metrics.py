@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from tidemill.admin.http.paths import Paths
+    from tidemill.admin.http.route_templates import RouteTemplates
 
 NO_ROUTE: Final = "(none)"  # for pages, and for paths that are none
 # Clients may send any word for a method; series are made for these.
@@ -55,10 +55,10 @@ class AdminMetrics:
 
 
 @final
-class Measured:
+class RequestCounter:
     """An ASGI application whose requests are counted."""
 
-    def __init__(self, app: ASGIApp, metrics: AdminMetrics, paths: Paths) -> None:
+    def __init__(self, app: ASGIApp, metrics: AdminMetrics, paths: RouteTemplates) -> None:
         self._app = app
         self._metrics = metrics
         self._paths = paths

@@ -21,7 +21,7 @@ PageToken = Annotated[
 PAGE_SIZE = 100  # where none is asked for
 
 
-class Named(Protocol):
+class NamedItem(Protocol):
     """Something with a name."""
 
     @property
@@ -30,8 +30,8 @@ class Named(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Named)
-Place = TypeVar("Place", bound=tuple[Any, ...])  # where an item stands, as places are ordered
+T = TypeVar("T", bound=NamedItem)
+Position = TypeVar("Position", bound=tuple[Any, ...])  # where an item stands, as places are ordered
 Item = TypeVar("Item")
 
 
@@ -44,8 +44,8 @@ def page_of(items: Sequence[T], size: int, token: str | None) -> tuple[list[T], 
 
 
 def merged(
-    found: Iterable[tuple[Place, Item]], ends: Iterable[Place], size: int
-) -> tuple[list[tuple[Place, Item]], str | None]:
+    found: Iterable[tuple[Position, Item]], ends: Iterable[Position], size: int
+) -> tuple[list[tuple[Position, Item]], str | None]:
     """Return the first items of several lists, and the token of the next page if there is one.
 
     `ends` are the places up to which the lists go that have more: what others have behind the first

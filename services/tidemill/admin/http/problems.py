@@ -10,9 +10,9 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from tidemill.admin.json.schemas import Problem
 from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, codes_of
 
 MEDIA_TYPE = "application/problem+json"
@@ -25,9 +25,20 @@ _JSON = re.compile(r"application/(.*\+)?json\s*(;.*)?", re.IGNORECASE)
 
 log = structlog.get_logger()
 
+
+class ProblemView(BaseModel):
+    """An error, as in RFC 9457."""
+
+    type: str = Field("about:blank", description="Kind of problem, as RFC 9457 has it.")
+    title: str = Field(description="Name of the error.")
+    status: int = Field(description="The status of the response.")
+    detail: str = Field(description="What is wrong, and what to do.")
+    code: int = Field(description="Code of apache.rocketmq.v2 for the same error.")
+
+
 # What any route may answer, for the OpenAPI document.
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    "default": {"description": "A problem document.", "model": Problem}
+    "default": {"description": "A problem document.", "model": ProblemView}
 }
 
 
@@ -83,7 +94,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 def problem(status: HTTPStatus, title: str, detail: str, code: int) -> JSONResponse:
     """Render a problem document."""
-    document = Problem(title=title, status=status, detail=detail, code=code)
+    document = ProblemView(title=title, status=status, detail=detail, code=code)
     headers = {"Retry-After": RETRY_AFTER_S} if status in _RETRIABLE else None
     return JSONResponse(document.model_dump(), status, headers, MEDIA_TYPE)
 

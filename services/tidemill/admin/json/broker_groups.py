@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from tidemill.admin.json.schemas import Schema, Text
+from tidemill.admin.json.schema import Schema, Text
 
 
-class LeftItem(Schema):
+class BacklogItemView(Schema):
     """What is left of one topic for one consumer group."""
 
     topic: str = Field(description="The topic.")
@@ -27,7 +27,7 @@ class LeftItem(Schema):
     )
 
 
-class Left(Schema):
+class BacklogView(Schema):
     """What is left at a broker group for somebody to receive."""
 
     messages: int = Field(
@@ -37,7 +37,7 @@ class Left(Schema):
     )
     in_flight: int = Field(description="Messages that were popped and not acked yet.")
     delayed: int = Field(description="Delayed messages that wait for their time.")
-    items: list[LeftItem] = Field(
+    items: list[BacklogItemView] = Field(
         [], description="Of which topics and groups; of very many only the first."
     )
     unnamed: int = Field(0, description="How many more items there are.")
@@ -46,7 +46,7 @@ class Left(Schema):
     )
 
 
-class Replica(Schema):
+class ReplicaView(Schema):
     """One broker of a group."""
 
     name: str = Field(description="Its name.")
@@ -55,7 +55,7 @@ class Replica(Schema):
     behind_bytes: int = Field(description="Bytes of the log that it does not have yet.")
 
 
-class BrokerGroup(Schema):
+class BrokerGroupView(Schema):
     """A broker group."""
 
     name: str = Field(description="Its name.")
@@ -75,24 +75,24 @@ class BrokerGroup(Schema):
         None,
         description="How often a broker has taken over its log; missing where it cannot be asked.",
     )
-    replicas: list[Replica] = Field(description="Its brokers, the master first.")
-    left: Left | None = Field(
+    replicas: list[ReplicaView] = Field(description="Its brokers, the master first.")
+    left: BacklogView | None = Field(
         None, description="Of a draining one: what is left there; missing where nobody knows."
     )
-    last_left: Left | None = Field(
+    last_left: BacklogView | None = Field(
         None,
         description="Of a draining one that cannot be asked: what it said last; missing where it"
         " has said nothing since its home began.",
     )
 
 
-class BrokerGroupList(Schema):
+class BrokerGroupListView(Schema):
     """All broker groups."""
 
-    items: list[BrokerGroup] = Field(description="The broker groups, the home first.")
+    items: list[BrokerGroupView] = Field(description="The broker groups, the home first.")
 
 
-class NewMember(Schema):
+class NewBrokerGroup(Schema):
     """A broker group to add."""
 
     address: Text = Field(
@@ -105,11 +105,11 @@ class NewMember(Schema):
     )
 
 
-class BrokerGroupChange(Schema):
+class BrokerGroupChangeView(Schema):
     """What a change of a broker group does."""
 
     dry_run: bool = Field(description="Whether nothing was done.")
     by: str = Field(description="Who asked: what the caller says of itself, and its address.")
-    group: BrokerGroup = Field(
+    group: BrokerGroupView = Field(
         description="The broker group; of a removal as it was, with what was left there."
     )

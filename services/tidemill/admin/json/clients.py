@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from tidemill.admin.json.schemas import Schema, Text
+from tidemill.admin.json.schema import Schema, Text
 
 CLIENT_TIMEOUT_MS = 5_000  # as long as the reference waits
 CLIENT_TIMEOUT_MS_MAX = 20_000  # a listener may take its time; the command line waits longer
 
-Kind = Literal[
+ClientKind = Literal[
     "producer",
     "pushConsumer",
     "simpleConsumer",
@@ -22,7 +22,7 @@ Kind = Literal[
 ]
 
 
-class Subscription(Schema):
+class SubscriptionView(Schema):
     """What a consumer wants of a topic."""
 
     topic: str = Field(description="Name of the topic.")
@@ -30,7 +30,7 @@ class Subscription(Schema):
     expression: str = Field(description="The filter; * lets every message through.")
 
 
-class ClientProxy(Schema):
+class ClientProxyView(Schema):
     """A proxy that a client calls."""
 
     name: str = Field(description="Name of the proxy.")
@@ -40,11 +40,11 @@ class ClientProxy(Schema):
     has_stream: bool = Field(description="Whether it can be asked through this proxy.")
 
 
-class Client(Schema):
+class ClientView(Schema):
     """A client that gave a sign of life within two minutes."""
 
     client_id: str = Field(description="Its id.")
-    kind: Kind = Field(description="What it says to be.")
+    kind: ClientKind = Field(description="What it says to be.")
     group: str | None = Field(None, description="Consumer group of a consumer.")
     language: str = Field(description="What it says of its language.")
     version: str = Field(description="What it says of its version.")
@@ -54,12 +54,12 @@ class Client(Schema):
         description="Topics that a producer has announced, or a consumer subscribes to; missing"
         " where it announced nothing.",
     )
-    subscriptions: list[Subscription] | None = Field(
+    subscriptions: list[SubscriptionView] | None = Field(
         None, description="What a consumer wants of each topic; missing where it announced nothing."
     )
     connected_ms: int = Field(description="How long ago it was heard first.")
     silent_ms: int = Field(description="How long ago it was heard last.")
-    proxies: list[ClientProxy] = Field(
+    proxies: list[ClientProxyView] = Field(
         description="The proxies that it calls, the one that heard it last first."
     )
     in_flight: int | None = Field(
@@ -72,10 +72,10 @@ class Client(Schema):
     )
 
 
-class ClientList(Schema):
+class ClientListView(Schema):
     """Some clients."""
 
-    clients: list[Client] = Field(description="The clients, by their ids.")
+    clients: list[ClientView] = Field(description="The clients, by their ids.")
     next_page_token: str | None = Field(
         None, description="To get the next page with; missing on the last."
     )
@@ -86,14 +86,14 @@ class ClientList(Schema):
     )
 
 
-class StackTrace(Schema):
+class StackTraceView(Schema):
     """What the threads of a client are doing."""
 
     client_id: str = Field(description="Its id.")
     stack: str = Field(description="As the client writes it.")
 
 
-class Verification(Schema):
+class VerificationRequest(Schema):
     """Which message a client is to consume."""
 
     topic: Text = Field(min_length=1, max_length=255, description="Topic of the message.")
@@ -112,7 +112,7 @@ class Verification(Schema):
     )
 
 
-class Verified(Schema):
+class VerificationView(Schema):
     """What came of a message that a client was to consume."""
 
     client_id: str = Field(description="Id of the client.")

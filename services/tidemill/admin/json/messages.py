@@ -1,17 +1,15 @@
-"""The JSON of messages and timers."""
+"""The JSON of messages."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tidemill.admin.json.schemas import (
+from tidemill.admin.json.schema import (
     BROKER,
     EXACT_MAX,
     ITEMS_MAX,
-    NEXT_PAGE,
     UNREACHABLE,
     Few,
     IsoTime,
@@ -21,7 +19,7 @@ from tidemill.admin.json.schemas import (
 )
 
 
-class MessageEvent(Schema):
+class MessageEventView(Schema):
     """One thing that happened to a message."""
 
     event: str = Field(
@@ -47,10 +45,10 @@ class MessageEvent(Schema):
     body_size: int | None = Field(None, description="Bytes of the body as stored.")
 
 
-class MessageTrace(Schema):
+class MessageTraceView(Schema):
     """A part of a message's journey."""
 
-    events: list[MessageEvent] = Field(description="In the order of each broker group's log.")
+    events: list[MessageEventView] = Field(description="In the order of each broker group's log.")
     cursor: str | None = Field(
         None, description="Where to go on, as long as there is more log to look at."
     )
@@ -113,7 +111,7 @@ class NewMessage(Schema):
         return millis_of(self.deliver_at) if self.deliver_at else self.deliver_at_ms
 
 
-class SentMessage(Schema):
+class SentMessageView(Schema):
     """Where a message went: into a queue, or to the timers until it is due."""
 
     message_id: str = Field(description="Its id, by which it is found.")
@@ -127,72 +125,7 @@ class SentMessage(Schema):
     )
 
 
-class TimerState(StrEnum):
-    """What became of a delayed message."""
-
-    PENDING = "PENDING"
-    DELIVERED = "DELIVERED"
-    CANCELLED = "CANCELLED"
-    DROPPED = "DROPPED"
-    QUARANTINED = "QUARANTINED"
-
-
-class Timer(Schema):
-    """A delayed message; what it says of itself is missing when its record is gone."""
-
-    timer_id: int = Field(description="Its number, which another broker group may have as well.")
-    broker: str = BROKER
-    state: TimerState = Field(description="What became of it.")
-    topic: str | None = Field(None, description="Where it is due; missing: that is deleted.")
-    queue_id: int = Field(description="The queue in which it will be.")
-    due_at_ms: int = Field(description="When it is delivered (Unix, ms).")
-    scheduled_at_ms: int = Field(description="When it was stored (Unix, ms).")
-    size: int = Field(description="Bytes that it takes in the log.")
-    message_id: str | None = Field(None, description="Id of the message.")
-    tag: str | None = Field(None, description="Tag of the message.")
-    keys: list[str] = Field([], description="Keys of the message.")
-    born_at_ms: int | None = Field(None, description="When its producer made it (Unix, ms).")
-    born_host: str | None = Field(None, description="Host of its producer.")
-
-
-class TimerPage(Schema):
-    """Some pending timers, those due first first; `nextPageToken` asks for those after them."""
-
-    timers: list[Timer] = Field(description="The timers of this page.")
-    unreachable: list[str] | None = UNREACHABLE
-    next_page_token: str | None = NEXT_PAGE
-
-
-class Reschedule(Schema):
-    """When a timer is to be due instead: exactly one of `dueAtMs`, `dueAt` and `delayMs`."""
-
-    due_at_ms: int | None = Field(
-        None, ge=-EXACT_MAX, le=EXACT_MAX, strict=True, description="At this time (Unix, ms)."
-    )
-    due_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
-    delay_ms: int | None = Field(
-        None, ge=0, le=EXACT_MAX, strict=True, description="So long from now."
-    )
-    expected_due_at_ms: int | None = Field(
-        None,
-        ge=-EXACT_MAX,
-        le=EXACT_MAX,
-        description="Refuse with a conflict when it is due at another time by now (Unix, ms).",
-    )
-    expected_due_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
-
-    @model_validator(mode="after")
-    def one_time(self) -> Self:
-        """Accept exactly one time."""
-        times = (self.due_at_ms, self.due_at, self.delay_ms)
-        if sum(time is not None for time in times) != 1:
-            raise ValueError("give either dueAtMs (or dueAt) or delayMs")
-        if self.expected_due_at_ms is not None and self.expected_due_at is not None:
-            raise ValueError("give at most one of expectedDueAtMs and expectedDueAt")
-        return self
-
-
-class Message(Schema):
+class MessageView(Schema):
     """One stored copy of a message: the original, a retry, or a dead letter."""
 
     message_id: str = Field(description="Its id.")
@@ -221,17 +154,17 @@ class Message(Schema):
     body_text: str | None = Field(None, description="The body, when it is UTF-8 text.")
 
 
-class MessageList(Schema):
+class MessageListView(Schema):
     """Messages that were found."""
 
-    messages: list[Message] = Field(description="The copies that were found.")
+    messages: list[MessageView] = Field(description="The copies that were found.")
     unreachable: list[str] | None = UNREACHABLE
 
 
-class QueueMessages(Schema):
+class QueueMessagesView(Schema):
     """Messages of a queue, in their order."""
 
-    messages: list[Message] = Field(description="The messages; what is damaged is left out.")
+    messages: list[MessageView] = Field(description="The messages; what is damaged is left out.")
     next_offset: int = Field(description="`fromOffset` of what follows.")
     min_offset: int = Field(description="Offset of the oldest message that the queue holds.")
     max_offset: int = Field(description="Offset that its next message gets.")

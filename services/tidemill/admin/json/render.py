@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-from tidemill.admin.cluster.brokers import Answers
-from tidemill.admin.json.schemas import (
-    Customized,
+from tidemill.admin.cluster.brokers import BrokerAnswers
+from tidemill.admin.json.consumer_groups import (
+    ConsumerGroupProgressView,
+    ConsumerGroupView,
+    CustomizedBackoffView,
     DeliveryOrder,
-    Exponential,
-    Group,
-    GroupProgress,
-    InFlight,
-    Progress,
-    PulledTopic,
-    Queue,
-    QueueLock,
-    QueueReset,
-    Retry,
-    Topic,
-    TopicProgress,
-    TopicType,
+    ExponentialBackoffView,
+    ProgressView,
+    PulledTopicView,
+    QueueResetView,
+    RetryPolicyView,
+    TopicProgressView,
 )
+from tidemill.admin.json.deliveries import DeliveryView, QueueLockView
+from tidemill.admin.json.topics import QueueView, TopicTypeView, TopicView
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def topic_of(config: pb.TopicConfig) -> Topic:
+def topic_of(config: pb.TopicConfig) -> TopicView:
     """Render a topic."""
-    return Topic(
+    return TopicView(
         name=config.name,
-        message_type=TopicType(pb.TopicType.Name(config.type).removeprefix("TOPIC_TYPE_")),
+        message_type=TopicTypeView(pb.TopicType.Name(config.type).removeprefix("TOPIC_TYPE_")),
         queues=config.queues,
         is_system=config.is_system,
         delivery_spread_ms=config.delivery_spread_ms or None,
     )
 
 
-def group_of(config: pb.GroupConfig) -> Group:
+def group_of(config: pb.GroupConfig) -> ConsumerGroupView:
     """Render a group."""
     if config.HasField("exponential"):
         policy = config.exponential
-        retry = Retry(
-            exponential=Exponential(
+        retry = RetryPolicyView(
+            exponential=ExponentialBackoffView(
                 initial_ms=policy.initial_ms, max_ms=policy.max_ms, multiplier=policy.multiplier
             )
         )
     else:
-        retry = Retry(customized=Customized(next_ms=list(config.customized.next_ms)))
+        retry = RetryPolicyView(
+            customized=CustomizedBackoffView(next_ms=list(config.customized.next_ms))
+        )
     is_ordered = config.delivery_order == pb.DELIVERY_ORDER_ORDERED
-    return Group(
+    return ConsumerGroupView(
         name=config.name,
         delivery_order=DeliveryOrder.FIFO if is_ordered else DeliveryOrder.CONCURRENT,
         max_attempts=config.max_attempts,
@@ -55,9 +54,9 @@ def group_of(config: pb.GroupConfig) -> Group:
     )
 
 
-def queue_of(status: pb.QueueStatus, broker: str) -> Queue:
+def queue_of(status: pb.QueueStatus, broker: str) -> QueueView:
     """Render a queue."""
-    return Queue(
+    return QueueView(
         broker=broker,
         queue_id=status.queue_id,
         min_offset=status.min_offset,
@@ -66,9 +65,9 @@ def queue_of(status: pb.QueueStatus, broker: str) -> Queue:
     )
 
 
-def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> QueueReset:
+def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> QueueResetView:
     """Render a queue as a reset leaves it; -1: the group had not read it."""
-    return QueueReset(
+    return QueueResetView(
         broker=broker,
         queue_id=status.queue_id,
         min_offset=status.min_offset,
@@ -78,17 +77,17 @@ def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> Que
     )
 
 
-def progress_of(progress: Answers[pb.GroupProgress]) -> GroupProgress:
+def progress_of(progress: BrokerAnswers[pb.GroupProgress]) -> ConsumerGroupProgressView:
     """Add the queues of all broker groups up: by topic, and in total."""
     by_topic: dict[str, list[pb.QueueProgress]] = {}
     queues = [(broker, queue) for broker, found in progress.answers for queue in found.queues]
     for _, queue in queues:
         by_topic.setdefault(queue.topic, []).append(queue)
-    return GroupProgress(
+    return ConsumerGroupProgressView(
         group=progress.answers[0].value.group.name,
-        total=Progress.model_validate(_sums([queue for _, queue in queues])),
+        total=ProgressView.model_validate(_sums([queue for _, queue in queues])),
         topics=[
-            TopicProgress.model_validate({"topic": topic, **_sums(of_topic)})
+            TopicProgressView.model_validate({"topic": topic, **_sums(of_topic)})
             for topic, of_topic in sorted(by_topic.items())
         ],
         locks=sorted(
@@ -104,13 +103,13 @@ def progress_of(progress: Answers[pb.GroupProgress]) -> GroupProgress:
     )
 
 
-def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopic]:
+def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopicView]:
     """Add up by topic what a group says of what it has pulled."""
     by_topic: dict[str, list[pb.PulledQueue]] = {}
     for queue in queues:
         by_topic.setdefault(queue.topic, []).append(queue)
     return [
-        PulledTopic(
+        PulledTopicView(
             topic=topic,
             queues=len(of_topic),
             # What retention took is behind nobody.
@@ -120,9 +119,9 @@ def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopic]:
     ]
 
 
-def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> QueueLock:
+def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> QueueLockView:
     """Render what locks a queue."""
-    return QueueLock(
+    return QueueLockView(
         topic=topic,
         broker=broker,
         queue=queue_id,
@@ -136,9 +135,9 @@ def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> Queue
     )
 
 
-def delivery_of(found: pb.InFlight, broker: str) -> InFlight:
+def delivery_of(found: pb.InFlight, broker: str) -> DeliveryView:
     """Render a message that is in flight."""
-    return InFlight(
+    return DeliveryView(
         topic=found.topic,
         broker=broker,
         queue=found.queue_id,

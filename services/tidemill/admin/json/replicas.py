@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tidemill.admin.json.schemas import Schema
+from tidemill.admin.json.schema import Schema
 
 
-class ReplicaState(Schema):
+class ReplicaStateView(Schema):
     """One replica of a broker group, as the controllers see it."""
 
     replica: int = Field(description="Its number, from 0.")
@@ -34,7 +34,7 @@ class ReplicaState(Schema):
     )
 
 
-class CutTail(Schema):
+class CutTailView(Schema):
     """What a replica had and the new master did not: it was cut, and nobody was told OK for it."""
 
     replica: int = Field(description="Whose log was cut.")
@@ -47,7 +47,7 @@ class CutTail(Schema):
     )
 
 
-class Election(Schema):
+class ElectionView(Schema):
     """One change of the master."""
 
     epoch: int = Field(description="The epoch that it began.")
@@ -64,12 +64,12 @@ class Election(Schema):
         description="For how long sends were not answered, from the loss of the master to the first"
         " commit of the next one; missing: not measured, or not over yet.",
     )
-    cuts: list[CutTail] = Field(
+    cuts: list[CutTailView] = Field(
         description="What replicas had that the new master did not, and cut since."
     )
 
 
-class ReplicatedGroup(Schema):
+class ReplicatedBrokerGroupView(Schema):
     """A broker group and its replicas."""
 
     name: str = Field(description="Name of the broker group.")
@@ -88,17 +88,17 @@ class ReplicatedGroup(Schema):
     transfer: int | None = Field(
         None, description="Who was asked to take over, as long as it has not."
     )
-    replicas: list[ReplicaState] = Field(description="All that have registered.")
-    history: list[Election] = Field(description="The last elections, the latest first.")
+    replicas: list[ReplicaStateView] = Field(description="All that have registered.")
+    history: list[ElectionView] = Field(description="The last elections, the latest first.")
 
 
-class ReplicatedGroupList(Schema):
+class ReplicatedBrokerGroupListView(Schema):
     """All broker groups that controllers watch over."""
 
-    items: list[ReplicatedGroup] = Field(description="The broker groups, by name.")
+    items: list[ReplicatedBrokerGroupView] = Field(description="The broker groups, by name.")
 
 
-class TransferWish(Schema):
+class MasterTransferRequest(Schema):
     """Who is to be the master."""
 
     target: int | None = Field(
@@ -106,20 +106,20 @@ class TransferWish(Schema):
     )
 
 
-class DrainWish(Schema):
+class ReplicaDrainRequest(Schema):
     """Which replica is to be emptied of its duties."""
 
     replica: int = Field(ge=0, le=999, description="Number of the replica.")
     undo: bool = Field(False, description="Let it count again instead.")
 
 
-class MinInSyncWish(Schema):
+class MinInSyncRequest(Schema):
     """How many replicas must have a message."""
 
     min_in_sync: int = Field(ge=1, le=7, description="With fewer, nothing is acknowledged.")
 
 
-class Replacement(Schema):
+class MasterReplacementRequest(Schema):
     """Who is to be the master although it may lack something."""
 
     target: int = Field(ge=0, le=999, description="Number of the replica.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tidemill.admin.json.schemas import Schema
+from tidemill.admin.json.schema import Schema
 
 READY = Field(description="Messages that wait for a consumer.")
 IN_FLIGHT = Field(description="Messages that consumers have and have not acked.")
 SCHEDULED = Field(description="Delayed messages that are due within the horizon, or overdue.")
 
 
-class TopicScaling(Schema):
+class TopicScalingView(Schema):
     """What a topic has for the group."""
 
     topic: str = Field(description="Name of the topic.")
@@ -20,7 +20,7 @@ class TopicScaling(Schema):
     scheduled: int = SCHEDULED
 
 
-class GroupScaling(Schema):
+class ConsumerGroupScalingView(Schema):
     """What KEDA is told of a group, with its parts."""
 
     group: str = Field(description="Name of the consumer group.")
@@ -32,4 +32,4 @@ class GroupScaling(Schema):
     ready: int = READY
     in_flight: int = IN_FLIGHT
     scheduled: int = SCHEDULED
-    topics: list[TopicScaling] = Field(description="The parts by topic.")
+    topics: list[TopicScalingView] = Field(description="The parts by topic.")

@@ -26,7 +26,7 @@ DELAY_LEVELS_MS = (
 )
 
 
-class Composed(NamedTuple):
+class ComposedMessage(NamedTuple):
     """A message that can be stored."""
 
     message_id: str
@@ -42,7 +42,7 @@ class Composer:
         self._ids = MessageIds(clock.wall_ms())
         self._host = socket.gethostname()
 
-    def compose(self, topic: str, new: NewMessage) -> Composed:
+    def compose(self, topic: str, new: NewMessage) -> ComposedMessage:
         """Make a message under the rules for those of clients. Raises what is wrong with it."""
         message_id = self._ids.make()
         properties = v2.SystemProperties(
@@ -66,7 +66,7 @@ class Composer:
         check_message(message)
         kind = message_type(properties)
         blob = encode_stored(message, message_type=kind, now_ms=self._clock.wall_ms())
-        return Composed(message_id, blob, delay_ms)
+        return ComposedMessage(message_id, blob, delay_ms)
 
 
 def _delay_ms(new: NewMessage) -> int | None:

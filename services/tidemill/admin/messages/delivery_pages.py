@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tidemill.admin.cluster.brokers import Answer
+from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http import paging
 from tidemill.admin.http.paging import decode_token
-from tidemill.admin.json.schemas import EXACT_MAX
+from tidemill.admin.json.schema import EXACT_MAX
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -22,7 +22,7 @@ PLACE_CHARS_MAX: Final = 64 + 96  # of three numbers, and of the name of a broke
 U32_MAX: Final = 2**32 - 1
 
 
-class Place(NamedTuple):
+class DeliveryCursor(NamedTuple):
     """A place in the list, as places are ordered."""
 
     since_ms: int
@@ -31,14 +31,14 @@ class Place(NamedTuple):
     message_index: int
 
 
-class Page(NamedTuple):
+class DeliveryPage(NamedTuple):
     """Deliveries in their order, each with its broker group; None: there are no more."""
 
     deliveries: list[tuple[str, pb.InFlight]]
     next_token: str | None
 
 
-def place_of(token: str) -> Place:
+def place_of(token: str) -> DeliveryCursor:
     """Return the place behind which a page begins; raise BadRequest."""
     parts = decode_token(token).split(":")
     # isdecimal() takes other scripts' digits too, and int() reads those as well.
@@ -46,10 +46,12 @@ def place_of(token: str) -> Place:
     if len(parts) != 4 or len(token) > PLACE_CHARS_MAX or not all(map(str.isdecimal, numbers)):
         raise BadRequest("pageToken is not one that this API gave out")
     since_ms, slot, index = map(int, numbers)
-    return Place(min(since_ms, EXACT_MAX), parts[1], min(slot, U32_MAX), min(index, U32_MAX))
+    return DeliveryCursor(
+        min(since_ms, EXACT_MAX), parts[1], min(slot, U32_MAX), min(index, U32_MAX)
+    )
 
 
-def after(place: Place, broker: str) -> pb.DeliveryPosition:
+def after(place: DeliveryCursor, broker: str) -> pb.DeliveryPosition:
     """Return behind which place one broker group is asked for the page behind `place`."""
     if broker == place.broker:
         slot, index = place.slot, place.message_index
@@ -59,7 +61,7 @@ def after(place: Place, broker: str) -> pb.DeliveryPosition:
     return pb.DeliveryPosition(since_ms=since_ms, slot=U32_MAX, index=U32_MAX)
 
 
-def merged(answers: Sequence[Answer[pb.GetDeliveriesReply]], page_size: int) -> Page:
+def merged(answers: Sequence[BrokerAnswer[pb.GetDeliveriesReply]], page_size: int) -> DeliveryPage:
     """Return the first `page_size` of all."""
     ends = [_place(reply.end, broker) for broker, reply in answers if reply.HasField("end")]
     found = [
@@ -68,8 +70,8 @@ def merged(answers: Sequence[Answer[pb.GetDeliveriesReply]], page_size: int) -> 
         for delivery in reply.deliveries
     ]
     page, token = paging.merged(found, ends, page_size)
-    return Page([(place.broker, delivery) for place, delivery in page], token)
+    return DeliveryPage([(place.broker, delivery) for place, delivery in page], token)
 
 
-def _place(place: pb.DeliveryPosition, broker: str) -> Place:
-    return Place(place.since_ms, broker, place.slot, place.index)
+def _place(place: pb.DeliveryPosition, broker: str) -> DeliveryCursor:
+    return DeliveryCursor(place.since_ms, broker, place.slot, place.index)

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Answer, Brokers, Member
-from tidemill.admin.json.messages import MessageEvent, MessageTrace
+from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerGroupClient, Brokers
+from tidemill.admin.json.messages import MessageEventView, MessageTraceView
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -27,7 +27,7 @@ EVENTS_MAX: Final = 10_000  # of a call: a message that is popped by very many g
 CURSOR_CHARS_MAX: Final = 16_384  # some hundred broker groups
 
 
-class Place(NamedTuple):
+class TraceCursor(NamedTuple):
     """Up to where the log of a broker group was read, and up to where it is to be."""
 
     position: int
@@ -38,18 +38,18 @@ class Place(NamedTuple):
 
 async def trace(
     cluster: Brokers, message_id: str, cursor: str, *, is_gone: Callable[[], Awaitable[bool]]
-) -> MessageTrace:
+) -> MessageTraceView:
     """Read on in the logs of all broker groups; raise MessageNotFound where none knows it.
 
     Between two pages it ends where who asked `is_gone`.
     """
     places = _decode(cursor) if cursor else None
-    events: list[MessageEvent] = []
+    events: list[MessageEventView] = []
     unreachable: list[str] = []
     read_bytes = 0
     damaged: Counter[str] = Counter()
 
-    async def ask(member: Member) -> pb.ReadEventsReply | None:
+    async def ask(member: BrokerGroupClient) -> pb.ReadEventsReply | None:
         request = pb.ReadEventsRequest(message_id=message_id, log_bytes_max=LOG_BYTES_A_PAGE)
         if places is None:
             request.from_message = True
@@ -94,7 +94,7 @@ async def trace(
                 f" {message_id}"
             )
         raise MessageNotFound(f"no broker group has a record of the message {message_id}")
-    return MessageTrace(
+    return MessageTraceView(
         events=events,
         cursor=_encode(open_places) or None,
         read_bytes=read_bytes,
@@ -104,17 +104,19 @@ async def trace(
     )
 
 
-def _place_behind(answer: Answer[pb.ReadEventsReply | None], before: Place | None) -> Place:
+def _place_behind(
+    answer: BrokerAnswer[pb.ReadEventsReply | None], before: TraceCursor | None
+) -> TraceCursor:
     reply = answer.value
     assert reply is not None, "it was asked"
     # Behind the end nothing comes, whatever a cursor says.
     end = reply.log_end if before is None else min(before.end, reply.log_end)
-    return Place(reply.next_position, reply.next_index, end, reply.log_id)
+    return TraceCursor(reply.next_position, reply.next_index, end, reply.log_id)
 
 
-def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEvent]:
+def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEventView]:
     return [
-        MessageEvent(
+        MessageEventView(
             event=pb.EventKind.Name(event.kind).removeprefix("EVENT_KIND_").lower(),
             at_ms=event.at_ms,
             broker=broker,
@@ -135,17 +137,17 @@ def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEvent]:
     ]
 
 
-def _encode(places: dict[str, Place]) -> str:
+def _encode(places: dict[str, TraceCursor]) -> str:
     if not places:
         return ""
     return base64.urlsafe_b64encode(json.dumps(places, separators=(",", ":")).encode()).decode()
 
 
-def _decode(cursor: str) -> dict[str, Place]:
+def _decode(cursor: str) -> dict[str, TraceCursor]:
     """Return the places of a cursor; raise BadRequest for what no call gave out."""
     try:
         values = json.loads(base64.urlsafe_b64decode(cursor))
-        places = {name: Place(*fields) for name, fields in values.items()}
+        places = {name: TraceCursor(*fields) for name, fields in values.items()}
         is_ours = bool(places) and all(map(_is_sendable, places, places.values()))
     except (ValueError, TypeError, AttributeError, RecursionError):
         is_ours = False
@@ -154,7 +156,7 @@ def _decode(cursor: str) -> dict[str, Place]:
     return places
 
 
-def _is_sendable(name: str, place: Place) -> bool:
+def _is_sendable(name: str, place: TraceCursor) -> bool:
     """Whether a request can hold what a cursor says of a broker group."""
     position, number, end, log_id = place
     # Exactly: True is an int, too, and infinity a number.

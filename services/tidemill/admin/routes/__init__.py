@@ -10,9 +10,9 @@ from fastapi import Depends, Header, Query, Request
 from fastapi.responses import JSONResponse
 
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.json.schemas import Schema
+from tidemill.admin.json.schema import Schema
 from tidemill.admin.messages.compose import Composer
-from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.errors import Forbidden
 
 USER_CHARS_MAX = 128  # of who somebody says to be, in a line of the log
@@ -26,10 +26,10 @@ def brokers_of(request: Request) -> Brokers:
     return brokers
 
 
-def demands_of(request: Request) -> Demands:
+def demand_queries_of(request: Request) -> DemandQueries:
     """Return what knows how much there is to do."""
     demands = request.app.state.demands
-    assert isinstance(demands, Demands)
+    assert isinstance(demands, DemandQueries)
     return demands
 
 
@@ -70,7 +70,7 @@ def caller_of(
 
 
 Cluster = Annotated[Brokers, Depends(brokers_of)]
-AllDemands = Annotated[Demands, Depends(demands_of)]
+ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]
 BrokerName = Annotated[

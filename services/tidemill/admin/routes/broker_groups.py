@@ -10,16 +10,16 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Path, Query, Response
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import AWAY, Brokers, Member
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.brokers import UNREACHABLE_ERRORS, BrokerGroupClient, Brokers
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.json.broker_groups import (
-    BrokerGroup,
-    BrokerGroupChange,
-    BrokerGroupList,
-    Left,
-    LeftItem,
-    NewMember,
-    Replica,
+    BacklogItemView,
+    BacklogView,
+    BrokerGroupChangeView,
+    BrokerGroupListView,
+    BrokerGroupView,
+    NewBrokerGroup,
+    ReplicaView,
 )
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of, refuse_foreign_pages
 from tidemill.admin.routes.replicas import All
@@ -40,18 +40,18 @@ BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of ty
 
 
 @router.get("/broker-groups", response_model_exclude_none=True)
-async def list_broker_groups(cluster: Cluster, controllers: All) -> BrokerGroupList:
+async def list_broker_groups(cluster: Cluster, controllers: All) -> BrokerGroupListView:
     """List the broker groups, the home first, with what is left at those that drain.
 
     While the home is away it is the list that it gave last, and nothing is known of what is left.
     """
     groups = await _all(cluster)
     await _show_replicas(groups, controllers)
-    return BrokerGroupList(items=groups)
+    return BrokerGroupListView(items=groups)
 
 
 @router.get("/broker-groups/{name}", response_model_exclude_none=True)
-async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> BrokerGroup:
+async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> BrokerGroupView:
     """Show a broker group."""
     group = await _find(cluster, name)
     await _show_replicas([group], controllers)
@@ -60,8 +60,8 @@ async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> Br
 
 @router.put("/broker-groups/{name}", response_model_exclude_none=True)
 async def add_broker_group(
-    name: Name, new: NewMember, cluster: Cluster, caller: Caller, dry_run: DryRun = False
-) -> BrokerGroupChange:
+    name: Name, new: NewBrokerGroup, cluster: Cluster, caller: Caller, dry_run: DryRun = False
+) -> BrokerGroupChangeView:
     """Add a broker group, move one to another address, or take one back that drains.
 
     The home connects to it and tells it of all topics and consumer groups; it needs to be empty.
@@ -77,19 +77,19 @@ async def add_broker_group(
     if dry_run:
         planned = _planned(name, new) if known is None else await _find(cluster, name)
         planned.address = new.address
-        return BrokerGroupChange(dry_run=True, by=caller, group=planned)
+        return BrokerGroupChangeView(dry_run=True, by=caller, group=planned)
     request = pb.AddBrokerGroupRequest(name=name, address=new.address, requested_by=caller)
     added = await (await cluster.home()).call(calls.ADD_BROKER_GROUP, request)
     if added.member.address != new.address:
         raise Conflict(f"{name} stays at {added.member.address}: it was not moved")
     await cluster.look()
-    return BrokerGroupChange(dry_run=False, by=caller, group=await _find(cluster, name))
+    return BrokerGroupChangeView(dry_run=False, by=caller, group=await _find(cluster, name))
 
 
 @router.post("/broker-groups/{name}:drain", response_model_exclude_none=True, dependencies=BODILESS)
 async def drain_broker_group(
     name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
-) -> BrokerGroupChange:
+) -> BrokerGroupChangeView:
     """Let a broker group have no more new messages; what it has is consumed as before."""
     if dry_run:
         await _check_home_is_up(cluster)
@@ -100,7 +100,7 @@ async def drain_broker_group(
     group = await _find(cluster, name)
     if dry_run:
         _check_not_home(group)
-    return BrokerGroupChange(dry_run=dry_run, by=caller, group=group)
+    return BrokerGroupChangeView(dry_run=dry_run, by=caller, group=group)
 
 
 @router.delete(
@@ -108,7 +108,7 @@ async def drain_broker_group(
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
     responses={
-        200: {"description": "The dry run, or what was forced.", "model": BrokerGroupChange}
+        200: {"description": "The dry run, or what was forced.", "model": BrokerGroupChangeView}
     },
 )
 async def remove_broker_group(
@@ -124,33 +124,35 @@ async def remove_broker_group(
     group = await _find(cluster, name) if dry_run or force else None
     if dry_run and group is not None:
         _check_removable(group, force=force)
-        return json_of(BrokerGroupChange(dry_run=True, by=caller, group=group))
+        return json_of(BrokerGroupChangeView(dry_run=True, by=caller, group=group))
     request = pb.RemoveBrokerGroupRequest(name=name, requested_by=caller, force=force)
     removed = await (await cluster.home()).call(calls.REMOVE_BROKER_GROUP, request)
     await cluster.look()
     if group is None:
         return None
     _show_left(group, removed)
-    return json_of(BrokerGroupChange(dry_run=False, by=caller, group=group))
+    return json_of(BrokerGroupChangeView(dry_run=False, by=caller, group=group))
 
 
 async def _check_home_is_up(cluster: Brokers) -> None:
     """Raise what a change would be refused with while the home is away; take its list."""
     try:
         await cluster.look()
-    except AWAY as error:
+    except UNREACHABLE_ERRORS as error:
         raise BrokerGroupUnreachable(
             f"the home is away, and nobody else changes the list of broker groups: start it again"
             f" ({error.message})"
         ) from error
 
 
-async def _find_member(cluster: Brokers, name: str) -> Member | None:
+async def _find_member(cluster: Brokers, name: str) -> BrokerGroupClient | None:
     await _check_home_is_up(cluster)
     return next((member for member in await cluster.members() if member.name == name), None)
 
 
-async def _check_answers(cluster: Brokers, name: str, address: str, known: Member | None) -> None:
+async def _check_answers(
+    cluster: Brokers, name: str, address: str, known: BrokerGroupClient | None
+) -> None:
     """Raise BrokerGroupUnreachable or Conflict unless a broker of this name is at an address."""
     kept = f"; {name} stays at {known.address}" if known is not None else ""
     try:
@@ -158,7 +160,7 @@ async def _check_answers(cluster: Brokers, name: str, address: str, known: Membe
             status = await (await cluster.client_at(address)).call(
                 calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest()
             )
-    except (TimeoutError, *AWAY) as error:
+    except (TimeoutError, *UNREACHABLE_ERRORS) as error:
         raise BrokerGroupUnreachable(
             f"no broker answers at {address}{kept}. Start it first; `tidemill broker-group add"
             f" {name} {address} --force` adds it as it is"
@@ -167,9 +169,9 @@ async def _check_answers(cluster: Brokers, name: str, address: str, known: Membe
         raise Conflict(f"the broker at {address} is called {status.name}, not {name}{kept}")
 
 
-def _planned(name: str, new: NewMember) -> BrokerGroup:
+def _planned(name: str, new: NewBrokerGroup) -> BrokerGroupView:
     """Return what a broker group will be that is none yet."""
-    return BrokerGroup(
+    return BrokerGroupView(
         name=name,
         state="active",
         is_home=False,
@@ -181,7 +183,7 @@ def _planned(name: str, new: NewMember) -> BrokerGroup:
     )
 
 
-async def _find(cluster: Brokers, name: str) -> BrokerGroup:
+async def _find(cluster: Brokers, name: str) -> BrokerGroupView:
     found = await _all(cluster)
     for group in found:
         if group.name == name:
@@ -190,13 +192,13 @@ async def _find(cluster: Brokers, name: str) -> BrokerGroup:
     raise BrokerGroupNotFound(f"there is no broker group {name!r}; there are {known}")
 
 
-async def _all(cluster: Brokers) -> list[BrokerGroup]:
+async def _all(cluster: Brokers) -> list[BrokerGroupView]:
     """Return all, each asked by itself, and the home for what is left at whom."""
     members = await cluster.members()
     listed: dict[str, pb.BrokerGroup] = {}
 
     async def ask_home() -> None:
-        with contextlib.suppress(*AWAY):
+        with contextlib.suppress(*UNREACHABLE_ERRORS):
             answer = await members[0].client.call(
                 calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=True)
             )
@@ -209,20 +211,20 @@ async def _all(cluster: Brokers) -> list[BrokerGroup]:
     ]
 
 
-async def _find_status(member: Member) -> pb.BrokerStatus | None:
+async def _find_status(member: BrokerGroupClient) -> pb.BrokerStatus | None:
     """Return what a broker says of itself; None: it cannot be reached."""
     try:
         return await member.client.call(calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest())
-    except AWAY:
+    except UNREACHABLE_ERRORS:
         return None
 
 
 def _shown(
-    member: Member, status: pb.BrokerStatus | None, listed: pb.BrokerGroup | None
-) -> BrokerGroup:
+    member: BrokerGroupClient, status: pb.BrokerStatus | None, listed: pb.BrokerGroup | None
+) -> BrokerGroupView:
     # A broker that cannot be asked may be any of its group.
     replica = (status.replica_name if status is not None else "") or member.name
-    shown = BrokerGroup(
+    shown = BrokerGroupView(
         name=member.name,
         state="draining" if member.is_draining else "active",
         is_home=member.is_home,
@@ -230,7 +232,7 @@ def _shown(
         reachable=status is not None,
         master=replica,
         epoch=status.epoch if status is not None else None,
-        replicas=[Replica(name=replica, role="master", in_sync=True, behind_bytes=0)],
+        replicas=[ReplicaView(name=replica, role="master", in_sync=True, behind_bytes=0)],
     )
     if status is None:
         shown.reason = "the admin process cannot reach it"
@@ -246,7 +248,7 @@ def _shown(
     return shown
 
 
-async def _show_replicas(groups: list[BrokerGroup], controllers: Controllers) -> None:
+async def _show_replicas(groups: list[BrokerGroupView], controllers: ControllerClients) -> None:
     """Add what controllers know of who is master and who follows; without them it stays so."""
     if not controllers.are_there:
         return
@@ -259,7 +261,7 @@ async def _show_replicas(groups: list[BrokerGroup], controllers: Controllers) ->
             _show_replicas_of(group, known[group.name])
 
 
-def _show_replicas_of(shown: BrokerGroup, known: wire.Group) -> None:
+def _show_replicas_of(shown: BrokerGroupView, known: wire.Group) -> None:
     view = known.view
     ends = {one.replica_id: one.heartbeat.log_end for one in known.replicas}
     in_sync = {one.replica_id for one in view.sss}
@@ -268,7 +270,7 @@ def _show_replicas_of(shown: BrokerGroup, known: wire.Group) -> None:
     if master is not None:
         shown.master = _replica_name(shown.name, master)
     shown.replicas = [
-        Replica(
+        ReplicaView(
             name=_replica_name(shown.name, number),
             role="master" if number == master else "replica",
             in_sync=number in in_sync,
@@ -283,7 +285,7 @@ def _replica_name(group: str, number: int) -> str:
     return f"{group}-{number}"
 
 
-def _show_left(shown: BrokerGroup, listed: pb.BrokerGroup) -> None:
+def _show_left(shown: BrokerGroupView, listed: pb.BrokerGroup) -> None:
     shown.left = shown.last_left = None
     if listed.HasField("backlog"):
         shown.left = _left(listed.backlog)
@@ -292,13 +294,13 @@ def _show_left(shown: BrokerGroup, listed: pb.BrokerGroup) -> None:
         shown.last_left.at_ms = listed.last_backlog_at_ms
 
 
-def _left(left: pb.Backlog) -> Left:
-    return Left(
+def _left(left: pb.Backlog) -> BacklogView:
+    return BacklogView(
         messages=left.ready_count,
         in_flight=left.in_flight_count,
         delayed=left.delayed_count,
         items=[
-            LeftItem(
+            BacklogItemView(
                 topic=item.topic,
                 group=item.group or None,
                 messages=item.ready_count,
@@ -312,7 +314,7 @@ def _left(left: pb.Backlog) -> Left:
     )
 
 
-def _check_not_home(group: BrokerGroup) -> None:
+def _check_not_home(group: BrokerGroupView) -> None:
     if group.is_home:
         raise Conflict(
             f"{group.name} is the home of topics, consumer groups and broker groups: it stays. To"
@@ -320,7 +322,7 @@ def _check_not_home(group: BrokerGroup) -> None:
         )
 
 
-def _check_removable(group: BrokerGroup, *, force: bool) -> None:
+def _check_removable(group: BrokerGroupView, *, force: bool) -> None:
     """Raise Conflict as the home would; it looks again when it removes."""
     _check_not_home(group)
     if group.state != "draining":

@@ -8,9 +8,25 @@ from fastapi import APIRouter, Depends, Path, Query
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.cluster.proxies import Client, command_client, find_client, list_clients
+from tidemill.admin.cluster.proxies import (
+    ConnectedClient,
+    command_client,
+    find_client,
+    list_clients,
+)
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, decode_token, encode_token
-from tidemill.admin.json import clients as schemas
+from tidemill.admin.json.clients import (
+    CLIENT_TIMEOUT_MS,
+    CLIENT_TIMEOUT_MS_MAX,
+    ClientKind,
+    ClientListView,
+    ClientProxyView,
+    ClientView,
+    StackTraceView,
+    SubscriptionView,
+    VerificationRequest,
+    VerificationView,
+)
 from tidemill.admin.routes import Caller, Cluster, refuse_foreign_pages
 from tidemill.common.errors import BrokerGroupUnreachable, ClientCannot, MessageNotFound
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
@@ -34,12 +50,12 @@ TimeoutMs = Annotated[
     Query(
         alias="timeoutMs",
         ge=1,
-        le=schemas.CLIENT_TIMEOUT_MS_MAX,
+        le=CLIENT_TIMEOUT_MS_MAX,
         description="How long to wait for the client's answer.",
     ),
 ]
 
-_KINDS: dict[int, schemas.Kind] = {
+_KINDS: dict[int, ClientKind] = {
     v2.PRODUCER: "producer",
     v2.PUSH_CONSUMER: "pushConsumer",
     v2.SIMPLE_CONSUMER: "simpleConsumer",
@@ -56,7 +72,7 @@ async def get_clients(
     topic: Topic = "",
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
-) -> schemas.ClientList:
+) -> ClientListView:
     """List the clients of all proxies, by their ids."""
     after = "" if page_token is None else decode_token(page_token)
     asked = pb.ListClientsRequest(group=group, topic=topic, after=after, clients_max=page_size)
@@ -75,7 +91,7 @@ async def get_clients(
                     calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
                 )
             )
-    return schemas.ClientList(
+    return ClientListView(
         clients=[_show(client_id, client) for client_id, client in page.clients],
         next_page_token=encode_token(page.clients[-1][0]) if page.has_more else None,
         unreachable=page.unreachable or None,
@@ -83,7 +99,7 @@ async def get_clients(
 
 
 @router.get("/clients/{client_id}", response_model_exclude_none=True)
-async def get_client(client_id: ClientId, cluster: Cluster) -> schemas.Client:
+async def get_client(client_id: ClientId, cluster: Cluster) -> ClientView:
     """Show a client, and how much it holds."""
     client, unreachable = await find_client(cluster, client_id)
     held = await cluster.ask_all(
@@ -98,11 +114,8 @@ async def get_client(client_id: ClientId, cluster: Cluster) -> schemas.Client:
 
 @router.post("/clients/{client_id}:stack", response_model_exclude_none=True, dependencies=BODILESS)
 async def print_stack(
-    client_id: ClientId,
-    cluster: Cluster,
-    caller: Caller,
-    timeout_ms: TimeoutMs = schemas.CLIENT_TIMEOUT_MS,
-) -> schemas.StackTrace:
+    client_id: ClientId, cluster: Cluster, caller: Caller, timeout_ms: TimeoutMs = CLIENT_TIMEOUT_MS
+) -> StackTraceView:
     """Ask a client what its threads are doing. Java and Go clients answer; others cannot."""
     command = pb.ClientCommand(
         client_id=client_id, timeout_ms=timeout_ms, print_stack=pb.PrintStack(), requested_by=caller
@@ -110,13 +123,13 @@ async def print_stack(
     answer = await command_client(cluster, command)
     if answer.code != v2.OK:
         raise _cannot(client_id, "show its stack", answer)
-    return schemas.StackTrace(client_id=client_id, stack=answer.stack)
+    return StackTraceView(client_id=client_id, stack=answer.stack)
 
 
 @router.post("/clients/{client_id}:verify", response_model_exclude_none=True)
 async def verify_message(
-    client_id: ClientId, verification: schemas.Verification, cluster: Cluster, caller: Caller
-) -> schemas.Verified:
+    client_id: ClientId, verification: VerificationRequest, cluster: Cluster, caller: Caller
+) -> VerificationView:
     """Let a client consume a message, which settles nothing. Java push consumers do it.
 
     It is handed only what it subscribes to.
@@ -135,7 +148,7 @@ async def verify_message(
     answer = await command_client(cluster, command)
     if answer.code not in {v2.OK, v2.FAILED_TO_CONSUME_MESSAGE}:
         raise _cannot(client_id, "verify a message", answer)
-    return schemas.Verified(
+    return VerificationView(
         client_id=client_id,
         topic=topic,
         message_id=message_id,
@@ -166,10 +179,10 @@ def _cannot(client_id: str, what: str, answer: pb.ClientAnswer) -> ClientCannot:
     return ClientCannot(f"client {client_id} cannot {what}; it answered {says}")
 
 
-def _show(client_id: str, client: Client) -> schemas.Client:
+def _show(client_id: str, client: ConnectedClient) -> ClientView:
     state = client.newest
     settings = v2.Settings.FromString(state.settings) if state.settings else None
-    shown = schemas.Client(
+    shown = ClientView(
         client_id=client_id,
         kind=_KINDS.get(state.client_type, "unknown"),
         group=state.group or None,
@@ -178,7 +191,7 @@ def _show(client_id: str, client: Client) -> schemas.Client:
         connected_ms=max(each.connected_ms for _, each in client.states),
         silent_ms=min(each.silent_ms for _, each in client.states),
         proxies=[
-            schemas.ClientProxy(
+            ClientProxyView(
                 name=proxy.name,
                 address=each.address,
                 connected_ms=each.connected_ms,
@@ -193,13 +206,13 @@ def _show(client_id: str, client: Client) -> schemas.Client:
     return shown
 
 
-def _show_settings(shown: schemas.Client, settings: v2.Settings) -> None:
+def _show_settings(shown: ClientView, settings: v2.Settings) -> None:
     shown.host = settings.user_agent.hostname or None
     if settings.HasField("publishing"):
         shown.topics = [topic.name for topic in settings.publishing.topics]
         return
     shown.subscriptions = [
-        schemas.Subscription(
+        SubscriptionView(
             topic=entry.topic.name,
             filter_type="SQL" if entry.expression.type == v2.SQL else "TAG",
             expression=entry.expression.expression or "*",

@@ -8,9 +8,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Query
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Answers, Member
+from tidemill.admin.cluster.brokers import BrokerAnswers, BrokerGroupClient
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.json import schemas
+from tidemill.admin.json.deliveries import (
+    BrokerGroupCountView,
+    DeliveryPageView,
+    DeliveryReleaseRequest,
+    DeliveryReleaseView,
+)
 from tidemill.admin.json.render import delivery_of
 from tidemill.admin.messages.delivery_pages import after, merged, place_of
 from tidemill.admin.routes import Caller, Cluster, DryRun
@@ -45,7 +50,7 @@ async def list_deliveries(
     message_id: MessageId = "",
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
-) -> schemas.DeliveryPage:
+) -> DeliveryPageView:
     """List the messages that a group has in flight at all broker groups, those out longest first.
 
     A page that has fewer than were asked for, or none, may still have a `nextPageToken`.
@@ -55,7 +60,7 @@ async def list_deliveries(
     )
     place = None if page_token is None else place_of(page_token)
 
-    def ask(member: Member) -> Awaitable[pb.GetDeliveriesReply]:
+    def ask(member: BrokerGroupClient) -> Awaitable[pb.GetDeliveriesReply]:
         behind = None if place is None else after(place, member.name)
         return member.client.call(
             calls.GET_DELIVERIES,
@@ -64,7 +69,7 @@ async def list_deliveries(
 
     found = await cluster.ask_all(ask)
     deliveries, token = merged(found.answers, page_size)
-    return schemas.DeliveryPage(
+    return DeliveryPageView(
         deliveries=[delivery_of(delivery, broker) for broker, delivery in deliveries],
         next_page_token=token,
         unreachable=found.unreachable or None,
@@ -74,11 +79,11 @@ async def list_deliveries(
 @router.post("/groups/{group}/deliveries:release", response_model_exclude_none=True)
 async def release_deliveries(
     group: Name,
-    release: schemas.DeliveryRelease,
+    release: DeliveryReleaseRequest,
     cluster: Cluster,
     caller: Caller,
     dry_run: DryRun = False,
-) -> schemas.DeliveriesReleased:
+) -> DeliveryReleaseView:
     """Give messages back that a group has in flight, at once: consumers that poll get them.
 
     The delivery counts as an attempt, as when its time is up; the receipt handles of what is given
@@ -99,7 +104,7 @@ async def release_deliveries(
     counts: dict[str, int] = {}
     unreachable: set[str] = set()
 
-    async def ask(member: Member) -> pb.ReleaseDeliveriesReply:
+    async def ask(member: BrokerGroupClient) -> pb.ReleaseDeliveriesReply:
         if counts and member.name not in left:
             return pb.ReleaseDeliveriesReply()
         request = pb.ReleaseDeliveriesRequest(filter=wanted, dry_run=is_dry, asked_by=caller)
@@ -109,20 +114,20 @@ async def release_deliveries(
         return await member.client.call(calls.RELEASE_DELIVERIES, request)
 
     for _ in range(CALLS_MAX):
-        asked: Answers[pb.ReleaseDeliveriesReply] = await cluster.ask_all(ask)
+        asked: BrokerAnswers[pb.ReleaseDeliveriesReply] = await cluster.ask_all(ask)
         unreachable.update(asked.unreachable)
         left = {broker: reply for broker, reply in asked.answers if reply.HasField("end")}
         for broker, reply in asked.answers:
             counts[broker] = counts.get(broker, 0) + reply.count
         if not left:
             break
-    return schemas.DeliveriesReleased(
+    return DeliveryReleaseView(
         dry_run=is_dry,
         by=caller,
         group=group,
         messages=sum(counts.values()),
         brokers=[
-            schemas.BrokerCount(broker=broker, messages=count) for broker, count in counts.items()
+            BrokerGroupCountView(broker=broker, messages=count) for broker, count in counts.items()
         ],
         more=bool(left),
         unreachable=sorted(unreachable) or None,

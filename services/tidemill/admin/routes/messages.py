@@ -11,12 +11,18 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Answers
-from tidemill.admin.http.door import OTHER_BODY_BYTES_MAX
-from tidemill.admin.json import messages as schemas
-from tidemill.admin.messages.peek import message_of
-from tidemill.admin.messages.placing import store
+from tidemill.admin.cluster.brokers import BrokerAnswers
+from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX
+from tidemill.admin.json.messages import (
+    MessageListView,
+    MessageTraceView,
+    NewMessage,
+    QueueMessagesView,
+    SentMessageView,
+)
+from tidemill.admin.messages.store import store
 from tidemill.admin.messages.trace import CURSOR_CHARS_MAX, trace
+from tidemill.admin.messages.views import message_of
 from tidemill.admin.routes import BrokerName, Cluster, MessageComposer
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.message.recall_handle import RecallFields
@@ -81,8 +87,8 @@ MessageId = Annotated[str, Path(description="Id that its producer got.")]
 
 @router.post("/topics/{topic}/messages", response_model_exclude_none=True)
 async def send_message(
-    topic: Topic, message: schemas.NewMessage, cluster: Cluster, composer: MessageComposer
-) -> schemas.SentMessage:
+    topic: Topic, message: NewMessage, cluster: Cluster, composer: MessageComposer
+) -> SentMessageView:
     """Send a message, at once or for a later time.
 
     An answer says that the message is durable. Without one it may be stored or not. Any broker
@@ -91,7 +97,7 @@ async def send_message(
     composed = composer.compose(topic, message)
     request = pb.StoreMessageRequest(topic=topic, blob=composed.blob, delay_ms=composed.delay_ms)
     name, reply = await store(cluster, request, message.message_group or "")
-    sent = schemas.SentMessage(message_id=composed.message_id, broker=name, queue_id=reply.queue_id)
+    sent = SentMessageView(message_id=composed.message_id, broker=name, queue_id=reply.queue_id)
     if not reply.due_at_ms:
         sent.queue_offset = reply.queue_offset
         return sent
@@ -105,7 +111,7 @@ async def send_message(
 @router.get("/topics/{topic}/messages", response_model_exclude_none=True)
 async def find_messages(
     topic: Topic, key: Key, cluster: Cluster, limit: Limit = 32
-) -> schemas.MessageList:
+) -> MessageListView:
     """Find messages by key, the newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
     return _list_of(
@@ -116,9 +122,7 @@ async def find_messages(
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
-async def peek_message(
-    topic: Topic, message_id: MessageId, cluster: Cluster
-) -> schemas.MessageList:
+async def peek_message(topic: Topic, message_id: MessageId, cluster: Cluster) -> MessageListView:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
     found = _list_of(
@@ -144,7 +148,7 @@ async def trace_message(
     cursor: Annotated[
         str, Query(max_length=CURSOR_CHARS_MAX, description="That of the answer before.")
     ] = "",
-) -> schemas.MessageTrace:
+) -> MessageTraceView:
     """Tell what happened to a message, from when it was stored on.
 
     A call looks at up to 64 MiB of log, and tells what it has found: follow `cursor` until there is
@@ -163,7 +167,7 @@ async def read_messages(
     from_offset: FromOffset = 0,
     limit: Limit = 32,
     max_bytes: MaxBytes = READ_BYTES_MAX,
-) -> schemas.QueueMessages:
+) -> QueueMessagesView:
     """Read messages of one queue in their order; nothing is consumed.
 
     Without `broker` it is a queue of the home.
@@ -180,7 +184,7 @@ async def read_messages(
             max_bytes=max_bytes,
         ),
     )
-    return schemas.QueueMessages(
+    return QueueMessagesView(
         messages=[message_of(m, topic=topic, broker=member.name) for m in reply.messages],
         next_offset=reply.next_offset,
         min_offset=reply.min_offset,
@@ -188,7 +192,7 @@ async def read_messages(
     )
 
 
-def _list_of(found: Answers[pb.FindMessagesReply], topic: str, limit: int) -> schemas.MessageList:
+def _list_of(found: BrokerAnswers[pb.FindMessagesReply], topic: str, limit: int) -> MessageListView:
     messages = [
         message_of(message, topic=topic, broker=broker)
         for broker, reply in found.answers
@@ -197,4 +201,4 @@ def _list_of(found: Answers[pb.FindMessagesReply], topic: str, limit: int) -> sc
     # Each broker has its newest first already; of one alone this changes nothing.
     if len(found.answers) > 1:
         messages.sort(key=lambda message: -message.stored_at_ms)
-    return schemas.MessageList(messages=messages[:limit], unreachable=found.unreachable or None)
+    return MessageListView(messages=messages[:limit], unreachable=found.unreachable or None)

@@ -6,17 +6,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 
-from tidemill.admin.cluster.controllers import Controllers
+from tidemill.admin.cluster.controllers import ControllerClients
 from tidemill.admin.json.replicas import (
-    CutTail,
-    DrainWish,
-    Election,
-    MinInSyncWish,
-    Replacement,
-    ReplicaState,
-    ReplicatedGroup,
-    ReplicatedGroupList,
-    TransferWish,
+    CutTailView,
+    ElectionView,
+    MasterReplacementRequest,
+    MasterTransferRequest,
+    MinInSyncRequest,
+    ReplicaDrainRequest,
+    ReplicaStateView,
+    ReplicatedBrokerGroupListView,
+    ReplicatedBrokerGroupView,
 )
 from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
@@ -25,30 +25,32 @@ router = APIRouter(tags=["replicas"])
 Name = Annotated[str, Path(description="Name of the broker group.")]
 
 
-def controllers_of(request: Request) -> Controllers:
+def controllers_of(request: Request) -> ControllerClients:
     """Return the controllers that the application was made with."""
     controllers = request.app.state.controllers
-    assert isinstance(controllers, Controllers)
+    assert isinstance(controllers, ControllerClients)
     return controllers
 
 
-All = Annotated[Controllers, Depends(controllers_of)]
+All = Annotated[ControllerClients, Depends(controllers_of)]
 
 
 @router.get("/replicas", response_model_exclude_none=True)
-async def list_replicas(controllers: All) -> ReplicatedGroupList:
+async def list_replicas(controllers: All) -> ReplicatedBrokerGroupListView:
     """List the broker groups with their replicas and their last elections."""
-    return ReplicatedGroupList(items=[_of(group) for group in await controllers.groups()])
+    return ReplicatedBrokerGroupListView(items=[_of(group) for group in await controllers.groups()])
 
 
 @router.get("/replicas/{name}", response_model_exclude_none=True)
-async def get_replicas(name: Name, controllers: All) -> ReplicatedGroup:
+async def get_replicas(name: Name, controllers: All) -> ReplicatedBrokerGroupView:
     """Show the replicas of a broker group and its last elections."""
     return _of((await controllers.groups(name))[0])
 
 
 @router.post("/replicas/{name}:transfer", response_model_exclude_none=True)
-async def transfer_master(name: Name, wish: TransferWish, controllers: All) -> ReplicatedGroup:
+async def transfer_master(
+    name: Name, wish: MasterTransferRequest, controllers: All
+) -> ReplicatedBrokerGroupView:
     """Let another replica be master, by a planned transfer: sends pause for a moment.
 
     It is asked for and not waited for. Refused for a replica that is not in sync.
@@ -57,7 +59,9 @@ async def transfer_master(name: Name, wish: TransferWish, controllers: All) -> R
 
 
 @router.post("/replicas/{name}:drain", response_model_exclude_none=True)
-async def drain_replica(name: Name, wish: DrainWish, controllers: All) -> ReplicatedGroup:
+async def drain_replica(
+    name: Name, wish: ReplicaDrainRequest, controllers: All
+) -> ReplicatedBrokerGroupView:
     """Empty a replica of its duties, or let it count again.
 
     It hands over where it is master, and leaves the sync state set; then its pod or machine can be
@@ -68,7 +72,9 @@ async def drain_replica(name: Name, wish: DrainWish, controllers: All) -> Replic
 
 
 @router.post("/replicas/{name}:setMinInSync", response_model_exclude_none=True)
-async def set_min_in_sync(name: Name, wish: MinInSyncWish, controllers: All) -> ReplicatedGroup:
+async def set_min_in_sync(
+    name: Name, wish: MinInSyncRequest, controllers: All
+) -> ReplicatedBrokerGroupView:
     """Say how many replicas must have a message before it is acknowledged.
 
     With 1 an OK may be of a message that only the master has. Refused where a `BrokerGroup`
@@ -88,7 +94,9 @@ async def forget_replicas(name: Name, controllers: All) -> None:
 
 
 @router.post("/replicas/{name}:replace", response_model_exclude_none=True)
-async def replace_master(name: Name, wish: Replacement, controllers: All) -> ReplicatedGroup:
+async def replace_master(
+    name: Name, wish: MasterReplacementRequest, controllers: All
+) -> ReplicatedBrokerGroupView:
     """Make a replica master at once, also where it may lack what was acknowledged.
 
     The last resort, when those who have everything do not come back: what it lacks is lost.
@@ -96,19 +104,19 @@ async def replace_master(name: Name, wish: Replacement, controllers: All) -> Rep
     return _of(await controllers.force(name, wish.target, wish.reason))
 
 
-def _of(group: wire.Group) -> ReplicatedGroup:
+def _of(group: wire.Group) -> ReplicatedBrokerGroupView:
     view = group.view
     master = view.master.replica_id if view.HasField("master") else None
     ends = {one.replica_id: one.heartbeat.log_end for one in group.replicas}
     in_sync = {one.replica_id for one in view.sss}
 
-    def state(one: wire.ReplicaStatus) -> ReplicaState:
+    def state(one: wire.ReplicaStatus) -> ReplicaStateView:
         has_spoken = one.HasField("heartbeat")
         role = "in-sync" if one.replica_id in in_sync else "learner"
         if one.retired and role == "learner":
             role = "retired"
         lag = None if master is None else max(ends.get(master, 0) - one.heartbeat.log_end, 0)
-        return ReplicaState(
+        return ReplicaStateView(
             replica=one.replica_id,
             role="master" if one.replica_id == master else role,
             retired=one.retired or None,
@@ -122,7 +130,7 @@ def _of(group: wire.Group) -> ReplicatedGroup:
             unheard=list(one.unheard),
         )
 
-    return ReplicatedGroup(
+    return ReplicatedBrokerGroupView(
         name=group.name,
         epoch=view.epoch,
         version=view.version,
@@ -135,7 +143,7 @@ def _of(group: wire.Group) -> ReplicatedGroup:
         transfer=group.transfer if group.HasField("transfer") else None,
         replicas=[state(one) for one in group.replicas],
         history=[
-            Election(
+            ElectionView(
                 epoch=one.epoch,
                 source=one.source if one.HasField("source") else None,
                 target=one.target,
@@ -150,8 +158,8 @@ def _of(group: wire.Group) -> ReplicatedGroup:
     )
 
 
-def _cut(cut: wire.Cut) -> CutTail:
-    return CutTail(
+def _cut(cut: wire.Cut) -> CutTailView:
+    return CutTailView(
         replica=cut.replica_id,
         offset=cut.offset,
         bytes=cut.size_bytes,

@@ -6,10 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from tidemill.admin.json.scaling import GroupScaling, TopicScaling
-from tidemill.admin.routes import AllDemands
+from tidemill.admin.json.scaling import ConsumerGroupScalingView, TopicScalingView
+from tidemill.admin.routes import ScalingQueries
 from tidemill.admin.scaling.demand import replicas_of
-from tidemill.admin.scaling.trigger import HORIZON_S_DEFAULT, HORIZON_S_MAX, MESSAGES_MAX, ask_about
+from tidemill.admin.scaling.trigger import (
+    HORIZON_S_DEFAULT,
+    HORIZON_S_MAX,
+    MESSAGES_MAX,
+    demand_query,
+)
 
 router = APIRouter(tags=["groups"])
 
@@ -43,19 +48,19 @@ InFlight = Annotated[
 @router.get("/groups/{group}/scaling", response_model_exclude_none=True)
 async def get_scaling(
     group: Name,
-    demands: AllDemands,
+    demands: ScalingQueries,
     topic: Topic = "",
     horizon: Horizon = HORIZON_S_DEFAULT,
     messages_per_replica: Target = None,
     count_in_flight: InFlight = True,
-) -> GroupScaling:
+) -> ConsumerGroupScalingView:
     """Show how much there is to do for a group, now and within a horizon: what KEDA is told.
 
     It is as of the last moments, and of all broker groups: 503 while one cannot be asked.
     """
-    demand = await demands.of(ask_about(group, topic, horizon_s=horizon))
+    demand = await demands.of(demand_query(group, topic, horizon_s=horizon))
     value = demand.value(counts_in_flight=count_in_flight)
-    return GroupScaling(
+    return ConsumerGroupScalingView(
         group=group,
         horizon_seconds=horizon,
         value=value,
@@ -63,5 +68,5 @@ async def get_scaling(
         ready=demand.ready,
         in_flight=demand.in_flight,
         scheduled=demand.scheduled,
-        topics=[TopicScaling.model_validate(each._asdict()) for each in demand.topics],
+        topics=[TopicScalingView.model_validate(each._asdict()) for each in demand.topics],
     )

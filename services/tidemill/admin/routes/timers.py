@@ -9,12 +9,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Brokers, Member
+from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
-from tidemill.admin.json import messages as message_schemas
-from tidemill.admin.json import schemas
-from tidemill.admin.messages.peek import timer_of
+from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
+from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
 from tidemill.admin.messages.timer_pages import merged, place_of, request_behind
+from tidemill.admin.messages.views import timer_of
 from tidemill.admin.routes import BrokerName, Caller, Cluster, DryRun, refuse_foreign_pages
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -27,20 +27,20 @@ TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the tim
 Topic = Annotated[str, Query(description="Only of this topic.")]
 Key = Annotated[str, Query(description="Only messages with this key.")]
 DueFrom = Annotated[
-    schemas.Instant,
+    Instant,
     Query(
         alias="dueFrom",
         ge=0,
-        le=schemas.EXACT_MAX,
+        le=EXACT_MAX,
         description="Due not before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
     ),
 ]
 DueTo = Annotated[
-    schemas.Instant,
+    Instant,
     Query(
         alias="dueTo",
         ge=0,
-        le=schemas.EXACT_MAX,
+        le=EXACT_MAX,
         description="Due before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
     ),
 ]
@@ -55,21 +55,21 @@ async def list_timers(
     key: Key = "",
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
-) -> message_schemas.TimerPage:
+) -> TimerPageView:
     """List pending timers of all broker groups, those due first first."""
     request = pb.ListTimersRequest(
         topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
     )
     place = None if page_token is None else place_of(page_token)
 
-    def ask(member: Member) -> Awaitable[pb.ListTimersReply]:
+    def ask(member: BrokerGroupClient) -> Awaitable[pb.ListTimersReply]:
         if place is None:
             return member.client.call(calls.LIST_TIMERS, request)
         return member.client.call(calls.LIST_TIMERS, request_behind(request, place, member.name))
 
     found = await cluster.ask_all(ask)
     timers, token = merged(found.answers, page_size)
-    return message_schemas.TimerPage(
+    return TimerPageView(
         timers=[timer_of(timer, broker=broker) for broker, timer in timers],
         next_page_token=token,
         unreachable=found.unreachable or None,
@@ -77,9 +77,7 @@ async def list_timers(
 
 
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)
-async def get_timer(
-    timer_id: TimerId, cluster: Cluster, broker: BrokerName = None
-) -> message_schemas.Timer:
+async def get_timer(timer_id: TimerId, cluster: Cluster, broker: BrokerName = None) -> TimerView:
     """Show a timer, also one that was delivered or cancelled not long ago."""
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(
@@ -95,7 +93,7 @@ async def cancel_timer(
     caller: Caller,
     broker: BrokerName = None,
     dry_run: DryRun = False,
-) -> message_schemas.Timer:
+) -> TimerView:
     """Cancel a timer: its message is never delivered. Doing so again is no error."""
     request = pb.CancelTimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
@@ -105,11 +103,11 @@ async def cancel_timer(
 @router.post("/timers/{timer_id}:reschedule", response_model_exclude_none=True)
 async def reschedule_timer(
     timer_id: TimerId,
-    change: message_schemas.Reschedule,
+    change: RescheduleRequest,
     cluster: Cluster,
     caller: Caller,
     broker: BrokerName = None,
-) -> message_schemas.Timer:
+) -> TimerView:
     """Let a timer be due at another time, earlier or later."""
     request = pb.RescheduleTimerRequest(
         timer_id=timer_id,
@@ -125,14 +123,14 @@ async def reschedule_timer(
 @router.post("/timers/{timer_id}:fire", response_model_exclude_none=True, dependencies=BODILESS)
 async def fire_timer(
     timer_id: TimerId, cluster: Cluster, caller: Caller, broker: BrokerName = None
-) -> message_schemas.Timer:
+) -> TimerView:
     """Deliver a timer's message now."""
     request = pb.FireTimerRequest(timer_id=timer_id, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.call(calls.FIRE_TIMER, request), broker=member.name)
 
 
-async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> Member:
+async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> BrokerGroupClient:
     """Return which broker group has a timer: each numbers its own.
 
     Raises Conflict where several have one of that number, and nobody says which is meant.
@@ -160,4 +158,4 @@ async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> Mem
 
 
 def _millis(at_ms: int | None, at: datetime | None) -> int | None:
-    return schemas.millis_of(at) if at else at_ms
+    return millis_of(at) if at else at_ms

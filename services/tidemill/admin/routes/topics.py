@@ -10,7 +10,14 @@ from fastapi import APIRouter, Path, Query, Response
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.json import render, schemas
+from tidemill.admin.json import render
+from tidemill.admin.json.topics import (
+    TopicDeletionView,
+    TopicDetailsView,
+    TopicPageView,
+    TopicPutView,
+    TopicSettings,
+)
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
 from tidemill.message.resource_names import DEAD_LETTER_TOPIC_PREFIX
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -29,14 +36,14 @@ async def list_topics(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
-) -> schemas.TopicPage:
+) -> TopicPageView:
     """List topics by name.
 
     While the home is away it is what the other broker groups have heard of it.
     """
     found = await read_configuration(cluster, with_system=include_system)
     page, token = page_of(found.topics, page_size, page_token)
-    return schemas.TopicPage(
+    return TopicPageView(
         topics=[render.topic_of(topic) for topic in page],
         next_page_token=token,
         unreachable=found.unreachable,
@@ -45,8 +52,8 @@ async def list_topics(
 
 @router.put("/topics/{topic}", response_model_exclude_none=True)
 async def put_topic(
-    topic: Name, settings: schemas.TopicSettings, cluster: Cluster, caller: Caller
-) -> schemas.TopicPut:
+    topic: Name, settings: TopicSettings, cluster: Cluster, caller: Caller
+) -> TopicPutView:
     """Create a topic, or change one.
 
     The type of a topic that holds messages, or that groups read, is changed with `force` only.
@@ -61,7 +68,7 @@ async def put_topic(
         requested_by=caller,
     )
     reply = await (await cluster.home()).call(calls.PUT_TOPIC, request)
-    put = schemas.TopicPut(
+    put = TopicPutView(
         is_new=not reply.HasField("before"), **render.topic_of(reply.topic).model_dump()
     )
     if not put.is_new and reply.before != reply.topic:
@@ -70,14 +77,14 @@ async def put_topic(
 
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
-async def get_topic(topic: Name, cluster: Cluster) -> schemas.TopicDetails:
+async def get_topic(topic: Name, cluster: Cluster) -> TopicDetailsView:
     """Show a topic and what its queues hold, at every broker group that has it."""
     found = await cluster.ask_all(
         lambda member: member.client.call(
             calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
         )
     )
-    return schemas.TopicDetails(
+    return TopicDetailsView(
         **render.topic_of(found.answers[0].value.topic).model_dump(),
         queue_status=[
             render.queue_of(queue, broker)
@@ -92,7 +99,7 @@ async def get_topic(topic: Name, cluster: Cluster) -> schemas.TopicDetails:
     "/topics/{topic}",
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
-    responses={200: {"description": "The dry run.", "model": schemas.TopicDeletion}},
+    responses={200: {"description": "The dry run.", "model": TopicDeletionView}},
 )
 async def delete_topic(
     topic: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
@@ -115,7 +122,7 @@ async def delete_topic(
         return None
     planned = await cluster.ask_all(lambda member: member.client.call(calls.DELETE_TOPIC, request))
     replies = [reply for _, reply in planned.answers]
-    deletion = schemas.TopicDeletion(
+    deletion = TopicDeletionView(
         dry_run=True,
         by=caller,
         topic=render.topic_of(replies[0].topic),

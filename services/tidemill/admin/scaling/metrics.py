@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tidemill.admin.scaling.demand import Demand
-from tidemill.admin.scaling.trigger import Question
+from tidemill.admin.scaling.trigger import DemandQuery
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 # What nobody was told for so long is told nobody any more: its ScaledObject has gone, or a broker
 # group is away. Autoscalers ask several times in it.
-TOLD_AGE_S_MAX: Final = 120.0
+REPORT_AGE_S_MAX: Final = 120.0
 
 
-class _Told(NamedTuple):
+class _ReportedDemand(NamedTuple):
     demand: Demand
     at_s: float
 
@@ -31,17 +31,17 @@ class ScalerMetrics:
 
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._told: dict[Question, _Told] = {}
+        self._told: dict[DemandQuery, _ReportedDemand] = {}
         self.requests: Counter[tuple[str, str]] = Counter()  # by method, status
         self.stream_count = 0
 
-    def told(self, question: Question, demand: Demand) -> None:
+    def told(self, question: DemandQuery, demand: Demand) -> None:
         """Keep what an autoscaler was told."""
-        self._told[question] = _Told(demand, self._now_s())
+        self._told[question] = _ReportedDemand(demand, self._now_s())
         self._forget()
 
     def _forget(self) -> None:
-        oldest_s = self._now_s() - TOLD_AGE_S_MAX
+        oldest_s = self._now_s() - REPORT_AGE_S_MAX
         self._told = {key: told for key, told in self._told.items() if told.at_s >= oldest_s}
 
     def collect(self) -> Iterator[Metric]:

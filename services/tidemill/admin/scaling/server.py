@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.metrics import ScalerMetrics
 from tidemill.admin.scaling.service import SERVICE, ExternalScaler
 from tidemill.transport.aio import health, metrics
@@ -50,7 +50,7 @@ def scaler_tls(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext]
 
 @contextlib.asynccontextmanager
 async def scaler_server(
-    demands: Demands,
+    demands: DemandQueries,
     settings: AdminSettings,
     registry: Registry,
     tls: ReloadableCredentials[ssl.SSLContext] | None,

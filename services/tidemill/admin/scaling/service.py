@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from tidemill.admin.scaling.demand import Demand, is_active, value_of
-from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.admin.scaling.metrics import ScalerMetrics
 from tidemill.admin.scaling.trigger import Trigger, read_trigger
 from tidemill.common.errors import Overloaded, ServiceError, UnavailableError, codes_of
@@ -52,7 +52,11 @@ class ExternalScaler:
     """The service's methods."""
 
     def __init__(
-        self, demands: Demands, metrics: ScalerMetrics, *, look_period_s: float = LOOK_PERIOD_S
+        self,
+        demands: DemandQueries,
+        metrics: ScalerMetrics,
+        *,
+        look_period_s: float = LOOK_PERIOD_S,
     ) -> None:
         self._look_period_s = look_period_s
         self._demands = demands
@@ -147,9 +151,9 @@ class ExternalScaler:
         return unary(handle)
 
     @contextlib.contextmanager
-    def _counted(self, method: str, call: RpcCall) -> Iterator[_Asker]:
+    def _counted(self, method: str, call: RpcCall) -> Iterator[_CallerName]:
         """Count a call by how it ends; raise RpcError for what it is refused with, and tell why."""
-        code, asker = RpcCode.CANCELLED, _Asker()
+        code, asker = RpcCode.CANCELLED, _CallerName()
         try:
             yield asker
             code = RpcCode.OK
@@ -169,7 +173,7 @@ class ExternalScaler:
 
 
 @final
-class _Asker:
+class _CallerName:
     """For which ScaledObject a call is, once that is known."""
 
     name = "a request that is none"

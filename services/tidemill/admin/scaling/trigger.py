@@ -31,7 +31,7 @@ KEDAS: Final = frozenset({"scalerAddress", "enableTLS", "unsafeSsl", "tlsCertFil
 _FROM_ENVIRONMENT: Final = "FromEnv"
 
 
-class Question(NamedTuple):
+class DemandQuery(NamedTuple):
     """What of all there is: the same question has the same answer for all who ask it."""
 
     group: str
@@ -43,7 +43,7 @@ class Question(NamedTuple):
 class Trigger:
     """A question, and what its answer means."""
 
-    question: Question
+    question: DemandQuery
     messages_per_replica: int
     activation_messages: int  # with more than these there should be a replica
     counts_in_flight: bool
@@ -53,7 +53,7 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
     """Read a trigger's metadata. Raises what is wrong with it."""
     given = _ours_of(metadata)
     group, topic = given.get("group", ""), given.get("topic", "")
-    question = ask_about(
+    question = demand_query(
         group,
         topic,
         horizon_s=_count(given, "scheduledHorizonSeconds", 0, HORIZON_S_MAX, HORIZON_S_DEFAULT),
@@ -69,14 +69,14 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
     )
 
 
-def ask_about(group: str, topic: str, *, horizon_s: int) -> Question:
+def demand_query(group: str, topic: str, *, horizon_s: int) -> DemandQuery:
     """Return the question after a group; raise what is wrong with a name."""
     if not group:
         raise BadRequest("a trigger names its consumer group: group")
     check_group(group)
     if topic:
         check_topic(topic)
-    return Question(group, topic, horizon_s)
+    return DemandQuery(group, topic, horizon_s)
 
 
 def _ours_of(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from tidemill.admin.scaling.trigger import OURS, Question, read_trigger
+from tidemill.admin.scaling.trigger import OURS, DemandQuery, read_trigger
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -15,7 +15,7 @@ def test_the_example_is_a_trigger() -> None:
     text = (ROOT / "examples/kubernetes/scaledobject.yaml").read_text("utf-8")
     [trigger] = yaml.safe_load(text)["spec"]["triggers"]
     assert trigger["type"] == "external-push"
-    assert read_trigger(trigger["metadata"]).question == Question("billing", "orders", 60)
+    assert read_trigger(trigger["metadata"]).question == DemandQuery("billing", "orders", 60)
 
 
 def test_every_key_is_documented() -> None:

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.clocks import ManualClock
 from tidemill.admin.scaling.demand import Demand, TopicDemand
-from tidemill.admin.scaling.demands import Demands
-from tidemill.admin.scaling.metrics import TOLD_AGE_S_MAX, ScalerMetrics
+from tidemill.admin.scaling.demand_queries import DemandQueries
+from tidemill.admin.scaling.metrics import REPORT_AGE_S_MAX, ScalerMetrics
 from tidemill.admin.scaling.service import SERVICE, STREAMS_MAX, ExternalScaler
-from tidemill.admin.scaling.trigger import Question
+from tidemill.admin.scaling.trigger import DemandQuery
 from tidemill.common.errors import BrokerGroupUnreachable, GroupNotFound
 from tidemill.stubs.externalscaler import externalscaler_pb2 as keda
 from tidemill.transport.aio.call import DisconnectError, RpcCall
@@ -35,7 +35,7 @@ class FakeDemands:
     def __init__(self, looks: Iterable[int | Exception]) -> None:
         self._looks = iter(looks)
 
-    async def of(self, _question: Question) -> Demand:
+    async def of(self, _question: DemandQuery) -> Demand:
         look = next(self._looks, None)
         if look is None:
             self.scaler.drain()
@@ -69,7 +69,7 @@ def told(
 
     async def main() -> None:
         demands = FakeDemands(looks)
-        scaler = ExternalScaler(cast(Demands, demands), metrics, look_period_s=0)
+        scaler = ExternalScaler(cast(DemandQueries, demands), metrics, look_period_s=0)
         demands.scaler = scaler
         stream = scaler.methods()[f"/{SERVICE}/StreamIsActive"].handle
         handle = cast(Callable[[RpcCall, bytes], Awaitable[Any]], stream)
@@ -116,10 +116,10 @@ def test_what_was_told_is_shown_for_a_while() -> None:
     metrics = ScalerMetrics(now_s=lambda: clock.monotonic_ms() / 1000)
     registry = CollectorRegistry()
     registry.register(cast(Any, metrics))
-    metrics.told(Question("billing", "orders", 60), Demand([TopicDemand("orders", 3, 2, 1)]))
+    metrics.told(DemandQuery("billing", "orders", 60), Demand([TopicDemand("orders", 3, 2, 1)]))
     shown = generate_latest(registry).decode()
     labels = 'consumer_group="billing",horizon_seconds="60",signal="{}",topic="orders"'
     for signal, count in (("ready", 3), ("in_flight", 2), ("scheduled", 1)):
         assert f"rocketmq_scaler_metric{{{labels.format(signal)}}} {count}.0" in shown
-    clock.advance(int(TOLD_AGE_S_MAX * 1000) + 1)
+    clock.advance(int(REPORT_AGE_S_MAX * 1000) + 1)
     assert "billing" not in generate_latest(registry).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidemill.admin.scaling.trigger import HORIZON_S_DEFAULT, Question, Trigger, read_trigger
+from tidemill.admin.scaling.trigger import HORIZON_S_DEFAULT, DemandQuery, Trigger, read_trigger
 from tidemill.common.errors import BadRequest, IllegalGroup, IllegalTopic, RequestError
 
 LEAST = {"group": "billing", "messagesPerReplica": "100"}
@@ -21,7 +21,7 @@ def test_a_trigger_says_everything() -> None:
         }
     )
     assert trigger == Trigger(
-        question=Question("billing", "orders", 120),
+        question=DemandQuery("billing", "orders", 120),
         messages_per_replica=100,
         activation_messages=5,
         counts_in_flight=False,
@@ -30,7 +30,7 @@ def test_a_trigger_says_everything() -> None:
 
 def test_a_trigger_says_the_least_and_kedas_own() -> None:
     trigger = read_trigger({**LEAST, "scalerAddress": "admin:9090", "enableTLS": "true"})
-    assert trigger.question == Question("billing", "", HORIZON_S_DEFAULT)
+    assert trigger.question == DemandQuery("billing", "", HORIZON_S_DEFAULT)
     assert (trigger.activation_messages, trigger.counts_in_flight) == (0, True)
 
 

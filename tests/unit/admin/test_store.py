@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.messages.placing import store
+from tidemill.admin.messages.store import store
 from tidemill.common.errors import BrokerTimeout, BrokerUnreachable, TopicNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.app import create_app
-from tidemill.admin.cluster.brokers import Answer, Member
+from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerGroupClient
 from tidemill.admin.routes import brokers_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -40,11 +40,11 @@ class Resetting(CallsByRequest, Untouched):
     async def change_all(
         self,
         check: object,  # Of several; here is one.
-        change: Callable[[Member], Awaitable[pb.ResetOffsetReply]],
-    ) -> list[Answer[pb.ResetOffsetReply]]:
+        change: Callable[[BrokerGroupClient], Awaitable[pb.ResetOffsetReply]],
+    ) -> list[BrokerAnswer[pb.ResetOffsetReply]]:
         """Be the only member, and its client."""
-        member = Member("broker-0", "h:1", is_home=True, is_draining=False, client=self)  # type: ignore[arg-type]  # a stand-in
-        return [Answer(member.name, await change(member))]
+        member = BrokerGroupClient("broker-0", "h:1", is_home=True, is_draining=False, client=self)  # type: ignore[arg-type]  # a stand-in
+        return [BrokerAnswer(member.name, await change(member))]
 
 
 def ask(broker: object, method: str, path: str, body: object = None) -> httpx.Response:

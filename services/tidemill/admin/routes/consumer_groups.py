@@ -8,10 +8,26 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import Brokers, Member
+from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.cluster.configuration import read_configuration
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken, page_of
-from tidemill.admin.json import render, schemas
+from tidemill.admin.json import render
+from tidemill.admin.json.consumer_groups import (
+    ConsumerGroupDeletionView,
+    ConsumerGroupPageView,
+    ConsumerGroupProgressView,
+    ConsumerGroupPutView,
+    ConsumerGroupSettings,
+    ConsumerGroupView,
+    DeliveryOrder,
+    OffsetResetRequest,
+    OffsetResetView,
+    PullOffsetDeletionRequest,
+    PullOffsetDeletionView,
+    PullOffsetView,
+)
+from tidemill.admin.json.deliveries import LockReleaseRequest, LockReleaseView
+from tidemill.admin.json.schema import millis_of
 from tidemill.admin.routes import Caller, Cluster, DryRun, json_of
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
@@ -24,14 +40,14 @@ Name = Annotated[str, Path(description="Name of the consumer group.")]
 @router.get("/groups", response_model_exclude_none=True)
 async def list_groups(
     cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
-) -> schemas.GroupPage:
+) -> ConsumerGroupPageView:
     """List consumer groups by name.
 
     While the home is away it is what the other broker groups have heard of it.
     """
     found = await read_configuration(cluster)
     page, token = page_of(found.groups, page_size, page_token)
-    return schemas.GroupPage(
+    return ConsumerGroupPageView(
         groups=[render.group_of(group) for group in page],
         next_page_token=token,
         unreachable=found.unreachable,
@@ -40,8 +56,8 @@ async def list_groups(
 
 @router.put("/groups/{group}", response_model_exclude_none=True)
 async def put_group(
-    group: Name, settings: schemas.GroupSettings, cluster: Cluster, caller: Caller
-) -> schemas.GroupPut:
+    group: Name, settings: ConsumerGroupSettings, cluster: Cluster, caller: Caller
+) -> ConsumerGroupPutView:
     """Create a consumer group, or change one; the answer says which, and what it was."""
     request = pb.PutGroupRequest(
         name=group,
@@ -50,7 +66,7 @@ async def put_group(
         requested_by=caller,
     )
     if settings.delivery_order is not None:
-        is_fifo = settings.delivery_order is schemas.DeliveryOrder.FIFO
+        is_fifo = settings.delivery_order is DeliveryOrder.FIFO
         request.delivery_order = (
             pb.DELIVERY_ORDER_ORDERED if is_fifo else pb.DELIVERY_ORDER_CONCURRENT
         )
@@ -61,7 +77,7 @@ async def put_group(
     if settings.retry is not None and settings.retry.customized is not None:
         request.customized.next_ms.extend(settings.retry.customized.next_ms)
     reply = await (await cluster.home()).call(calls.PUT_GROUP, request)
-    put = schemas.GroupPut(
+    put = ConsumerGroupPutView(
         is_new=not reply.HasField("before"), **render.group_of(reply.group).model_dump()
     )
     if not put.is_new and reply.before != reply.group:
@@ -71,7 +87,7 @@ async def put_group(
 
 # Before /groups/{group}, whose pattern would not match the second segment but reads the same.
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
-async def get_progress(group: Name, cluster: Cluster) -> schemas.GroupProgress:
+async def get_progress(group: Name, cluster: Cluster) -> ConsumerGroupProgressView:
     """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total.
 
     Of a FIFO group also which queues are locked: a batch that is out keeps the rest of its queue.
@@ -87,7 +103,7 @@ async def get_progress(group: Name, cluster: Cluster) -> schemas.GroupProgress:
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
-async def get_group(group: Name, cluster: Cluster) -> schemas.Group:
+async def get_group(group: Name, cluster: Cluster) -> ConsumerGroupView:
     """Show a consumer group."""
     found = await cluster.ask_home(
         lambda member: member.client.call(
@@ -100,11 +116,11 @@ async def get_group(group: Name, cluster: Cluster) -> schemas.Group:
 @router.post("/groups/{group}:resetOffset", response_model_exclude_none=True)
 async def reset_offset(
     group: Name,
-    reset: schemas.OffsetReset,
+    reset: OffsetResetRequest,
     cluster: Cluster,
     caller: Caller,
     dry_run: DryRun = False,
-) -> schemas.OffsetResetDone:
+) -> OffsetResetView:
     """Let a group go on from another place of a topic, at all broker groups or at none.
 
     It is a dry run where the query or the body says so.
@@ -115,7 +131,7 @@ async def reset_offset(
         group=group, topic=reset.topic, dry_run=is_dry, requested_by=caller
     )
     if reset.timestamp is not None:
-        request.timestamp_ms = schemas.millis_of(reset.timestamp)
+        request.timestamp_ms = millis_of(reset.timestamp)
     elif reset.timestamp_ms is not None:
         request.timestamp_ms = reset.timestamp_ms
     elif reset.offset is not None:
@@ -131,7 +147,7 @@ async def reset_offset(
         check=lambda member: member.client.call(calls.RESET_OFFSET, planned),
         change=lambda member: member.client.call(calls.RESET_OFFSET, request),
     )
-    return schemas.OffsetResetDone(
+    return OffsetResetView(
         dry_run=is_dry,
         by=caller,
         group=group,
@@ -147,11 +163,11 @@ async def reset_offset(
 @router.post("/groups/{group}:forgetPullOffsets")
 async def forget_pull_offsets(
     group: Name,
-    pulled: schemas.PulledToForget,
+    pulled: PullOffsetDeletionRequest,
     cluster: Cluster,
     caller: Caller,
     dry_run: DryRun = False,
-) -> schemas.PulledForgotten:
+) -> PullOffsetDeletionView:
     """Forget how far a group has pulled a topic, at all broker groups or at none.
 
     Of the group that an archive tells what it has sealed: its topic is kept for it no more. It is a
@@ -168,13 +184,13 @@ async def forget_pull_offsets(
         check=lambda member: member.client.call(calls.FORGET_PULL_OFFSETS, request(is_dry=True)),
         change=lambda member: member.client.call(calls.FORGET_PULL_OFFSETS, request(is_dry=is_dry)),
     )
-    return schemas.PulledForgotten(
+    return PullOffsetDeletionView(
         dry_run=is_dry,
         by=caller,
         group=group,
         topic=pulled.topic,
         queues=[
-            schemas.ForgottenQueue(
+            PullOffsetView(
                 broker=broker,
                 queue_id=each.queue_id,
                 offset=each.offset,
@@ -188,8 +204,8 @@ async def forget_pull_offsets(
 
 @router.post("/groups/{group}:releaseLock", response_model_exclude_none=True)
 async def release_lock(
-    group: Name, release: schemas.LockRelease, cluster: Cluster, caller: Caller
-) -> schemas.LockReleaseDone:
+    group: Name, release: LockReleaseRequest, cluster: Cluster, caller: Caller
+) -> LockReleaseView:
     """Let the next consumer have what locks a queue of a FIFO group, before its time is up.
 
     The delivery counts as an attempt, as when its time is up. Until the next one its consumer may
@@ -203,14 +219,14 @@ async def release_lock(
         ),
     )
     released = render.lock_of(release.topic, release.queue, lock, member.name)
-    return schemas.LockReleaseDone(by=caller, group=group, released=released)
+    return LockReleaseView(by=caller, group=group, released=released)
 
 
 @router.delete(
     "/groups/{group}",
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
-    responses={200: {"description": "The dry run.", "model": schemas.GroupDeletion}},
+    responses={200: {"description": "The dry run.", "model": ConsumerGroupDeletionView}},
 )
 async def delete_group(
     group: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
@@ -222,7 +238,7 @@ async def delete_group(
         return None
     planned = await cluster.ask_all(lambda member: member.client.call(calls.DELETE_GROUP, request))
     replies = [reply for _, reply in planned.answers]
-    deletion = schemas.GroupDeletion(
+    deletion = ConsumerGroupDeletionView(
         dry_run=True,
         by=caller,
         group=render.group_of(replies[0].group),
@@ -233,7 +249,9 @@ async def delete_group(
     return json_of(deletion)
 
 
-async def _holder_of(cluster: Brokers, group: str, release: schemas.LockRelease) -> Member:
+async def _holder_of(
+    cluster: Brokers, group: str, release: LockReleaseRequest
+) -> BrokerGroupClient:
     """Return which broker group has a locked queue. Raises Conflict where several have one."""
     members = await cluster.members()
     if release.broker is not None:

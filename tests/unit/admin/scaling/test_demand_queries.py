@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.clocks import ManualClock
 from tests.support.worlds.fake_calls import CallsByRequest
-from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
+from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
 from tidemill.admin.scaling.demand import Demand, TopicDemand, is_active, replicas_of, value_of
-from tidemill.admin.scaling.demands import QUESTION_IDLE_S, QUESTIONS_MAX, Demands
-from tidemill.admin.scaling.shared import ANSWER_AGE_S_MAX
-from tidemill.admin.scaling.trigger import Question, Trigger
+from tidemill.admin.scaling.demand_queries import QUESTION_IDLE_S, QUESTIONS_MAX, DemandQueries
+from tidemill.admin.scaling.shared_answer import ANSWER_AGE_S_MAX
+from tidemill.admin.scaling.trigger import DemandQuery, Trigger
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
     BrokerUnreachable,
@@ -26,8 +26,8 @@ from tidemill.common.errors import (
 )
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-BILLING = Question("billing", "orders", 60)
-ALL = Question("billing", "", 60)
+BILLING = DemandQuery("billing", "orders", 60)
+ALL = DemandQuery("billing", "", 60)
 
 
 class FakeBroker(CallsByRequest):
@@ -105,18 +105,18 @@ class FakeBrokers:
     async def members(self) -> Sequence[FakeMember]:
         return self._members
 
-    async def ask_all(self, ask: Callable[[FakeMember], Awaitable[Any]]) -> Answers[Any]:
+    async def ask_all(self, ask: Callable[[FakeMember], Awaitable[Any]]) -> BrokerAnswers[Any]:
         answers, unreachable, refusal = [], [], None
         for member in self._members:
             try:
-                answers.append(Answer(member.name, await ask(member)))
+                answers.append(BrokerAnswer(member.name, await ask(member)))
             except BrokerUnreachable:
                 unreachable.append(member.name)
             except ServiceError as error:
                 refusal = error
         if not answers:
             raise refusal or BrokerGroupUnreachable("nobody can be reached")
-        return Answers(answers, unreachable)
+        return BrokerAnswers(answers, unreachable)
 
 
 def queue(
@@ -128,11 +128,11 @@ def queue(
 
 
 def with_demands(
-    scenario: Callable[[Demands, ManualClock], Awaitable[None]], *brokers: FakeBroker
+    scenario: Callable[[DemandQueries, ManualClock], Awaitable[None]], *brokers: FakeBroker
 ) -> None:
     async def main() -> None:
         clock = ManualClock()
-        demands = Demands(
+        demands = DemandQueries(
             cast(Brokers, FakeBrokers(*brokers)), now_s=lambda: clock.monotonic_ms() / 1000
         )
         async with asyncio.timeout(20), demands.running():
@@ -141,11 +141,11 @@ def with_demands(
     asyncio.run(main())
 
 
-def asked(question: Question, *brokers: FakeBroker) -> Demand:
+def asked(question: DemandQuery, *brokers: FakeBroker) -> Demand:
     """Ask once."""
     found: list[Demand] = []
 
-    async def scenario(demands: Demands, _clock: ManualClock) -> None:
+    async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
         found.append(await demands.of(question))
 
     with_demands(scenario, *brokers)
@@ -205,7 +205,7 @@ def test_a_number_lacks_no_part() -> None:
     ],
 )
 def test_what_would_be_none_for_ever_is_an_error(
-    question: Question, broker: FakeBroker, error: type[ServiceError]
+    question: DemandQuery, broker: FakeBroker, error: type[ServiceError]
 ) -> None:
     with pytest.raises(ExceptionGroup) as failed:
         asked(question, broker)
@@ -215,7 +215,7 @@ def test_what_would_be_none_for_ever_is_an_error(
 def test_all_who_ask_at_once_are_one_question() -> None:
     broker = FakeBroker(queue("orders", 3))
 
-    async def scenario(demands: Demands, clock: ManualClock) -> None:
+    async def scenario(demands: DemandQueries, clock: ManualClock) -> None:
         broker.gate = asyncio.Event()
         waiting = [asyncio.create_task(demands.of(BILLING)) for _ in range(10)]
         await broker.is_asked.wait()
@@ -234,8 +234,8 @@ def test_all_who_ask_at_once_are_one_question() -> None:
 def test_different_questions_share_one_count_of_timers() -> None:
     broker = FakeBroker(queue("orders", 3), due_in_s={"orders": [10, 100]})
 
-    async def scenario(demands: Demands, _clock: ManualClock) -> None:
-        questions = [Question("billing", "orders", horizon_s) for horizon_s in (5, 60, 3600)]
+    async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
+        questions = [DemandQuery("billing", "orders", horizon_s) for horizon_s in (5, 60, 3600)]
         found = await asyncio.gather(*map(demands.of, questions))
         assert [demand.scheduled for demand in found] == [0, 1, 2]
         assert broker.asked.count("timers") == 1
@@ -249,7 +249,7 @@ def test_different_questions_share_one_count_of_timers() -> None:
 def test_an_error_is_not_kept() -> None:
     broker = FakeBroker(queue("orders", 3))
 
-    async def scenario(demands: Demands, _clock: ManualClock) -> None:
+    async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
         broker.is_away = True
         with pytest.raises(BrokerGroupUnreachable):
             await demands.of(BILLING)
@@ -260,7 +260,7 @@ def test_an_error_is_not_kept() -> None:
 
 
 def test_questions_are_few_and_old_ones_give_way() -> None:
-    async def scenario(demands: Demands, clock: ManualClock) -> None:
+    async def scenario(demands: DemandQueries, clock: ManualClock) -> None:
         for n in range(QUESTIONS_MAX):
             await demands.of(BILLING._replace(group=f"group{n}"))
         with pytest.raises(Overloaded):

@@ -11,7 +11,12 @@ from typing import Final
 import grpc
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import AWAY, Answer, Brokers, Member
+from tidemill.admin.cluster.brokers import (
+    UNREACHABLE_ERRORS,
+    BrokerAnswer,
+    BrokerGroupClient,
+    Brokers,
+)
 from tidemill.common.errors import (
     BrokerGroupUnreachable,
     DiskFull,
@@ -29,14 +34,14 @@ HEARING_MAX_S: Final = 2.0
 HEARING_EVERY_S: Final = 0.02
 # It takes no message now; another broker group may. What one that is away did with it is not known:
 # a message of no group may be stored twice, and comes once more then.
-MOVES: Final = (*AWAY, DiskFull, GroupDraining, TooFewInSync)
+MOVES: Final = (*UNREACHABLE_ERRORS, DiskFull, GroupDraining, TooFewInSync)
 
 _turns = count()  # whose turn it is to store a message of no group
 
 
 async def store(
     cluster: Brokers, request: pb.StoreMessageRequest, message_group: str
-) -> Answer[pb.StoreMessageReply]:
+) -> BrokerAnswer[pb.StoreMessageReply]:
     """Store a message at one who is up, in turn, or in the one place of its message group."""
     members = await cluster.members()
     if len(members) == 1:
@@ -55,17 +60,19 @@ async def store(
 
 
 async def _store_at(
-    member: Member, request: pb.StoreMessageRequest
-) -> Answer[pb.StoreMessageReply]:
+    member: BrokerGroupClient, request: pb.StoreMessageRequest
+) -> BrokerAnswer[pb.StoreMessageReply]:
     try:
-        return Answer(member.name, await member.client.call(calls.STORE_MESSAGE, request))
-    except AWAY as error:
+        return BrokerAnswer(member.name, await member.client.call(calls.STORE_MESSAGE, request))
+    except UNREACHABLE_ERRORS as error:
         raise type(error)(
             f"broker group {member.name}: {error.message}; the message may be stored there or not"
         ) from error
 
 
-async def _find_able(members: Sequence[Member], name: str) -> Sequence[Member]:
+async def _find_able(
+    members: Sequence[BrokerGroupClient], name: str
+) -> Sequence[BrokerGroupClient]:
     """Return who is up and has a topic as the home has it; the home alone where it has none."""
     home = members[0]
     taking = [member for member in members if not member.is_draining]
@@ -81,7 +88,7 @@ async def _find_able(members: Sequence[Member], name: str) -> Sequence[Member]:
     return [member for member in taking if by_member[member] == current]
 
 
-async def _find_incarnation(member: Member, name: str) -> tuple[int, int] | None:
+async def _find_incarnation(member: BrokerGroupClient, name: str) -> tuple[int, int] | None:
     """Return which topic of this name a broker group has; None: none, or it does not answer."""
     if not await _is_up(member):
         return None
@@ -89,12 +96,12 @@ async def _find_incarnation(member: Member, name: str) -> tuple[int, int] | None
         topic = (
             await member.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))
         ).topic
-    except (TopicNotFound, *AWAY):
+    except (TopicNotFound, *UNREACHABLE_ERRORS):
         return None
     return topic.id if member.is_home else topic.home_id, topic.created_at_ms
 
 
-async def _is_up(member: Member) -> bool:
+async def _is_up(member: BrokerGroupClient) -> bool:
     try:
         return await member.client.is_serving()
     except (ServiceError, grpc.aio.AioRpcError):
@@ -102,8 +109,8 @@ async def _is_up(member: Member) -> bool:
 
 
 async def _placed(
-    cluster: Brokers, home: Member, request: pb.StoreMessageRequest, message_group: str
-) -> Member:
+    cluster: Brokers, home: BrokerGroupClient, request: pb.StoreMessageRequest, message_group: str
+) -> BrokerGroupClient:
     """Put the queue of a message group into `request`, and return who has it."""
     topic = await _find_topic(home, request.topic)
     if topic is None or not topic.placements:
@@ -120,7 +127,7 @@ async def _placed(
             )
         except TopicNotFound:
             pass
-        except AWAY as error:
+        except UNREACHABLE_ERRORS as error:
             raise BrokerGroupUnreachable(
                 f"broker group {name}, which has the message group, cannot be reached: the message"
                 f" is not stored"
@@ -136,7 +143,7 @@ async def _placed(
     )
 
 
-async def _find_topic(home: Member, name: str) -> pb.TopicConfig | None:
+async def _find_topic(home: BrokerGroupClient, name: str) -> pb.TopicConfig | None:
     """Return a topic, made by this first use where that is allowed; None: the home refuses it."""
     try:
         return (

@@ -96,7 +96,7 @@ def _read_token(file: str) -> bytes:
 
 
 @final
-class Door:
+class AccessControl:
     """Lets requests through to `app`, or answers them itself."""
 
     def __init__(
@@ -126,7 +126,7 @@ class Door:
         if refused is not None:
             await refused(scope, receive, send)
             return
-        body = _Body(receive, self._most(scope), self._hold)
+        body = _RequestBody(receive, self._most(scope), self._hold)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -185,7 +185,7 @@ class Door:
 
 
 @final
-class _Body:
+class _RequestBody:
     """What a request brings, counted and timed as it comes."""
 
     def __init__(self, receive: Receive, bytes_max: int, hold: Callable[[int], None]) -> None:

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, TypeVar, final
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import UNKNOWN, Answers, Brokers, Member
+from tidemill.admin.cluster.brokers import UNKNOWN_ERRORS, BrokerAnswers, BrokerGroupClient, Brokers
 from tidemill.admin.scaling.demand import Demand, demand_of, topics_begun
-from tidemill.admin.scaling.shared import Shared
-from tidemill.admin.scaling.trigger import Question
+from tidemill.admin.scaling.shared_answer import SharedAnswer
+from tidemill.admin.scaling.trigger import DemandQuery
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, Overloaded, TopicNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -35,24 +35,26 @@ DueCounts = Mapping[int, Mapping[str, int]]
 
 
 @final
-class Demands:
+class DemandQueries:
     """The questions of all who scale consumers, and their answers."""
 
     def __init__(self, brokers: Brokers, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._brokers = brokers
         self._now_s = now_s
-        self._questions: dict[Question, Shared[Demand]] = {}
+        self._questions: dict[DemandQuery, SharedAnswer[Demand]] = {}
         self._tasks: asyncio.TaskGroup
-        self._due: Shared[DueCounts]
+        self._due: SharedAnswer[DueCounts]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Answer until the block ends."""
         async with asyncio.TaskGroup() as self._tasks:
-            self._due = Shared(self._count_due, self._tasks, now_s=self._now_s, rest=REST_TIMES)
+            self._due = SharedAnswer(
+                self._count_due, self._tasks, now_s=self._now_s, rest=REST_TIMES
+            )
             yield
 
-    async def of(self, question: Question) -> Demand:
+    async def of(self, question: DemandQuery) -> Demand:
         """Return what there is to do, as of the last moments.
 
         Raises BrokerGroupUnreachable and the like when a part of it cannot be known, GroupNotFound
@@ -62,11 +64,11 @@ class Demands:
         shared = self._questions.get(question)
         if shared is None:
             self._make_room(question)
-            shared = Shared(lambda: self._measure(question), self._tasks, now_s=self._now_s)
+            shared = SharedAnswer(lambda: self._measure(question), self._tasks, now_s=self._now_s)
             self._questions[question] = shared
         return await shared.get()
 
-    def _make_room(self, question: Question) -> None:
+    def _make_room(self, question: DemandQuery) -> None:
         """Forget questions that nobody asks any more. Raises Overloaded where too many are left."""
         idle_s = self._now_s() - QUESTION_IDLE_S
         for known in [
@@ -84,7 +86,7 @@ class Demands:
 
     # ------------------------------------------------------------ asking
 
-    async def _measure(self, question: Question) -> Demand:
+    async def _measure(self, question: DemandQuery) -> Demand:
         scheduled = await self._scheduled(question.horizon_s)
         answers = await self._brokers.ask_all(
             lambda member: member.client.call(
@@ -136,7 +138,7 @@ class Demands:
         A topic that is at no such place is missing.
         """
 
-        async def ask(member: Member) -> Mapping[str, int]:
+        async def ask(member: BrokerGroupClient) -> Mapping[str, int]:
             return {
                 topic: count
                 for topic in topics
@@ -155,18 +157,18 @@ class Demands:
         return sums
 
 
-async def _find_stored_count(member: Member, topic: str) -> int | None:
+async def _find_stored_count(member: BrokerGroupClient, topic: str) -> int | None:
     """Return how many messages a topic holds at a broker group; None: it has no such topic."""
     try:
         status: pb.TopicStatus = await member.client.call(
             calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
         )
-    except UNKNOWN:
+    except UNKNOWN_ERRORS:
         return None
     return sum(queue.max_offset - queue.min_offset for queue in status.queues)
 
 
-def _whole(answers: Answers[T]) -> Answers[T]:
+def _whole(answers: BrokerAnswers[T]) -> BrokerAnswers[T]:
     """Return what all have answered. Raises BrokerGroupUnreachable when one has not."""
     if answers.unreachable:
         raise BrokerGroupUnreachable(

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
-from tidemill.admin.cluster.brokers import Answer, Answers, Brokers
-from tidemill.admin.json.messages import MessageTrace
+from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
+from tidemill.admin.json.messages import MessageTraceView
 from tidemill.admin.messages.trace import LOG_BYTES_A_PAGE, LOG_BYTES_MAX, trace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
@@ -59,18 +59,18 @@ class Cluster:
     def __init__(self, *logs: Log) -> None:
         self._logs = logs
 
-    async def ask_all(self, ask: Any) -> Answers[Any]:
+    async def ask_all(self, ask: Any) -> BrokerAnswers[Any]:
         answers, away = [], []
         for log in self._logs:
             if log.is_away:
                 away.append(log.name)
             else:
                 member = SimpleNamespace(name=log.name, client=log)
-                answers.append(Answer(log.name, await ask(member)))
-        return Answers(answers, away)
+                answers.append(BrokerAnswer(log.name, await ask(member)))
+        return BrokerAnswers(answers, away)
 
 
-def traced(*logs: Log, cursor: str = "", is_gone: bool = False) -> MessageTrace:
+def traced(*logs: Log, cursor: str = "", is_gone: bool = False) -> MessageTraceView:
     async def look() -> bool:
         return is_gone
 
@@ -82,7 +82,7 @@ def cursor_of(places: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
 
 
-def positions(found: MessageTrace) -> list[int]:
+def positions(found: MessageTraceView) -> list[int]:
     return [event.position for event in found.events]
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 from starlette.routing import compile_path
 
 
-class Template(NamedTuple):
+class RouteTemplate(NamedTuple):
     """A route as it is documented."""
 
     path: str
@@ -23,7 +23,7 @@ class Template(NamedTuple):
 
 
 @final
-class Paths:
+class RouteTemplates:
     """The templates of an application, the most specific first."""
 
     def __init__(self, routes: Iterable[tuple[str, Iterable[str]]]) -> None:
@@ -32,12 +32,12 @@ class Paths:
         for path, served in routes:
             methods[path].update(served)
         templates = [
-            Template(path, compile_path(path)[0], tuple(sorted(served)))
+            RouteTemplate(path, compile_path(path)[0], tuple(sorted(served)))
             for path, served in methods.items()
         ]
         # By what is left of a template without its parameters.
         self._templates = sorted(templates, key=lambda each: -len(re.sub("{.*?}", "", each.path)))
 
-    def find(self, path: str) -> Template | None:
+    def find(self, path: str) -> RouteTemplate | None:
         """Return the template that a path has."""
         return next((each for each in self._templates if each.pattern.match(path)), None)

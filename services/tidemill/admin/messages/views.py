@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 
-from tidemill.admin.json.messages import Message, Timer, TimerState
+from tidemill.admin.json.messages import MessageView
+from tidemill.admin.json.timers import TimerStateView, TimerView
 from tidemill.message import stored_message
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
-def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> Message:
+def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageView:
     """Parse a message that was found under `topic`."""
     fields = stored_message.decode(found.blob)
     system = v2.SystemProperties.FromString(found.blob[fields.system_at : fields.user_at])
     wire = v2.Message.FromString(found.blob[fields.user_at :])
     body = wire.body
-    return Message(
+    return MessageView(
         message_id=system.message_id,
         topic=topic,
         stored_topic=found.stored_topic or topic,
@@ -44,12 +45,12 @@ def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> Message:
     )
 
 
-def timer_of(timer: pb.Timer, *, broker: str) -> Timer:
+def timer_of(timer: pb.Timer, *, broker: str) -> TimerView:
     """Parse a timer with what is left of its message."""
-    shown = Timer(
+    shown = TimerView(
         timer_id=timer.timer_id,
         broker=broker,
-        state=TimerState(pb.TimerState.Name(timer.state).removeprefix("TIMER_STATE_")),
+        state=TimerStateView(pb.TimerState.Name(timer.state).removeprefix("TIMER_STATE_")),
         topic=timer.topic or None,
         queue_id=timer.queue_id,
         due_at_ms=timer.due_at_ms,

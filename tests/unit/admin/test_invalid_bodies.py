@@ -11,12 +11,13 @@ from pydantic import ValidationError
 
 from tidemill.admin.app import create_app
 from tidemill.admin.cluster.brokers import Brokers
-from tidemill.admin.http.door import OTHER_BODY_BYTES_MAX, Door
+from tidemill.admin.http.access import OTHER_BODY_BYTES_MAX, AccessControl
 from tidemill.admin.http.problems import REASON_CHARS_MAX, REASONS_MAX
+from tidemill.admin.json.consumer_groups import CustomizedBackoffView
 from tidemill.admin.json.messages import NewMessage
-from tidemill.admin.json.schemas import FIELDS_MAX, ITEMS_MAX, Customized, Schema
+from tidemill.admin.json.schema import FIELDS_MAX, ITEMS_MAX, Schema
 from tidemill.admin.routes.messages import MESSAGES, TOKENS_MAX, has_many_tokens
-from tidemill.admin.scaling.demands import Demands
+from tidemill.admin.scaling.demand_queries import DemandQueries
 
 MANY = 100_000
 SEND = "/api/v1/topics/orders/messages"
@@ -25,8 +26,8 @@ SEND = "/api/v1/topics/orders/messages"
 def asked(method: str, path: str, body: bytes) -> httpx.Response:
     async def request() -> httpx.Response:
         # Nobody gets as far as a broker.
-        app = create_app(object.__new__(Brokers), object.__new__(Demands))
-        door = Door(app, body_bytes_max=8 << 20, large=MESSAGES)
+        app = create_app(object.__new__(Brokers), object.__new__(DemandQueries))
+        door = AccessControl(app, body_bytes_max=8 << 20, large=MESSAGES)
         transport = httpx.ASGITransport(door)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             headers = {"Content-Type": "application/json"}
@@ -41,7 +42,7 @@ def asked(method: str, path: str, body: bytes) -> httpx.Response:
         (NewMessage, {"body": "", "properties": {str(n): 1 for n in range(MANY)}}),
         (NewMessage, {"body": "", "keys": [1] * MANY}),
         (NewMessage, {str(n): 1 for n in range(MANY)}),
-        (Customized, {"nextMs": ["x"] * MANY}),
+        (CustomizedBackoffView, {"nextMs": ["x"] * MANY}),
     ],
     ids=["properties", "keys", "unknown fields", "waits"],
 )

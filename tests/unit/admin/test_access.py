@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from tidemill.admin.http import door
-from tidemill.admin.http.door import Door, TokenFile
+from tidemill.admin.http import access
+from tidemill.admin.http.access import AccessControl, TokenFile
 from tidemill.admin.http.problems import add_problem_handlers
 from tidemill.common.lifecycle import StartError
 
@@ -50,8 +50,8 @@ def ask(
     return asyncio.run(request())
 
 
-def guarded(**options: object) -> Door:
-    return Door(app(), **{"body_bytes_max": BODY_BYTES_MAX, **options})  # type: ignore[arg-type]
+def guarded(**options: object) -> AccessControl:
+    return AccessControl(app(), **{"body_bytes_max": BODY_BYTES_MAX, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_body_of_no_declared_size_is_read_up_to_the_limit() -> None:
 
 
 def test_bodies_that_are_read_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "BODIES_BYTES_MAX", 10)
-    monkeypatch.setattr(door, "ORDINARY_BYTES_MAX", 5)
+    monkeypatch.setattr(access, "BODIES_BYTES_MAX", 10)
+    monkeypatch.setattr(access, "ORDINARY_BYTES_MAX", 5)
     served = guarded()
     assert ask(served, content=bytes(16)).status_code == 429
     for _ in range(3):  # What was read is given back.
@@ -204,8 +204,8 @@ def part(size_bytes: int) -> Message:
 def test_ordinary_requests_are_read_while_large_ones_fill_the_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "BODIES_BYTES_MAX", 10)
-    monkeypatch.setattr(door, "ORDINARY_BYTES_MAX", 5)
+    monkeypatch.setattr(access, "BODIES_BYTES_MAX", 10)
+    monkeypatch.setattr(access, "ORDINARY_BYTES_MAX", 5)
     served = guarded()
 
     async def scenario() -> None:
@@ -231,7 +231,7 @@ def test_ordinary_requests_are_read_while_large_ones_fill_the_room(
 
 
 def test_a_body_that_stands_still_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "BODY_PAUSE_S", 0.01)
+    monkeypatch.setattr(access, "BODY_PAUSE_S", 0.01)
 
     async def silent() -> Message:
         return await asyncio.Future()
@@ -240,7 +240,7 @@ def test_a_body_that_stands_still_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(access, "BODY_TIMEOUT_S", 0.01)
 
     async def trickle() -> Message:
         await asyncio.sleep(0)
@@ -252,7 +252,7 @@ def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_caller_whose_body_is_whole_may_stay_as_long_as_it_likes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(access, "BODY_TIMEOUT_S", 0.0)
     messages: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Message:
@@ -266,5 +266,5 @@ def test_a_caller_whose_body_is_whole_may_stay_as_long_as_it_likes(
         assert (await receive())["type"] == "http.disconnect"
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    served = Door(wait_for_its_leaving, body_bytes_max=BODY_BYTES_MAX)
+    served = AccessControl(wait_for_its_leaving, body_bytes_max=BODY_BYTES_MAX)
     assert asyncio.run(post(served, receive)) == 200

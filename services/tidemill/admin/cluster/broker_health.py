@@ -23,7 +23,7 @@ PERIOD_S: Final = 1.0  # with the time for an answer: one that hangs is known wi
 
 
 @final
-class BrokerWatch:
+class BrokerHealth:
     """What the last questions have told."""
 
     def __init__(self, client: BrokerClient, address: str) -> None:

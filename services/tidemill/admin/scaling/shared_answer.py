@@ -14,7 +14,7 @@ ANSWER_AGE_S_MAX: Final = 2.0
 
 
 @final
-class Shared(Generic[T]):
+class SharedAnswer(Generic[T]):
     """The last answer, and the asking under way."""
 
     def __init__(
