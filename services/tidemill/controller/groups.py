@@ -101,8 +101,8 @@ class BrokerGroupControls:
 
     def views(self) -> dict[str, ReplicationView]:
         """Return the views of all groups whose record is known."""
-        found = {name: group.view() for name, group in self.by_name.items()}
-        return {name: view for name, view in found.items() if view is not None}
+        views = {name: group.view() for name, group in self.by_name.items()}
+        return {name: view for name, view in views.items() if view is not None}
 
     def _check_limits(self, name: str, address: str) -> None:
         """Check the limits before a group is stored: each stored group is controlled."""

@@ -90,7 +90,7 @@ class ReplicaScaling:
                 # Pods of one group at a time are replaced, so that other groups take messages.
                 step = PodWait("another broker group is being replaced")
             else:
-                step = next_step(pods, wanted=spec.replicas, record=record)
+                step = next_step(pods, spec_replicas=spec.replicas, record=record)
             is_replacing = is_replacing or pods.is_changing
             await self._do(step, spec, stateful_set, group)
             if group is not None and record is not None:

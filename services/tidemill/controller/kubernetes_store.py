@@ -74,21 +74,21 @@ class KubernetesStore:
 
     async def get(self, group: str) -> StoredRecord | None:
         """Return a group's record; None: there is no such group. Raises StoreUnreachable."""
-        found = await self._get(group)
-        return None if found is None else _stored(found)
+        resource = await self._get(group)
+        return None if resource is None else _stored(resource)
 
     async def create(self, group: str, record: GroupRecord) -> StoredRecord | WriteFailure:
         """Store the first record of a group, if its resource exists. Raises StoreUnreachable.
 
         The resource gives min-in-sync.
         """
-        found = await self._get(group)
-        if found is None and self._makes_resources:
-            found = await self._make(group, record)
-        if found is None or _stored(found) is not None:
+        resource = await self._get(group)
+        if resource is None and self._makes_resources:
+            resource = await self._make(group, record)
+        if resource is None or _stored(resource) is not None:
             return WriteFailure.CONFLICT
-        record = record._replace(min_in_sync=found["spec"]["minInSync"])
-        return await self._put(group, record, found["metadata"]["resourceVersion"])
+        record = record._replace(min_in_sync=resource["spec"]["minInSync"])
+        return await self._put(group, record, resource["metadata"]["resourceVersion"])
 
     async def swap(self, group: str, attempt: WriteAttempt) -> StoredRecord | WriteFailure:
         """Replace the record on which the attempt is based. Raises StoreUnreachable."""
@@ -151,10 +151,10 @@ class KubernetesStore:
 
     async def read_lease(self, name: str) -> LeaseSeen | None:
         """Return a lease; None: it was never held. Raises StoreUnreachable."""
-        found = await self._read(
+        resource = await self._read(
             self.calls.leases.read_namespaced_lease, self._lease_name(name), self.calls.namespace
         )
-        return None if found is None else self._note_lease(name, found)
+        return None if resource is None else self._note_lease(name, resource)
 
     async def write_lease(
         self, name: str, seen: LeaseSeen | None, holder: str
@@ -179,12 +179,12 @@ class KubernetesStore:
             ),
         )
         api, namespace = self.calls.leases, self.calls.namespace
-        written = (
+        result = (
             await self._write(api.create_namespaced_lease, namespace, lease)
             if seen is None
             else await self._write(api.replace_namespaced_lease, metadata.name, namespace, lease)
         )
-        return written if isinstance(written, WriteFailure) else self._note_lease(name, written)
+        return result if isinstance(result, WriteFailure) else self._note_lease(name, result)
 
     def _lease_name(self, name: str) -> str:
         return f"{self._cluster}-{name}"
@@ -209,12 +209,14 @@ class KubernetesStore:
 
     async def _list(self) -> Json:
         """Return all groups of this cluster, and the version of the list."""
-        found = await self._read(self._resources.list_namespaced_custom_object, *self._collection)
-        if found is None:
+        resource = await self._read(
+            self._resources.list_namespaced_custom_object, *self._collection
+        )
+        if resource is None:
             raise StoreUnreachable(
                 "the cluster has no BrokerGroup resources; install charts/tidemill/crds"
             )
-        return {**found, "items": [one for one in found["items"] if self._is_ours(one)]}
+        return {**resource, "items": [one for one in resource["items"] if self._is_ours(one)]}
 
     def _is_ours(self, one: Json) -> bool:
         name: str = one["metadata"]["name"]
@@ -254,7 +256,7 @@ class KubernetesStore:
     ) -> StoredRecord | WriteFailure:
         master = "" if record.master is None else f"{group}-{record.master.replica_id}"
         in_sync = ", ".join(f"{group}-{one.replica_id}" for one in sorted(record.sss))
-        written: Json | WriteFailure = await self._write(
+        result: Json | WriteFailure = await self._write(
             self._resources.replace_namespaced_custom_object_status,
             *self._collection,
             self._name(group),
@@ -269,9 +271,9 @@ class KubernetesStore:
                 "status": {"master": master, "inSync": in_sync, "record": to_json(record)},
             },
         )
-        if isinstance(written, WriteFailure):
-            return written
-        return StoredRecord(record, written["metadata"]["resourceVersion"])
+        if isinstance(result, WriteFailure):
+            return result
+        return StoredRecord(record, result["metadata"]["resourceVersion"])
 
     async def _read(self, method: Callable[..., T], *arguments: object) -> T | None:
         """Return an object; None: it does not exist. Raises StoreUnreachable."""
@@ -339,19 +341,19 @@ def _renew_time() -> datetime:
     return now.replace(microsecond=now.microsecond or 1)
 
 
-def _stored(found: Json) -> StoredRecord | None:
+def _stored(resource: Json) -> StoredRecord | None:
     """Return the record of a resource; None: it has none yet."""
-    record = found.get("status", {}).get("record")
+    record = resource.get("status", {}).get("record")
     return (
         None
         if record is None
-        else StoredRecord(from_json(record), found["metadata"]["resourceVersion"])
+        else StoredRecord(from_json(record), resource["metadata"]["resourceVersion"])
     )
 
 
-def _changed(found: Json) -> RecordChange | None:
-    stored = _stored(found)
-    return None if stored is None else RecordChange(found["spec"]["group"], stored)
+def _changed(resource: Json) -> RecordChange | None:
+    stored = _stored(resource)
+    return None if stored is None else RecordChange(resource["spec"]["group"], stored)
 
 
 def _is_new(change: RecordChange, known: dict[str, str]) -> bool:

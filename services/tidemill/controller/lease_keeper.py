@@ -74,11 +74,11 @@ class LeaseKeeper:
         if not self._leadership.may_take(self._clock.monotonic_ms()):
             return
         sent_at_ms = self._clock.monotonic_ms()
-        written = await self._store.write_lease(LEASE, seen, self._name)
-        if isinstance(written, WriteFailure):
+        result = await self._store.write_lease(LEASE, seen, self._name)
+        if isinstance(result, WriteFailure):
             self._leadership.note_loss()
         else:
-            self._leadership.note_renewal(written, sent_at_ms)
+            self._leadership.note_renewal(result, sent_at_ms)
 
     async def release(self) -> None:
         """Release the lease, unless the store takes longer than RELEASE_TIMEOUT_S."""

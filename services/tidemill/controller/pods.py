@@ -54,21 +54,21 @@ class PodWait(NamedTuple):
 PodStep: TypeAlias = PodResize | PodReplacement | MasterMove | PodWait
 
 
-def next_step(pods: StatefulSetPods, *, wanted: int, record: GroupRecord | None) -> PodStep:
+def next_step(pods: StatefulSetPods, *, spec_replicas: int, record: GroupRecord | None) -> PodStep:
     """Return the next step; `record` is None before the group is founded."""
-    if pods.replicas < wanted:
+    if pods.replicas < spec_replicas:
         # During a change of the template, the partition is its progress.
-        partition = pods.partition if pods.is_changing else wanted
-        return PodResize(wanted, min(partition, wanted))
+        partition = pods.partition if pods.is_changing else spec_replicas
+        return PodResize(spec_replicas, min(partition, spec_replicas))
     last = ReplicaId(pods.replicas - 1)
-    if pods.replicas > wanted and record is not None and is_out(record, last):
+    if pods.replicas > spec_replicas and record is not None and is_out(record, last):
         return PodResize(last, min(pods.partition, last))
     if pods.is_changing and pods.is_seen:
         return _replace(pods, record)
     if not pods.is_changing and pods.partition != pods.replicas:
         # Protect all pods from the next change of the template.
         return PodResize(pods.replicas, pods.replicas)
-    if pods.replicas > wanted:
+    if pods.replicas > spec_replicas:
         return PodWait(f"replica {last} cannot be removed yet: {_why_not_out(record, last)}")
     return PodWait()
 

@@ -55,24 +55,24 @@ def to_json(record: GroupRecord) -> dict[str, Any]:
     }
 
 
-def from_json(found: dict[str, Any]) -> GroupRecord:
+def from_json(values: dict[str, Any]) -> GroupRecord:
     """Return the record of JSON values."""
-    master, transfer = found.get("master"), found.get("transfer")
-    replicas = sorted(_read_registered(one) for one in found.get("replicas", ()))
+    master, transfer = values.get("master"), values.get("transfer")
+    replicas = sorted(_read_registered(one) for one in values.get("replicas", ()))
     return GroupRecord(
-        min_in_sync=found["minInSync"],
-        epoch=found.get("epoch", 0),
-        version=found.get("version", 0),
+        min_in_sync=values["minInSync"],
+        epoch=values.get("epoch", 0),
+        version=values.get("version", 0),
         master=None if master is None else _read_member(master),
-        sss=frozenset(_read_member(one) for one in found.get("sss", ())),
-        eligible=frozenset(ReplicaId(one) for one in found.get("eligible", ())),
-        suspects=frozenset(ReplicaId(one) for one in found.get("suspects", ())),
-        kept_stores=tuple(_read_kept_store(one) for one in found.get("keptStores", ())),
+        sss=frozenset(_read_member(one) for one in values.get("sss", ())),
+        eligible=frozenset(ReplicaId(one) for one in values.get("eligible", ())),
+        suspects=frozenset(ReplicaId(one) for one in values.get("suspects", ())),
+        kept_stores=tuple(_read_kept_store(one) for one in values.get("keptStores", ())),
         replicas=tuple(replicas),
         transfer=None if transfer is None else ReplicaId(transfer),
-        unclean_since=found.get("uncleanSince", 0),
-        write_id=found.get("writeId", ""),
-        history=tuple(_read_transition(one) for one in found.get("history", ())),
+        unclean_since=values.get("uncleanSince", 0),
+        write_id=values.get("writeId", ""),
+        history=tuple(_read_transition(one) for one in values.get("history", ())),
     )
 
 
@@ -80,16 +80,16 @@ def _member(member: ReplicaRun) -> dict[str, Any]:
     return {"replica": member.replica_id, "incarnation": member.incarnation}
 
 
-def _read_member(found: dict[str, Any]) -> ReplicaRun:
-    return ReplicaRun(ReplicaId(found["replica"]), found["incarnation"])
+def _read_member(values: dict[str, Any]) -> ReplicaRun:
+    return ReplicaRun(ReplicaId(values["replica"]), values["incarnation"])
 
 
-def _kept_store(kept: KeptStore) -> dict[str, Any]:
-    return {"replica": kept.replica_id, "storeUuid": kept.store_uuid, "unclean": kept.is_unclean}
+def _kept_store(store: KeptStore) -> dict[str, Any]:
+    return {"replica": store.replica_id, "storeUuid": store.store_uuid, "unclean": store.is_unclean}
 
 
-def _read_kept_store(found: dict[str, Any]) -> KeptStore:
-    return KeptStore(ReplicaId(found["replica"]), found["storeUuid"], found["unclean"])
+def _read_kept_store(values: dict[str, Any]) -> KeptStore:
+    return KeptStore(ReplicaId(values["replica"]), values["storeUuid"], values["unclean"])
 
 
 def _registered(replica_id: ReplicaId, registered: RegisteredRun) -> dict[str, Any]:
@@ -104,14 +104,14 @@ def _registered(replica_id: ReplicaId, registered: RegisteredRun) -> dict[str, A
     }
 
 
-def _read_registered(found: dict[str, Any]) -> tuple[ReplicaId, RegisteredRun]:
-    return ReplicaId(found["replica"]), RegisteredRun(
-        store_uuid=found["storeUuid"],
-        incarnation=found["incarnation"],
-        address=found["address"],
-        is_unclean=found["unclean"],
-        retired=Retirement(found.get("retired", "")),
-        feature_level=found.get("featureLevel", 0),
+def _read_registered(values: dict[str, Any]) -> tuple[ReplicaId, RegisteredRun]:
+    return ReplicaId(values["replica"]), RegisteredRun(
+        store_uuid=values["storeUuid"],
+        incarnation=values["incarnation"],
+        address=values["address"],
+        is_unclean=values["unclean"],
+        retired=Retirement(values.get("retired", "")),
+        feature_level=values.get("featureLevel", 0),
     )
 
 
@@ -139,17 +139,17 @@ def _transition(one: Transition) -> dict[str, Any]:
     }
 
 
-def _read_transition(found: dict[str, Any]) -> Transition:
-    source = found.get("from")
+def _read_transition(values: dict[str, Any]) -> Transition:
+    source = values.get("from")
     return Transition(
-        epoch=found["epoch"],
+        epoch=values["epoch"],
         source=None if source is None else ReplicaId(source),
-        target=ReplicaId(found["to"]),
-        reason=found["reason"],
-        at_ms=found.get("atMs", 0),
-        detected_ms=found.get("detectedMs", 0),
-        write_id=found.get("writeId", ""),
-        away_ms=found.get("awayMs"),
+        target=ReplicaId(values["to"]),
+        reason=values["reason"],
+        at_ms=values.get("atMs", 0),
+        detected_ms=values.get("detectedMs", 0),
+        write_id=values.get("writeId", ""),
+        away_ms=values.get("awayMs"),
         cuts=tuple(
             CutTail(
                 replica_id=ReplicaId(cut["replica"]),
@@ -159,6 +159,6 @@ def _read_transition(found: dict[str, Any]) -> Transition:
                 records=cut["records"],
                 confirmed_bytes=cut.get("confirmedBytes", 0),
             )
-            for cut in found.get("cuts", ())
+            for cut in values.get("cuts", ())
         ),
     )

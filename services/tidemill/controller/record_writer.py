@@ -84,15 +84,15 @@ class RecordWriter:
     async def _find_outcome(self, attempt: WriteAttempt) -> bool:
         """Return whether a write was done, before anything else is decided (F-29)."""
         for _ in range(RESOLVE_TRIES_MAX):
-            found = await self.read()
-            match outcome_of(attempt, found):
+            stored = await self.read()
+            match outcome_of(attempt, stored):
                 case WriteOutcome.APPLIED:
                     return True
                 case WriteOutcome.OVERTAKEN:
                     return False
                 case WriteOutcome.PENDING:
                     # A write without a change, from the same version, prevents the late write.
-                    end = attempt_no_change(found, secrets.token_hex(WRITE_ID_BYTES))
+                    end = attempt_no_change(stored, secrets.token_hex(WRITE_ID_BYTES))
                     result = await self._store.swap(self._group, end)
                     if isinstance(result, StoredRecord):
                         self._note_record(result)

@@ -51,10 +51,10 @@ def read_record(path: Path, group: str) -> GroupRecord | None:
         return None
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000)) as file:
-            found = file.execute("SELECT record FROM groups WHERE name = ?", (group,)).fetchone()
+            row = file.execute("SELECT record FROM groups WHERE name = ?", (group,)).fetchone()
     except sqlite3.Error as error:
         raise StoreUnreachable(f"{path}: {error}") from error
-    return None if found is None else from_text(found[0])
+    return None if row is None else from_text(row[0])
 
 
 @final
@@ -138,11 +138,11 @@ class SqliteStore:
         while True:
             self._has_written.clear()
             with contextlib.suppress(StoreUnreachable):
-                found = await self._run(self._tokens)
-                for group in [name for name in known if name not in found]:
+                tokens = await self._run(self._tokens)
+                for group in [name for name in known if name not in tokens]:
                     del known[group]
                     yield RecordChange(group, None)
-                for group, token in found.items():
+                for group, token in tokens.items():
                     if known.get(group) != token and (stored := await self.get(group)) is not None:
                         known[group] = int(stored.token)
                         yield RecordChange(group, stored)
@@ -156,10 +156,10 @@ class SqliteStore:
         """Return a lease; None: it was never held. Raises StoreUnreachable."""
 
         def read() -> LeaseSeen | None:
-            found = self._open_connection.execute(
+            row = self._open_connection.execute(
                 "SELECT holder, renewals FROM leases WHERE name = ?", (name,)
             ).fetchone()
-            return None if found is None else LeaseSeen(*found)
+            return None if row is None else LeaseSeen(*row)
 
         return await self._run(read)
 
@@ -167,20 +167,20 @@ class SqliteStore:
         self, name: str, seen: LeaseSeen | None, holder: str
     ) -> LeaseSeen | WriteFailure:
         """Take, renew or (without a holder) release a lease if its state is still `seen`."""
-        written = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
+        lease = LeaseSeen(holder, 1 if seen is None else seen.renewals + 1)
 
         def write(connection: sqlite3.Connection) -> LeaseSeen | WriteFailure:
             if seen is None:
                 done = connection.execute(
-                    "INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", (name, *written)
+                    "INSERT OR IGNORE INTO leases VALUES (?, ?, ?)", (name, *lease)
                 )
             else:
                 done = connection.execute(
                     "UPDATE leases SET holder = ?, renewals = ?"
                     " WHERE name = ? AND holder = ? AND renewals = ?",
-                    (*written, name, *seen),
+                    (*lease, name, *seen),
                 )
-            return written if done.rowcount else WriteFailure.CONFLICT
+            return lease if done.rowcount else WriteFailure.CONFLICT
 
         return await self._write(write)
 
@@ -212,10 +212,10 @@ class SqliteStore:
             self._connection.close()
 
     def _get(self, group: str) -> StoredRecord | None:
-        found = self._open_connection.execute(
+        row = self._open_connection.execute(
             "SELECT record, token FROM groups WHERE name = ?", (group,)
         ).fetchone()
-        return None if found is None else StoredRecord(from_text(found[0]), str(found[1]))
+        return None if row is None else StoredRecord(from_text(row[0]), str(row[1]))
 
     def _tokens(self) -> dict[str, int]:
         rows = self._open_connection.execute("SELECT name, token FROM groups").fetchall()
@@ -255,5 +255,5 @@ class SqliteStore:
 
 def _next_token(connection: sqlite3.Connection) -> int:
     connection.execute("UPDATE tokens SET last = last + 1")
-    found = connection.execute("SELECT last FROM tokens").fetchone()
-    return int(found[0])
+    row = connection.execute("SELECT last FROM tokens").fetchone()
+    return int(row[0])

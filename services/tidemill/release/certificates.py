@@ -58,35 +58,35 @@ class _Signer(NamedTuple):
 
 
 def secrets_to_write(
-    plan: CertificatePlan, found: Mapping[str, Data], now: datetime
+    plan: CertificatePlan, existing: Mapping[str, Data], now: datetime
 ) -> dict[str, dict[str, bytes]]:
-    """Return the Secrets to write, with all their data; `found` are the existing Secrets.
+    """Return the Secrets to write, with all their data; `existing` has the current Secrets.
 
     Raises ForeignSecret.
     """
-    trusted = b"".join(found.get(name, {}).get("ca.crt", b"") for name in plan.certificates)
-    authority = _update_authority(plan, found.get(plan.authority, {}), trusted, now)
-    written = {}
-    if authority != found.get(plan.authority):
-        written[plan.authority] = authority
+    trusted = b"".join(existing.get(name, {}).get("ca.crt", b"") for name in plan.certificates)
+    authority = _update_authority(plan, existing.get(plan.authority, {}), trusted, now)
+    changed = {}
+    if authority != existing.get(plan.authority):
+        changed[plan.authority] = authority
     signer = _signer(authority, "ca")
     authorities = b"".join(
         authority[name] for name in ("ca.crt", "next.crt", "previous.crt") if name in authority
     )
     for name, dns_names in plan.certificates.items():
-        known = found.get(name, {})
+        known = existing.get(name, {})
         data = dict(known)
         if _is_due(known, dns_names, signer.certificate, authority.get("previous.crt", b""), now):
             lifetime = timedelta(days=plan.days)
             data |= _issue(signer, dns_names, now, lifetime)
         data["ca.crt"] = authorities
         if data != known:
-            written[name] = data
+            changed[name] = data
     for name, key in plan.tokens.items():
-        if key not in found.get(name, {}):
+        if key not in existing.get(name, {}):
             token = base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=")
-            written[name] = {**found.get(name, {}), key: token}
-    return written
+            changed[name] = {**existing.get(name, {}), key: token}
+    return changed
 
 
 def _update_authority(
@@ -172,10 +172,10 @@ def _is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) ->
     """Return whether the key of `authority` has signed; all authorities have the same name."""
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(_public_key(authority))
     try:
-        found = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+        issuer = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     except x509.ExtensionNotFound:
         return False
-    return found.key_identifier == signer.key_identifier
+    return issuer.key_identifier == signer.key_identifier
 
 
 def _public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:

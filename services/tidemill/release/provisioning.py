@@ -65,12 +65,12 @@ def provide(rest: PatientRestClient, values: ReleaseValues, report: Callable[[st
 
 def _add(rest: PatientRestClient, name: str, address: str, known: dict[str, Json]) -> str:
     """Add a broker group unless it is a member; return its state in words."""
-    found = known.get(name)
-    if found is not None and found["state"] == "draining":
+    member = known.get(name)
+    if member is not None and member["state"] == "draining":
         return f"broker group {name} is draining and stays in this state"
     # A single broker group may not be its own home yet. The list does not show this, and a second
     # PUT does no harm.
-    if found is not None and found["address"] == address and len(known) > 1:
+    if member is not None and member["address"] == address and len(known) > 1:
         return f"broker group {name} is a member"
     rest.call("PUT", "/broker-groups", name, body={"address": address})
     return f"broker group {name} is a member at {address}"

@@ -95,10 +95,10 @@ def _why_not_reachable(rest: PatientRestClient) -> str:
 
 
 def _why_not_observed(pods: _Pods, name: str) -> str:
-    found = pods.read_stateful_set(name)
-    assert found.metadata is not None, "each stored object has metadata"
-    observed = (found.status and found.status.observed_generation) or 0
-    is_observed = observed >= (found.metadata.generation or 0)
+    stateful_set = pods.read_stateful_set(name)
+    assert stateful_set.metadata is not None, "each stored object has metadata"
+    observed = (stateful_set.status and stateful_set.status.observed_generation) or 0
+    is_observed = observed >= (stateful_set.metadata.generation or 0)
     return "" if is_observed else f"Kubernetes has not processed the StatefulSet {name} yet"
 
 

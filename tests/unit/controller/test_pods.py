@@ -118,9 +118,9 @@ class Kubernetes:
                 self.revisions[ordinal] = self.template
                 self.replaced.append(ordinal)
 
-    def controller(self, wanted: int) -> None:
+    def controller(self, spec_replicas: int) -> None:
         leaver = find_leaver(self.record)
-        after = without(self.record, leaver) if leaver else with_number(self.record, wanted)
+        after = without(self.record, leaver) if leaver else with_number(self.record, spec_replicas)
         assert not isinstance(after, ChangeRejection)
         self.record = after
         retired = [id_ for id_, one in self.record.replicas if one.retired is not Retirement.NO]
@@ -132,11 +132,11 @@ class Kubernetes:
                 assert not isinstance(forgotten, ChangeRejection)
                 self.record = forgotten
 
-    def run(self, *, wanted: int) -> None:
+    def run(self, *, spec_replicas: int) -> None:
         for _ in range(STEPS_MAX):
-            self.controller(wanted)
-            step = next_step(self.pods, wanted=wanted, record=self.record)
-            if step == PodWait() and self.replicas == wanted:
+            self.controller(spec_replicas)
+            step = next_step(self.pods, spec_replicas=spec_replicas, record=self.record)
+            if step == PodWait() and self.replicas == spec_replicas:
                 return
             self.do(step)
         raise AssertionError("the steps do not end")
@@ -146,7 +146,7 @@ class Kubernetes:
 def test_an_upgrade_replaces_pods_in_turn_and_moves_the_master_first(master: int) -> None:
     world = Kubernetes(3, master=master)
     world.template = 2
-    world.run(wanted=3)
+    world.run(spec_replicas=3)
     assert world.replaced == [2, 1, 0]
     assert world.revisions == [2, 2, 2]
     assert world.partition == 3  # protects all pods from the next template
@@ -157,58 +157,62 @@ def test_an_upgrade_replaces_pods_in_turn_and_moves_the_master_first(master: int
 @pytest.mark.parametrize("master", range(5))
 def test_a_group_gets_more_and_fewer_replicas(master: int) -> None:
     world = Kubernetes(5, master=master)
-    world.run(wanted=3)
+    world.run(spec_replicas=3)
     assert [id_ for id_, _ in world.record.replicas] == [0, 1, 2]
     assert len(world.record.sss) == 3
-    world.run(wanted=5)
+    world.run(spec_replicas=5)
     assert len(world.record.sss) == 5
     assert world.partition == 5
 
 
 def test_no_pod_is_replaced_while_another_is_not_ready_or_not_in_sync() -> None:
     starting = pods(3, 2, updated=1, ready=2)
-    assert next_step(starting, wanted=3, record=record_of(3)) == PodWait("2 of 3 pods are ready")
+    assert next_step(starting, spec_replicas=3, record=record_of(3)) == PodWait(
+        "2 of 3 pods are ready"
+    )
     behind = record_of(3, out=(2,))
-    assert next_step(pods(3, 2, updated=1), wanted=3, record=behind) == PodWait(
+    assert next_step(pods(3, 2, updated=1), spec_replicas=3, record=behind) == PodWait(
         "replica 2 is not in sync"
     )
     replacing = pods(3, 2, updated=0)
-    assert next_step(replacing, wanted=3, record=record_of(3)) == PodWait("pod 2 is being replaced")
+    assert next_step(replacing, spec_replicas=3, record=record_of(3)) == PodWait(
+        "pod 2 is being replaced"
+    )
 
 
 def test_pods_are_replaced_if_they_are_not_in_sync_or_no_message_is_confirmed() -> None:
     broken = pods(3, 3, updated=0, ready=2)
-    assert next_step(broken, wanted=3, record=record_of(3, out=(2,))) == PodReplacement(2)
+    assert next_step(broken, spec_replicas=3, record=record_of(3, out=(2,))) == PodReplacement(2)
     alone = record_of(3, out=(1, 2))
-    assert next_step(broken, wanted=3, record=alone) == PodReplacement(2)
+    assert next_step(broken, spec_replicas=3, record=alone) == PodReplacement(2)
     last = pods(3, 1, updated=2, ready=1)
-    assert next_step(last, wanted=3, record=alone) == PodReplacement(0)
+    assert next_step(last, spec_replicas=3, record=alone) == PodReplacement(0)
 
 
 def test_the_master_moves_to_a_pod_that_is_already_replaced() -> None:
     replacing = pods(3, 1, updated=2)
     record = record_of(3, master=0)
-    assert next_step(replacing, wanted=3, record=record) == MasterMove(ReplicaId(1))
+    assert next_step(replacing, spec_replicas=3, record=record) == MasterMove(ReplicaId(1))
     drained = retire(record, ReplicaId(1), Retirement.DRAINED)
     assert isinstance(drained, GroupRecord)
-    assert next_step(replacing, wanted=3, record=drained) == MasterMove(ReplicaId(2))
+    assert next_step(replacing, spec_replicas=3, record=drained) == MasterMove(ReplicaId(2))
 
 
 def test_a_needed_pod_stays_with_a_reason_for_people() -> None:
-    step = next_step(pods(3), wanted=2, record=record_of(3, out=(1,)))
+    step = next_step(pods(3), spec_replicas=2, record=record_of(3, out=(1,)))
     assert isinstance(step, PodWait)
     assert "replica 2 cannot be removed yet: 1 of the other replicas in sync" in step.why
     # A pod that has not registered is not needed.
-    assert next_step(pods(4), wanted=3, record=record_of(3)) == PodResize(3, 3)
+    assert next_step(pods(4), spec_replicas=3, record=record_of(3)) == PodResize(3, 3)
 
 
 def test_no_step_is_taken_before_kubernetes_has_processed_a_template() -> None:
-    assert next_step(pods(3, is_seen=False), wanted=3, record=record_of(3)) == PodWait()
+    assert next_step(pods(3, is_seen=False), spec_replicas=3, record=record_of(3)) == PodWait()
     new = pods(3, 3, updated=3, is_seen=False)
-    assert next_step(new, wanted=3, record=record_of(3)) == PodWait()
+    assert next_step(new, spec_replicas=3, record=record_of(3)) == PodWait()
 
 
 def test_a_group_gets_its_pods_before_it_is_founded() -> None:
-    assert next_step(pods(1, 0), wanted=3, record=None) == PodResize(3, 3)
-    assert next_step(pods(3, 0), wanted=3, record=None) == PodResize(3, 3)
-    assert next_step(pods(3), wanted=3, record=None) == PodWait()
+    assert next_step(pods(1, 0), spec_replicas=3, record=None) == PodResize(3, 3)
+    assert next_step(pods(3, 0), spec_replicas=3, record=None) == PodResize(3, 3)
+    assert next_step(pods(3), spec_replicas=3, record=None) == PodWait()

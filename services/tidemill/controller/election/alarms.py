@@ -21,11 +21,11 @@ def of_nobody_complete(record: GroupRecord, live: list[Candidate]) -> str:
             f" and {'it is' if is_one else 'all of them are'} down; start"
             f" {'it' if is_one else 'one of them'} again with its own store"
         )
-    kept = [one.replica_id for one in record.kept_stores]
-    if kept:
+    kept_ids = [one.replica_id for one in record.kept_stores]
+    if kept_ids:
         return (
-            f"{of_replicas(kept)} started with another store, and the group needs the previous one;"
-            " start it with its previous folder or volume"
+            f"{of_replicas(kept_ids)} started with another store, and the group needs the previous"
+            " one; start it with its previous folder or volume"
         )
     missing = record.suspects - live_ids
     if missing:

@@ -114,11 +114,11 @@ def _lead(
     record: GroupRecord, sight: Sight, timing: ElectionTiming, live: list[Candidate]
 ) -> Intent:
     """Decide about a group whose master has not failed."""
-    wanted = sight.wanted_min_in_sync
-    if wanted is not None and wanted != record.min_in_sync:
-        changed = record._replace(min_in_sync=wanted)
+    minimum = sight.wanted_min_in_sync
+    if minimum is not None and minimum != record.min_in_sync:
+        changed = record._replace(min_in_sync=minimum)
         return RecordWrite(
-            with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {wanted}"
+            with_sets(changed, record.sss, frozenset()), f"the spec sets minInSync {minimum}"
         )
     return _retire(record, sight) or _hand_over(record, sight, timing, live)
 
@@ -134,13 +134,13 @@ def _is_too_few(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> bo
 
 def live_of(record: GroupRecord, sight: Sight, timing: ElectionTiming) -> list[Candidate]:
     """Return the registered runs that are live, by replica."""
-    found = []
+    candidates = []
     for replica_id, _ in record.replicas:
         member = record.find_member(replica_id)
         beat = sight.find_live(member, timing)
         if member is not None and beat is not None:
-            found.append(Candidate(member, beat))
-    return found
+            candidates.append(Candidate(member, beat))
+    return candidates
 
 
 def _found(record: GroupRecord, live: list[Candidate]) -> Intent:

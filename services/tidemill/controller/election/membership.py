@@ -16,7 +16,7 @@ class ChangeRejection(NamedTuple):
 
 
 def with_min_in_sync(
-    record: GroupRecord, wanted: int, *, is_led: bool
+    record: GroupRecord, minimum: int, *, is_led: bool
 ) -> GroupRecord | ChangeRejection:
     """Return the record with another minimum, or the same record if it has that minimum.
 
@@ -24,16 +24,16 @@ def with_min_in_sync(
     outside the set stays eligible.
     """
     staying = [id_ for id_, one in record.replicas if one.retired is Retirement.NO]
-    if wanted == record.min_in_sync:
+    if minimum == record.min_in_sync:
         return record
-    if not 1 <= wanted <= len(staying):
+    if not 1 <= minimum <= len(staying):
         return ChangeRejection(
-            f"min-in-sync {wanted} is outside 1 to {len(staying)}, the number of replicas that"
+            f"min-in-sync {minimum} is outside 1 to {len(staying)}, the number of replicas that"
             " are not retired"
         )
     if not is_led:
         return ChangeRejection("the group has no live master; retry when it has one")
-    return with_sets(record._replace(min_in_sync=wanted), record.sss, frozenset())
+    return with_sets(record._replace(min_in_sync=minimum), record.sss, frozenset())
 
 
 def change_sync_state_set(

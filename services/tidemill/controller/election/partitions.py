@@ -33,7 +33,7 @@ def unheard_of(
     """
     master = None if record.master is None else record.master.replica_id
     diverged = diverged_of(live)
-    found = set()
+    pairs = set()
     for one in live:
         silence_ms = dict(one.beat.peer_silence_ms)
         for other in live:
@@ -43,5 +43,5 @@ def unheard_of(
                 continue
             silent_ms = silence_ms.get(ids[1], UNHEARD_MS + 1 if master in ids else 0)
             if silent_ms > UNHEARD_MS:
-                found.add(ids)
-    return frozenset(found)
+                pairs.add(ids)
+    return frozenset(pairs)

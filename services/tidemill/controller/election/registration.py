@@ -129,9 +129,13 @@ def _with_other_store(
 ) -> GroupRecord | FencedRun | ChangeRejection:
     """Register a run with another store than the registered run."""
     replica_id = registration.member.replica_id
-    kept = record.find_kept_store(replica_id)
+    kept_store = record.find_kept_store(replica_id)
     # A kept store that has come back is the one that the group needs.
-    back = kept if kept is not None and kept.store_uuid == registration.store_uuid else None
+    back = (
+        kept_store
+        if kept_store is not None and kept_store.store_uuid == registration.store_uuid
+        else None
+    )
     if back is None and before is RunPresence.HEARD:
         return FencedRun(
             f"replica {replica_id} is running at {known.address} with another store; this process"

@@ -103,16 +103,16 @@ def is_out(record: GroupRecord, replica_id: ReplicaId) -> bool:
     )
 
 
-def with_number(record: GroupRecord, wanted: int) -> GroupRecord | ChangeRejection:
+def with_number(record: GroupRecord, count: int) -> GroupRecord | ChangeRejection:
     """Return the next record on the way to a number of replicas, or the same if it is reached.
 
     The highest replica retires first. The next one retires after the record has forgotten it.
     """
     retiring = [id_ for id_, one in record.replicas if one.retired is Retirement.SURPLUS]
-    back = next((id_ for id_ in retiring if id_ < wanted), None)
+    back = next((id_ for id_ in retiring if id_ < count), None)
     if back is not None:
         return stay(record, back, Retirement.SURPLUS)
-    surplus = [id_ for id_ in staying(record) if id_ >= wanted]
+    surplus = [id_ for id_ in staying(record) if id_ >= count]
     if retiring or not surplus:
         return record
     return retire(record, max(surplus), Retirement.SURPLUS)
@@ -124,8 +124,8 @@ def forget(record: GroupRecord, replica_id: ReplicaId) -> GroupRecord | ChangeRe
         return record
     if not is_out(record, replica_id):
         return ChangeRejection(f"the group needs replica {replica_id}, or it is not retired")
-    kept = tuple((id_, one) for id_, one in record.replicas if id_ != replica_id)
-    return record._replace(replicas=kept, version=record.version + 1)
+    replicas = tuple((id_, one) for id_, one in record.replicas if id_ != replica_id)
+    return record._replace(replicas=replicas, version=record.version + 1)
 
 
 def staying(record: GroupRecord) -> list[ReplicaId]:

@@ -50,14 +50,14 @@ def attempt_no_change(base: StoredRecord, write_id: str) -> WriteAttempt:
     return attempt_write(base, record, write_id)
 
 
-def outcome_of(made: WriteAttempt, found: StoredRecord) -> WriteOutcome:
+def outcome_of(attempt: WriteAttempt, stored: StoredRecord) -> WriteOutcome:
     """Return the outcome of an attempt, given the stored record."""
-    write_id = made.record.write_id
-    if found.record.write_id == write_id or any(
-        one.write_id == write_id for one in found.record.history
+    write_id = attempt.record.write_id
+    if stored.record.write_id == write_id or any(
+        one.write_id == write_id for one in stored.record.history
     ):
         return WriteOutcome.APPLIED
-    if found.token == made.base.token:
+    if stored.token == attempt.base.token:
         return WriteOutcome.PENDING
     # A change of the sets may have been applied and overwritten, or never have arrived. Both cases
     # look the same, and in both the writer decides again.

@@ -185,33 +185,33 @@ class ControllerService:
     # ------------------------------------------------------------ calls
 
     async def _report_unreachable(self, request: bytes) -> bytes:
-        asked = _parse(wire.ReportUnreachableRequest, request)
-        group = await self._group(asked.group)
-        is_known = asked.proxy in self._proxies
+        message = _parse(wire.ReportUnreachableRequest, request)
+        group = await self._group(message.group)
+        is_known = message.proxy in self._proxies
         self._metrics.count_request("report_unreachable", "success" if is_known else "failed")
         if not is_known:
-            raise RpcError(RpcCode.FAILED_PRECONDITION, f"{asked.proxy} follows no routes here")
+            raise RpcError(RpcCode.FAILED_PRECONDITION, f"{message.proxy} follows no routes here")
         report = UnreachableReport(
-            proxy=asked.proxy,
+            proxy=message.proxy,
             heard_at_ms=self._clock.monotonic_ms(),
-            master=asked.master,
-            unreachable_ms=asked.unreachable_ms,
-            reachable=frozenset(asked.reachable),
+            master=message.master,
+            unreachable_ms=message.unreachable_ms,
+            reachable=frozenset(message.reachable),
         )
         group.note_report(report, proxies=len(self._proxies))
         return wire.Done().SerializeToString()
 
     async def _get_groups(self, request: bytes) -> bytes:
-        asked = _parse(wire.GetGroupsRequest, request)
+        message = _parse(wire.GetGroupsRequest, request)
         self._metrics.count_request("get_replica_info", "success")
-        names = [asked.group] if asked.group else sorted(self._groups.by_name)
-        found = [await self._group(name) for name in names]
+        names = [message.group] if message.group else sorted(self._groups.by_name)
+        groups = [await self._group(name) for name in names]
         now_ms = self._clock.monotonic_ms()
-        answer = wire.GroupList(groups=[to_group(one, now_ms=now_ms) for one in found])
+        answer = wire.GroupList(groups=[to_group(one, now_ms=now_ms) for one in groups])
         return answer.SerializeToString()
 
     async def _transfer_master(self, request: bytes) -> bytes:
-        asked = _parse(wire.TransferMasterRequest, request)
+        message = _parse(wire.TransferMasterRequest, request)
 
         def transfer(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             live = {one.member for one in live_of(record, sight, self._timing)}
@@ -220,7 +220,7 @@ class ControllerService:
                 for one in record.sss & live
                 if one != record.master and not is_retired(record, one.replica_id)
             )
-            target = ReplicaId(asked.target) if asked.HasField("target") else None
+            target = ReplicaId(message.target) if message.HasField("target") else None
             if target is None:
                 target = others[0] if others else None
             if record.master is not None and target == record.master.replica_id:
@@ -232,22 +232,22 @@ class ControllerService:
                 )
             return record._replace(transfer=target, version=record.version + 1)
 
-        return await self._change(asked.group, transfer)
+        return await self._change(message.group, transfer)
 
     async def _drain_replica(self, request: bytes) -> bytes:
-        asked = _parse(wire.DrainReplicaRequest, request)
-        target = ReplicaId(asked.target)
+        message = _parse(wire.DrainReplicaRequest, request)
+        target = ReplicaId(message.target)
 
         def drain(record: GroupRecord, _sight: Sight) -> GroupRecord | Denial:
-            if asked.undo:
+            if message.undo:
                 return stay(record, target, Retirement.DRAINED)
             return retire(record, target, Retirement.DRAINED)
 
-        return await self._change(asked.group, drain, kind="drain_replica")
+        return await self._change(message.group, drain, kind="drain_replica")
 
     async def _set_min_in_sync(self, request: bytes) -> bytes:
-        asked = _parse(wire.SetMinInSyncRequest, request)
-        group = await self._group(asked.group)
+        message = _parse(wire.SetMinInSyncRequest, request)
+        group = await self._group(message.group)
 
         def set_min(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             if group.wanted_min_in_sync is not None:
@@ -255,13 +255,13 @@ class ControllerService:
                     "the BrokerGroup resource sets min-in-sync; change minInSync in the values"
                 )
             is_led = sight.find_live(record.master, self._timing) is not None
-            return with_min_in_sync(record, asked.min_in_sync, is_led=is_led)
+            return with_min_in_sync(record, message.min_in_sync, is_led=is_led)
 
-        return await self._change(asked.group, set_min, kind="set_min_in_sync")
+        return await self._change(message.group, set_min, kind="set_min_in_sync")
 
     async def _forget_group(self, request: bytes) -> bytes:
-        asked = _parse(wire.ForgetGroupRequest, request)
-        group, began_ns = await self._group(asked.group), time.monotonic_ns()
+        message = _parse(wire.ForgetGroupRequest, request)
+        group, began_ns = await self._group(message.group), time.monotonic_ns()
         try:
             refusal = await group.remove()
         except StoreUnreachable as error:
@@ -273,14 +273,14 @@ class ControllerService:
         return wire.Done().SerializeToString()
 
     async def _force_master(self, request: bytes) -> bytes:
-        asked = _parse(wire.ForceMasterRequest, request)
-        target = ReplicaId(asked.target)
+        message = _parse(wire.ForceMasterRequest, request)
+        target = ReplicaId(message.target)
 
         def force(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
             live = live_of(record, sight, self._timing)
-            return replace_master(record, target, live, reason=asked.reason)
+            return replace_master(record, target, live, reason=message.reason)
 
-        return await self._change(asked.group, force)
+        return await self._change(message.group, force)
 
     async def _group(self, name: str) -> BrokerGroupControl:
         """Return an existing group; a misspelt name does not create one."""

@@ -247,22 +247,22 @@ class SessionCall:
 
                 return "alter_sync_state_set", propose
             case _:
-                asked = up.release
+                message = up.release
 
                 def hand_over(record: GroupRecord, sight: Sight) -> GroupRecord | Denial:
                     after = release(
                         record,
-                        epoch=asked.epoch,
-                        master=from_member(asked.master),
-                        target=ReplicaId(asked.target),
+                        epoch=message.epoch,
+                        master=from_member(message.master),
+                        target=ReplicaId(message.target),
                         live=live_of(record, sight, self._timing),
                     )
                     if after is None:
                         return ChangeRejection(
-                            f"replica {asked.target} is not a live member of the set, or the"
+                            f"replica {message.target} is not a live member of the set, or the"
                             " epoch has changed"
                         )
-                    last = after.history[-1]._replace(detected_ms=asked.paused_ms)
+                    last = after.history[-1]._replace(detected_ms=message.paused_ms)
                     return after._replace(history=(*after.history[:-1], last))
 
                 return "elect_master", hand_over

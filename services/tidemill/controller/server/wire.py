@@ -23,26 +23,26 @@ def host_of(peer: str) -> str:
     return peer.partition(":")[2].rpartition(":")[0]
 
 
-def from_heartbeat(found: wire.Heartbeat) -> Heartbeat:
+def from_heartbeat(message: wire.Heartbeat) -> Heartbeat:
     """Return the heartbeat of a message; an unknown health counts as SLOW."""
     return Heartbeat(
-        is_master=found.is_master,
-        epoch_seen=found.epoch_seen,
-        version_seen=found.version_seen,
-        log_epoch=found.log_epoch,
-        log_end=found.log_end,
-        durable_end=found.durable_end,
-        confirm=found.confirm,
-        health=_HEALTH.get(found.health, ReplicaHealth.SLOW),
-        page_age_ms=found.page_age_ms,
-        blocked_ms=found.blocked_ms,
+        is_master=message.is_master,
+        epoch_seen=message.epoch_seen,
+        version_seen=message.version_seen,
+        log_epoch=message.log_epoch,
+        log_end=message.log_end,
+        durable_end=message.durable_end,
+        confirm=message.confirm,
+        health=_HEALTH.get(message.health, ReplicaHealth.SLOW),
+        page_age_ms=message.page_age_ms,
+        blocked_ms=message.blocked_ms,
         peer_silence_ms=tuple(
             (ReplicaId(one), silence_ms)
-            for one, silence_ms in sorted(found.peer_silence_ms.items())
+            for one, silence_ms in sorted(message.peer_silence_ms.items())
         ),
-        writable_epoch=found.writable_epoch,
-        cut=_from_cut(found.cut) if found.HasField("cut") else None,
-        diverged=frozenset(map(ReplicaId, found.diverged)),
+        writable_epoch=message.writable_epoch,
+        cut=_from_cut(message.cut) if message.HasField("cut") else None,
+        diverged=frozenset(map(ReplicaId, message.diverged)),
     )
 
 
@@ -67,15 +67,15 @@ def to_heartbeat(member: ReplicaRun, beat: Heartbeat) -> wire.Heartbeat:
     )
 
 
-def from_register(found: wire.Register) -> Registration:
+def from_register(message: wire.Register) -> Registration:
     """Return the registration of a message."""
     return Registration(
-        member=from_member(found.member),
-        instead_of=found.instead_of,
-        store_uuid=found.store_uuid,
-        address=found.address,
-        is_clean=found.is_clean,
-        feature_level=found.feature_level,
+        member=from_member(message.member),
+        instead_of=message.instead_of,
+        store_uuid=message.store_uuid,
+        address=message.address,
+        is_clean=message.is_clean,
+        feature_level=message.feature_level,
     )
 
 
@@ -138,12 +138,12 @@ def _to_cut(cut: CutTail) -> wire.Cut:
     )
 
 
-def _from_cut(found: wire.Cut) -> CutTail:
+def _from_cut(message: wire.Cut) -> CutTail:
     return CutTail(
-        replica_id=ReplicaId(found.replica_id),
-        epoch=found.epoch,
-        offset=found.offset,
-        size_bytes=found.size_bytes,
-        records=found.records,
-        confirmed_bytes=found.confirmed_bytes,
+        replica_id=ReplicaId(message.replica_id),
+        epoch=message.epoch,
+        offset=message.offset,
+        size_bytes=message.size_bytes,
+        records=message.records,
+        confirmed_bytes=message.confirmed_bytes,
     )
