@@ -69,7 +69,7 @@ class ControlledReplica(Protocol):
     def learn(self, view: ReplicationView) -> None:
         """Take a view from the controllers."""
 
-    def refused(self, version: int) -> None:
+    def note_rejection(self, version: int) -> None:
         """Note that the controllers rejected a proposal against `version`."""
 
     def hand_over(self, target: ReplicaId | None) -> bool:
@@ -217,6 +217,6 @@ class SupervisorPort:
             case "answer" if down.answer.WhichOneof("result") == "refused":
                 version = self._proposed.pop(down.answer.number, None)
                 if self._replica is not None and version is not None:
-                    self._replica.refused(version)
+                    self._replica.note_rejection(version)
             case _:
                 pass

@@ -295,7 +295,7 @@ class ReplicaShell:
                 lambda _now_ms: save_addresses(self._replica_engine.engine.disk, view.addresses)
             )
 
-    def refused(self, version: int) -> None:
+    def note_rejection(self, version: int) -> None:
         """Note that the controllers rejected a proposal against `version`."""
         self._do(functools.partial(self._machine.handle_rejection, version))
 
