@@ -1,17 +1,20 @@
-"""What tests of real processes share: certificates made for one run."""
+"""Fixtures of tests with real processes: a standalone of each worker, and certificates."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 import pytest
 
+from tests.support.processes.processes import Standalone, standalone
 
-class Served(TypedDict):
-    """The settings of a listener."""
+
+class ListenerFiles(TypedDict):
+    """The TLS settings of a listener."""
 
     tls_certificate_file: str
     tls_key_file: str
@@ -19,7 +22,7 @@ class Served(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """Files of a server, of a client, and of who signed both."""
+    """Files of a server, of a client, and of the authority that signed both."""
 
     folder: Path
 
@@ -28,8 +31,8 @@ class Certificates:
         return str(self.folder / "ca.crt")
 
     @property
-    def served(self) -> Served:
-        """The settings of a listener."""
+    def served(self) -> ListenerFiles:
+        """The TLS settings of a listener."""
         return {
             "tls_certificate_file": str(self.folder / "server.crt"),
             "tls_key_file": str(self.folder / "server.key"),
@@ -39,6 +42,17 @@ class Certificates:
     def client(self) -> tuple[str, str]:
         """Certificate and key of a client."""
         return str(self.folder / "client.crt"), str(self.folder / "client.key")
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """Run a standalone for all files of a worker that need no options.
+
+    A file names its topics and groups so that no other file uses them, and leaves all processes
+    alive. A file that needs more defines a fixture of the same name.
+    """
+    with standalone(tmp_path_factory.mktemp("shared") / "data") as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -12,16 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone
 
 Client = httpx.Client
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with standalone(tmp_path_factory.mktemp("admin") / "data") as started:
-        yield started
 
 
 @pytest.fixture

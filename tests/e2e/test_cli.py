@@ -8,17 +8,10 @@ import os
 import pty
 import subprocess
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.processes.processes import Standalone, command, environment, standalone
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with standalone(tmp_path_factory.mktemp("cli") / "data") as started:
-        yield started
+from tests.support.processes.processes import Standalone, command, environment
 
 
 def tidemill(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
@@ -47,13 +40,13 @@ def test_a_topic_from_creation_to_deletion(running: Standalone) -> None:
 
 def test_a_topic_whose_deliveries_may_be_spread(running: Standalone) -> None:
     def create(*arguments: str) -> str:
-        return tidemill("topic", "create", "spread", *arguments, admin=running.admin).stdout
+        return tidemill("topic", "create", "spread-out", *arguments, admin=running.admin).stdout
 
-    told = "topic spread: MIXED, 8 queues, deliveries spread over 5000 ms\n"
+    told = "topic spread-out: MIXED, 8 queues, deliveries spread over 5000 ms\n"
     assert create("--delivery-spread=5s") == told
-    told = "topic spread: changed: MIXED, 8 queues, deliveries spread over 5000 -> 0 ms\n"
+    told = "topic spread-out: changed: MIXED, 8 queues, deliveries spread over 5000 -> 0 ms\n"
     assert create("--delivery-spread=0s") == told
-    assert create() == "topic spread: is there, unchanged: MIXED, 8 queues\n"
+    assert create() == "topic spread-out: is there, unchanged: MIXED, 8 queues\n"
 
 
 def test_a_group_from_creation_to_deletion(running: Standalone) -> None:
@@ -225,8 +218,8 @@ def test_what_takes_something_away_asks_first(running: Standalone, verb: str) ->
 def test_what_ends_a_timer_says_which_and_asks_first(
     running: Standalone, verb: str, done: str
 ) -> None:
-    running.put("topics/timed", queues=1)
-    delayed = ("message", "send", "timed", "hello", "--delay=1h", "-o", "json")
+    running.put("topics/delayed-by-cli", queues=1)
+    delayed = ("message", "send", "delayed-by-cli", "hello", "--delay=1h", "-o", "json")
     sent = json.loads(tidemill(*delayed, admin=running.admin).stdout)
     number = str(sent["timerId"])
     refused = tidemill("timer", verb, number, admin=running.admin)
@@ -234,7 +227,7 @@ def test_what_ends_a_timer_says_which_and_asks_first(
     assert "add --yes" in refused.stderr
     denied, told = at_a_terminal("timer", verb, number, answer="n", admin=running.admin)
     assert denied == 1
-    for said in (f"timer {number}", sent["messageId"], "topic timed", "due 20", "in "):
+    for said in (f"timer {number}", sent["messageId"], "topic delayed-by-cli", "due 20", "in "):
         assert said in told
     assert "PENDING" in tidemill("timer", "show", number, admin=running.admin).stdout
     assert at_a_terminal("timer", verb, number, answer="y", admin=running.admin)[0] == 0

@@ -11,17 +11,10 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import httpx
-import pytest
 
-from tests.support.processes.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment
 
 END_S = 30.0  # for a command to end, on a busy machine
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with standalone(tmp_path_factory.mktemp("watching") / "data") as started:
-        yield started
 
 
 def _hear_of_ctrl_c() -> None:

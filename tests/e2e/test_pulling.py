@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tests.support.clients.hostile_client import CLOSED, Stranger, memory_mib
 from tests.support.clients.pulling import PullClient, Pulled, message_of
-from tests.support.processes.processes import Standalone, standalone
+from tests.support.processes.processes import Standalone
 from tidemill.proxy.server.puller import WAITS_MAX
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -25,13 +25,6 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 
 OPTIONS = [("grpc.max_receive_message_length", 16 << 20)]
 HELD_MIB_MAX = 96  # what connections may hold, a page on its way for each turn, and buffers
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    folder: Path = tmp_path_factory.mktemp("pulling")
-    with standalone(folder / "data") as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +48,15 @@ def pull_all(client: PullClient, topic: str, *, batch_size: int = 1024) -> list[
 def test_a_queue_is_pulled_by_offset_and_nothing_is_consumed(
     running: Standalone, client: PullClient
 ) -> None:
-    running.put("topics/plain", queues=1)
-    running.put("groups/plain-readers")
+    running.put("topics/pulled", queues=1)
+    running.put("groups/pulled-readers")
     for n in range(5):
-        client.send("plain", b"m%d" % n, keys=("k1", "k2"), properties={"a": "b"})
-    pulled = client.pull("plain", 1, batch_size=3, namespace="tenant")
+        client.send("pulled", b"m%d" % n, keys=("k1", "k2"), properties={"a": "b"})
+    pulled = client.pull("pulled", 1, batch_size=3, namespace="tenant")
     assert (pulled.code, pulled.next_offset) == (v2.OK, 4)
     assert (pulled.bodies, pulled.offsets) == ([b"m1", b"m2", b"m3"], [1, 2, 3])
     first = pulled.messages[0]
-    assert (first.topic.name, first.topic.resource_namespace) == ("plain", "tenant")
+    assert (first.topic.name, first.topic.resource_namespace) == ("pulled", "tenant")
     assert dict(first.user_properties) == {"a": "b"}
     properties = first.system_properties
     assert list(properties.keys) == ["k1", "k2"]
@@ -73,7 +66,7 @@ def test_a_queue_is_pulled_by_offset_and_nothing_is_consumed(
     assert properties.provenance.log_offset > 0
     assert not properties.HasField("receipt_handle")
     assert not properties.HasField("invisible_duration")
-    received = client.receive("plain", "plain-readers")
+    received = client.receive("pulled", "pulled-readers")
     assert sorted(message.body for message in received) == [b"m%d" % n for n in range(5)]
 
 
@@ -134,19 +127,19 @@ def test_large_messages_come_one_at_a_time(running: Standalone, client: PullClie
 
 
 def test_offsets_of_begin_end_and_a_time(running: Standalone, client: PullClient) -> None:
-    running.put("topics/timed", queues=2)
+    running.put("topics/stamped", queues=2)
     for n in range(4):
-        client.send("timed", b"m%d" % n)
+        client.send("stamped", b"m%d" % n)
     stored = [
         message.system_properties.store_timestamp.ToMilliseconds()
-        for message in client.pull("timed", 0).messages
+        for message in client.pull("stamped", 0).messages
     ]
-    end = client.query("timed", v2.END).offset
-    assert (client.query("timed", v2.BEGINNING).offset, end) == (0, len(stored))
-    at = client.query("timed", v2.TIMESTAMP, at_ms=stored[-1])
+    end = client.query("stamped", v2.END).offset
+    assert (client.query("stamped", v2.BEGINNING).offset, end) == (0, len(stored))
+    at = client.query("stamped", v2.TIMESTAMP, at_ms=stored[-1])
     assert stored[at.offset] == stored[-1]
-    assert client.query("timed", v2.TIMESTAMP, at_ms=stored[-1] + 1_000_000).offset == end
-    assert client.query("timed", v2.TIMESTAMP).status.code == v2.BAD_REQUEST
+    assert client.query("stamped", v2.TIMESTAMP, at_ms=stored[-1] + 1_000_000).offset == end
+    assert client.query("stamped", v2.TIMESTAMP).status.code == v2.BAD_REQUEST
 
 
 def test_a_group_says_how_far_it_has_pulled_and_its_pops_stay(
@@ -172,21 +165,23 @@ def test_a_group_says_how_far_it_has_pulled_and_its_pops_stay(
 def test_a_dead_letter_is_pulled_with_where_it_came_from_and_why(
     running: Standalone, client: PullClient
 ) -> None:
-    running.put("topics/dying", queues=1)
+    running.put("topics/dead-lettered", queues=1)
     running.put("groups/mourners")
-    client.send("dying", b"first", message_id="id-first")
-    client.send("dying", b"poison", message_id="id-poison")
+    client.send("dead-lettered", b"first", message_id="id-first")
+    client.send("dead-lettered", b"poison", message_id="id-poison")
     [poison] = [
-        message for message in client.receive("dying", "mourners") if message.body == b"poison"
+        message
+        for message in client.receive("dead-lettered", "mourners")
+        if message.body == b"poison"
     ]
-    client.forward_to_dead_letters("dying", "mourners", poison)
+    client.forward_to_dead_letters("dead-lettered", "mourners", poison)
     [dead] = client.pull("%DLQ%mourners", 0).messages
     properties = dead.system_properties
     assert (dead.body, properties.message_id) == (b"poison", "id-poison")
-    assert properties.dead_letter_queue.topic == "dying"
+    assert properties.dead_letter_queue.topic == "dead-lettered"
     provenance = properties.provenance
     assert (provenance.consumer_group, provenance.reason) == ("mourners", "forwarded_by_client")
-    assert (provenance.origin_topic, provenance.origin_queue_id) == ("dying", 0)
+    assert (provenance.origin_topic, provenance.origin_queue_id) == ("dead-lettered", 0)
     assert provenance.origin_queue_offset == 1
 
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
-from tests.support.processes.processes import Standalone, command, environment, standalone
+from tests.support.processes.processes import Standalone, command, environment
 
 COMMAND_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with standalone(tmp_path_factory.mktemp("release") / "data") as running:
-        yield running
 
 
 def release(running: Standalone, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -41,10 +41,9 @@ ENDPOINTS = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="127.0.0.1",
 NO_HANDLE = "A" * 55
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with standalone(tmp_path_factory.mktemp("codes") / "data") as running:
-        yield running.grpc
+@pytest.fixture
+def endpoint(running: Standalone) -> str:
+    return running.grpc
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from tests.e2e.conftest import Certificates, Served
+from tests.e2e.conftest import Certificates, ListenerFiles
 from tests.support.clients.rpc_server import rpc_server
 from tests.support.eventually import eventually
 from tidemill.common.lifecycle import StartError, raise_file_limit
@@ -20,7 +20,7 @@ from tidemill.transport.aio.listener import FILES_RESERVED, ListenSettings, tls_
 from tidemill.transport.aio.misuse_log import MisuseLog
 
 
-class Files(Served):
+class Files(ListenerFiles):
     """All TLS files."""
 
     tls_client_ca_file: str
@@ -35,7 +35,7 @@ def but(files: Files, name: str, path: Path) -> Files:
     return cast("Files", {**files, name: str(path)})
 
 
-def refusal(files: Served | Files) -> str:
+def refusal(files: ListenerFiles | Files) -> str:
     with pytest.raises(StartError) as refused:
         tls_context(ListenSettings(host="127.0.0.1", port=0, tls="required", **files))
     return str(refused.value)
