@@ -21,7 +21,7 @@ from tidemill.broker.engine.metadata.pull_offsets import (
     PULL_OFFSETS_MAX,
     RESERVED_OFFSETS,
 )
-from tidemill.broker.engine.queries.pull import SCAN_ENTRIES_MAX
+from tidemill.broker.engine.queries.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.server.reader import event_pages
 from tidemill.broker.settings import BrokerSettings
 from tidemill.common.errors import CODES

@@ -17,7 +17,7 @@ from tidemill.broker.engine.engine import Engine
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
 from tidemill.broker.engine.metadata.catalog import Topic, TopicType
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch
-from tidemill.broker.engine.queries.inspection import FoundMessage
+from tidemill.broker.engine.queries.queue_reader import FoundMessage
 from tidemill.broker.engine.recovery import RecoveryReport, open_engine
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.message import stored_message

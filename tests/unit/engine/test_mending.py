@@ -14,7 +14,7 @@ from tests.support.disk.log_checker import check_log
 from tests.support.worlds.engine_group import Group, Node
 from tests.support.worlds.engine_world import SMALL, blob
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
-from tidemill.broker.engine.queries.pull import ENDLESS
+from tidemill.broker.engine.queries.queue_reader import ENDLESS
 from tidemill.broker.engine.store.damaged_ranges import GIVE_UP_MS, MendOutcome
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.segment import Record
@@ -279,7 +279,7 @@ def pull(node: Node, offset: int) -> tuple[list[bytes], int]:
     topic = node.engine.catalog.find_topic("orders")
     assert topic is not None
     queue = node.engine.catalog.queue(topic.id, QueueId(0))
-    pulling = node.engine.inspection.pull(
+    pulling = node.engine.inspection.read(
         queue,
         offset,
         tags=frozenset(),
@@ -300,7 +300,7 @@ def test_a_pull_stops_before_a_record_that_may_be_mended() -> None:
     whole, _ = pull(node, 0)
     damage(node, 1)
     assert pull(node, 0) == (whole[:1], 1)
-    with pytest.raises(Repairing, match="another replica is asked for it"):
+    with pytest.raises(Repairing, match="requested from another replica"):
         pull(node, 1)
     assert MendOutcome.MENDED in group.mend(1)
     assert pull(node, 1) == (whole[1:], len(whole))

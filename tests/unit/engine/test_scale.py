@@ -36,7 +36,7 @@ from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_MS, SILENT_MS
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD
-from tidemill.broker.engine.queries.inspection import CANDIDATES_A_STEP, FOUND_BYTES_MAX
+from tidemill.broker.engine.queries.queue_reader import CANDIDATES_A_STEP, FOUND_BYTES_MAX
 from tidemill.broker.engine.store.disk import File
 from tidemill.broker.engine.store.mappings import FILES_MAX, Mappings
 from tidemill.broker.engine.store.message_index import BLOCKS_A_SLICE

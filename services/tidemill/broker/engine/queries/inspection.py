@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
 from contextlib import suppress
 from typing import NamedTuple, final
 
-from tidemill.broker.engine.layout import message
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
-from tidemill.broker.engine.layout.message import Reason, TimerReason
-from tidemill.broker.engine.layout.numbers import LogOffset, QueueId, QueueOffset, TopicId
-from tidemill.broker.engine.message_store import MessageDamaged, MessageStore, cause_of
+from tidemill.broker.engine.layout.numbers import QueueId, TopicId
+from tidemill.broker.engine.message_store import MessageStore
 from tidemill.broker.engine.metadata.catalog import Catalog, ConsumerGroup, Topic
 from tidemill.broker.engine.pop.linked_lists import NIL
 from tidemill.broker.engine.pop.progress import PopProgress
@@ -30,13 +27,11 @@ from tidemill.broker.engine.queries.in_flight import (
     QueueOrder,
     QueuePosition,
 )
-from tidemill.broker.engine.queries.pull import QueuePull
+from tidemill.broker.engine.queries.queue_reader import ENDLESS, MessageSearch, QueueReader
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
-from tidemill.broker.engine.store.segment import Record
-from tidemill.broker.engine.tally import Allowance, Tally
+from tidemill.broker.engine.tally import Tally
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.common.errors import Repairing
 from tidemill.message import stored_message
 
 
@@ -105,27 +100,9 @@ class QueueLock(NamedTuple):
     waiting_count: int  # what is ready, and goes to nobody before
 
 
-class FoundMessage(NamedTuple):
-    """A message found by id or key, or a copy of it."""
-
-    queue_id: QueueId
-    queue_offset: QueueOffset
-    stored_at_ms: int
-    log_offset: LogOffset
-    delivery_attempt: int
-    blob: bytes
-    stored_topic: str
-    group: str
-    origin_topic: str
-    reason: str
-
-
 # Entries of a queue whose sizes are looked at, to know what all of it takes.
 STRETCHES = 4
 ENTRIES_A_STRETCH = 64
-CANDIDATES_A_STEP = 64  # records that a look-up by key reads
-FOUND_BYTES_MAX = 16 << 20  # of all that a look-up finds, which ends with the message beyond it
-READ_A_STEP = 64  # messages of a queue that are read in its order
 
 
 @final
@@ -356,19 +333,19 @@ class Inspection:
             max_messages=max_messages,
         )
 
-    def pull(
+    def read(
         self,
         queue: ConsumeQueue,
         from_offset: int,
         *,
-        tags: frozenset[str],
+        tags: frozenset[str] = frozenset(),
         max_messages: int,
         max_bytes: int,
-        until_offset: int,
-        with_bodies: bool,
-    ) -> QueuePull:
-        """Begin to read the committed messages of a queue, also between rounds."""
-        return QueuePull(
+        until_offset: int = ENDLESS,
+        with_bodies: bool = True,
+    ) -> QueueReader:
+        """Begin to read the committed messages of a queue in order."""
+        return QueueReader(
             self._store,
             self._tally,
             queue,
@@ -378,20 +355,6 @@ class Inspection:
             max_bytes=max_bytes,
             until_offset=until_offset,
             with_bodies=with_bodies,
-        )
-
-    def read(
-        self, queue: ConsumeQueue, from_offset: int, *, max_messages: int, max_bytes: int
-    ) -> QueueRead:
-        """Begin to read messages of a queue in their order."""
-        return QueueRead(
-            self._catalog,
-            self._store,
-            self._tally,
-            queue,
-            from_offset,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
         )
 
     def in_flight(
@@ -411,184 +374,3 @@ class Inspection:
         return InFlightListing(
             self._store, self._pops, self._tally, wanted, order, max_messages=max_messages
         )
-
-
-@final
-class MessageSearch:
-    """One look-up under way: call `step` until it returns False, and `take` what was found.
-
-    It ends with `max_messages`, the newest ones, or when they take `FOUND_BYTES_MAX`.
-    """
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        store: MessageStore,
-        tally: Tally,
-        topic: Topic,
-        *,
-        message_id: str,
-        key: str,
-        max_messages: int,
-    ) -> None:
-        self._catalog = catalog
-        self._store = store
-        self._tally = tally
-        self._topic = topic
-        self._message_id = message_id
-        self._key = key
-        self._messages_left = max_messages
-        self._bytes_left = FOUND_BYTES_MAX
-        kind, text = ("id", message_id) if message_id else ("key", key)
-        self._slices = store.index.find(stored_message.key_hash(kind, text))
-        self._candidates: deque[LogOffset] = deque()
-        self._found: list[FoundMessage] = []  # newest first
-
-    def take(self) -> list[FoundMessage]:
-        """Return and forget what was found since the last call, newest first."""
-        found, self._found = self._found, []
-        return found
-
-    def step(self) -> bool:
-        """Do one slice; True while there is more to do."""
-        if not self._candidates:
-            matches = next(self._slices, None)
-            if matches is None:
-                return False
-            self._candidates.extend(matches)
-        allowance = Allowance(self._tally, items=CANDIDATES_A_STEP)
-        while self._candidates and not allowance.is_spent:
-            self._look_at(self._candidates.popleft())
-            if not self._messages_left or self._bytes_left <= 0:
-                return False
-        return True
-
-    def _look_at(self, log_offset: LogOffset) -> None:
-        self._tally.add(1)
-        if log_offset < self._store.log.min_offset:
-            return
-        try:
-            candidate = _describe(self._catalog, self._store, log_offset)
-        except (MessageDamaged, LookupError, struct.error, ValueError):
-            return
-        if candidate is None:
-            return
-        self._tally.add(0, size_bytes=len(candidate.blob))
-        if self._topic.name in (candidate.stored_topic, candidate.origin_topic) and _has_key(
-            candidate.blob, self._message_id, self._key
-        ):
-            self._found.append(candidate)
-            self._messages_left -= 1
-            self._bytes_left -= len(candidate.blob)
-
-
-@final
-class QueueRead:
-    """Messages of one queue, in their order: call `step` until it returns False.
-
-    It ends with `max_messages`, with the message beyond `max_bytes`, or with the queue as it was.
-    """
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        store: MessageStore,
-        tally: Tally,
-        queue: ConsumeQueue,
-        from_offset: int,
-        *,
-        max_messages: int,
-        max_bytes: int,
-    ) -> None:
-        self._catalog = catalog
-        self._store = store
-        self._tally = tally
-        self._queue = queue
-        self._messages_left = max_messages
-        self._bytes_left = max_bytes
-        self._end = int(queue.max_offset)
-        self._found: list[FoundMessage] = []
-        # Where who reads on begins: behind what was found, and behind what is damaged.
-        self.next_offset = min(max(from_offset, int(queue.min_offset)), self._end)
-
-    def take(self) -> list[FoundMessage]:
-        """Return and forget what was found since the last call, the oldest first."""
-        found, self._found = self._found, []
-        return found
-
-    def bounds(self) -> tuple[int, int]:
-        """Return where the queue begins and ends by now."""
-        return int(self._queue.min_offset), int(self._queue.max_offset)
-
-    def step(self) -> bool:
-        """Do one slice; True while there is more to do. Raises Repairing."""
-        allowance = Allowance(self._tally, items=READ_A_STEP)
-        # Retention may have taken what was there at the step before.
-        self.next_offset = max(self.next_offset, int(self._queue.min_offset))
-        while self._has_more and not allowance.is_spent:
-            self._look_at(self.next_offset)
-            self.next_offset += 1
-        return self._has_more
-
-    @property
-    def _has_more(self) -> bool:
-        return bool(self._messages_left) and self._bytes_left > 0 and self.next_offset < self._end
-
-    def _look_at(self, offset: int) -> None:
-        self._tally.add(1)
-        try:
-            log_offset = self._queue.entry(offset)[0]
-            found = _describe(self._catalog, self._store, log_offset)
-        except BlockFileDamaged as error:
-            raise Repairing from error
-        except (MessageDamaged, LookupError, struct.error, ValueError):
-            return
-        # The entry may be wrong; then another message stands there.
-        if found is None or (found.queue_id, found.queue_offset) != (self._queue.queue_id, offset):
-            return
-        self._tally.add(0, size_bytes=len(found.blob))
-        self._found.append(found)
-        self._messages_left -= 1
-        self._bytes_left -= len(found.blob)
-
-
-def _describe(catalog: Catalog, store: MessageStore, log_offset: LogOffset) -> FoundMessage | None:
-    """Return a message as people see it; None: its topic is gone. Raises as `record`."""
-    found = store.record(log_offset)
-    place = message.MessagePosition._make(message.PLACE.unpack_from(found.body))
-    stored_topic = catalog.topics.get(place.topic_id)
-    if stored_topic is None:
-        return None
-    origin, reason = _origin_of(found)
-    cause = cause_of(found)
-    group = catalog.groups.get(cause.group_id) if cause else None
-    return FoundMessage(
-        place.queue_id,
-        place.queue_offset,
-        found.header.stored_at_ms,
-        log_offset,
-        place.attempts + 1,
-        bytes(found.tail),
-        stored_topic.name,
-        group.name if group else "",
-        origin,
-        reason,
-    )
-
-
-def _origin_of(found: Record) -> tuple[str, str]:
-    """Return the topic that a copy came from or waits for, and why it is one; "" for neither."""
-    flags = found.header.flags
-    if flags & message.FLAG_SCHEDULE:
-        return message.decode_target(found.body).origin, "scheduled"
-    if flags & message.FLAG_TIMER:
-        timer_cause = message.decode_timer_cause(found.body)
-        return timer_cause.origin, TimerReason(timer_cause.reason).name.lower()
-    cause = cause_of(found)
-    return (cause.origin, Reason(cause.reason).name.lower()) if cause else ("", "")
-
-
-def _has_key(blob: bytes, message_id: str, key: str) -> bool:
-    if message_id:
-        return stored_message.message_id_of(blob) == message_id
-    return stored_message.has_key(blob, key)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from tidemill.broker.engine.layout.numbers import QueueId
+from tidemill.broker.engine.queries.queue_reader import committed_end, describe
 from tidemill.broker.server.admin.lookup import check_queue_id, find_topic
-from tidemill.broker.server.round.rpc import in_round
+from tidemill.broker.server.round.rpc import in_round, rpc_error
 from tidemill.broker.server.wire import config_frames, config_log
-from tidemill.common.errors import BadRequest, Forbidden, IllegalOffset, MessageCorrupted
+from tidemill.common.errors import (
+    BadRequest,
+    Forbidden,
+    IllegalOffset,
+    MessageCorrupted,
+    NotMaster,
+    ServiceError,
+)
+from tidemill.common.slices import run_slices
 from tidemill.message import stored_message
 from tidemill.message.queue_choice import RoundRobin, queue_of_message_group
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX, check_own_topic
@@ -18,15 +28,16 @@ from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from tidemill.broker.engine.engine import Engine
     from tidemill.broker.engine.metadata.catalog import Topic
-    from tidemill.broker.engine.queries.inspection import MessageSearch, QueueRead
     from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.round.rounds import Rounds
     from tidemill.broker.server.round.turn import Turn
 
 READ_MAX: Final = 256  # messages of one read, even if a request wants more
-READ_BYTES_MAX: Final = 4 << 20  # of one read, which may end with one more message
+READ_BYTES_MAX: Final = 4 << 20  # of one read; one larger message is still returned
 FOUND_MESSAGES_MAX: Final = 256  # messages of one search, even if a request wants more
 
 
@@ -37,6 +48,7 @@ class MessageAdmin:
         self._rounds = rounds
         self._traffic = traffic
         self._queues = RoundRobin()
+        self._one_by_one = asyncio.Lock()
 
     async def StoreMessage(self, request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
         """Store a message; schedule it if its type is DELAY."""
@@ -68,46 +80,68 @@ class MessageAdmin:
         return await in_round(self._rounds, store)
 
     async def ReadMessages(self, request: pb.ReadMessagesRequest) -> pb.ReadMessagesReply:
-        """Return messages of one queue in order, without consuming; each slice takes a round."""
-
-        def begin(engine: Engine, _turn: Turn) -> QueueRead:
-            topic = find_topic(engine, request.topic)
-            check_queue_id(topic, request.queue_id)
-            if request.from_offset < 0:
-                raise IllegalOffset(f"from_offset {request.from_offset} is negative; use 0 or more")
-            return engine.inspection.read(
-                engine.catalog.queues_of(topic)[request.queue_id],
-                request.from_offset,
-                max_messages=min(request.max_messages or READ_MAX, READ_MAX),
-                max_bytes=min(request.max_bytes or READ_BYTES_MAX, READ_BYTES_MAX),
-            )
-
-        read, reply, has_more = await in_round(self._rounds, begin), pb.ReadMessagesReply(), True
-        while has_more:
-            has_more = await in_round(self._rounds, lambda _engine, _turn: read.step())
-            # Taken step by step, so that no message is kept twice.
-            reply.messages.extend(map(config_frames.found_message, read.take()))
-        reply.next_offset = read.next_offset
-        reply.min_offset, reply.max_offset = read.bounds()
+        """Return committed messages of one queue in order."""
+        reply = pb.ReadMessagesReply()
+        await self._between_rounds(self._read(request, reply))
         return reply
+
+    def _read(
+        self, request: pb.ReadMessagesRequest, reply: pb.ReadMessagesReply
+    ) -> Generator[None, None, None]:
+        engine = self._rounds.engine
+        topic = find_topic(engine, request.topic)
+        check_queue_id(topic, request.queue_id)
+        if request.from_offset < 0:
+            raise IllegalOffset(f"from_offset {request.from_offset} is negative; use 0 or more")
+        queue = engine.catalog.queues_of(topic)[request.queue_id]
+        end_offset = committed_end(engine.store, queue)
+        reader = engine.inspection.read(
+            queue,
+            min(max(request.from_offset, queue.min_offset), end_offset),
+            max_messages=min(request.max_messages or READ_MAX, READ_MAX),
+            max_bytes=min(request.max_bytes or READ_BYTES_MAX, READ_BYTES_MAX),
+        )
+        has_more = True
+        while has_more:
+            has_more = reader.step()
+            # Taken step by step, so that no message is kept twice.
+            found = (describe(engine.catalog, one) for one in reader.take())
+            reply.messages.extend(config_frames.found_message(one) for one in found if one)
+            yield
+        reply.next_offset = reader.next_offset
+        reply.min_offset, reply.max_offset = reader.min_offset, reader.end_offset()
 
     async def FindMessages(self, request: pb.FindMessagesRequest) -> pb.FindMessagesReply:
-        """Find messages by id or by key; each slice of the search takes a round."""
+        """Find committed messages by id or by key."""
+        reply = pb.FindMessagesReply()
+        await self._between_rounds(self._find(request, reply))
+        return reply
 
-        def begin(engine: Engine, _turn: Turn) -> MessageSearch:
-            return engine.inspection.search(
-                find_topic(engine, request.topic),
-                message_id=request.message_id,
-                key=request.key,
-                max_messages=min(request.max_messages or FOUND_MESSAGES_MAX, FOUND_MESSAGES_MAX),
-            )
-
-        search, reply, has_more = await in_round(self._rounds, begin), pb.FindMessagesReply(), True
+    def _find(
+        self, request: pb.FindMessagesRequest, reply: pb.FindMessagesReply
+    ) -> Generator[None, None, None]:
+        engine = self._rounds.engine
+        search = engine.inspection.search(
+            find_topic(engine, request.topic),
+            message_id=request.message_id,
+            key=request.key,
+            max_messages=min(request.max_messages or FOUND_MESSAGES_MAX, FOUND_MESSAGES_MAX),
+        )
+        has_more = True
         while has_more:
-            has_more = await in_round(self._rounds, lambda _engine, _turn: search.step())
+            has_more = search.step()
             # Taken step by step, so that no message is kept twice.
             reply.messages.extend(map(config_frames.found_message, search.take()))
-        return reply
+            yield
+
+    async def _between_rounds(self, slices: Generator[None, None, None]) -> None:
+        """Run a read of committed messages, one slice per turn of the event loop."""
+        try:
+            if not self._rounds.is_master:
+                raise NotMaster("this replica of the broker group is not its master")
+            await run_slices(slices, one_by_one=self._one_by_one)
+        except ServiceError as error:
+            raise rpc_error(error) from error
 
     def _choose_queue(
         self, request: pb.StoreMessageRequest, message_group: str, topic: Topic

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.broker.engine.layout.message import Cause, Reason, TimerCause, TimerReason
 from tidemill.broker.engine.layout.numbers import GroupId, QueueId, TopicId
-from tidemill.broker.engine.queries.pull import ENDLESS, reason_of
+from tidemill.broker.engine.queries.queue_reader import ENDLESS, reason_of
 from tidemill.broker.engine.time_search import TimeSearch
 from tidemill.broker.server.admin.lookup import check_queue_id
 from tidemill.broker.server.reader.log_id import log_id_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from tidemill.broker.engine.engine import Engine
-    from tidemill.broker.engine.queries.pull import PulledMessage, QueuePull
+    from tidemill.broker.engine.queries.queue_reader import MessageCause, QueueMessage, QueueReader
     from tidemill.broker.engine.store.consume_queue import ConsumeQueue
     from tidemill.broker.metrics.traffic import Traffic
     from tidemill.broker.server.round.long_polling import PollArguments, PopOutcome, PopPoll
@@ -82,7 +82,7 @@ class PullReader:
         if request.topic not in ("", engine.catalog.topics[TopicId(request.topic_id)].name):
             reason = f"topic {request.topic} does not have the id {request.topic_id}"
             raise TopicNotFound(f"{reason}; query its route again")
-        pull = engine.inspection.pull(
+        pull = engine.inspection.read(
             queue,
             request.offset,
             tags=frozenset(request.tags),
@@ -244,17 +244,18 @@ def _pull_key(
     return GroupId(request.group_id), TopicId(request.topic_id), QueueId(request.queue_id)
 
 
-def _finish(reply: pb.PullReply, pull: QueuePull) -> None:
+def _finish(reply: pb.PullReply, pull: QueueReader) -> None:
     reply.next_offset, reply.is_at_end = pull.next_offset, pull.is_at_end
     reply.min_offset, reply.end_offset = pull.min_offset, pull.end_offset()
 
 
-def _add(engine: Engine, reply: pb.PullReply, found: list[PulledMessage]) -> None:
+def _add(engine: Engine, reply: pb.PullReply, found: list[QueueMessage]) -> None:
     """Add messages to the columns."""
     count = len(reply.blobs)
     if not found:
         return
-    offsets, log_offsets, stored_at_ms, attempts, causes, blobs = zip(*found, strict=True)
+    columns = zip(*found, strict=True)
+    _, _, offsets, log_offsets, stored_at_ms, attempts, causes, blobs = columns
     reply.queue_offsets.extend(offsets)
     reply.log_offsets.extend(log_offsets)
     reply.stored_at_ms.extend(stored_at_ms)
@@ -270,7 +271,7 @@ def _add(engine: Engine, reply: pb.PullReply, found: list[PulledMessage]) -> Non
 
 
 def _provenance(
-    engine: Engine, cause: Cause | TimerCause, stored_at_ms: int
+    engine: Engine, cause: MessageCause, stored_at_ms: int
 ) -> tuple[v2.Provenance, str]:
     """Return the provenance of a message, and the origin topic of a dead letter."""
     if isinstance(cause, TimerCause):
@@ -280,6 +281,7 @@ def _provenance(
             reason=reason_of(cause), origin_topic=cause.origin, timer_id=cause.timer_id
         )
         return provenance, cause.origin
+    assert isinstance(cause, Cause), "the topic of waiting timers is hidden"
     group = engine.catalog.groups.get(GroupId(cause.group_id))
     is_dead = cause.reason != Reason.INVISIBLE_DURATION_ENDED
     provenance = v2.Provenance(

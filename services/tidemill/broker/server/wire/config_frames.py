@@ -17,12 +17,8 @@ from tidemill.broker.engine.metadata.catalog import (
     TopicType,
 )
 from tidemill.broker.engine.metadata.membership import BrokerGroup, Membership
-from tidemill.broker.engine.queries.inspection import (
-    FoundMessage,
-    QueueLock,
-    QueueProgress,
-    QueueStatus,
-)
+from tidemill.broker.engine.queries.inspection import QueueLock, QueueProgress, QueueStatus
+from tidemill.broker.engine.queries.queue_reader import FoundMessage
 from tidemill.broker.engine.queries.removal_check import Left, Readers
 from tidemill.common.errors import BadRequest
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX

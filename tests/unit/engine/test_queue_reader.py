@@ -19,13 +19,13 @@ from tidemill.broker.engine.metadata.pull_offsets import (
     RESERVED_OFFSETS,
     pull_offset_item,
 )
-from tidemill.broker.engine.queries.pull import (
+from tidemill.broker.engine.queries.queue_reader import (
     ENDLESS,
     ENTRIES_A_STEP,
     MESSAGES_A_STEP,
     SCAN_ENTRIES_MAX,
-    PulledMessage,
-    QueuePull,
+    QueueMessage,
+    QueueReader,
     reason_of,
 )
 from tidemill.broker.engine.tally import SLICE_BYTES
@@ -53,10 +53,10 @@ def pull_of(
     max_bytes: int = 64 << 20,
     until_offset: int = ENDLESS,
     with_bodies: bool = True,
-) -> QueuePull:
+) -> QueueReader:
     found = world.engine.catalog.find_topic(topic)
     assert found is not None
-    return world.engine.inspection.pull(
+    return world.engine.inspection.read(
         world.engine.catalog.queue(found.id, QueueId(queue_id)),
         from_offset,
         tags=frozenset(tags),
@@ -67,7 +67,7 @@ def pull_of(
     )
 
 
-def all_of(pull: QueuePull) -> list[PulledMessage]:
+def all_of(pull: QueueReader) -> list[QueueMessage]:
     found, has_more = [], True
     while has_more:
         has_more = pull.step()
@@ -75,7 +75,7 @@ def all_of(pull: QueuePull) -> list[PulledMessage]:
     return found
 
 
-def bodies(found: list[PulledMessage]) -> list[str]:
+def bodies(found: list[QueueMessage]) -> list[str]:
     return [text_of(one.blob) for one in found]
 
 
