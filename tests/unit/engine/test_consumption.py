@@ -8,7 +8,7 @@ from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.message import HEAD_BYTES_MAX, PLACE_SIZE
 from tidemill.broker.engine.layout.record import HEADER_SIZE
-from tidemill.broker.engine.pop import queue_reader
+from tidemill.broker.engine.pop import message_selection
 from tidemill.broker.engine.queries.inspection import QueueProgress
 from tidemill.common.errors import MessageBodyTooLarge, Overloaded
 
@@ -209,7 +209,7 @@ def test_an_ordered_redelivery_obeys_the_filter_of_the_poll() -> None:
 
 def test_cold_messages_are_read_ahead_before_pops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise each of them would block the owner during a disk read."""
-    monkeypatch.setattr(queue_reader, "WARM_BYTES", 16 << 10)
+    monkeypatch.setattr(message_selection, "WARM_BYTES", 16 << 10)
     world = World(segment_bytes=64 << 10)
     for n in range(200):
         world.send(f"m{n}", size=1_000)

@@ -31,8 +31,8 @@ from tidemill.broker.engine.metadata.catalog import QUEUES_MAX, TopicType
 from tidemill.broker.engine.pop.acks import ENTRIES_A_RECORD
 from tidemill.broker.engine.pop.consumption import QUEUES_A_SLICE
 from tidemill.broker.engine.pop.deliveries import AckResult
+from tidemill.broker.engine.pop.message_selection import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.ordered import OrderedPop
-from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_MAX
 from tidemill.broker.engine.pop.renewals import GIVEN_BACK_A_TURN, SILENT_GRACE_MS, SILENT_MS
 from tidemill.broker.engine.pop.revive import DUE_SLOTS_A_TURN, REVIVE_MESSAGES_A_TURN
 from tidemill.broker.engine.pop.stated_rows import DELIVERIES_A_STATE_RECORD

@@ -11,6 +11,7 @@ from tidemill.broker.engine.layout import timer_entry
 from tidemill.broker.engine.layout.numbers import TopicId
 from tidemill.broker.engine.tally import SLICE_BYTES
 from tidemill.broker.engine.timer.pending import BODIES_A_STEP, PendingQuery, PendingTimer
+from tidemill.broker.engine.timer.status import DueRange
 from tidemill.broker.engine.timer.table import PAGE_ENTRIES
 
 HOUR_MS = 3_600_000
@@ -58,7 +59,7 @@ def test_pages_contain_each_pending_timer_once_after_cancels_and_moves() -> None
     assert {one.message_id for one in found} == {f"id-m{timer_id}" for timer_id in due}
     assert {one.blob for one in found} == {b""}
     begin_ms, end_ms = world.now_ms + HOUR_MS + 1_000_000, world.now_ms + 3 * HOUR_MS
-    some = all_of(world, PendingQuery(due_from_ms=begin_ms, due_until_ms=end_ms))
+    some = all_of(world, PendingQuery(due=DueRange(begin_ms, end_ms)))
     assert 0 < len(some) < len(due)
     assert {one.timer_id for one in some} == {
         timer_id for timer_id, at_ms in due.items() if begin_ms <= at_ms < end_ms

@@ -4,13 +4,13 @@ Each decision reads the state and records one entry. The fold applies the entry.
 made twice: a CK contains the messages that a pop hides, an ACK the messages that acks settle. A
 copy settles the message that it revives or dead-letters.
 
-    consumption   queues that a pop reads              settlement  acks, changes, dead letters
-    queue_reader  matching messages, within a `budget` revive      deadlines
-    readiness     messages that a pop would find       redelivery  retry and dead-letter copies
-    ordered       next batch of an ordered queue       damaged     unreadable messages
-    deliveries    CK of a pop                          acks        acks of a round
-    state         state from the records               renewals    deliveries of live clients
-    stated_rows   state as rows                        catch_up    state from a snapshot
+    consumption        queues that a pop reads         settlement  acks, changes, dead letters
+    message_selection  matching messages, in a budget  revive      deadlines
+    readiness          messages that a pop would find  redelivery  retry and dead-letter copies
+    ordered            next batch of an ordered queue  damaged     unreadable messages
+    deliveries         CK of a pop                     acks        acks of a round
+    state              state from the records          renewals    deliveries of live clients
+    stated_rows        state as rows                   catch_up    state from a snapshot
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.damaged import DamagedMessages
 from tidemill.broker.engine.pop.deliveries import AckResult, Delivery, DeliveryBatch, DeliveryWriter
 from tidemill.broker.engine.pop.linked_lists import NIL
+from tidemill.broker.engine.pop.message_selection import MessageSelector
 from tidemill.broker.engine.pop.ordered import OrderedPop
 from tidemill.broker.engine.pop.progress import PopProgress, PopSubscription
 from tidemill.broker.engine.pop.progress_index import ProgressKey
-from tidemill.broker.engine.pop.queue_reader import QueueReader
 from tidemill.broker.engine.pop.readiness import PopReadiness, ReadyMessages
 from tidemill.broker.engine.pop.redelivery import DamagedNotice, Redelivery
 from tidemill.broker.engine.pop.renewals import Renewals
@@ -86,7 +86,7 @@ class Consumption:
         self._searches: dict[tuple[int, int, int, int], TimeSearch] = {}
         # (group, topic) with a queue whose file is damaged. At most one per pair.
         self._stalled: set[tuple[GroupId, TopicId]] = set()
-        self._reader = QueueReader(state, store, tally)
+        self._reader = MessageSelector(state, store, tally)
         self._deliveries = DeliveryWriter(state, recorder)
         self.acks = RoundAcks(state, recorder)
         self._redelivery = Redelivery(state, store, catalog, recorder, self.acks, tally)

@@ -15,8 +15,8 @@ from tidemill.broker.engine.layout.pop_checkpoint import (
     FLAG_ORDERED,
     PopCheckpoint,
 )
+from tidemill.broker.engine.pop.message_selection import MessageSelection
 from tidemill.broker.engine.pop.progress import PopProgress
-from tidemill.broker.engine.pop.queue_reader import MessageSelection
 from tidemill.broker.engine.pop.state import PopState
 
 # Delivery attempts of a batch of first deliveries, by the size of the batch.

@@ -21,9 +21,9 @@ from tidemill.broker.engine.pop.acks import RoundAcks
 from tidemill.broker.engine.pop.budget import PopBudget
 from tidemill.broker.engine.pop.deliveries import DeliveryBatch, DeliveryWriter
 from tidemill.broker.engine.pop.linked_lists import NIL
+from tidemill.broker.engine.pop.message_selection import MessageSelection, MessageSelector
 from tidemill.broker.engine.pop.progress import OrderedState, PopProgress
 from tidemill.broker.engine.pop.queue_queries import is_locking, locking_slots
-from tidemill.broker.engine.pop.queue_reader import MessageSelection, QueueReader
 from tidemill.broker.engine.pop.redelivery import Redelivery
 from tidemill.broker.engine.pop.state import PopState
 from tidemill.broker.engine.pop.stated_rows import delivery_rows_of
@@ -37,7 +37,7 @@ class OrderedPop:
     def __init__(
         self,
         state: PopState,
-        reader: QueueReader,
+        reader: MessageSelector,
         deliveries: DeliveryWriter,
         acks: RoundAcks,
         redelivery: Redelivery,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import GroupId, TopicId
-from tidemill.broker.engine.pop.queue_reader import SCAN_ENTRIES_AT_ONCE, SCAN_ENTRIES_MAX
+from tidemill.broker.engine.pop.message_selection import SCAN_ENTRIES_AT_ONCE, SCAN_ENTRIES_MAX
 from tidemill.broker.engine.tally import Allowance
 from tidemill.common.errors import GroupNotFound, TopicNotFound
 from tidemill.message import stored_message

@@ -16,7 +16,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, TimerId, TopicId
 from tidemill.broker.engine.layout.timer_entry import TimerEntryDamaged
 from tidemill.broker.engine.tally import Allowance, Tally
 from tidemill.broker.engine.timer.body import BodyDamaged
-from tidemill.broker.engine.timer.status import TimerState
+from tidemill.broker.engine.timer.status import DueRange, TimerState
 from tidemill.message import stored_message
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class PendingQuery(NamedTuple):
 
     from_id: int = 0
     topic_ids: Collection[TopicId] | None = None  # None: all topics
-    due_from_ms: int = 0
-    due_until_ms: int = 0  # exclusive; 0: no limit
+    due: DueRange = DueRange()
     with_messages: bool = False
     max_timers: int = 1_000
     max_bytes: int = 1 << 20
@@ -108,11 +107,7 @@ class PendingWalk:
         if first + len(rows) <= query.from_id:
             return
         ids = first + np.arange(len(rows), dtype=np.int64)
-        due = rows["due"].astype(np.int64)
-        is_match = (rows["state"] == TimerState.PENDING) & (ids >= query.from_id)
-        is_match &= due >= query.due_from_ms
-        if query.due_until_ms:
-            is_match &= due < query.due_until_ms
+        is_match = query.due.find_pending(rows) & (ids >= query.from_id)
         if self._topic_ids is not None:
             is_match &= _is_among(self._topic_ids, rows["topic_id"])
         self._ids.extend(ids[is_match].tolist())

@@ -21,7 +21,7 @@ from tidemill.broker.engine.layout.numbers import LogOffset, TimerId
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.message_store import MessageDamaged, MessageStore
 from tidemill.broker.engine.timer.index import TimerIndex
-from tidemill.broker.engine.timer.status import TimerQuery, TimerState, TimerStatus
+from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
 from tidemill.common.errors import BadRequest, Conflict, MessageNotFound
 from tidemill.message import stored_message
 
@@ -106,11 +106,9 @@ class TimerSearch:
         rows = self._index.table.rows(number)
         due = rows["due"].astype(np.int64)
         ids = number * len(rows) + np.arange(len(rows), dtype=np.int64)
-        is_match = (rows["state"] == TimerState.PENDING) & (due >= query.due_from_ms)
+        is_match = query.due.find_pending(rows)
         if query.topic_id is not None:
             is_match &= rows["topic_id"] == query.topic_id
-        if query.due_to_ms:
-            is_match &= due < query.due_to_ms
         after_due, after_id = query.after
         is_match &= (due > after_due) | ((due == after_due) & (ids > after_id))
         matches = np.flatnonzero(is_match)
@@ -143,8 +141,7 @@ class TimerSearch:
         due_at_ms = entry.due_at_ms
         if (
             query.topic_id in (None, entry.topic_id)
-            and due_at_ms >= query.due_from_ms
-            and (not query.due_to_ms or due_at_ms < query.due_to_ms)
+            and query.due.has(due_at_ms)
             and (due_at_ms, timer_id) > query.after
         ):
             self._keep(due_at_ms, timer_id)

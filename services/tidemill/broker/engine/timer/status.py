@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from tidemill.broker.engine.layout.numbers import QueueId, QueueOffset, TimerId, TopicId
 from tidemill.message.resource_names import HIDDEN_TOPIC_PREFIX
 
@@ -47,12 +49,28 @@ class TimerStatus(NamedTuple):
     head: bytes  # the stored message without user properties and body, b"" if it is unreadable
 
 
+class DueRange(NamedTuple):
+    """The due times from `from_ms` on and before `until_ms`."""
+
+    from_ms: int = 0
+    until_ms: int = 0  # 0: no limit
+
+    def has(self, due_at_ms: int) -> bool:
+        """Whether a due time is in the range."""
+        return due_at_ms >= self.from_ms and (not self.until_ms or due_at_ms < self.until_ms)
+
+    def find_pending(self, rows: np.ndarray) -> np.ndarray:
+        """Return which rows of the state table are pending timers with a due time in the range."""
+        due = rows["due"].astype(np.int64)
+        is_match: np.ndarray = (rows["state"] == TimerState.PENDING) & (due >= self.from_ms)
+        return is_match & (due < self.until_ms) if self.until_ms else is_match
+
+
 class TimerQuery(NamedTuple):
     """The conditions of a search for pending timers, in order of due time."""
 
     page_size: int
     topic_id: TopicId | None = None  # None: all topics
-    due_from_ms: int = 0
-    due_to_ms: int = 0  # exclusive; 0: no limit
+    due: DueRange = DueRange()
     key: str = ""
     after: tuple[int, int] = (-1, -1)  # (due_at_ms, timer_id) of the last one of the previous page

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tidemill.broker.engine.layout.numbers import TimerId
-from tidemill.broker.engine.timer.status import TimerQuery, TimerStatus
+from tidemill.broker.engine.timer.status import DueRange, TimerQuery, TimerStatus
 from tidemill.broker.server.admin.lookup import find_topic
 from tidemill.broker.server.round.rpc import in_round
 from tidemill.common.errors import BadRequest, MessageNotFound
@@ -150,8 +150,7 @@ def _query(engine: Engine, request: pb.ListTimersRequest) -> TimerQuery:
     query = TimerQuery(
         page_size=request.page_size,
         topic_id=find_topic(engine, request.topic).id if request.topic else None,
-        due_from_ms=request.due_from_ms,
-        due_to_ms=request.due_to_ms,
+        due=DueRange(request.due_from_ms, request.due_to_ms),
         key=request.key,
     )
     if request.HasField("after_due_ms"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from tidemill.broker.engine.queries.in_flight import InFlightFilter, QueuePosition
 from tidemill.broker.engine.timer.pending import PendingQuery
+from tidemill.broker.engine.timer.status import DueRange
 from tidemill.broker.server.reader.event_pages import EventPages
 from tidemill.broker.server.reader.progress_pages import ProgressPage
 from tidemill.broker.server.reader.queue_pages import QueuePage, describe_log, topic_filter
@@ -103,8 +104,7 @@ class BrokerReader:
                 PendingQuery(
                     from_id=from_id,
                     topic_ids=topic_ids,
-                    due_from_ms=request.due_from_ms,
-                    due_until_ms=request.due_until_ms,
+                    due=DueRange(request.due_from_ms, request.due_until_ms),
                     with_messages=request.with_messages,
                     max_timers=ITEMS_A_PAGE,
                 )

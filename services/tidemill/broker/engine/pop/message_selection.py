@@ -31,7 +31,7 @@ class MessageSelection(NamedTuple):
 
 
 @final
-class QueueReader:
+class MessageSelector:
     """The reader of the queues of a group."""
 
     def __init__(self, state: PopState, store: MessageStore, tally: Tally) -> None:
