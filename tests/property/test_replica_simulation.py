@@ -79,6 +79,8 @@ def test_every_relaxed_rule_has_a_visible_effect_or_is_never_used() -> None:
         assert f"def {function}(" in (ROOT / path).read_text()
 
 
+# Relaxed rules are for the night here: `test_replication_exploration.py` finds each of them in CI.
+@pytest.mark.large
 @pytest.mark.parametrize("name", SEEN)
 def test_a_relaxed_rule_shows_in_the_history(name: str) -> None:
     situation, seed = SEEN[name]
@@ -130,6 +132,7 @@ def test_a_named_master_leads_no_epoch_that_another_replica_has_led() -> None:
     assert any("C11" in finding for finding in run.findings)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", NEVER_ASKED)
 def test_an_unused_rule_makes_no_difference(name: str) -> None:
     """If a rule made a difference, it would be used, and a seed would have to be recorded."""
