@@ -1,6 +1,6 @@
 """Offsets of a read: the document that Spark keeps, what a trigger may take, and how it is split.
 
-Pure. A stream's document is `{"v": 2, "o": {"orders": {"broker-a": {"LOG/7": {"0": 123}}}}}` with
+Pure. A stream's document is `{"v": 1, "o": {"orders": {"broker-a": {"LOG/7": {"0": 123}}}}}` with
 keys sorted, so equal offsets are equal texts. `LOG/7` is the incarnation: offsets mean something in
 the one log and the one topic that they were told of (ADR 0054).
 """
@@ -8,13 +8,12 @@ the one log and the one topic that they were told of (ADR 0054).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from tidemill_pipeline.errors import PipelineError
 
-VERSION: Final = 2  # of the document
-_WITHOUT_LOGS: Final = 1  # the version before, which is still read
+VERSION: Final = 1  # of the document
 
 
 class Incarnation(NamedTuple):
@@ -116,33 +115,18 @@ class Offsets:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Offsets:
-        """Read what `as_document` made, now or in the version before."""
+        """Read a document that `as_document` returned. Raises PipelineError for another version."""
         version = document.get("v")
-        if version == _WITHOUT_LOGS:
-            return cls(at=dict(_without_logs(document)))
         if version != VERSION:
             raise PipelineError(
-                f"the checkpoint has offsets of version {version}, and this program reads"
-                f" version {VERSION} and the one before: start it with a new checkpoint"
+                f"the checkpoint has offsets of version {version}, but this program reads only"
+                f" version {VERSION}: start the query with a new checkpoint"
             )
         return cls(
             at=_of_places(document["o"]),
             knows_archive=bool(document.get("archive", False)),
             passed=_of_places(document.get("passed", {})),
         )
-
-    def among(self, queues: Iterable[Queue]) -> Offsets:
-        """Return the same places with their logs, where they were written without.
-
-        Raises PipelineError where a place may be of several queues.
-        """
-        if all(queue.incarnation.log_id for queue in self.at):
-            return self
-        named: dict[QueueName, list[Queue]] = {}
-        for queue in queues:
-            named.setdefault(queue.name, []).append(queue)
-        places = {_with_log(queue, named.get(queue.name, [])): at for queue, at in self.at.items()}
-        return replace(self, at=places)
 
 
 def with_report(
@@ -174,37 +158,6 @@ def _of_places(places: Mapping[str, Any]) -> dict[Queue, int]:
         for text, queues in incarnations.items()
         for queue, offset in queues.items()
     }
-
-
-def _without_logs(document: Mapping[str, Any]) -> Iterable[tuple[Queue, int]]:
-    """Yield the places of version 1, which tells the topics' ids apart from the places."""
-    ids = document.get("t", {})
-    for topic, brokers in document["o"].items():
-        for written, queues in brokers.items():
-            # An archive's queue of a topic before the last one of its name has it with its broker.
-            broker, is_whole, text = written.partition("#")
-            own = (
-                Incarnation.of(text)
-                if is_whole
-                else Incarnation("", int(ids.get(topic, {}).get(written, 0)))
-            )
-            for queue_id, offset in queues.items():
-                yield Queue(topic, broker, int(queue_id), own), int(offset)
-
-
-def _with_log(queue: Queue, alike: list[Queue]) -> Queue:
-    """Return which of the queues of its name one without a log is; itself, if none of them."""
-    log_id, topic_id = queue.incarnation
-    if log_id:
-        return queue
-    # Of an archive not even the topic was written.
-    found = [each for each in alike if topic_id in {0, each.incarnation.topic_id}]
-    if len(found) > 1:
-        raise PipelineError(
-            f"the checkpoint is of an earlier program, which did not say of which topic of the name"
-            f" {queue.topic} its places are, and there are several: start it with a new checkpoint"
-        )
-    return found[0] if found else queue
 
 
 def backlog(start: Mapping[Queue, int], target: Mapping[Queue, int]) -> dict[Queue, int]:

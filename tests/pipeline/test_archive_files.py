@@ -25,8 +25,8 @@ from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.common.times import utc
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive import writing
-from tidemill_pipeline.archive.manifest import Archive, DataFile, Span
-from tidemill_pipeline.archive.reading import BATCH_BYTES, first_offset_at, pieces, read_range
+from tidemill_pipeline.archive.manifest import Archive
+from tidemill_pipeline.archive.reading import BATCH_BYTES, first_offset_at, read_range
 from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill_pipeline.cli import app
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption
@@ -168,7 +168,7 @@ def test_a_file_of_which_any_column_was_changed_is_not_sealed(
 def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
     cluster: FakeCluster, archive: Archived
 ) -> None:
-    """As files of before are, whose pages have no checksums."""
+    """Pages and footer have the right checksums."""
     put_noise(cluster, 20, 100)
     archive.append()
     (path,) = archive.files()
@@ -177,7 +177,7 @@ def test_a_body_that_is_not_the_one_of_its_row_is_found_where_pages_are_whole(
     bodies = table["body"].to_pylist()
     bodies[7] = b"another"
     pq.write_table(table.set_column(at, table.schema.field(at), [bodies]), path)
-    archive.make_older()
+    archive.accept_files()
     (wrong,) = archive.verify().wrong
     assert "offset 7 of queue 0 of orders" in wrong
     with pytest.raises(ArchiveError, match="offset 7"):
@@ -200,7 +200,7 @@ def test_rows_that_a_footer_hides_are_missed(
     path.write_bytes(data[:footer] + data[footer:].replace(last, nowhere))
     with pytest.raises(ArchiveError, match="its footer is not the one that was written"):
         archive.read()
-    archive.make_older()
+    archive.accept_files()
     with pytest.raises(ArchiveError, match=f"it has 0 rows at offsets from {first} to 778"):
         archive.read(startingOffsets=json.dumps({"orders": {"a": {"0": first}}}))
 
@@ -328,22 +328,6 @@ def test_two_topics_of_a_name_are_not_mixed_by_a_compaction(
     assert len(archive.manifest().files) == 2
     assert archive.bodies() == before
     assert archive.compact() == (0, 0)
-
-
-def a_file(path: str, *spans: tuple[int, int]) -> DataFile:
-    key: Any = "key"
-    made = tuple(Span(key=key, start=low, end=high, rows=1) for low, high in spans)
-    return DataFile(path=path, bytes=1, rows=len(made), max_store_ms=0, spans=made)
-
-
-def test_pieces_of_spans_that_lie_around_others_come_in_order() -> None:
-    """As compactions of before left them: one span, though another file has its middle."""
-    around, inside = a_file("a", (0, 90)), a_file("b", (30, 60))
-    key: Any = "key"
-    found = [
-        (low, high, file.path) for low, high, file in pieces([around, inside], key, start=5, end=80)
-    ]
-    assert found == [(5, 30, "a"), (30, 60, "a"), (30, 60, "b"), (60, 80, "a")]
 
 
 # ---------------------------------------------------------------- bodies that are packed

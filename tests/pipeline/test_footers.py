@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -59,21 +58,3 @@ def test_a_damaged_footer_is_not_sealed_nor_compacted(
     assert archive.sealed() == [("orders", 0, 40)]
     with pytest.raises(ArchiveError, match=path.name):
         archive.compact()
-
-
-def test_files_of_before_are_read_and_get_a_checksum_by_a_compaction(
-    archive: Archived, cluster: FakeCluster
-) -> None:
-    cluster.add("orders", "a", 0, 20)
-    archive.append()
-    archive.make_older()
-    before = archive.bodies()
-    assert len(before[0]) == 40
-    assert {file.footer_crc for file in archive.manifest().files.values()} == {None}
-    assert archive.verify().wrong == []
-    assert archive.compact()[1] == 1
-    (file,) = archive.manifest().files.values()
-    assert file.footer_crc is not None
-    assert archive.bodies() == before
-    last = max(Path(archive.path).glob("manifest/*.json"))
-    assert json.loads(last.read_text("utf-8"))["v"] == 5

@@ -125,17 +125,6 @@ def test_a_broker_group_that_is_away_has_lost_nothing(cluster: FakeCluster) -> N
         reader.partitions(stream.start, end)
 
 
-def test_a_checkpoint_of_before_goes_on_where_it_was(cluster: FakeCluster) -> None:
-    cluster.add("orders", "a", 0, 30)
-    stream = Stream(cluster, topic="orders")
-    stream.start = {"v": 1, "o": {"orders": {"a": {"0": 25}}}, "t": {"orders": {"a": 1}}}
-    assert stream.run() == bodies(range(25, 30))
-    cluster.make_store_anew("a")
-    cluster.add("orders", "a", 0, 60)
-    with pytest.raises(Gone):
-        stream.run()
-
-
 # ---------------------------------------------------------------- archives
 
 

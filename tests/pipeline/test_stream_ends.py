@@ -107,18 +107,6 @@ def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
         alone.run()
 
 
-def test_a_batch_that_was_planned_beyond_where_the_stream_ends_is_cut(cluster: FakeCluster) -> None:
-    """As an earlier program planned those of a replay."""
-    cluster.add("orders", "a", 0, 40)
-    stream = Stream(cluster, topic="orders", endingOffsets='{"orders": {"a": {"0": 25}}}')
-    everywhere = Stream(cluster, topic="orders")
-    assert len(everywhere.run()) == 40
-    reader, _ = stream.reader()
-    start = Offsets(at=dict.fromkeys(Offsets.from_document(everywhere.start).at, 5)).as_document()
-    (part,) = reader.partitions(start, everywhere.start)
-    assert (part.part.start, part.part.end) == (5, 25)
-
-
 def replaying(cluster: FakeCluster, archive: Archived, state: Path) -> replay_plan.ReplaySettings:
     return replay_plan.ReplaySettings(
         archive=archive.path,

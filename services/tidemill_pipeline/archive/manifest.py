@@ -21,13 +21,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
 from tidemill_pipeline.errors import ArchiveError
 from tidemill_pipeline.offsets import Incarnation, Queue
 
-VERSION: Final = 5  # of an entry
-# That are read: closed ranges came with 2, checksums of footers with 3, one of the entry with 4,
-# when a range's last row was stored, and what a vacuum deletes, with 5.
-VERSIONS: Final = (1, 2, 3, 4, 5)
-_CHECKED: Final = 4  # from this version on an entry has a checksum
-_CRC: Final = ',"crc":'  # behind it stands the checksum of what is before it, and the text ends
-HOUR_MS: Final = 3_600_000  # what a folder has, and what is joined of sealed ranges
+VERSION: Final = 1  # of an entry and of a snapshot
+_CRC: Final = ',"crc":'  # The checksum of the text before it follows, and ends the text.
+HOUR_MS: Final = 3_600_000  # One folder holds an hour; sealed ranges of an hour are joined.
 
 Kind = Literal["append", "seal", "compact", "expire", "vacuum"]
 
@@ -37,26 +33,24 @@ def with_crc(text: str) -> str:
     return f"{text[:-1]}{_CRC}{zlib.crc32(text.encode())}}}"
 
 
-def read_checked(
-    text: str, *, what: str, versions: tuple[int, ...], checked_from: int
-) -> dict[str, Any]:
-    """Read what `with_crc` wrote, without its version and its checksum.
+def read_checked(text: str, *, what: str) -> dict[str, Any]:
+    """Return the members of a text that `with_crc` wrote, without version and checksum.
 
-    A version of before `checked_from` may have no checksum. Raises ArchiveError for another one,
-    and for what is damaged; ValueError, KeyError, TypeError or AttributeError for something else.
+    Raises ArchiveError for a damaged text and for another version. Raises ValueError, KeyError,
+    TypeError or AttributeError for a text that is not such an object.
     """
-    found: dict[str, Any] = json.loads(text)
-    version, crc = found.pop("v"), found.pop("crc", None)
-    if version not in versions:
+    members: dict[str, Any] = json.loads(text)
+    version, crc = members.pop("v"), members.pop("crc", None)
+    if crc is not None and with_crc(text.rpartition(_CRC)[0] + "}") != text:
+        raise ArchiveError("the file is damaged: its checksum does not match its content")
+    if version != VERSION:
         raise ArchiveError(
-            f"the archive has {what} of version {version}, and this program reads up to version"
-            f" {versions[-1]}"
+            f"the archive has {what} of version {version}, but this program reads only version"
+            f" {VERSION}"
         )
-    # One that a bit has made of an earlier version has its checksum still.
-    is_checked = version >= checked_from or crc is not None
-    if is_checked and with_crc(text.rpartition(_CRC)[0] + "}") != text:
-        raise ArchiveError("it is damaged: its checksum is not that of what it says")
-    return found
+    if crc is None:
+        raise ArchiveError("the file is damaged: it has no checksum")
+    return members
 
 
 class QueueKey(NamedTuple):
@@ -102,27 +96,13 @@ class Range:
     crc_xor: int  # of body_crc32 of all rows
     # Offsets that were gone before they could be archived.
     lost: int = 0
-    # Of its last row; -1: there is none, or an earlier version wrote it.
-    last_offset: int = -1
-    last_store_ms: int = -1  # of the same row, and -1 likewise
+    last_offset: int = -1  # of the last row; -1: no rows
+    last_store_ms: int = -1  # of the last row; -1: no rows
 
     @property
     def is_lost(self) -> bool:
         """Say whether nothing of it could be archived."""
         return self.lost == self.end - self.start
-
-    @property
-    def last_row(self) -> int | None:
-        """Return the offset of its last row; None where nobody knows at which the holes are."""
-        if self.last_offset >= 0:
-            return self.last_offset
-        return self.end - 1 if self.rows == self.end - self.start else None
-
-    def may_end_with(self, store_ms: int) -> bool:
-        """Say whether its last row may have been stored then: nobody kept when, at first."""
-        if self.last_store_ms >= 0:
-            return store_ms == self.last_store_ms
-        return self.min_store_ms <= store_ms <= self.max_store_ms
 
     @property
     def hour(self) -> int:
@@ -151,9 +131,7 @@ class DataFile:
     rows: int
     max_store_ms: int
     spans: tuple[Span, ...]
-    # Of its footer, which says where everything is and has no checksum of its own; None: it was
-    # written before anybody kept that.
-    footer_crc: int | None = None
+    footer_crc: int  # CRC-32 of the footer, which has no checksum of its own
 
 
 @final
@@ -186,9 +164,9 @@ class Entry:
     def from_json(cls, text: str) -> Entry:
         """Read the text of a file. Raises ArchiveError for what is no entry."""
         try:
-            found = read_checked(text, what="a manifest", versions=VERSIONS, checked_from=_CHECKED)
+            found = read_checked(text, what="a manifest entry")
             if found["kind"] not in get_args(Kind):
-                raise ArchiveError(f"an entry of the manifest is of no kind: {found['kind']}")
+                raise ArchiveError(f"a manifest entry has the unknown kind {found['kind']}")
             return cls(
                 **found
                 | {
@@ -197,7 +175,7 @@ class Entry:
                     "removed": tuple(found["removed"]),
                     "marks": tuple((QueueKey(*key), at) for key, at in found["marks"]),
                     "closed": tuple(
-                        (QueueKey(*key), start, end) for key, start, end in found.get("closed", ())
+                        (QueueKey(*key), start, end) for key, start, end in found["closed"]
                     ),
                 }
             )
@@ -303,9 +281,8 @@ class Archive:
     let_go_at_ms: dict[str, int] = field(default_factory=dict)
     # Files that a vacuum deletes, and the number of its entry.
     deleted_by: dict[str, int] = field(default_factory=dict)
-    # Where rows of a queue are, by offset: (start, end, path). And the longest of these spans.
-    _places: dict[QueueKey, list[tuple[int, int, str]]] = field(default_factory=dict)
-    _longest: dict[QueueKey, int] = field(default_factory=dict)
+    # Invariant: the spans of a queue do not overlap, in order of offsets: (start, end, path).
+    _spans: dict[QueueKey, list[tuple[int, int, str]]] = field(default_factory=dict)
 
     def check(self, entry: Entry) -> None:
         """Raise ArchiveError where an entry does not follow."""
@@ -378,28 +355,26 @@ class Archive:
         """Take a file in."""
         self.files[file.path] = file
         for span in file.spans:
-            insort(self._places.setdefault(span.key, []), (span.start, span.end, file.path))
-            longest = self._longest.get(span.key, 0)
-            self._longest[span.key] = max(longest, span.end - span.start)
+            insort(self._spans.setdefault(span.key, []), (span.start, span.end, file.path))
 
     def _let_go(self, path: str, at_ms: int) -> None:
         for span in self.files.pop(path).spans:
-            places = self._places[span.key]
-            del places[bisect_left(places, (span.start, span.end, path))]
+            spans = self._spans[span.key]
+            del spans[bisect_left(spans, (span.start, span.end, path))]
         self.let_go_at_ms[path] = at_ms
 
     def holding(self, key: QueueKey, start: int, end: int) -> list[DataFile]:
         """Return the files that have rows of a queue between two offsets, in order of offsets."""
-        places = self._places.get(key, [])
-        # Spans do not overlap, but for those of compactions of before, which put two into one.
-        first = bisect_left(places, (start - self._longest.get(key, 0),))
-        found: dict[str, DataFile] = {}
-        for begin, stop, path in places[first:]:
-            if begin >= end:
+        spans = self._spans.get(key, [])
+        # The span before the first that begins at `start` or later may reach over it.
+        first = max(0, bisect_left(spans, (start,)) - 1)
+        holding: dict[str, DataFile] = {}
+        for span_start, span_end, path in spans[first:]:
+            if span_start >= end:
                 break
-            if stop > start:
-                found.setdefault(path, self.files[path])
-        return list(found.values())
+            if span_end > start:
+                holding.setdefault(path, self.files[path])
+        return list(holding.values())
 
 
 def fold(entries: Iterable[Entry]) -> Archive:

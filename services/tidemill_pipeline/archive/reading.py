@@ -8,7 +8,6 @@ as the manifest says, at least. Raises ArchiveError for a file that is not what 
 
 from __future__ import annotations
 
-import itertools
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -49,12 +48,8 @@ def read_range(
 
 
 def pieces(files: Sequence[DataFile], key: QueueKey, *, start: int, end: int) -> list[Piece]:
-    """Return which file has which offsets of a queue, in order of offsets.
-
-    Where spans overlap, as compactions of before left them, each cut of one begins another piece:
-    a file may have nothing between two cuts, and then the other one has.
-    """
-    spans = sorted(
+    """Return which file holds which offsets of a queue, in order of offsets."""
+    return sorted(
         (
             (max(start, span.start), min(end, span.end), file)
             for file in files
@@ -63,15 +58,6 @@ def pieces(files: Sequence[DataFile], key: QueueKey, *, start: int, end: int) ->
         ),
         key=lambda each: each[:2],
     )
-    if all(before[1] <= after[0] for before, after in itertools.pairwise(spans)):
-        return spans
-    cuts = sorted({cut for first, last, _ in spans for cut in (first, last)})
-    return [
-        (low, high, file)
-        for low, high in itertools.pairwise(cuts)
-        for first, last, file in spans
-        if first <= low and high <= last
-    ]
 
 
 def read_piece(
@@ -178,7 +164,7 @@ def _checked_metadata(opened: Any, file: DataFile) -> pq.FileMetaData:
             f"{file.path} is damaged: it has {opened.size()} bytes, and the manifest {file.bytes}"
         )
     footer = read_footer(opened)
-    if file.footer_crc is not None and zlib.crc32(footer) != file.footer_crc:
+    if zlib.crc32(footer) != file.footer_crc:
         raise ArchiveError(
             f"{file.path} is damaged: its footer is not the one that was written, and where its"
             " rows are cannot be known"

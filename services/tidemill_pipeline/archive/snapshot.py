@@ -11,6 +11,7 @@ from dataclasses import astuple
 from typing import Any, Final
 
 from tidemill_pipeline.archive.manifest import (
+    VERSION,
     Archive,
     ArchivedQueue,
     DataFile,
@@ -22,15 +23,9 @@ from tidemill_pipeline.archive.manifest import (
 )
 from tidemill_pipeline.errors import ArchiveError
 
-VERSION: Final = 4  # of a snapshot
-# That are read: checksums of footers came with 2, one of the snapshot with 3, what vacuums delete
-# with 4.
-VERSIONS: Final = (1, 2, 3, 4)
-_CHECKED: Final = 3  # from this version on a snapshot has a checksum
-# Entries for which it is remembered what a vacuum deleted: whoever is about to commit such a file
-# has read all entries behind its own look, which are fewer while it lives.
+# Entries whose vacuumed files a snapshot remembers. A process that commits such a file has read
+# all entries after its plan. It plans again before the archive has this many more entries.
 DELETED_ENTRIES: Final = 1_024
-_LEAST_FIELDS: Final = 8  # of a range, that every version has
 
 
 def as_json(archive: Archive) -> str:
@@ -74,11 +69,9 @@ def as_json(archive: Archive) -> str:
 def from_json(text: str) -> Archive:
     """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
     try:
-        found = read_checked(text, what="a snapshot", versions=VERSIONS, checked_from=_CHECKED)
+        found = read_checked(text, what="a snapshot")
         archive = Archive(
-            next_number=found["next"],
-            let_go_at_ms=found["letGo"],
-            deleted_by=found.get("deleted", {}),
+            next_number=found["next"], let_go_at_ms=found["letGo"], deleted_by=found["deleted"]
         )
         for own, start, end, sealed, closed, ranges, *last in found["queues"]:
             key = QueueKey(*own)
@@ -91,7 +84,7 @@ def from_json(text: str) -> Archive:
                 last=_range(key, *last[0]) if last else None,
             )
         keys = list(archive.queues)
-        for path, size, rows, max_store_ms, spans, *crc in found["files"]:
+        for path, size, rows, max_store_ms, spans, footer_crc in found["files"]:
             archive.put(
                 DataFile(
                     path=path,
@@ -102,7 +95,7 @@ def from_json(text: str) -> Archive:
                         Span(key=keys[number], start=start, end=end, rows=count)
                         for number, start, end, count in spans
                     ),
-                    footer_crc=crc[0] if crc else None,
+                    footer_crc=footer_crc,
                 )
             )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -111,9 +104,7 @@ def from_json(text: str) -> Archive:
 
 
 def _range(key: QueueKey, *fields: Any) -> Range:
-    # Its last row came with version 3, and when that was stored with 4.
-    known = (*fields, *(-1, -1)[len(fields) - _LEAST_FIELDS :])
-    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset, last_ms = known
+    start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset, last_ms = fields
     return Range(
         key=key,
         start=start,

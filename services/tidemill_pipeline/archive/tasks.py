@@ -158,16 +158,16 @@ def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> N
     A store that was restored from a backup has the same log id, and gives the offsets behind it
     again, to messages that are younger than any that was archived there.
     """
-    if last is None or last.last_row is None:
+    if last is None or not last.rows:
         return
-    part = QueueRange(queue=queue, start=last.last_row, end=last.last_row + 1)
+    part = QueueRange(queue=queue, start=last.last_offset, end=last.last_offset + 1)
     # One that retention took is not there to be compared. It may be none that is asked for.
     gone = Gaps()
     options = replace(options, filter="*")
     client = connect(options.connection)
     for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
         stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
-        if not last.may_end_with(stored_ms):
+        if stored_ms != last.last_store_ms:
             raise not_the_archived(
                 queue, f"its message at offset {part.start} is of another time than the archive's"
             )

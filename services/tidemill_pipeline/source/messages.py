@@ -418,7 +418,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the next trigger goes. Reads no message."""
         view = self._look(Offsets.from_document(start))
-        given = Offsets.from_document(start).among(view.queues)
+        given = Offsets.from_document(start)
         self._tell_left(given)
         begin = self._begin(given, view)
         new_places = {queue: at for queue, at in begin.items() if queue not in given.at}
@@ -458,15 +458,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planned = Offsets.from_document(end)
         view = self._places.view(planned, excused=self._shorter, planned=planned.at.keys())
         self._shorter |= view.taken_back(planned)
-        given = Offsets.from_document(start).among(view.queues)
-        until = planned.among(view.queues)
-        # An earlier program planned replays beyond where they end, and left the rest out later.
-        stops = self._places.stops(view) or {}
-        # Who planned it without an archive has found new queues at their brokers.
-        known = replace(given, knows_archive=given.knows_archive or not until.knows_archive)
+        given = Offsets.from_document(start)
+        # A plan without an archive has found new queues at their brokers.
+        known = replace(given, knows_archive=given.knows_archive or not planned.knows_archive)
         ranges = []
-        for queue, planned_to in sorted(until.at.items()):
-            last = min(planned_to, stops.get(queue, planned_to))
+        for queue, planned_to in sorted(planned.at.items()):
+            last = planned_to
             first = given.at.get(queue, given.passed.get(queue))
             ends = view.queues.get(queue)
             # Of another topic brokers were not asked: what they have of it its tasks find out.

@@ -77,13 +77,12 @@ class View:
         if self.cluster is None:
             return set()
         reached = dict(self.archived_to)
-        places = given.among(self.queues).at
-        for queue, at in places.items():
+        for queue, at in given.at.items():
             reached[queue] = max(at, reached.get(queue, 0))
         ends = self.cluster.queues
         removed = {
             queue
-            for queue, at in places.items()
+            for queue, at in given.at.items()
             if self.cluster.has_removed(queue.broker)
             and (queue not in self.archived_to or self.has_lost_rest(queue, at))
         }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import read_batch
-from tidemill_pipeline.archive.manifest import Archive
-from tidemill_pipeline.archive.reading import read_range
+from tidemill_pipeline.archive.manifest import Archive, with_crc
+from tidemill_pipeline.archive.reading import read_footer, read_range
 from tidemill_pipeline.archive.store import ArchiveStore
 from tidemill_pipeline.archive.tasks import Task, run_task
 from tidemill_pipeline.jobs.archive import ArchiveJob, Done
@@ -93,15 +94,17 @@ class Archived:
         """Return what the manifest says now."""
         return ArchiveStore(self.path).archive()
 
-    def make_older(self) -> None:
-        """Leave out of the manifest what earlier versions did not write, and know files anew."""
+    def accept_files(self) -> None:
+        """Write size and footer checksum of the files as they are now into the manifest."""
+        store = ArchiveStore(self.path)
         for path in sorted(Path(self.path).glob("manifest/*.json")):
-            entry = json.loads(path.read_text("utf-8")) | {"v": 2}
+            entry = json.loads(path.read_text("utf-8"))
             del entry["crc"]
             for file in entry["files"]:
-                del file["footer_crc"]
-                file["bytes"] = (Path(self.path) / file["path"]).stat().st_size
-            path.write_text(json.dumps(entry), "utf-8")
+                with store.open(file["path"]) as opened:
+                    file["bytes"] = opened.size()
+                    file["footer_crc"] = zlib.crc32(read_footer(opened))
+            path.write_text(with_crc(json.dumps(entry, separators=(",", ":"))), "utf-8")
 
     def files(self) -> list[Path]:
         """Return the files that count."""
