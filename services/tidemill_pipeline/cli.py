@@ -21,8 +21,8 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.prompts import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, confirm, fail
 from tidemill.common.times import DURATION, INSTANT, instant_ms, seconds, utc
 from tidemill_pipeline import errors
-from tidemill_pipeline.ending import terminated
-from tidemill_pipeline.priority import Priority, give_way
+from tidemill_pipeline.priority import Priority, lower_priority
+from tidemill_pipeline.signals import raise_on_sigterm
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -38,7 +38,7 @@ def beside_brokers(
     ] = Priority.LOW,
 ) -> None:
     """Archive, audit, measure and replay the messages of a cluster with Spark."""
-    give_way(priority)
+    lower_priority(priority)
 
 
 EXIT_FOUND = 2  # of an audit that found what must not be
@@ -164,23 +164,23 @@ def run_job(module: str, work: Callable[[Any], R], *, goes_on: bool = False) -> 
     # PySpark forks to start Java, which handlers of gRPC break now and then.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
-        with terminated():
+        with raise_on_sigterm():
             _check_spark()
             return work(importlib.import_module(module))
     except KeyboardInterrupt as ended:
         by, status = (
             ("SIGTERM", EXIT_TERMINATED)
-            if isinstance(ended, errors.Terminated)
+            if isinstance(ended, errors.Termination)
             else ("Ctrl-C", EXIT_INTERRUPTED)
         )
         again = ", and it goes on where it was" if goes_on else ""
         line = "\n" if sys.stderr.isatty() else ""  # That of the progress is left as it is.
         _end(f"ended by {by}: start it again{again}", status, before=line)
     except Exception as error:  # Spark wraps what a task has raised.
-        told = errors.told_by(error)
+        told = errors.error_summary(error)
         if told is not None:
             statuses = {
-                errors.Unreachable.__name__: EXIT_UNREACHABLE,
+                errors.NoAnswer.__name__: EXIT_UNREACHABLE,
                 errors.BadOption.__name__: EXIT_USAGE,
             }
             fail(told[1], statuses.get(told[0], EXIT_REFUSED))

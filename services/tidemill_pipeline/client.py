@@ -1,7 +1,7 @@
 """What a pipeline asks of a cluster: grpcio with the generated stubs, one client a process.
 
 Every call is made again where it may succeed later, at another proxy where there are several, with
-a pause that doubles; how often is an option. What a cluster will not do is `Refused`.
+a pause that doubles; how often is an option. What a cluster will not do is `ClusterRejection`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
-from tidemill_pipeline.errors import BadOption, Gone, Refused, Unreachable
-from tidemill_pipeline.offsets import Incarnation, Queue, QueueEnds, QueueName
-from tidemill_pipeline.options import Connection, Topics
+from tidemill_pipeline.errors import BadOption, ClusterRejection, NoAnswer, QueueLoss
+from tidemill_pipeline.offsets import Incarnation, QueueEnds, QueueName, SourceQueue
+from tidemill_pipeline.options import ConnectionOptions, TopicSelection
 
 CALL_S: Final = 30.0  # for an answer that reads no message; a cluster of 1000 queues needs a second
 NAMES_MAX: Final = limits.NAMES.limit  # of one call
@@ -55,7 +55,7 @@ _SERVER_TROUBLE: Final = 50_000  # codes of the protocol from here on are the se
 A = TypeVar("A")
 
 
-class _Busy(Exception):
+class _ClusterBusy(Exception):
     """The cluster answered that it cannot now."""
 
 
@@ -73,10 +73,10 @@ class BrokerLog:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterState:
     """Where everything ends: queues of the topics that were asked for, and logs."""
 
-    queues: dict[Queue, QueueEnds]
+    queues: dict[SourceQueue, QueueEnds]
     logs: dict[str, BrokerLog]
     # Consumer groups by broker group, where they were asked for.
     groups: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Cluster:
         """Return the broker groups that gave no answer."""
         return {log.broker for log in self.logs.values() if log.error}
 
-    def has_lost(self, queue: Queue) -> bool:
+    def has_lost(self, queue: SourceQueue) -> bool:
         """Say whether a queue, which was asked for, is not there any more."""
         log = self.logs.get(queue.broker)
         if log is None:
@@ -103,17 +103,17 @@ class Cluster:
 
 @final
 @dataclass(slots=True)
-class LeftOut:
+class OmittedItems:
     """What listings have left out."""
 
     missing: set[str] = field(default_factory=set)  # names that are not there any more
     damaged_count: int = 0  # timers of which nobody can say anything
 
 
-class Client:
+class ClusterClient:
     """Calls of one process. Not shared between threads that call at once."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
         self._credentials = _Credentials(connection)
         self._client_id = f"tidemill-pipeline@{socket.gethostname()}@{os.getpid()}"
@@ -129,7 +129,7 @@ class Client:
 
     # ------------------------------------------------------------ asking
 
-    def cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
+    def cluster(self, topics: TopicSelection, *, with_groups: bool = False) -> ClusterState:
         """Return where the queues of topics begin and end; reads no message."""
         # A cluster knows wildcards only, which take it no time: the expression is looked at here.
         request = pb.GetQueuesRequest(
@@ -143,7 +143,7 @@ class Client:
                 self._source().GetQueues(request, timeout=CALL_S, metadata=self._headers())
             )
         )
-        queues: dict[Queue, QueueEnds] = {}
+        queues: dict[SourceQueue, QueueEnds] = {}
         logs: dict[str, BrokerLog] = {}
         groups: dict[str, frozenset[str]] = {}
         for group in (group for answer in answers for group in answer.groups):
@@ -159,32 +159,32 @@ class Client:
                 if not topics.have(each.topic):
                     continue
                 incarnation = Incarnation(group.log_id, each.topic_id)
-                queue = Queue(each.topic, group.broker, each.queue_id, incarnation)
+                queue = SourceQueue(each.topic, group.broker, each.queue_id, incarnation)
                 queues[queue] = QueueEnds(
                     queue=queue,
                     min_offset=each.min_offset,
                     max_offset=each.max_offset,
                     bytes=each.bytes,
                 )
-        return Cluster(queues=queues, logs=logs, groups=groups)
+        return ClusterState(queues=queues, logs=logs, groups=groups)
 
-    def whole_cluster(self, topics: Topics, *, with_groups: bool = False) -> Cluster:
+    def whole_cluster(self, topics: TopicSelection, *, with_groups: bool = False) -> ClusterState:
         """Return as `cluster` what there is at all broker groups.
 
-        Where one gives no answer all are asked again. Raises Unreachable.
+        Where one gives no answer all are asked again. Raises NoAnswer.
         """
 
-        def ask() -> Cluster:
+        def ask() -> ClusterState:
             cluster = self.cluster(topics, with_groups=with_groups)
             missing = sorted(cluster.unreachable)
             if missing:
                 why = "; ".join(f"{name}: {cluster.logs[name].error}" for name in missing)
-                raise _Busy(f"{why}. What is there cannot be known without it")
+                raise _ClusterBusy(f"{why}. What is there cannot be known without it")
             return cluster
 
         return self._again(ask)
 
-    def offset_at(self, name: QueueName | Queue, at_ms: int) -> int:
+    def offset_at(self, name: QueueName | SourceQueue, at_ms: int) -> int:
         """Return the first offset of a queue that was stored then or later; its end if none was."""
         request = service.QueryOffsetRequest(
             message_queue=self._queue(name), query_offset_policy=v2.TIMESTAMP
@@ -200,7 +200,7 @@ class Client:
 
         return self._again(ask)
 
-    def update_offset(self, group: str, name: QueueName | Queue, offset: int) -> None:
+    def update_offset(self, group: str, name: QueueName | SourceQueue, offset: int) -> None:
         """Say how far a group has read a queue: its pull offset, apart from what consumers pop."""
         request = service.UpdateOffsetRequest(
             group=self.topic(group), message_queue=self._queue(name), offset=offset
@@ -215,11 +215,11 @@ class Client:
         self._again(ask)
 
     def progress(
-        self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
+        self, broker: str, groups: Iterable[str], *, left: OmittedItems | None = None
     ) -> list[pb.Progress]:
         """Return how far groups are in the queues of a broker group.
 
-        Raises Refused for one that is not there, unless there is a `left` for it.
+        Raises ClusterRejection for one that is not there, unless there is a `left` for it.
         """
         pages = self._pages(
             lambda cursor: self._source().ListProgress(
@@ -237,7 +237,7 @@ class Client:
 
     def messages(
         self,
-        queue: Queue,
+        queue: SourceQueue,
         *,
         start: int,
         end: int,
@@ -248,7 +248,7 @@ class Client:
         """Yield the messages of a range in pages, each with where the next begins.
 
         A call that breaks off, or takes too long, goes on behind the last page that came. Raises
-        Gone where the broker has another queue of that name, or none.
+        QueueLoss where the broker has another queue of that name, or none.
         """
         log_id, topic_id = queue.incarnation
         at, attempt = start, 0
@@ -273,9 +273,9 @@ class Client:
                     yield page
             except grpc.RpcError as error:
                 if _name_of(error) in _GONE:
-                    raise Gone(
-                        f"{queue} is not there any more: {_sentence(error)}. Its topic was deleted,"
-                        " or the store of the broker group made anew"
+                    raise QueueLoss(
+                        f"{queue} is not there any more: {_error_text(error)}. Its topic was"
+                        " deleted, or the store of the broker group was created again"
                     ) from error
                 if _name_of(error) == _BEHIND_END:
                     return  # Whoever was told of a later end asks again.
@@ -298,7 +298,7 @@ class Client:
 
         One call reads at most `EVENT_LOG_BYTES` of the log, and ends where that does now.
 
-        A call that breaks off goes on behind the last answer that came. Raises Gone where the
+        A call that breaks off goes on behind the last answer that came. Raises QueueLoss where the
         broker has another log, or not as much of it.
         """
         position, attempt, log_bytes = start, 0, EVENT_LOG_BYTES
@@ -321,7 +321,7 @@ class Client:
                     position, index, attempt = answer.next_position, answer.next_index, 0
             except grpc.RpcError as error:
                 if _name_of(error) == _LOG_CHANGED:
-                    raise Gone(f"{broker}: {_sentence(error)}") from error
+                    raise QueueLoss(f"{broker}: {_error_text(error)}") from error
                 attempt += 1
                 self._recover(error, attempt)
                 if log_bytes <= 0:
@@ -337,12 +337,12 @@ class Client:
         from_ms: int = 0,
         until_ms: int | None = None,
         with_messages: bool = False,
-        left: LeftOut | None = None,
+        left: OmittedItems | None = None,
     ) -> Iterator[pb.Pending]:
         """Yield the delayed messages that wait, of all topics where none is named.
 
         In the order of their timers' ids, of so many topics at a time as one call may name. Raises
-        Refused for a topic that is not there, unless there is a `left` for it.
+        Raises ClusterRejection a topic that is not there, unless there is a `left` for it.
         """
         assert until_ms is None or until_ms > 0, "nothing is due before 1970"
         for i in range(0, max(1, len(topics)), NAMES_MAX):
@@ -355,7 +355,7 @@ class Client:
                 skips_missing=left is not None,
             )
             # Damaged timers are of no topic, and told in each part: those of the first count.
-            of_part = left if not i or left is None else LeftOut(missing=left.missing)
+            of_part = left if not i or left is None else OmittedItems(missing=left.missing)
             yield from self._pages(functools.partial(self._list_pending, request), of_part)
 
     def _list_pending(
@@ -365,11 +365,11 @@ class Client:
         return iter(self._source().ListPending(request, timeout=CALL_S, metadata=self._headers()))
 
     def in_flight(
-        self, broker: str, groups: Iterable[str], *, left: LeftOut | None = None
+        self, broker: str, groups: Iterable[str], *, left: OmittedItems | None = None
     ) -> Iterator[pb.InFlight]:
         """Yield what groups have popped and not settled.
 
-        Raises Refused for one that is not there, unless there is a `left` for it.
+        Raises ClusterRejection for one that is not there, unless there is a `left` for it.
         """
         yield from self._pages(
             lambda cursor: self._source().ListInFlight(
@@ -382,7 +382,9 @@ class Client:
             left,
         )
 
-    def _pages(self, ask: Callable[[str], Iterable[Any]], left: LeftOut | None) -> Iterator[Any]:
+    def _pages(
+        self, ask: Callable[[str], Iterable[Any]], left: OmittedItems | None
+    ) -> Iterator[Any]:
         """Yield the items of pages as they come; what breaks off goes on behind the last page."""
         cursor, attempt = "", 0
         while True:
@@ -402,7 +404,7 @@ class Client:
 
     # ------------------------------------------------------------ writing
 
-    def send_soon(self, messages: list[v2.Message], *, timeout_ms: int) -> Any:
+    def start_send(self, messages: list[v2.Message], *, timeout_ms: int) -> Any:
         """Send messages of one topic once: the call, whose `result()` is the answer."""
         return self._public().SendMessage.future(
             service.SendMessageRequest(messages=messages),
@@ -414,7 +416,7 @@ class Client:
         """Return how a topic or a group is named in a call."""
         return v2.Resource(resource_namespace=self._connection.namespace, name=name)
 
-    def is_worth_repeating(self, error: grpc.RpcError) -> bool:
+    def is_retryable(self, error: grpc.RpcError) -> bool:
         """Say whether a failed call may succeed later."""
         call: Any = error  # As grpcio raises it, it is the call, too.
         return call.code() in _AGAIN
@@ -435,19 +437,19 @@ class Client:
         while True:
             try:
                 return ask()
-            except (grpc.RpcError, _Busy) as error:
+            except (grpc.RpcError, _ClusterBusy) as error:
                 attempt += 1
                 self._recover(error, attempt)
 
     def _recover(self, error: Exception, attempt: int) -> None:
         """Wait before the call is made again, or raise why it is not."""
-        if isinstance(error, grpc.RpcError) and not self.is_worth_repeating(error):
-            raise Refused(_sentence(error)) from error
+        if isinstance(error, grpc.RpcError) and not self.is_retryable(error):
+            raise ClusterRejection(_error_text(error)) from error
         if attempt > self._connection.max_retries:
             where = ", ".join(self._connection.endpoints)
-            raise Unreachable(
-                f"no answer from {where}, asked {attempt} times: {_sentence(error)};"
-                f" {_where_proxies_are(error)}"
+            raise NoAnswer(
+                f"no answer from {where}, asked {attempt} times: {_error_text(error)};"
+                f" {_proxy_hint(error)}"
             ) from error
         self.pause(attempt)
 
@@ -472,28 +474,28 @@ class Client:
             *self._credentials.headers(),
         )
 
-    def _queue(self, name: QueueName | Queue) -> v2.MessageQueue:
+    def _queue(self, name: QueueName | SourceQueue) -> v2.MessageQueue:
         return v2.MessageQueue(
             topic=self.topic(name.topic), id=name.queue_id, broker=v2.Broker(name=name.broker)
         )
 
 
-_clients: dict[tuple[int, Connection], Client] = {}
+_clients: dict[tuple[int, ConnectionOptions], ClusterClient] = {}
 
 
-def connect(connection: Connection) -> Client:
+def connect(connection: ConnectionOptions) -> ClusterClient:
     """Return this process's client, which the tasks of a worker share one after the other."""
     # A forked worker has none of its parent's connections.
     key = (os.getpid(), connection)
     if key not in _clients:
-        _clients[key] = Client(connection)
+        _clients[key] = ClusterClient(connection)
     return _clients[key]
 
 
 class _Credentials:
     """Who calls, by files: their texts stay in the process that reads them."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
 
     def headers(self) -> list[tuple[str, str]]:
@@ -515,7 +517,7 @@ class _Credentials:
         return shown
 
 
-def _channel(connection: Connection, endpoint: str) -> grpc.Channel:
+def _channel(connection: ConnectionOptions, endpoint: str) -> grpc.Channel:
     options = (
         # A body has up to 4 MiB, a list of events more.
         ("grpc.max_receive_message_length", -1),
@@ -554,17 +556,17 @@ def _check(status: v2.Status, what: str) -> None:
     if status.code == v2.OK:
         return
     if status.code >= _SERVER_TROUBLE or status.code == v2.TOO_MANY_REQUESTS:
-        raise _Busy(f"{what}: {status.message}")
-    raise Refused(f"{what}: {status.message} ({v2.Code.Name(status.code)})")
+        raise _ClusterBusy(f"{what}: {status.message}")
+    raise ClusterRejection(f"{what}: {status.message} ({v2.Code.Name(status.code)})")
 
 
-def _where_proxies_are(error: Exception) -> str:
+def _proxy_hint(error: Exception) -> str:
     if "http1.x" in str(error):  # What gRPC says of an answer of HTTP/1.1.
         return "that is a server of HTTP/1.1, as the admin API is: proxies have another port, 8081"
     return "is that the address of a proxy (--endpoints, TIDEMILL_ENDPOINTS; port 8081), and up?"
 
 
-def _sentence(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if not isinstance(error, grpc.RpcError):
         return str(error)
     call: Any = error

@@ -40,7 +40,7 @@ class RocketMQDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of the dataset that was asked for."""
-        options = self._of_any()
+        options = self._any_options()
         return columns.ddl(
             options.dataset,
             without=() if options.includes_body else columns.of_bodies(options.dataset),
@@ -100,7 +100,7 @@ class RocketMQDataSource(DataSource):
         given = {name: value for name, value in self.options.items() if name not in _OF_STREAMS}
         return StreamWriter(parse_sink(given), schema)
 
-    def _of_any(self) -> SourceOptions:
+    def _any_options(self) -> SourceOptions:
         # Spark asks for the columns before it says whether it is a stream.
         return parse_source(dict(self.options), is_stream=None)
 

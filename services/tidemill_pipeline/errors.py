@@ -40,7 +40,7 @@ class PipelineError(Exception):
     """A pipeline cannot go on."""
 
 
-def told_by(error: BaseException) -> tuple[str, str] | None:
+def error_summary(error: BaseException) -> tuple[str, str] | None:
     """Return which of these errors another one is or has inside, and its sentence.
 
     Spark wraps what a task or a source has raised into an error of its own, with the trace as text.
@@ -71,15 +71,15 @@ class DataLoss(PipelineError):
     """Messages or events that were to be read are not there any more."""
 
 
-class Gone(DataLoss):
+class QueueLoss(DataLoss):
     """A queue is not there any more, whatever has its name now."""
 
 
-class Refused(PipelineError):
+class ClusterRejection(PipelineError):
     """The cluster answered that it will not."""
 
 
-class Unreachable(PipelineError):
+class NoAnswer(PipelineError):
     """No proxy answered."""
 
 
@@ -91,5 +91,5 @@ class AnotherWriter(ArchiveError):
     """Another archiver committed to the same archive."""
 
 
-class Terminated(KeyboardInterrupt):
+class Termination(KeyboardInterrupt):
     """SIGTERM has ended a job, as Ctrl-C does; no error of the pipeline."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, final
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from tidemill.common.clock import SystemClock
-from tidemill_pipeline.client import Client, connect
-from tidemill_pipeline.errors import PipelineError, Refused
+from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.errors import ClusterRejection, PipelineError
 from tidemill_pipeline.metrics import PipelineMetrics
 from tidemill_pipeline.offsets import VERSION, Offsets
 from tidemill_pipeline.options import parse_connection
-from tidemill_pipeline.source.events import LogPlace, is_of_events, places_of
+from tidemill_pipeline.source.events import LogPosition, is_of_events, places_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ log: Final = logging.getLogger("tidemill_pipeline")
 EVERY: Final = "*"  # topic of what cannot be told apart
 
 
-class Quiet(StreamingQueryListener):
+class SilentListener(StreamingQueryListener):
     """What listeners of ours hear nothing of."""
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
@@ -44,7 +44,7 @@ class Quiet(StreamingQueryListener):
 
 
 @final
-class ProgressPublisher(Quiet):
+class ProgressPublisher(SilentListener):
     """Publishes the progress of queries that ask for it: option `reportProgressAs` of the source.
 
     Group and proxies are in the query's offsets, where the source has put them; of a credential
@@ -74,7 +74,7 @@ class ProgressPublisher(Quiet):
             publish(client, report["as"], end, since=offsets_of(source.startOffset))
 
 
-def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None) -> None:
+def publish(client: ClusterClient, group: str, end: Offsets, *, since: Offsets | None) -> None:
     """Set a group's pull offsets to what has moved `since`. What is refused is told, and no error.
 
     It is for dashboards: no query fails for it, and a batch that moves a queue tells of it again.
@@ -84,7 +84,7 @@ def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None) 
             continue
         try:
             client.update_offset(group, queue, at)
-        except Refused as error:
+        except ClusterRejection as error:
             # A topic that was deleted, or that only an archive has: others have their progress.
             log.warning("progress of %s is not published: %s", queue, error)
         except PipelineError as error:
@@ -93,7 +93,7 @@ def publish(client: Client, group: str, end: Offsets, *, since: Offsets | None) 
 
 
 @final
-class QueryWatch(Quiet):
+class QueryMetrics(SilentListener):
     """Watches the queries of a session whose source is ours."""
 
     def __init__(self, metrics: PipelineMetrics) -> None:
@@ -110,7 +110,7 @@ class QueryWatch(Quiet):
                 logs = logs_of(source.endOffset)
                 if logs:
                     rows[EVERY] += source.numInputRows
-                    self._tell_waiting_logs(logs, logs_of(source.latestOffset))
+                    self._record_log_backlog(logs, logs_of(source.latestOffset))
                 continue
             if begin is None:
                 # The first batch of a query: Spark does not say where it began.
@@ -119,7 +119,7 @@ class QueryWatch(Quiet):
             else:
                 for queue, at in end.at.items():
                     rows[queue.topic] += at - begin.at.get(queue, at)
-            self._tell_waiting(end, latest)
+            self._record_backlog(end, latest)
         self._metrics.rows.update(rows)
         self._metrics.batches_ms.observe(self._metrics.work, int(progress.batchDuration))
         self._metrics.succeeded_at_ms = SystemClock().wall_ms()
@@ -132,7 +132,7 @@ class QueryWatch(Quiet):
         }
         log.info("%s", json.dumps(told))
 
-    def _tell_waiting(self, end: Offsets, latest: Offsets | None) -> None:
+    def _record_backlog(self, end: Offsets, latest: Offsets | None) -> None:
         if latest is None:
             return
         waiting = Counter[str]()
@@ -140,8 +140,8 @@ class QueryWatch(Quiet):
             waiting[queue.topic] += max(0, at - end.at.get(queue, at))
         self._metrics.waiting.update(waiting)
 
-    def _tell_waiting_logs(
-        self, end: Mapping[str, LogPlace], latest: Mapping[str, LogPlace]
+    def _record_log_backlog(
+        self, end: Mapping[str, LogPosition], latest: Mapping[str, LogPosition]
     ) -> None:
         # Only a log itself knows how many events lie between two places in it. One that gave no
         # answer keeps what was told of it; of a store that was made anew all of it waits.
@@ -159,7 +159,7 @@ def offsets_of(text: str | None) -> Offsets | None:
     return Offsets.from_document(document) if is_ours else None
 
 
-def logs_of(text: str | None) -> dict[str, LogPlace]:
+def logs_of(text: str | None) -> dict[str, LogPosition]:
     """Return the places in logs of a document of dataset `events`; none of another one."""
     document = _document_of(text)
     return places_of(document) if is_of_events(document) else {}
@@ -174,9 +174,9 @@ def _document_of(text: str | None) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def watch(spark: SparkSession, metrics: PipelineMetrics) -> QueryWatch:
+def watch(spark: SparkSession, metrics: PipelineMetrics) -> QueryMetrics:
     """Watch a session's queries."""
-    watching = QueryWatch(metrics)
+    watching = QueryMetrics(metrics)
     spark.streams.addListener(watching)
     return watching
 

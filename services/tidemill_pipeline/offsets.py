@@ -43,7 +43,7 @@ class QueueName(NamedTuple):
         return f"queue {self.queue_id} of {self.topic} at {self.broker}"
 
 
-class Queue(NamedTuple):
+class SourceQueue(NamedTuple):
     """A queue for as long as its offsets mean the same."""
 
     topic: str
@@ -65,7 +65,7 @@ class Queue(NamedTuple):
 class QueueEnds:
     """Where a queue begins and ends."""
 
-    queue: Queue
+    queue: SourceQueue
     min_offset: int
     max_offset: int
     bytes: int = 0  # that all its messages take, about
@@ -79,10 +79,10 @@ class QueueEnds:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRange:
+class SourceRange:
     """Offsets of one queue: from `start`, before `end`."""
 
-    queue: Queue
+    queue: SourceQueue
     start: int
     end: int
 
@@ -103,9 +103,9 @@ class Offsets:
     there no more is nobody's loss; when a broker has one again, it is read from there.
     """
 
-    at: Mapping[Queue, int]
+    at: Mapping[SourceQueue, int]
     knows_archive: bool = False
-    passed: Mapping[Queue, int] = field(default_factory=dict)
+    passed: Mapping[SourceQueue, int] = field(default_factory=dict)
 
     def as_document(self) -> dict[str, Any]:
         """Return what Spark keeps."""
@@ -141,7 +141,7 @@ def with_report(
     return {**document, "report": {"as": group, "at": dict(sorted(connection.items()))}}
 
 
-def _as_places(at: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+def _as_places(at: Mapping[SourceQueue, int]) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
     places: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
     for queue in sorted(at):
         brokers = places.setdefault(queue.topic, {})
@@ -150,9 +150,9 @@ def _as_places(at: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, dict[st
     return places
 
 
-def _of_places(places: Mapping[str, Any]) -> dict[Queue, int]:
+def _of_places(places: Mapping[str, Any]) -> dict[SourceQueue, int]:
     return {
-        Queue(topic, broker, int(queue), Incarnation.of(text)): int(offset)
+        SourceQueue(topic, broker, int(queue), Incarnation.of(text)): int(offset)
         for topic, brokers in places.items()
         for broker, incarnations in brokers.items()
         for text, queues in incarnations.items()
@@ -160,7 +160,9 @@ def _of_places(places: Mapping[str, Any]) -> dict[Queue, int]:
     }
 
 
-def backlog(start: Mapping[Queue, int], target: Mapping[Queue, int]) -> dict[Queue, int]:
+def backlog(
+    start: Mapping[SourceQueue, int], target: Mapping[SourceQueue, int]
+) -> dict[SourceQueue, int]:
     """Return how many offsets lie between, of the queues that have some."""
     return {
         name: end - start.get(name, 0) for name, end in target.items() if end > start.get(name, 0)
@@ -168,8 +170,8 @@ def backlog(start: Mapping[Queue, int], target: Mapping[Queue, int]) -> dict[Que
 
 
 def take_rows(
-    start: Mapping[Queue, int], target: Mapping[Queue, int], rows_max: int
-) -> dict[Queue, int]:
+    start: Mapping[SourceQueue, int], target: Mapping[SourceQueue, int], rows_max: int
+) -> dict[SourceQueue, int]:
     """Return how far a trigger of `rows_max` rows goes: shared in proportion to the backlog.
 
     Exactly `rows_max` in sum where there are so many and not more queues than that; each queue that
@@ -202,11 +204,11 @@ def take_rows(
 
 
 def take_bytes(
-    start: Mapping[Queue, int],
-    target: Mapping[Queue, int],
-    bytes_per_row: Mapping[Queue, float],
+    start: Mapping[SourceQueue, int],
+    target: Mapping[SourceQueue, int],
+    bytes_per_row: Mapping[SourceQueue, float],
     bytes_max: int,
-) -> dict[Queue, int]:
+) -> dict[SourceQueue, int]:
     """Return how far a trigger of about `bytes_max` bytes goes, by what rows take on average."""
     waiting = backlog(start, target)
     total = sum(rows * bytes_per_row.get(name, 1.0) for name, rows in waiting.items())
@@ -221,8 +223,8 @@ def take_bytes(
 
 
 def split(
-    ranges: Iterable[QueueRange], *, rows_per_partition: int, partitions_min: int
-) -> list[QueueRange]:
+    ranges: Iterable[SourceRange], *, rows_per_partition: int, partitions_min: int
+) -> list[SourceRange]:
     """Return what one task each reads: no more rows than that, and about so many tasks."""
     given = [each for each in ranges if each.rows > 0]
     total = sum(each.rows for each in given)
@@ -238,5 +240,5 @@ def split(
         for i in range(count):
             first = each.start + each.rows * i // count
             last = each.start + each.rows * (i + 1) // count
-            parts.append(QueueRange(queue=each.queue, start=first, end=last))
+            parts.append(SourceRange(queue=each.queue, start=first, end=last))
     return parts

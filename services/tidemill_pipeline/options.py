@@ -191,7 +191,7 @@ def spelt(name: str) -> str:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class ConnectionOptions:
     """How proxies are reached. Credentials are names of files, read where a connection is made."""
 
     endpoints: tuple[str, ...]
@@ -223,7 +223,7 @@ class Connection:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topics:
+class TopicSelection:
     """Which topics are read: some by name, or all that match."""
 
     names: tuple[str, ...] = ()
@@ -250,7 +250,7 @@ ByQueue = dict[str, dict[str, dict[int, int]]]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReadBoundary:
     """Where a read starts or ends in every queue.
 
     One of: the same `everywhere`, offsets `by_queue`, the progress of a `group`, or an instant.
@@ -305,13 +305,13 @@ _INSTEAD: Final[Mapping[tuple[str, Dataset], str]] = {
 class SourceOptions:
     """The options of a read, parsed."""
 
-    connection: Connection
+    connection: ConnectionOptions
     dataset: Dataset
-    topics: Topics
+    topics: TopicSelection
     groups: tuple[str, ...]
     filter: str
-    start: Place
-    end: Place
+    start: ReadBoundary
+    end: ReadBoundary
     start_strategy: Literal["error", "latest"]
     reports_as: str  # a consumer group; empty: nothing is published
     rows_per_trigger_max: int | None
@@ -338,7 +338,7 @@ class SourceOptions:
 class SinkOptions:
     """The options of a write, parsed."""
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str
     batch_size: int
     inflight_max: int
@@ -350,7 +350,7 @@ class SinkOptions:
 
 def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceOptions:
     """Parse the options of a batch read or of a stream; None: of either. Raises BadOption."""
-    values = _Values(given, SOURCE, is_stream=is_stream)
+    values = _OptionReader(given, SOURCE, is_stream=is_stream)
     dataset = values.choice("dataset", DATASETS)
     if is_stream and dataset not in STREAMED:
         values.refuse("dataset", f"{dataset} is read in batches, not as a stream")
@@ -419,14 +419,14 @@ def parse_source(given: Mapping[str, str], *, is_stream: bool | None) -> SourceO
     )
 
 
-def parse_connection(given: Mapping[str, str]) -> Connection:
-    """Parse what `Connection.as_options` made, and who asks beside it. Raises BadOption."""
-    return _connection(_Values(given, CONNECTION, is_stream=None))
+def parse_connection(given: Mapping[str, str]) -> ConnectionOptions:
+    """Parse what `ConnectionOptions.as_options` made, and who asks beside it. Raises BadOption."""
+    return _connection(_OptionReader(given, CONNECTION, is_stream=None))
 
 
 def parse_sink(given: Mapping[str, str]) -> SinkOptions:
     """Parse the options of a write. Raises BadOption."""
-    values = _Values(given, SINK, is_stream=None)
+    values = _OptionReader(given, SINK, is_stream=None)
     mode = values.choice("mode", ("at-least-once", "dedup", "exactly-once"))
     if mode != "at-least-once":
         values.refuse("mode", f"{mode} is not there yet")
@@ -462,7 +462,7 @@ def instant_ms(text: str) -> int | None:
     return -((_EPOCH - aware) // timedelta(milliseconds=1))
 
 
-class _Values:
+class _OptionReader:
     """The options as they came, and how each is read."""
 
     def __init__(
@@ -552,7 +552,7 @@ _SQL: Final = re.compile(r"[<>=]|\bTAGS\b|\s(is|in|between|like|and|or|not)\s", 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
-def _connection(values: _Values, *, is_needed: bool = True) -> Connection:
+def _connection(values: _OptionReader, *, is_needed: bool = True) -> ConnectionOptions:
     endpoints = values.names("endpoints")
     if not endpoints and is_needed:
         values.refuse("endpoints", "it is required: host:port[,host:port]")
@@ -562,7 +562,7 @@ def _connection(values: _Values, *, is_needed: bool = True) -> Connection:
     access_key, secret_file = values.text("auth.accessKey"), values.text("auth.secretKeyFile")
     if bool(access_key) != bool(secret_file):
         values.refuse("auth.accessKey", "it and auth.secretKeyFile belong together")
-    return Connection(
+    return ConnectionOptions(
         endpoints=endpoints,
         namespace=values.text("namespace"),
         max_retries=_retries(values),
@@ -577,7 +577,7 @@ def _connection(values: _Values, *, is_needed: bool = True) -> Connection:
     )
 
 
-def _filter(values: _Values) -> str:
+def _filter(values: _OptionReader) -> str:
     """Return the tags that are asked for; none, and a star among them, are all."""
     tags = [tag for tag in map(str.strip, values.text("filter").split("||")) if tag]
     if not tags or "*" in tags:
@@ -590,19 +590,19 @@ def _filter(values: _Values) -> str:
     return " || ".join(tags)
 
 
-def _rate(values: _Values) -> float | None:
+def _rate(values: _OptionReader) -> float | None:
     rate = values.text("maxRatePerTask")
     if rate and not (re.fullmatch(r"\d+(\.\d+)?", rate) and float(rate) > 0):
         values.refuse("maxRatePerTask", "it is a number of messages a second")
     return float(rate) if rate else None
 
 
-def _retries(values: _Values) -> int:
+def _retries(values: _OptionReader) -> int:
     # The one number that may be 0.
     return 0 if values.text("maxRetries") == "0" else values.at_most("maxRetries", RETRIES_MAX)
 
 
-def _topics(values: _Values, dataset: Dataset) -> Topics:
+def _topics(values: _OptionReader, dataset: Dataset) -> TopicSelection:
     given = [name for name in ("topic", "topics", "topicPattern") if values.text(name)]
     if len(given) > 1:
         values.refuse(given[1], f"topics are chosen by one option, and {given[0]} is there")
@@ -611,8 +611,8 @@ def _topics(values: _Values, dataset: Dataset) -> Topics:
             values.refuse(given[0], "dead letters are chosen by option groups, or all are read")
         groups = values.names("groups")
         if groups:
-            return Topics(names=tuple(f"%DLQ%{group}" for group in groups))
-        return Topics(pattern="%DLQ%.*")
+            return TopicSelection(names=tuple(f"%DLQ%{group}" for group in groups))
+        return TopicSelection(pattern="%DLQ%.*")
     if not given and dataset == "messages":
         raise BadOption("which topics? give one of topic, topics, topicPattern")
     pattern = values.text("topicPattern")
@@ -620,30 +620,30 @@ def _topics(values: _Values, dataset: Dataset) -> Topics:
         re.compile(pattern)
     except re.error as error:
         values.refuse("topicPattern", f"it is no regular expression: {error}")
-    return Topics(names=values.names("topic") or values.names("topics"), pattern=pattern)
+    return TopicSelection(names=values.names("topic") or values.names("topics"), pattern=pattern)
 
 
-def _place(values: _Values, offsets: str, timestamp: str, default: int) -> Place:
+def _place(values: _OptionReader, offsets: str, timestamp: str, default: int) -> ReadBoundary:
     at = values.text(timestamp)
     if at:
         at_ms = instant_ms(at)
         if at_ms is None:
             values.refuse(timestamp, "it is an instant of ISO 8601, or milliseconds since 1970")
-        return Place(at_ms=at_ms)
+        return ReadBoundary(at_ms=at_ms)
     text = values.text(offsets)
     is_end = offsets == "endingOffsets"
     if text.startswith("group:") and not is_end:
-        return Place(group=text.removeprefix("group:"))
+        return ReadBoundary(group=text.removeprefix("group:"))
     if text.startswith("{"):
-        return Place(by_queue=_by_queue(values, offsets, text, is_end=is_end))
+        return ReadBoundary(by_queue=_by_queue(values, offsets, text, is_end=is_end))
     words = {"": default, "latest": LATEST} | ({} if is_end else {"earliest": EARLIEST})
     if text.lower() not in words:
         known = [word for word in words if word] + ([] if is_end else ["group:NAME"])
         values.refuse(offsets, f"it is {', '.join(known)} or JSON")
-    return Place(everywhere=words[text.lower()])
+    return ReadBoundary(everywhere=words[text.lower()])
 
 
-def _by_queue(values: _Values, name: str, text: str, *, is_end: bool) -> ByQueue:
+def _by_queue(values: _OptionReader, name: str, text: str, *, is_end: bool) -> ByQueue:
     """Parse `{"orders": {"broker-a": {"0": 23, "1": -2}}}`."""
     least = LATEST if is_end else EARLIEST
     try:

@@ -17,7 +17,7 @@ class Priority(StrEnum):
     IDLE = "idle"
 
 
-def give_way(priority: Priority) -> None:
+def lower_priority(priority: Priority) -> None:
     """Lower the claim of this process, and of those it starts from now on; for good.
 
     `IDLE` takes only what nobody else wants at that moment: whoever wakes up goes first. A machine

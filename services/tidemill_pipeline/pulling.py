@@ -9,9 +9,9 @@ from typing import Final
 
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill_pipeline.client import Client
-from tidemill_pipeline.errors import DataLoss, Gone
-from tidemill_pipeline.offsets import Queue, QueueRange
+from tidemill_pipeline.client import ClusterClient
+from tidemill_pipeline.errors import DataLoss, QueueLoss
+from tidemill_pipeline.offsets import SourceQueue, SourceRange
 from tidemill_pipeline.options import SourceOptions
 from tidemill_pipeline.pace import Pace
 
@@ -27,7 +27,7 @@ log = logging.getLogger("tidemill_pipeline")
 
 
 # Is told what of a queue is gone, from an offset up to another one, and why. May raise.
-OnGap = Callable[[Queue, int, int, str], None]
+OnGap = Callable[[SourceQueue, int, int, str], None]
 
 NOT_ARCHIVED: Final = "they were lost before they were archived, as the manifest says"
 TAKEN: Final = "retention took them before they were read"
@@ -42,9 +42,9 @@ _ENDS_SOONER: Final = (
 
 
 def pull_range(
-    client: Client,
+    client: ClusterClient,
     options: SourceOptions,
-    part: QueueRange,
+    part: SourceRange,
     *,
     with_bodies: bool = True,
     on_gap: OnGap | None = None,
@@ -56,7 +56,7 @@ def pull_range(
     nobody can say), what went with the queue, and what is not there for `short_s`, goes to
     `on_gap`; without it that raises DataLoss, or is passed over with a warning, as the options say.
     """
-    tell = on_gap or gaps_told(fails=options.fails_on_data_loss)
+    tell = on_gap or gap_reporter(fails=options.fails_on_data_loss)
     pace, most = Pace(options.rate_max), options.pull_batch
     if options.rate_max is not None:
         most = min(most, max(1, int(options.rate_max * PACED_CALL_S)))
@@ -86,7 +86,7 @@ def pull_range(
                 if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
                     yield gathered
                     gathered, size = [], 0
-        except Gone as error:
+        except QueueLoss as error:
             tell(part.queue, at, part.end, str(error))
             break
         if at > begin:
@@ -121,10 +121,10 @@ def _holes(page: pb.ReadMessagesReply, at: int) -> Iterator[tuple[int, int]]:
         yield at, page.next_offset
 
 
-def gaps_told(*, fails: bool) -> OnGap:
+def gap_reporter(*, fails: bool) -> OnGap:
     """Return what says that a range is gone: as an error, or as a warning where that is allowed."""
 
-    def tell(queue: Queue, start: int, end: int, why: str) -> None:
+    def tell(queue: SourceQueue, start: int, end: int, why: str) -> None:
         what = f"{queue}: offsets from {start} to {end} are gone: {why}"
         if fails:
             raise DataLoss(f"{what}. With failOnDataLoss=false the read goes on behind them")
@@ -133,7 +133,7 @@ def gaps_told(*, fails: bool) -> OnGap:
     return tell
 
 
-def tell_lost(queue: Queue, at: int, *, fails: bool) -> None:
+def report_lost_queue(queue: SourceQueue, at: int, *, fails: bool) -> None:
     """Say that a queue itself is gone, which was read up to an offset."""
     what = (
         f"{queue} is not there any more: its topic was deleted, or the store of the broker group"
@@ -141,18 +141,18 @@ def tell_lost(queue: Queue, at: int, *, fails: bool) -> None:
         " it is gone"
     )
     if fails:
-        raise Gone(f"{what}. With failOnDataLoss=false the read goes on without it")
+        raise QueueLoss(f"{what}. With failOnDataLoss=false the read goes on without it")
     log.warning("%s", what)
 
 
-def tell_rest_lost(queue: Queue, at: int, *, fails: bool) -> None:
+def report_lost_tail(queue: SourceQueue, at: int, *, fails: bool) -> None:
     """Say that a queue is gone which is archived, and that the archive may lack its end."""
     what = (
         f"{queue} is not there any more, and the archive has no more of it than up to offset {at}:"
         " what stood behind it, if anything did, is gone"
     )
     if fails:
-        raise Gone(
+        raise QueueLoss(
             f"{what}. With failOnDataLoss=false the read goes on without it, and so it does when"
             " `tidemill pipeline archive` has written down that the queue is over,"
             " with --store-is-gone where its broker group is gone"
@@ -160,7 +160,9 @@ def tell_rest_lost(queue: Queue, at: int, *, fails: bool) -> None:
     log.warning("%s", what)
 
 
-def tell_shorter(queue: Queue, end: int, reached: str, *, fails: bool, goes_on: str) -> None:
+def report_short_queue(
+    queue: SourceQueue, end: int, reached: str, *, fails: bool, goes_on: str
+) -> None:
     """Say that a queue ends before where somebody had got to, and what a read does that may."""
     what = (
         f"{queue} ends at offset {end}, and {reached}: the broker has lost messages, or its store"

@@ -39,7 +39,7 @@ PACKED: Final = v2.Encoding.Name(v2.GZIP)  # its value where a body has to be un
 _US: Final = 1_000_000  # microseconds of a second
 
 
-class _Pull:
+class _MessageBatch:
     """Messages of one batch, their bodies as they are told, and what all of them share."""
 
     __slots__ = ("bodies", "broker", "messages", "namespace", "system", "topic")
@@ -74,7 +74,9 @@ def message_batches(
     """
     decodes = decodes_body and "body" in schema.names
     for part, bodies in _with_bodies(messages, decodes=decodes):
-        pull = _Pull(messages[part], bodies, topic=topic, broker=broker, namespace=namespace)
+        pull = _MessageBatch(
+            messages[part], bodies, topic=topic, broker=broker, namespace=namespace
+        )
         yield pa.RecordBatch.from_arrays(
             [pa.array(_COLUMNS[field.name](pull), field.type) for field in schema], schema=schema
         )
@@ -101,7 +103,7 @@ def _fired(system: v2.SystemProperties) -> int | None:
     return ms(system.provenance.fired_at_ms) if system.HasField("provenance") else None
 
 
-def _rest(system: v2.SystemProperties) -> list[tuple[str, str]]:
+def _other_properties(system: v2.SystemProperties) -> list[tuple[str, str]]:
     """Return what has no column of its own."""
     rest = []
     if system.body_encoding:
@@ -140,7 +142,7 @@ def _origin_id(system: v2.SystemProperties) -> str | None:
     return (system.dead_letter_queue.message_id or system.message_id) if is_copy else None
 
 
-_COLUMNS: Final[dict[str, Callable[[_Pull], list[Any]]]] = {
+_COLUMNS: Final[dict[str, Callable[[_MessageBatch], list[Any]]]] = {
     "topic": lambda pull: [pull.topic] * len(pull.messages),
     "namespace": lambda pull: [pull.namespace] * len(pull.messages),
     "broker": lambda pull: [pull.broker] * len(pull.messages),
@@ -158,7 +160,7 @@ _COLUMNS: Final[dict[str, Callable[[_Pull], list[Any]]]] = {
         each.priority if each.HasField("priority") else None for each in pull.system
     ],
     "properties": lambda pull: [list(each.user_properties.items()) for each in pull.messages],
-    "system_properties": lambda pull: [_rest(each) for each in pull.system],
+    "system_properties": lambda pull: [_other_properties(each) for each in pull.system],
     "body": lambda pull: pull.bodies,
     "body_size": lambda pull: [_size(each) for each in pull.messages],
     "body_crc32": lambda pull: [zlib.crc32(each.body) for each in pull.messages],
@@ -270,19 +272,19 @@ def pending_batches(
 
     What is made of a message is null where its broker could not read it.
     """
-    messages = [_waiting(item.message) for item in items]
+    messages = [_pending_message(item.message) for item in items]
     there = [v2.Message() if message is None else message for message in messages]
     decodes = decodes_body and "body" in schema.names
     for part, bodies in _with_bodies(there, decodes=decodes):
-        pull = _Pull(there[part], bodies, topic="", broker=broker, namespace="")
-        values = _waiting_values(items[part], messages[part], pull)
+        pull = _MessageBatch(there[part], bodies, topic="", broker=broker, namespace="")
+        values = _pending_values(items[part], messages[part], pull)
         yield pa.RecordBatch.from_arrays(
             [pa.array(values(field.name), field.type) for field in schema], schema=schema
         )
 
 
-def _waiting_values(
-    items: Sequence[pb.Pending], messages: Sequence[v2.Message | None], pull: _Pull
+def _pending_values(
+    items: Sequence[pb.Pending], messages: Sequence[v2.Message | None], pull: _MessageBatch
 ) -> Callable[[str], list[Any]]:
     """Return what gives the values of a column."""
 
@@ -295,7 +297,7 @@ def _waiting_values(
     return values
 
 
-def _waiting(blob: bytes) -> v2.Message | None:
+def _pending_message(blob: bytes) -> v2.Message | None:
     """Return the message in a stored one; None where it is none, or was not asked for."""
     if not blob:
         return None

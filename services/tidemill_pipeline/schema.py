@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 OF_BODIES: Final = ("body", "body_crc32")  # which need that bodies are read
 # Of messages that wait: which need that these are read, and not only when they are due.
-OF_WAITING: Final = (
+OF_PENDING_MESSAGES: Final = (
     "tag",
     "keys",
     "message_group",
@@ -124,7 +124,7 @@ PENDING: Final = (
     Column("log_position", "bigint", ""),
     Column("wheel_slot", "int", "of the second that it is due in; null a whole turn ahead"),
     # Of the message itself, where it could be read.
-    *(column for column in MESSAGES if column.name in OF_WAITING),
+    *(column for column in MESSAGES if column.name in OF_PENDING_MESSAGES),
 )
 
 IN_FLIGHT: Final = (
@@ -170,7 +170,7 @@ COLUMNS: Final[dict[Dataset, tuple[Column, ...]]] = {
 def of_bodies(dataset: Dataset) -> Sequence[str]:
     """Return the columns that `includeBody=false` leaves out."""
     if dataset == "pending":
-        return OF_WAITING
+        return OF_PENDING_MESSAGES
     return OF_BODIES if dataset in {"messages", "dlq"} else ()
 
 

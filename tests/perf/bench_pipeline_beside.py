@@ -41,7 +41,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.jobs.replay import send
 from tidemill_pipeline.jobs.replay_plan import ReplaySettings
-from tidemill_pipeline.priority import Priority, give_way
+from tidemill_pipeline.priority import Priority, lower_priority
 from tidemill_pipeline.session import build_spark
 
 TOPIC, GROUP = "neighbour", "neighbours"
@@ -68,7 +68,7 @@ def main() -> None:
         broker.put(f"groups/{GROUP}")
         send_some(broker.grpc, "bench", BACKLOG, body_size=BODY_SIZE)
         neighbours = _start_neighbours(broker.grpc)
-        give_way(given.priority)  # From here on: brokers and neighbours are there already.
+        lower_priority(given.priority)  # From here on: brokers and neighbours are there already.
         spark = build_spark("bench", master="local[2]", settings=SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
         figures: dict[str, list[Any]] = {"alone": [], "beside": []}

@@ -9,7 +9,7 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
-from tidemill_pipeline.errors import DataLoss, Gone
+from tidemill_pipeline.errors import DataLoss, QueueLoss
 from tidemill_pipeline.offsets import Offsets
 
 LATER_MS = FIRST_STORED_AT_MS + 86_400_000
@@ -74,7 +74,9 @@ def test_a_stream_goes_on_with_what_is_archived_of_a_removed_broker_group(
     archive.append()
     cluster.remove("a")
     # All of it is archived, but nobody has said so yet.
-    with pytest.raises(Gone, match="has no more of it than up to offset 40: what stood behind"):
+    with pytest.raises(
+        QueueLoss, match="has no more of it than up to offset 40: what stood behind"
+    ):
         stream.run()
     given = auto_stream(archive, failOnDataLoss="false")
     given.start = stream.start
@@ -106,7 +108,9 @@ def test_that_a_queue_is_over_silences_nobody_who_knows_of_more(
     if is_read:
         assert len(stream.run()) == 40
         lose()
-    with pytest.raises(Gone, match="has no more of it than up to offset 20: what stood behind"):
+    with pytest.raises(
+        QueueLoss, match="has no more of it than up to offset 20: what stood behind"
+    ):
         stream.run(lose)
     given = auto_stream(archive, failOnDataLoss="false")
     given.start = stream.start

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill_pipeline.archive.manifest import Entry
+from tidemill_pipeline.archive.manifest import ManifestEntry
 from tidemill_pipeline.archive.reading import read_range
 from tidemill_pipeline.archive.store import ArchiveStore
-from tidemill_pipeline.archive.tasks import Task, run_task
+from tidemill_pipeline.archive.tasks import ArchiveTask, run_task
 from tidemill_pipeline.errors import AnotherWriter
 from tidemill_pipeline.jobs.archive import ArchiveJob, _made
 from tidemill_pipeline.jobs.archive_upkeep import compact, expire, vacuum
@@ -53,7 +53,7 @@ class DyingStore(ArchiveStore):
             yield file
         self._step()
 
-    def commit(self, entry: Entry) -> None:
+    def commit(self, entry: ManifestEntry) -> None:
         self._step()
         super().commit(entry)
         self._step()
@@ -73,7 +73,7 @@ def a_job(cluster: FakeCluster, path: str, *, dies_at: int = 0, batch_rows: int 
     store = DyingStore(path, dies_at)
     clock = itertools.count(1_800_000_000_000)
 
-    def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def run_here(options: SourceOptions, tasks: Sequence[ArchiveTask]) -> list[dict[str, Any]]:
         return [run_task(options, task, store) for task in tasks]
 
     return ArchiveJob(

@@ -237,7 +237,7 @@ def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
     assert told() == "0 files are deleted\n"
     files = archive.files()
     compact(archive.job(now_ms=FAR_MS))
-    due_at_ms = max(archive.manifest().let_go_at_ms.values()) + DAY_MS
+    due_at_ms = max(archive.manifest().released_at_ms.values()) + DAY_MS
     assert told() == (
         f"0 files are deleted; {len(files)} wait until a day has passed, the first of them until"
         f" {utc(due_at_ms)}\n"

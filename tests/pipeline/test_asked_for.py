@@ -14,9 +14,9 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill_pipeline.client import NAMES_MAX, LeftOut, connect
+from tidemill_pipeline.client import NAMES_MAX, OmittedItems, connect
 from tidemill_pipeline.data_source import RocketMQDataSource
-from tidemill_pipeline.errors import BadOption, Gone, Unreachable
+from tidemill_pipeline.errors import BadOption, NoAnswer, QueueLoss
 from tidemill_pipeline.jobs.events import tell_missing
 from tidemill_pipeline.jobs.replay import told_of_topic
 from tidemill_pipeline.jobs.replay_plan import ReplaySettings
@@ -67,7 +67,7 @@ def test_a_topic_that_is_nowhere_is_refused_with_the_nearest_one(
 def test_nobody_says_so_while_a_broker_group_is_away(cluster: FakeCluster, read: Read) -> None:
     cluster.add("orders", "a", 0, 5)
     cluster.brokers["a"].error = "it is away"
-    with pytest.raises(Unreachable):
+    with pytest.raises(NoAnswer):
         read(cluster, topic="orders")
 
 
@@ -78,7 +78,7 @@ def test_a_topic_that_goes_in_the_middle_of_a_stream_is_told_as_deleted(
     stream = Stream(cluster, topic="orders")
     stream.run()
     cluster.delete("orders")
-    with pytest.raises(Gone):
+    with pytest.raises(QueueLoss):
         stream.run()
 
 
@@ -179,7 +179,7 @@ def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once
     assert told(topics="orders,oders") == sentence
     assert capsys.readouterr().err.startswith(f"{sentence} What events tell")
     assert told(topic="else") == "there is no topic else."
-    with pytest.raises(Unreachable):
+    with pytest.raises(NoAnswer):
         told(topic="oders", endpoints="127.0.0.1:1")
     cluster.add("orders", "b", 0, 1)
     cluster.brokers["b"].error = "it is away"
@@ -252,7 +252,7 @@ def test_what_waits_of_more_topics_than_a_call_may_name_is_asked_for_in_parts(
         cluster.brokers["a"].pending.append(pb.Pending(topic=name))
     given = {"endpoints": cluster.endpoint, "topic": names[0]}
     client = connect(parse_source(given, is_stream=False).connection)
-    found = client.pending("a", topics=names, left=LeftOut())
+    found = client.pending("a", topics=names, left=OmittedItems())
     assert [one.topic for one in found] == names
     assert cluster.calls.count("ListPending") == 2
 

@@ -16,7 +16,7 @@ from tests.support.worlds.streaming_queries import run_to_end
 from tidemill_pipeline.errors import PipelineError
 from tidemill_pipeline.options import parse_sink
 from tidemill_pipeline.sink.bad_rows import TaskAttempt, drop, keep
-from tidemill_pipeline.sink.writer import Written, send_rows
+from tidemill_pipeline.sink.writer import SinkTaskResult, send_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def done(
     partition: int = 0,
     write: str = "w",
     breaks: bool = False,
-) -> Written:
+) -> SinkTaskResult:
     """Do a task in batches of two rows; the fake refuses the body `refuse me`."""
     options = parse_sink(
         {

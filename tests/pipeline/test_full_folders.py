@@ -19,12 +19,12 @@ from tests.support.worlds.micro_batches import read_batch
 from tidemill.common.prompts import EXIT_REFUSED
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive import writing
-from tidemill_pipeline.archive.manifest import Entry
+from tidemill_pipeline.archive.manifest import ManifestEntry
 from tidemill_pipeline.archive.store import ArchiveStore
-from tidemill_pipeline.errors import ArchiveError, BadOption, told_by
+from tidemill_pipeline.errors import ArchiveError, BadOption, error_summary
 from tidemill_pipeline.jobs.archive_upkeep import compact
 from tidemill_pipeline.jobs.running import recorded
-from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt
+from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRowWriter, TaskAttempt
 
 FILE_BYTES = 1 << 20  # of the largest file that can be written
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
@@ -95,7 +95,7 @@ def test_a_table_of_bad_rows_without_room_is_named_and_leaves_nothing(tmp_path: 
     noise = [{"row": i, "why": "w", "body": source.randbytes(512 << 10)} for i in range(4)]
     with (
         pytest.raises(ArchiveError, match=r"parquet cannot be written: .*large"),
-        BadRows(str(tmp_path), TaskAttempt("w", 0, 0)) as bad,
+        BadRowWriter(str(tmp_path), TaskAttempt("w", 0, 0)) as bad,
     ):
         bad.add(pa.Table.from_pylist(noise, schema=SCHEMA))
     assert list(tmp_path.iterdir()) == []
@@ -107,7 +107,7 @@ def test_a_folder_that_cannot_be_made_is_named(cluster: FakeCluster, archive: Ar
     (Path(archive.path) / "messages").touch()
     with pytest.raises(ArchiveError, match=rf"^{archive.path}/messages/.* cannot be written: "):
         archive.append()
-    entry = Entry(number=0, kind="append", at_ms=0, run="r", schema_version=1)
+    entry = ManifestEntry(number=0, kind="append", at_ms=0, run="r", schema_version=1)
     below = Path(archive.path) / "messages" / "archive"
     with pytest.raises(ArchiveError, match=rf"^{below}/manifest/0.*json cannot be written: "):
         ArchiveStore(str(below)).commit(entry)
@@ -183,7 +183,7 @@ def test_a_file_of_credentials_that_is_not_there_is_named(
     ],
 )
 def test_what_a_file_refused_is_found_in_what_spark_says(lines: list[str], told: str) -> None:
-    assert told_by(RuntimeError("\n".join(lines))) == ("OSError", told)
+    assert error_summary(RuntimeError("\n".join(lines))) == ("OSError", told)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_what_a_file_refused_is_found_in_what_spark_says(lines: list[str], told:
     ["java.io.IOException: Connection reset by peer", "ValueError: [Errno 1] is no number", "at a"],
 )
 def test_what_is_of_no_file_is_left_as_it_is(text: str) -> None:
-    assert told_by(RuntimeError(text)) is None
+    assert error_summary(RuntimeError(text)) is None
 
 
 @pytest.mark.large

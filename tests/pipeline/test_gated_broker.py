@@ -15,8 +15,8 @@ from tests.support.clients.pipeline_load import send_some
 from tests.support.eventually import eventually
 from tests.support.processes.processes import Standalone, command, environment, standalone
 from tidemill.common.clock import SystemClock
-from tidemill_pipeline.archive.tasks import Task, run_task
-from tidemill_pipeline.errors import Refused
+from tidemill_pipeline.archive.tasks import ArchiveTask, run_task
+from tidemill_pipeline.errors import ClusterRejection
 from tidemill_pipeline.jobs.archive import ArchiveJob
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.options import SourceOptions, parse_source
@@ -42,7 +42,7 @@ def a_job(running: Standalone, path: Path) -> ArchiveJob:
         "readMode": "broker",
     }
 
-    def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def run_here(options: SourceOptions, tasks: Sequence[ArchiveTask]) -> list[dict[str, Any]]:
         return [run_task(options, task) for task in tasks]
 
     return ArchiveJob(
@@ -110,5 +110,5 @@ def test_what_is_not_sealed_is_kept_until_it_is_or_the_gate_is_lifted(tmp_path: 
 def test_without_the_group_a_job_says_what_to_do(tmp_path: Path) -> None:
     with standalone(tmp_path / "data") as running:
         running.put(f"topics/{TOPIC}", queues=1)
-        with pytest.raises(Refused, match=f"tidemill group create {GATE}"):
+        with pytest.raises(ClusterRejection, match=f"tidemill group create {GATE}"):
             a_job(running, tmp_path / "archive").append()

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
-from tidemill_pipeline.errors import DataLoss, Gone, Unreachable
+from tidemill_pipeline.errors import DataLoss, NoAnswer, QueueLoss
 from tidemill_pipeline.jobs.archive import Done
 from tidemill_pipeline.jobs.archive_upkeep import expire
 from tidemill_pipeline.jobs.archive_verify import verify
@@ -52,7 +52,7 @@ def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
     assert strict.run() == lax.run() == bodies(range(30))
     cluster.make_store_anew("a")
     cluster.add("orders", "a", 0, count)
-    with pytest.raises(Gone, match="store of the broker group made anew"):
+    with pytest.raises(QueueLoss, match="store of the broker group made anew"):
         strict.run()
     assert lax.run() == bodies(range(count))
     assert lax.run() == []
@@ -66,7 +66,7 @@ def test_a_topic_that_was_deleted_with_what_nobody_read_is_told(cluster: FakeClu
     assert stream.run() == lax.run() == bodies(range(30))
     cluster.add("orders", "a", 0, 10)
     cluster.delete("orders")
-    with pytest.raises(Gone, match="read up to offset 30"):
+    with pytest.raises(QueueLoss, match="read up to offset 30"):
         stream.run()
     assert lax.run() == []
     make_anew(cluster, 20)
@@ -79,9 +79,9 @@ def test_a_topic_that_is_made_anew_under_a_planned_batch_does_not_stop_the_strea
     cluster.add("orders", "a", 0, 30)
     lax = Stream(cluster, topic="orders", failOnDataLoss="false", newQueues="latest")
     strict = Stream(cluster, topic="orders")
-    with pytest.raises(Gone):
+    with pytest.raises(QueueLoss):
         strict.run(lambda: make_anew(cluster, 20))
-    with pytest.raises(Gone):
+    with pytest.raises(QueueLoss):
         strict.run()  # The plan is in the checkpoint.
     assert lax.run(lambda: make_anew(cluster, 25)) == []
     # Its name was read already, so it is read whole.
@@ -121,7 +121,7 @@ def test_a_broker_group_that_is_away_has_lost_nothing(cluster: FakeCluster) -> N
     assert [part.part.start for part in reader.partitions(stream.start, end)] == [30]
     # What was found there by this very batch is not passed over either.
     del stream.start["o"]["orders"]["b"]
-    with pytest.raises(Unreachable):
+    with pytest.raises(NoAnswer):
         reader.partitions(stream.start, end)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill_pipeline.listener import ProgressPublisher, QueryWatch
+from tidemill_pipeline.listener import ProgressPublisher, QueryMetrics
 from tidemill_pipeline.metrics import PipelineMetrics
-from tidemill_pipeline.offsets import Incarnation, Offsets, Queue, with_report
+from tidemill_pipeline.offsets import Incarnation, Offsets, SourceQueue, with_report
 
 
 def told(*, end: dict[str, Any], latest: dict[str, Any] | None = None, rows: int = 0) -> Any:
@@ -34,7 +34,7 @@ def logs(**places: tuple[int, str]) -> dict[str, Any]:
 
 def test_of_logs_bytes_are_told_that_wait() -> None:
     metrics = PipelineMetrics("copy")
-    watching = QueryWatch(metrics)
+    watching = QueryMetrics(metrics)
     # The store of `b` was made anew, and `c` is new.
     read, there = logs(a=(40, "x"), b=(90, "y")), logs(a=(100, "x"), b=(70, "z"), c=(8, "w"))
     watching.onQueryProgress(told(end=read, latest=there, rows=3))
@@ -50,7 +50,7 @@ def test_a_group_that_is_refused_is_a_warning(
 ) -> None:
     cluster.add("orders", "a", 0, 3)
     cluster.missing_groups.add("nobody")
-    queue = Queue("orders", "a", 0, Incarnation("x", 1))
+    queue = SourceQueue("orders", "a", 0, Incarnation("x", 1))
     document = with_report(
         Offsets(at={queue: 3}).as_document(),
         group="nobody",

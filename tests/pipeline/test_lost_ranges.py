@@ -10,10 +10,10 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream
 from tidemill_pipeline.errors import DataLoss
-from tidemill_pipeline.offsets import QueueRange
+from tidemill_pipeline.offsets import SourceRange
 from tidemill_pipeline.options import parse_source
 from tidemill_pipeline.source.messages import plan_ranges
-from tidemill_pipeline.source.places import Places
+from tidemill_pipeline.source.queue_bounds import OffsetResolver
 
 MODES = ("archive", "auto")
 GONE = "are gone: they were lost before they were archived"
@@ -103,9 +103,9 @@ def test_nothing_is_read_for_what_is_lost_whole(lossy: Archived) -> None:
         "failOnDataLoss": "false",
     }
     options = parse_source(given, is_stream=False)
-    view = Places(options).whole_view()
+    view = OffsetResolver(options).whole_view()
     (queue,) = view.queues
-    (task,) = plan_ranges(options, [QueueRange(queue=queue, start=0, end=40)], view)
+    (task,) = plan_ranges(options, [SourceRange(queue=queue, start=0, end=40)], view)
     assert [(each.part.start, each.part.end) for each in task.pieces] == [(0, 10), (20, 40)]
 
 

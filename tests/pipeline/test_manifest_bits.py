@@ -65,7 +65,7 @@ def test_an_archive_whose_first_entries_are_gone_is_found_again_by_who_saw_it_aw
     to, away = Path(archive.path), tmp_path / "away"
     to.rename(away)
     store = ArchiveStore(archive.path)
-    assert not store.is_there
+    assert not store.has_entries
     away.rename(to)
     assert store.archive() == before
 

@@ -13,13 +13,13 @@ from moto.server import ThreadedMotoServer
 from tests.support.worlds.archiving import NOW_MS, archive_job
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import read_batch
-from tidemill_pipeline.archive.manifest import Entry
+from tidemill_pipeline.archive.manifest import ManifestEntry
 from tidemill_pipeline.archive.store import ArchiveStore
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError
 from tidemill_pipeline.jobs.archive_upkeep import compact, vacuum
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.schema import VERSION
-from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRows, TaskAttempt, drop, keep
+from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRowWriter, TaskAttempt, drop, keep
 
 
 @pytest.fixture
@@ -78,7 +78,9 @@ def test_a_number_that_is_taken_is_not_written_over(cluster: FakeCluster, path: 
     """Not a lock, as a link is: two that look at once both write. So one archiver at a time."""
     cluster.add("orders", "a", 0, 10)
     archive_job(cluster, path).append()
-    entry = Entry(number=0, kind="expire", at_ms=NOW_MS, run="other", schema_version=VERSION)
+    entry = ManifestEntry(
+        number=0, kind="expire", at_ms=NOW_MS, run="other", schema_version=VERSION
+    )
     with pytest.raises(AnotherWriter, match="run one at a time"):
         ArchiveStore(path).commit(entry)
     assert verify(archive_job(cluster, path)).wrong == []
@@ -88,11 +90,11 @@ def test_bad_rows_count_there_as_in_a_folder(path: str) -> None:
     drop(path, "w")
     rows = pa.table({name: [None, None] for name in SCHEMA.names}, schema=SCHEMA)
     for number in range(2):
-        with BadRows(path, TaskAttempt("w", 0, number)) as bad:
+        with BadRowWriter(path, TaskAttempt("w", 0, number)) as bad:
             bad.add(rows)
     assert all(name.startswith("_") for name in ArchiveStore(path).names())
     keep(path, [bad.staged])
-    assert list(ArchiveStore(path).names()) == [bad.staged.counting_name]
+    assert list(ArchiveStore(path).names()) == [bad.staged.final_name]
 
 
 def test_what_is_not_there_is_told(path: str) -> None:

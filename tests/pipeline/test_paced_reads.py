@@ -7,8 +7,8 @@ import time
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream
 from tidemill_pipeline.client import connect
-from tidemill_pipeline.offsets import QueueRange
-from tidemill_pipeline.options import Topics, parse_source
+from tidemill_pipeline.offsets import SourceRange
+from tidemill_pipeline.options import TopicSelection, parse_source
 from tidemill_pipeline.pulling import pull_range
 
 
@@ -18,9 +18,9 @@ def test_a_rate_is_kept_in_small_calls(cluster: FakeCluster) -> None:
         {"endpoints": cluster.endpoint, "topic": "orders", "maxRatePerTask": "400"}, is_stream=False
     )
     client = connect(options.connection)
-    (queue,) = client.cluster(Topics(names=("orders",))).queues
+    (queue,) = client.cluster(TopicSelection(names=("orders",))).queues
     begin_s = time.monotonic()
-    part = QueueRange(queue=queue, start=5, end=105)
+    part = SourceRange(queue=queue, start=5, end=105)
     batches = list(pull_range(client, options, part))
     # Never too soon; how late is the machine's affair.
     assert time.monotonic() - begin_s >= 100 / 400

@@ -17,7 +17,7 @@ from tests.support.worlds.replaying import FIRST_MS, breaks_off, replaying, stor
 from tidemill.common.clock import SystemClock
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill_pipeline.archive.spark_tasks import SparkRunner
-from tidemill_pipeline.client import Client
+from tidemill_pipeline.client import ClusterClient
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.jobs import replay, replay_plan
 from tidemill_pipeline.jobs.archive import ArchiveJob
@@ -271,7 +271,7 @@ def test_an_earlier_plan_without_its_filter_goes_on_with_the_one_that_is_given(
 
 def send(broker: Standalone, rows: list[dict[str, Any]]) -> None:
     options = parse_sink({"endpoints": broker.grpc, "topic": "orders"})
-    client = Client(options.connection)
+    client = ClusterClient(options.connection)
     try:
         sender = Sender(
             client, options, max_retries=5, ids=RowIds("w", 0), now_ms=SystemClock().wall_ms

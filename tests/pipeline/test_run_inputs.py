@@ -11,7 +11,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.jobs.events import read_events
 from tidemill_pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events
-from tidemill_pipeline.offsets import Incarnation, Offsets, Queue
+from tidemill_pipeline.offsets import Incarnation, Offsets, SourceQueue
 from tidemill_pipeline.source.events import places_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def spans(inputs: Inputs) -> dict[int, tuple[int, int]]:
 def test_a_record_is_bounded_and_says_what_it_leaves_out() -> None:
     inputs = Inputs()
     for queue_id in reversed(range(QUEUES_MAX + 5)):
-        inputs.note(Queue("orders", "broker-0", queue_id, Incarnation("LOG", 7)), 10_000, 20_000)
+        inputs.note(
+            SourceQueue("orders", "broker-0", queue_id, Incarnation("LOG", 7)), 10_000, 20_000
+        )
     document = inputs.as_document()
     assert document["queues_left_out"] == 5
     assert list(spans(inputs)) == list(range(QUEUES_MAX))

@@ -13,20 +13,20 @@ import pytest
 from tests.support.processes.processes import standalone
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill_pipeline.client import Client
-from tidemill_pipeline.errors import Refused
-from tidemill_pipeline.options import Topics, parse_sink
+from tidemill_pipeline.client import ClusterClient
+from tidemill_pipeline.errors import ClusterRejection
+from tidemill_pipeline.options import TopicSelection, parse_sink
 from tidemill_pipeline.sink.messages import RowIds
-from tidemill_pipeline.sink.sending import Sender, Sent
+from tidemill_pipeline.sink.sending import Sender, SendResult
 from tidemill_pipeline.sink.writer import rows_of
 
 NOW_MS = 1_800_000_000_000
 DEAD_LETTERS = {"onError": "dead-letter", "deadLetterPath": "/nowhere"}
 
 
-def send(cluster: FakeCluster, rows: Iterable[Mapping[str, Any]], **given: str) -> Sent:
+def send(cluster: FakeCluster, rows: Iterable[Mapping[str, Any]], **given: str) -> SendResult:
     options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders", **given})
-    client = Client(options.connection)
+    client = ClusterClient(options.connection)
     try:
         ids = RowIds("write", 0)
         return Sender(client, options, max_retries=2, ids=ids, now_ms=lambda: NOW_MS).send(rows)
@@ -44,7 +44,7 @@ def test_a_row_that_spoils_its_send_goes_alone(cluster: FakeCluster) -> None:
     assert {why for _, why in sent.bad} == {"ILLEGAL_MESSAGE_TAG: a tag has no |"}
     good = [b"%d" % i for i in range(70) if i not in {7, 40, 41}]
     assert sorted(message.body for message in cluster.sent) == sorted(good)
-    with pytest.raises(Refused, match="a tag has no"):
+    with pytest.raises(ClusterRejection, match="a tag has no"):
         send(cluster, rows)
 
 
@@ -55,12 +55,12 @@ def test_a_proxy_refuses_a_row_and_keeps_those_beside_it(tmp_path: Path) -> None
     with standalone(tmp_path / "data") as broker:
         broker.put("topics/orders", queues=1)
         options = parse_sink({"endpoints": broker.grpc, "topic": "orders", **DEAD_LETTERS})
-        client = Client(options.connection)
+        client = ClusterClient(options.connection)
         try:
             ids = RowIds("write", 0)
             sender = Sender(client, options, max_retries=2, ids=ids, now_ms=lambda: NOW_MS)
             sent = sender.send(rows)
-            (ends,) = client.cluster(Topics(names=("orders",))).queues.values()
+            (ends,) = client.cluster(TopicSelection(names=("orders",))).queues.values()
         finally:
             client.close()
     assert sent.rows == ends.max_offset == 6
@@ -179,7 +179,7 @@ def test_no_send_is_of_more_than_a_second_s_worth(
     cluster: FakeCluster, rate: str, most: int
 ) -> None:
     options = parse_sink({"endpoints": cluster.endpoint, "topic": "orders", "maxRatePerTask": rate})
-    client, sizes, now_s = Client(options.connection), [], 0.0
+    client, sizes, now_s = ClusterClient(options.connection), [], 0.0
 
     def sleep_s(for_s: float) -> None:
         nonlocal now_s

@@ -7,8 +7,8 @@ import pytest
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.errors import DataLoss
-from tidemill_pipeline.offsets import QueueRange
-from tidemill_pipeline.options import Topics, parse_source
+from tidemill_pipeline.offsets import SourceRange
+from tidemill_pipeline.options import TopicSelection, parse_source
 from tidemill_pipeline.pulling import SHORT_S, pull_range
 
 
@@ -19,8 +19,8 @@ def pull_all(cluster: FakeCluster, *, told_end: int, short_s: float, **given: st
         is_stream=False,
     )
     client = connect(options.connection)
-    (queue,) = client.cluster(Topics(names=("orders",))).queues
-    part = QueueRange(queue=queue, start=0, end=told_end)
+    (queue,) = client.cluster(TopicSelection(names=("orders",))).queues
+    part = SourceRange(queue=queue, start=0, end=told_end)
     return [
         message.system_properties.queue_offset
         for messages in pull_range(client, options, part, short_s=short_s)

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.support.worlds.archiving import archive_job
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
-from tidemill_pipeline.errors import ArchiveError, DataLoss, Gone
+from tidemill_pipeline.errors import ArchiveError, DataLoss, QueueLoss
 from tidemill_pipeline.jobs.archive_upkeep import expire
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.pulling import SHORT_S
@@ -194,7 +194,7 @@ def test_a_broker_group_that_was_removed_has_taken_its_queues_with_it(cluster: F
     end = reader.latestOffset(strict.start, ReadAllAvailable())
     assert set(end["o"]["orders"]) == {"a", "b"}
     del cluster.brokers["10.0.0.2:8082"]
-    with pytest.raises(Gone, match=r"queue 0 of orders at b .* or the broker group removed"):
+    with pytest.raises(QueueLoss, match=r"queue 0 of orders at b .* or the broker group removed"):
         strict.run()
     assert lax.run() == bodies(range(5, 6))
     assert set(lax.start["o"]["orders"]) == {"a"}

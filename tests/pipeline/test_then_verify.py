@@ -11,7 +11,7 @@ from tests.support.processes.processes import command, environment
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.cli import EXIT_DAMAGED
-from tidemill_pipeline.errors import BadOption, Unreachable
+from tidemill_pipeline.errors import BadOption, NoAnswer
 from tidemill_pipeline.jobs.archive import ArchiveJob, Done
 from tidemill_pipeline.jobs.archive_commands import Appended, append_once
 
@@ -61,7 +61,7 @@ def test_without_an_archive_or_an_answer_nothing_is_verified(
     cluster.add("orders", "a", 0, 10)
     archive.append()
     cluster.brokers["a"].error = "it is away"
-    with pytest.raises(Unreachable):
+    with pytest.raises(NoAnswer):
         run_once(archive.job())
 
 

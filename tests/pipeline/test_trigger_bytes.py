@@ -9,7 +9,7 @@ from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tests.support.worlds.micro_batches import Stream
 from tidemill_pipeline.jobs.archive_upkeep import expire
 from tidemill_pipeline.offsets import Offsets
-from tidemill_pipeline.source.places import BESIDE_BODY_BYTES
+from tidemill_pipeline.source.queue_bounds import BESIDE_BODY_BYTES
 
 BODY = 1_000
 LATER_MS = FIRST_STORED_AT_MS + 3_600_000

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.worlds.archiving import NOW_MS, Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill_pipeline.archive.manifest import DataFile, Entry
+from tidemill_pipeline.archive.manifest import DataFile, ManifestEntry
 from tidemill_pipeline.archive.reading import read_range
 from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
-from tidemill_pipeline.archive.tasks import Task
+from tidemill_pipeline.archive.tasks import ArchiveTask
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError, PipelineError
 from tidemill_pipeline.jobs.archive import ArchiveJob
 from tidemill_pipeline.jobs.archive_upkeep import compact, vacuum
@@ -28,7 +28,7 @@ def stands_still(job: ArchiveJob, meanwhile: Callable[[], None]) -> ArchiveJob:
     """Return a job that has made its files when something else is done, and then goes on."""
     run_tasks = job.run_tasks
 
-    def run(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def run(options: SourceOptions, tasks: Sequence[ArchiveTask]) -> list[dict[str, Any]]:
         answers = run_tasks(options, tasks)
         meanwhile()
         return answers
@@ -137,8 +137,10 @@ def test_what_a_vacuum_deletes_is_in_snapshots(cluster: FakeCluster, archive: Ar
     job.commit("vacuum", removed=("messages/orphan.parquet",))
     for _ in range(2 * SNAPSHOT_ENTRIES):
         archive.job().commit("append")
-    file = DataFile(path="messages/orphan.parquet", bytes=0, rows=0, max_store_ms=0, spans=())
-    entry = Entry(
+    file = DataFile(
+        path="messages/orphan.parquet", bytes=0, rows=0, max_store_ms=0, spans=(), footer_crc=0
+    )
+    entry = ManifestEntry(
         number=archive.manifest().next_number,
         kind="append",
         at_ms=1,

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, final, get_args
 
 from tidemill_pipeline.errors import ArchiveError
-from tidemill_pipeline.offsets import Incarnation, Queue
+from tidemill_pipeline.offsets import Incarnation, SourceQueue
 
 VERSION: Final = 1  # of an entry and of a snapshot
 _CRC: Final = ',"crc":'  # The checksum of the text before it follows, and ends the text.
@@ -63,27 +63,27 @@ class QueueKey(NamedTuple):
     incarnation: str
 
     @classmethod
-    def of(cls, namespace: str, queue: Queue) -> QueueKey:
+    def of(cls, namespace: str, queue: SourceQueue) -> QueueKey:
         """Return the key of a queue."""
         return cls(namespace, queue.topic, queue.broker, queue.queue_id, str(queue.incarnation))
 
     @property
-    def queue(self) -> Queue:
+    def queue(self) -> SourceQueue:
         """Return the queue, as others than an archive know it."""
         incarnation = Incarnation.of(self.incarnation)
-        return Queue(self.topic, self.broker, self.queue_id, incarnation)
+        return SourceQueue(self.topic, self.broker, self.queue_id, incarnation)
 
     def __str__(self) -> str:
         return f"queue {self.queue_id} of {self.topic} at {self.broker}"
 
 
-Marks: TypeAlias = tuple[tuple[QueueKey, int], ...]  # an offset of each queue
-Closed: TypeAlias = tuple[tuple[QueueKey, int, int], ...]  # ranges of queues
+QueueMarks: TypeAlias = tuple[tuple[QueueKey, int], ...]  # an offset of each queue
+ClosedRanges: TypeAlias = tuple[tuple[QueueKey, int, int], ...]  # ranges of queues
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class ArchivedRange:
     """What one batch archived of one queue: a row of the manifest; once sealed, all of an hour."""
 
     key: QueueKey
@@ -112,7 +112,7 @@ class Range:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class FileSpan:
     """What one file has of one queue: rows between these offsets, and none of others."""
 
     key: QueueKey
@@ -130,13 +130,13 @@ class DataFile:
     bytes: int
     rows: int
     max_store_ms: int
-    spans: tuple[Span, ...]
+    spans: tuple[FileSpan, ...]
     footer_crc: int  # CRC-32 of the footer, which has no checksum of its own
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ManifestEntry:
     """One commit."""
 
     number: int
@@ -144,16 +144,16 @@ class Entry:
     at_ms: int
     run: str
     schema_version: int
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[ArchivedRange, ...] = ()
     files: tuple[DataFile, ...] = ()
     # Paths that count no more; of vacuum: that are deleted, and may never count again.
     removed: tuple[str, ...] = ()
     # Of seal: what is sealed of each queue ends there. Of expire: what is left begins there.
-    marks: Marks = ()
+    marks: QueueMarks = ()
     # Of seal: what no broker had any more to compare with. The files agree with the manifest.
     # Of append: queues that are over. Such a range is where the queue ends, and has no offset:
     # what stood behind it was lost, and nobody can say how much that was.
-    closed: Closed = ()
+    closed: ClosedRanges = ()
 
     def as_json(self) -> str:
         """Return the text of its file."""
@@ -161,7 +161,7 @@ class Entry:
         return with_crc(text)
 
     @classmethod
-    def from_json(cls, text: str) -> Entry:
+    def from_json(cls, text: str) -> ManifestEntry:
         """Read the text of a file. Raises ArchiveError for what is no entry."""
         try:
             found = read_checked(text, what="a manifest entry")
@@ -183,13 +183,13 @@ class Entry:
             raise ArchiveError(f"an entry of the manifest cannot be read: {error}") from error
 
 
-def _range(found: Mapping[str, Any]) -> Range:
-    return Range(**{**found, "key": QueueKey(*found["key"])})
+def _range(found: Mapping[str, Any]) -> ArchivedRange:
+    return ArchivedRange(**{**found, "key": QueueKey(*found["key"])})
 
 
 def data_file(found: Mapping[str, Any]) -> DataFile:
     """Read a data file as `asdict` wrote it."""
-    spans = tuple(Span(**{**each, "key": QueueKey(*each["key"])}) for each in found["spans"])
+    spans = tuple(FileSpan(**{**each, "key": QueueKey(*each["key"])}) for each in found["spans"])
     return DataFile(**{**found, "spans": spans})
 
 
@@ -198,34 +198,34 @@ def data_file(found: Mapping[str, Any]) -> DataFile:
 class ArchivedQueue:
     """What is archived of one queue: from `start`, before `end`, sealed before `sealed`."""
 
-    ranges: list[Range] = field(default_factory=list)
+    ranges: list[ArchivedRange] = field(default_factory=list)
     start: int = 0
     end: int = 0
     sealed: int = 0
     closed: list[tuple[int, int]] = field(default_factory=list)  # sealed, and never compared
     # Of what was let go of: the last range with rows, by which another store is known.
-    last: Range | None = None
+    last: ArchivedRange | None = None
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Say whether it was written down that the queue is there no more."""
         return (self.end, self.end) in self.closed
 
     @property
-    def kept_from(self) -> int:
+    def needed_from(self) -> int:
         """Return from where on it is needed: behind what is sealed, or what was let go of."""
         return max(self.sealed, self.start)
 
-    def unsealed(self) -> list[Range]:
+    def unsealed(self) -> list[ArchivedRange]:
         """Return the ranges that are to be compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]
 
-    def last_before(self, at: int) -> Range | None:
+    def last_before(self, at: int) -> ArchivedRange | None:
         """Return the last range with rows before an offset, if there is one, or was."""
         there = [*([self.last] if self.last is not None else []), *self.ranges]
         return next((each for each in reversed(there) if each.end <= at and each.rows), None)
 
-    def lost_between(self, start: int, end: int) -> list[Range]:
+    def lost_between(self, start: int, end: int) -> list[ArchivedRange]:
         """Return the ranges that have offsets there, and of which something was lost."""
         return [each for each in self.ranges if each.lost and each.start < end and each.end > start]
 
@@ -236,7 +236,7 @@ class ArchivedQueue:
         as many ranges as hours, however many batches there were.
         """
         self.sealed = max(self.sealed, at)
-        joined: list[Range] = []
+        joined: list[ArchivedRange] = []
         for each in self.ranges:
             last = joined[-1] if joined else None
             is_same = (
@@ -252,8 +252,8 @@ class ArchivedQueue:
         self.ranges = joined
 
 
-def _joined(first: Range, second: Range) -> Range:
-    return Range(
+def _joined(first: ArchivedRange, second: ArchivedRange) -> ArchivedRange:
+    return ArchivedRange(
         key=first.key,
         start=first.start,
         end=second.end,
@@ -278,13 +278,13 @@ class Archive:
     queues: dict[QueueKey, ArchivedQueue] = field(default_factory=dict)
     files: dict[str, DataFile] = field(default_factory=dict)
     # Files that count no more, and since when: who planned before may still be reading them.
-    let_go_at_ms: dict[str, int] = field(default_factory=dict)
+    released_at_ms: dict[str, int] = field(default_factory=dict)
     # Files that a vacuum deletes, and the number of its entry.
     deleted_by: dict[str, int] = field(default_factory=dict)
     # Invariant: the spans of a queue do not overlap, in order of offsets: (start, end, path).
     _spans: dict[QueueKey, list[tuple[int, int, str]]] = field(default_factory=dict)
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: ManifestEntry) -> None:
         """Raise ArchiveError where an entry does not follow."""
         if entry.number != self.next_number:
             raise ArchiveError(
@@ -306,7 +306,7 @@ class Archive:
                 why = "counts" if path in self.files else "is not there"
                 raise ArchiveError(f"entry {entry.number} removes {path}, which {why}")
         for file in entry.files:
-            if file.path in self.deleted_by or file.path in self.let_go_at_ms:
+            if file.path in self.deleted_by or file.path in self.released_at_ms:
                 raise ArchiveError(
                     f"entry {entry.number} names {file.path}, which was deleted meanwhile"
                 )
@@ -314,17 +314,17 @@ class Archive:
             if key not in self.queues and key not in ends:
                 raise ArchiveError(f"entry {entry.number} marks {key}, which is not there")
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: ManifestEntry) -> None:
         """Take an entry in. Raises ArchiveError where it does not follow, and changes nothing."""
         self.check(entry)
         for each in entry.ranges:
             self._append(each)
         for path in entry.removed:
             if entry.kind == "vacuum":
-                self.let_go_at_ms.pop(path, None)
+                self.released_at_ms.pop(path, None)
                 self.deleted_by[path] = entry.number
             else:
-                self._let_go(path, entry.at_ms)
+                self._release(path, entry.at_ms)
         for file in entry.files:
             self.put(file)
         for key, start, end in entry.closed:
@@ -342,7 +342,7 @@ class Archive:
                 ]
         self.next_number += 1
 
-    def _append(self, added: Range) -> None:
+    def _append(self, added: ArchivedRange) -> None:
         queue = self.queues.get(added.key)
         if queue is None:
             queue = self.queues[added.key] = ArchivedQueue(
@@ -357,11 +357,11 @@ class Archive:
         for span in file.spans:
             insort(self._spans.setdefault(span.key, []), (span.start, span.end, file.path))
 
-    def _let_go(self, path: str, at_ms: int) -> None:
+    def _release(self, path: str, at_ms: int) -> None:
         for span in self.files.pop(path).spans:
             spans = self._spans[span.key]
             del spans[bisect_left(spans, (span.start, span.end, path))]
-        self.let_go_at_ms[path] = at_ms
+        self.released_at_ms[path] = at_ms
 
     def holding(self, key: QueueKey, start: int, end: int) -> list[DataFile]:
         """Return the files that have rows of a queue between two offsets, in order of offsets."""
@@ -377,7 +377,7 @@ class Archive:
         return list(holding.values())
 
 
-def fold(entries: Iterable[Entry]) -> Archive:
+def fold(entries: Iterable[ManifestEntry]) -> Archive:
     """Return what entries make together."""
     archive = Archive()
     for entry in entries:
@@ -385,7 +385,7 @@ def fold(entries: Iterable[Entry]) -> Archive:
     return archive
 
 
-def sealing(archive: Archive, passed: Iterable[Range]) -> Marks:
+def sealing(archive: Archive, passed: Iterable[ArchivedRange]) -> QueueMarks:
     """Return how far each queue is sealed when these ranges have passed, without a gap."""
     by_key: dict[QueueKey, dict[int, int]] = {}
     for each in passed:
@@ -420,7 +420,7 @@ def by_incarnation(files: Iterable[DataFile]) -> list[list[DataFile]]:
 
 def expiring(
     archive: Archive, *, before_ms: int, namespace: str, topics: Iterable[str]
-) -> tuple[Marks, tuple[str, ...]]:
+) -> tuple[QueueMarks, tuple[str, ...]]:
     """Return where queues begin when what was stored before `before_ms` goes, and which files go.
 
     Whole ranges go, from the first on, and files of which nothing is left. Where a queue ends stays
@@ -446,6 +446,6 @@ def expiring(
     return tuple(sorted(marks.items())), gone
 
 
-def renumbered(entry: Entry, number: int) -> Entry:
+def renumbered(entry: ManifestEntry, number: int) -> ManifestEntry:
     """Return an entry as another one in order."""
     return replace(entry, number=number)

@@ -14,10 +14,10 @@ from tidemill_pipeline.archive.manifest import (
     VERSION,
     Archive,
     ArchivedQueue,
+    ArchivedRange,
     DataFile,
+    FileSpan,
     QueueKey,
-    Range,
-    Span,
     read_checked,
     with_crc,
 )
@@ -58,7 +58,7 @@ def as_json(archive: Archive) -> str:
             ]
             for file in archive.files.values()
         ],
-        "letGo": archive.let_go_at_ms,
+        "letGo": archive.released_at_ms,
         "deleted": {
             path: number for path, number in archive.deleted_by.items() if number >= known_from
         },
@@ -71,7 +71,7 @@ def from_json(text: str) -> Archive:
     try:
         found = read_checked(text, what="a snapshot")
         archive = Archive(
-            next_number=found["next"], let_go_at_ms=found["letGo"], deleted_by=found["deleted"]
+            next_number=found["next"], released_at_ms=found["letGo"], deleted_by=found["deleted"]
         )
         for own, start, end, sealed, closed, ranges, *last in found["queues"]:
             key = QueueKey(*own)
@@ -92,7 +92,7 @@ def from_json(text: str) -> Archive:
                     rows=rows,
                     max_store_ms=max_store_ms,
                     spans=tuple(
-                        Span(key=keys[number], start=start, end=end, rows=count)
+                        FileSpan(key=keys[number], start=start, end=end, rows=count)
                         for number, start, end, count in spans
                     ),
                     footer_crc=footer_crc,
@@ -103,9 +103,9 @@ def from_json(text: str) -> Archive:
     return archive
 
 
-def _range(key: QueueKey, *fields: Any) -> Range:
+def _range(key: QueueKey, *fields: Any) -> ArchivedRange:
     start, end, rows, size, min_store_ms, max_store_ms, crc_xor, lost, last_offset, last_ms = fields
-    return Range(
+    return ArchivedRange(
         key=key,
         start=start,
         end=end,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from tidemill_pipeline.archive.tasks import ANSWER, Task, run_task
+from tidemill_pipeline.archive.tasks import ANSWER, ArchiveTask, run_task
 from tidemill_pipeline.options import SourceOptions, parse_source
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ class SparkRunner:
     """Runs tasks in the executors of a session."""
 
     def __init__(self, spark: SparkSession, given: Mapping[str, str]) -> None:
-        spark.dataSource.register(ArchiveTasks)
+        spark.dataSource.register(ArchiveTaskSource)
         self._spark = spark
         self._given = given
 
-    def __call__(self, options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def __call__(
+        self, options: SourceOptions, tasks: Sequence[ArchiveTask]
+    ) -> list[dict[str, Any]]:
         """Return the answers, in any order."""
         del options  # The executors parse them again, from text.
         if not tasks:
@@ -49,7 +51,7 @@ class TaskPartition(InputPartition):
         self.text = text
 
 
-class ArchiveTasks(DataSource):
+class ArchiveTaskSource(DataSource):
     """One partition a task, one row an answer."""
 
     @classmethod
@@ -82,5 +84,5 @@ class TaskReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Do a task, and yield its answer."""
         if isinstance(partition, TaskPartition):
-            answer = json.dumps(run_task(self._options, Task.from_json(partition.text)))
+            answer = json.dumps(run_task(self._options, ArchiveTask.from_json(partition.text)))
             yield pa.RecordBatch.from_arrays([pa.array([answer])], names=["answer"])

@@ -25,7 +25,7 @@ from urllib.parse import quote
 import pyarrow.fs as pa_fs
 
 from tidemill_pipeline.archive import snapshot
-from tidemill_pipeline.archive.manifest import Archive, Entry
+from tidemill_pipeline.archive.manifest import Archive, ManifestEntry
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError
 
 log: Final = logging.getLogger("tidemill_pipeline")
@@ -60,7 +60,7 @@ class ArchiveStore:
     # ------------------------------------------------------------ the manifest
 
     @property
-    def is_there(self) -> bool:
+    def has_entries(self) -> bool:
         """Say whether anything was ever archived."""
         return self.archive().next_number > 0
 
@@ -127,7 +127,7 @@ class ArchiveStore:
         if first:
             path = self._path(first, _SNAPSHOT)
             text = self._read(path)
-            with _told_which(path):
+            with _file_named(path):
                 archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
             self._last = self._mark(self._entry_path(first - 1))
         # By a listing, so that one that is missing in the middle is found out.
@@ -137,8 +137,8 @@ class ArchiveStore:
 
     def _take(self, archive: Archive, path: str) -> None:
         text = self._read(path)
-        with _told_which(path):
-            archive.apply(Entry.from_json(text))
+        with _file_named(path):
+            archive.apply(ManifestEntry.from_json(text))
         self._last = self._mark(path)
         self._behind_count += 1
         self._behind_bytes += len(text)
@@ -154,20 +154,20 @@ class ArchiveStore:
         for info in self._files.get_file_info(selector):
             yield info.base_name, int(info.mtime_ns or 0) // 1_000_000
 
-    def commit(self, entry: Entry) -> None:
+    def commit(self, entry: ManifestEntry) -> None:
         """Make an entry count. Raises AnotherWriter where its number is taken, and ArchiveError."""
         path = self._entry_path(entry.number)
         self._check_files(entry)
-        with told_if_not_written(path):
+        with write_errors(path):
             self._files.create_dir(f"{self._root}/{MANIFEST}", recursive=True)
             self._put(path, entry.as_json().encode())
         if entry.number and not self._has(self._entry_path(entry.number - 1)):
             # This process stood still until its number was long taken, and deleted: see above.
             self._files.delete_file(path)
             raise AnotherWriter(_taken(path))
-        self._sum_up()
+        self._write_snapshot_if_due()
 
-    def _check_files(self, entry: Entry) -> None:
+    def _check_files(self, entry: ManifestEntry) -> None:
         """Raise ArchiveError where a file is not there, or not whole."""
         paths = [f"{self._root}/{file.path}" for file in entry.files]
         for file, info in zip(entry.files, self._files.get_file_info(paths), strict=True):
@@ -186,7 +186,7 @@ class ArchiveStore:
         with self._files.open_output_stream(path) as file:
             file.write(text)
 
-    def _sum_up(self) -> None:
+    def _write_snapshot_if_due(self) -> None:
         """Write a snapshot where enough was committed since the last one."""
         archive = self.archive()
         if self._behind_count < SNAPSHOT_ENTRIES or self._behind_bytes < self._snapshot_bytes / 2:
@@ -202,7 +202,7 @@ class ArchiveStore:
             return
         self._snapshot_bytes, self._behind_count, self._behind_bytes = len(text), 0, 0
 
-    def forget_entries(self, *, before_ms: int) -> int:
+    def delete_old_entries(self, *, before_ms: int) -> int:
         """Delete what a snapshot of before an instant has made needless; return how many files."""
         made = dict(self._manifest())
         old = [
@@ -310,7 +310,7 @@ def no_archive(path: str) -> str:
 
 
 @contextlib.contextmanager
-def told_if_not_written(path: str) -> Iterator[None]:
+def write_errors(path: str) -> Iterator[None]:
     """Raise ArchiveError for the block that says which file a full or read-only folder refused."""
     try:
         yield
@@ -319,7 +319,7 @@ def told_if_not_written(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_which(path: str) -> Iterator[None]:
+def _file_named(path: str) -> Iterator[None]:
     """Have an ArchiveError of the block say which file it is about."""
     try:
         yield

@@ -15,13 +15,19 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill_pipeline import schema as columns
-from tidemill_pipeline.archive.manifest import ArchivedQueue, DataFile, QueueKey, Range, data_file
+from tidemill_pipeline.archive.manifest import (
+    ArchivedQueue,
+    ArchivedRange,
+    DataFile,
+    QueueKey,
+    data_file,
+)
 from tidemill_pipeline.archive.reading import read_range
 from tidemill_pipeline.archive.store import ArchiveStore
-from tidemill_pipeline.archive.writing import Written, merge_files, write_range
+from tidemill_pipeline.archive.writing import WrittenRange, merge_files, write_range
 from tidemill_pipeline.client import connect
-from tidemill_pipeline.errors import ArchiveError, DataLoss, Refused
-from tidemill_pipeline.offsets import Queue, QueueEnds, QueueRange
+from tidemill_pipeline.errors import ArchiveError, ClusterRejection, DataLoss
+from tidemill_pipeline.offsets import QueueEnds, SourceQueue, SourceRange
 from tidemill_pipeline.options import SourceOptions
 from tidemill_pipeline.pulling import OnGap, pull_range
 from tidemill_pipeline.rows import message_batches
@@ -31,7 +37,7 @@ ANSWER: Final = "answer string"  # the one column of what tasks answer
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ArchiveTask:
     """One piece of work: `append` a range, `verify` one, or `compact` a folder."""
 
     work: str
@@ -41,7 +47,7 @@ class Task:
     end: int
     files: tuple[DataFile, ...] = ()
     # Of `verify` the range itself, of `append` the one before it.
-    expected: Range | None = None
+    expected: ArchivedRange | None = None
     nobody: str = ""  # why no broker is asked
     folder: str = ""
     bytes_max: int = 0
@@ -51,7 +57,7 @@ class Task:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Task:
+    def from_json(cls, text: str) -> ArchiveTask:
         """Read what `as_json` wrote."""
         found = json.loads(text)
         expected = found["expected"]
@@ -62,17 +68,17 @@ class Task:
                 "files": tuple(data_file(each) for each in found["files"]),
                 "expected": None
                 if expected is None
-                else Range(**{**expected, "key": QueueKey(*expected["key"])}),
+                else ArchivedRange(**{**expected, "key": QueueKey(*expected["key"])}),
             }
         )
 
 
 # Runs tasks somewhere, and returns their answers in any order.
-Runner = Callable[[SourceOptions, Sequence[Task]], list[dict[str, Any]]]
+Runner = Callable[[SourceOptions, Sequence[ArchiveTask]], list[dict[str, Any]]]
 
 
 def run_task(
-    options: SourceOptions, task: Task, store: ArchiveStore | None = None
+    options: SourceOptions, task: ArchiveTask, store: ArchiveStore | None = None
 ) -> dict[str, Any]:
     """Do one piece of work and return its answer. Runs in an executor.
 
@@ -86,13 +92,13 @@ def run_task(
             check_follows(options, task.key.queue, task.expected)
         except ArchiveError as error:
             return _failed(task, str(error))
-        except Refused as error:
+        except ClusterRejection as error:
             return _failed(task, f"{task.key}: {error}")
         try:
             written = append(store, options, task, schema)
         except DataLoss as error:
             return _failed(task, str(error))
-        except Refused as error:
+        except ClusterRejection as error:
             return _failed(task, f"{task.key}: {error}")
         return {"range": asdict(written.range), "files": [asdict(each) for each in written.files]}
     if task.work == "verify":
@@ -106,13 +112,18 @@ def run_task(
         return _failed(task, str(error))
 
 
-def _failed(task: Task, why: str) -> dict[str, Any]:
+def _failed(task: ArchiveTask, why: str) -> dict[str, Any]:
     return {"key": list(task.key), "start": task.start, "wrong": why}
 
 
-def append(store: ArchiveStore, options: SourceOptions, task: Task, schema: pa.Schema) -> Written:
-    """Pull a range from its broker group and write it. Raises DataLoss, Refused, ArchiveError."""
-    gaps = Gaps()
+def append(
+    store: ArchiveStore, options: SourceOptions, task: ArchiveTask, schema: pa.Schema
+) -> WrittenRange:
+    """Pull a range from its broker group and write it.
+
+    Raises DataLoss, ClusterRejection and ArchiveError.
+    """
+    gaps = GapList()
     batches = _pulled(options, task, schema, gaps.refuse if options.fails_on_data_loss else gaps)
     written = write_range(
         store, task.key, batches, start=task.start, end=task.end, run=task.run, schema=schema
@@ -123,18 +134,18 @@ def append(store: ArchiveStore, options: SourceOptions, task: Task, schema: pa.S
 
 @final
 @dataclass(slots=True)
-class Gaps:
+class GapList:
     """What was gone of a range when it was pulled."""
 
     found: list[tuple[int, int]] = field(default_factory=list)
     why: str = ""  # of the last one
 
-    def __call__(self, _queue: Queue, start: int, end: int, why: str) -> None:
+    def __call__(self, _queue: SourceQueue, start: int, end: int, why: str) -> None:
         """Take one in."""
         self.found.append((start, end))
         self.why = why
 
-    def refuse(self, queue: Queue, start: int, end: int, why: str) -> None:
+    def refuse(self, queue: SourceQueue, start: int, end: int, why: str) -> None:
         """Raise DataLoss."""
         raise lost_before_archived(queue, start, end, why)
 
@@ -144,7 +155,7 @@ class Gaps:
         return sum(end - start for start, end in self.found)
 
 
-def lost_before_archived(queue: Queue, start: int, end: int, why: str) -> DataLoss:
+def lost_before_archived(queue: SourceQueue, start: int, end: int, why: str) -> DataLoss:
     """Return the error that an archive cannot have what it should."""
     return DataLoss(
         f"{queue}: offsets from {start} to {end} were gone before they were archived: {why}. With"
@@ -152,7 +163,7 @@ def lost_before_archived(queue: Queue, start: int, end: int, why: str) -> DataLo
     )
 
 
-def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> None:
+def check_follows(options: SourceOptions, queue: SourceQueue, last: ArchivedRange | None) -> None:
     """Raise ArchiveError where the last message that was archived is not the broker's.
 
     A store that was restored from a backup has the same log id, and gives the offsets behind it
@@ -160,20 +171,20 @@ def check_follows(options: SourceOptions, queue: Queue, last: Range | None) -> N
     """
     if last is None or not last.rows:
         return
-    part = QueueRange(queue=queue, start=last.last_offset, end=last.last_offset + 1)
+    part = SourceRange(queue=queue, start=last.last_offset, end=last.last_offset + 1)
     # One that retention took is not there to be compared. It may be none that is asked for.
-    gone = Gaps()
+    gone = GapList()
     options = replace(options, filter="*")
     client = connect(options.connection)
     for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
         stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
         if stored_ms != last.last_store_ms:
-            raise not_the_archived(
+            raise foreign_queue(
                 queue, f"its message at offset {part.start} is of another time than the archive's"
             )
 
 
-def not_the_archived(queue: Queue, why: str) -> ArchiveError:
+def foreign_queue(queue: SourceQueue, why: str) -> ArchiveError:
     """Return the error that a queue is not the one that was archived, though it is called so."""
     return ArchiveError(
         f"{queue}: {why}. Its store was restored from a backup, or has lost messages; what it has"
@@ -187,10 +198,10 @@ def shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
 
 
 def _pulled(
-    options: SourceOptions, task: Task, schema: pa.Schema, on_gap: OnGap
+    options: SourceOptions, task: ArchiveTask, schema: pa.Schema, on_gap: OnGap
 ) -> Iterator[pa.RecordBatch]:
     key = task.key
-    part = QueueRange(queue=key.queue, start=task.start, end=task.end)
+    part = SourceRange(queue=key.queue, start=task.start, end=task.end)
     for messages in pull_range(connect(options.connection), options, part, on_gap=on_gap):
         yield from message_batches(
             messages,
@@ -202,7 +213,7 @@ def _pulled(
         )
 
 
-def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str, str]:
+def verify(store: ArchiveStore, options: SourceOptions, task: ArchiveTask) -> tuple[str, str]:
     """Compare a row of the manifest, the archive's files, their checksums, and the broker.
 
     Returns what is wrong, and why some or all of it could not be compared with the broker; each is
@@ -213,7 +224,7 @@ def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str
     # All columns: of those whose values are not compared, pages are, with their checksums.
     every = columns.of_dataset("messages").names
     try:
-        archived = _looked(
+        archived = _digests_of(
             read_range(
                 store, task.files, task.key, start=expected.start, end=expected.end, columns=every
             )
@@ -230,13 +241,13 @@ def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str
     if task.nobody:
         return "", task.nobody if expected.rows else ""
     schema = pa.schema([pa.field("queue_offset", pa.int64()), pa.field("body_crc32", pa.int64())])
-    gaps = Gaps()
+    gaps = GapList()
     try:
         check_follows(options, task.key.queue, expected)
-        stored = _looked(_pulled(options, task, schema, gaps))
+        stored = _digests_of(_pulled(options, task, schema, gaps))
     except ArchiveError as error:
         return f"{error}; --store-is-gone seals it by its files alone", ""
-    except Refused as error:
+    except ClusterRejection as error:
         return f"it cannot be compared: {error}", ""
     kept = archived.without(gaps.found)
     if expected.lost and kept != stored and kept.is_among(stored):
@@ -247,7 +258,7 @@ def verify(store: ArchiveStore, options: SourceOptions, task: Task) -> tuple[str
 
 
 @final
-class _Looked:
+class _RowDigests:
     """Rows by their offsets and the checksums of their bodies: 16 bytes each."""
 
     def __init__(self, offsets: Any, checksums: Any) -> None:
@@ -265,14 +276,14 @@ class _Looked:
     def is_out_of_order(self) -> bool:
         return bool((self._offsets[1:] <= self._offsets[:-1]).any())
 
-    def without(self, gaps: Sequence[tuple[int, int]]) -> _Looked:
+    def without(self, gaps: Sequence[tuple[int, int]]) -> _RowDigests:
         """Return what lies in none of these ranges."""
         kept = np.ones(self.rows, bool)
         for start, end in gaps:
             kept &= (self._offsets < start) | (self._offsets >= end)
-        return _Looked(self._offsets[kept], self._checksums[kept])
+        return _RowDigests(self._offsets[kept], self._checksums[kept])
 
-    def is_among(self, other: _Looked) -> bool:
+    def is_among(self, other: _RowDigests) -> bool:
         """Say whether all of it is in another one, too."""
         places = np.searchsorted(other._offsets, self._offsets)
         return (
@@ -283,7 +294,7 @@ class _Looked:
         )
 
     def __eq__(self, other: object) -> bool:
-        assert isinstance(other, _Looked), other
+        assert isinstance(other, _RowDigests), other
         return np.array_equal(self._offsets, other._offsets) and np.array_equal(
             self._checksums, other._checksums
         )
@@ -291,19 +302,19 @@ class _Looked:
     __hash__ = None  # type: ignore[assignment]  # Nobody puts it into a set.
 
 
-def _looked(batches: Iterator[pa.RecordBatch]) -> _Looked:
+def _digests_of(batches: Iterator[pa.RecordBatch]) -> _RowDigests:
     offsets, checksums = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for batch in batches:
         offsets.append(batch["queue_offset"].to_numpy())
         checksums.append(batch["body_crc32"].to_numpy())
-    return _Looked(np.concatenate(offsets), np.concatenate(checksums))
+    return _RowDigests(np.concatenate(offsets), np.concatenate(checksums))
 
 
-def _counted(found: _Looked, expected: Range) -> str:
+def _counted(found: _RowDigests, expected: ArchivedRange) -> str:
     return str(found.rows) + (" with other bodies" if found.rows == expected.rows else "")
 
 
-def compact(store: ArchiveStore, task: Task, schema: pa.Schema) -> dict[str, Any]:
+def compact(store: ArchiveStore, task: ArchiveTask, schema: pa.Schema) -> dict[str, Any]:
     """Write the files of a folder as fewer, larger ones."""
     files = merge_files(
         store, task.files, folder=task.folder, schema=schema, bytes_max=task.bytes_max

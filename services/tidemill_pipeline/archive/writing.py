@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill_pipeline.archive.manifest import HOUR_MS, DataFile, QueueKey, Range, Span
+from tidemill_pipeline.archive.manifest import HOUR_MS, ArchivedRange, DataFile, FileSpan, QueueKey
 from tidemill_pipeline.archive.reading import pieces, read_footer, read_piece
-from tidemill_pipeline.archive.store import ArchiveStore, told_if_not_written
+from tidemill_pipeline.archive.store import ArchiveStore, write_errors
 
 GROUP_ROWS: Final = 32_768  # of a row group: what a reader of one offset reads at least
 GROUP_BYTES: Final = 64 << 20  # and no more than this of it is held
@@ -43,10 +43,10 @@ _DICTIONARIES: Final = [
 
 @final
 @dataclass(slots=True)
-class Written:
+class WrittenRange:
     """What a task has made: a row of the manifest, and files."""
 
-    range: Range
+    range: ArchivedRange
     files: list[DataFile] = field(default_factory=list)
 
 
@@ -59,13 +59,13 @@ def write_range(
     end: int,
     run: str,
     schema: pa.Schema,
-) -> Written:
+) -> WrittenRange:
     """Write the rows of a range, which come in order of offsets, and say what was written.
 
     How many offsets were gone is known to whoever pulls them.
     """
-    files = _Files(store, key, run, schema)
-    total = _Sums()
+    files = _HourFiles(store, key, run, schema)
+    total = _RangeTotals()
     try:
         for batch in batches:
             if not batch.num_rows:
@@ -77,8 +77,8 @@ def write_range(
     except BaseException:
         files.drop()
         raise
-    return Written(
-        range=Range(
+    return WrittenRange(
+        range=ArchivedRange(
             key=key,
             start=start,
             end=end,
@@ -104,7 +104,7 @@ def merge_files(
 ) -> list[DataFile]:
     """Write the rows of files by queue and offset into as few files of that size as they need."""
     done: list[DataFile] = []
-    current: _File | None = None
+    current: _OpenDataFile | None = None
     try:
         for key in sorted({span.key for file in files for span in file.spans}):
             end = -1
@@ -114,7 +114,7 @@ def merge_files(
                 columns = schema.names
                 for batch in read_piece(store, file, key, start=first, end=last, columns=columns):
                     if current is None:
-                        current = _File(store, f"{folder}/{_name('compact')}", schema)
+                        current = _OpenDataFile(store, f"{folder}/{_name('compact')}", schema)
                     current.write(_cast(batch, schema), key, follows=follows)
                     follows = True
                     if current.written_bytes >= bytes_max:
@@ -123,12 +123,14 @@ def merge_files(
         if current is not None:
             done.append(current.close())
     except BaseException:
-        _take_away(store, current, done)
+        _delete_files(store, current, done)
         raise
     return done
 
 
-def _take_away(store: ArchiveStore, current: _File | None, done: Sequence[DataFile]) -> None:
+def _delete_files(
+    store: ArchiveStore, current: _OpenDataFile | None, done: Sequence[DataFile]
+) -> None:
     """Delete what a task that has failed wrote, of which nobody is to know, as far as one can.
 
     A folder that is full would stay full. Why the task has failed is what is to be told.
@@ -147,7 +149,7 @@ def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @final
 @dataclass(slots=True)
-class _Sums:
+class _RangeTotals:
     """What the manifest says of a range."""
 
     rows: int = 0
@@ -188,13 +190,13 @@ def _by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(hours[first]), batch.slice(first, last - first)
 
 
-class _Files:
+class _HourFiles:
     """The files of one task, of which one is open: rows come in order of time."""
 
     def __init__(self, store: ArchiveStore, key: QueueKey, run: str, schema: pa.Schema) -> None:
         self._store, self._key, self._run, self._schema = store, key, run, schema
         self._hour = -1
-        self._open: _File | None = None
+        self._open: _OpenDataFile | None = None
         self.done: list[DataFile] = []
 
     def write(self, hour: int, batch: pa.RecordBatch) -> None:
@@ -208,7 +210,7 @@ class _Files:
                 day=f"{at:%Y-%m-%d}",
                 hour=f"{at:%H}",
             )
-            self._open = _File(self._store, f"{folder}/{_name(self._run)}", self._schema)
+            self._open = _OpenDataFile(self._store, f"{folder}/{_name(self._run)}", self._schema)
             self._hour = hour
         self._open.write(batch, self._key, follows=True)
 
@@ -219,20 +221,20 @@ class _Files:
 
     def drop(self) -> None:
         """Take away the file that is open, and those before it."""
-        _take_away(self._store, self._open, self.done)
+        _delete_files(self._store, self._open, self.done)
 
 
 def _name(run: str) -> str:
     return f"{run}-{secrets.token_hex(8)}.parquet"
 
 
-class _File:
+class _OpenDataFile:
     """One Parquet file while it is written."""
 
     def __init__(self, store: ArchiveStore, path: str, schema: pa.Schema) -> None:
         self._store, self._path = store, path
         self._exits = contextlib.ExitStack()
-        with told_if_not_written(f"{store.path}/{path}"):
+        with write_errors(f"{store.path}/{path}"):
             self._sink = self._exits.enter_context(store.writing(path))
             self._writer = self._exits.enter_context(
                 pq.ParquetWriter(
@@ -252,7 +254,7 @@ class _File:
         self._held_bytes = 0
         self._rows = 0
         self._max_store_ms = 0
-        self._spans: list[Span] = []
+        self._spans: list[FileSpan] = []
 
     @property
     def written_bytes(self) -> int:
@@ -263,7 +265,7 @@ class _File:
         """Add rows of a queue; they follow the last ones where nothing lies between them."""
         offsets = batch["queue_offset"]
         first, last = int(offsets[0].as_py()), int(offsets[-1].as_py())
-        span = Span(key=key, start=first, end=last + 1, rows=batch.num_rows)
+        span = FileSpan(key=key, start=first, end=last + 1, rows=batch.num_rows)
         if follows and self._spans and self._spans[-1].key == key:
             before = self._spans.pop()
             span = replace(before, end=last + 1, rows=before.rows + batch.num_rows)
@@ -279,13 +281,13 @@ class _File:
     def _flush(self) -> None:
         if self._held:
             held = pa.Table.from_batches(self._held, schema=self._schema)
-            with told_if_not_written(f"{self._store.path}/{self._path}"):
+            with write_errors(f"{self._store.path}/{self._path}"):
                 self._writer.write_table(held)
             self._held, self._held_rows, self._held_bytes = [], 0, 0
 
     def close(self) -> DataFile:
         self._flush()
-        with told_if_not_written(f"{self._store.path}/{self._path}"):
+        with write_errors(f"{self._store.path}/{self._path}"):
             self._exits.close()
         with self._store.open(self._path) as opened:
             size, footer_crc = opened.size(), zlib.crc32(read_footer(opened))

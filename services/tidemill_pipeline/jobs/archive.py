@@ -18,29 +18,29 @@ from typing import Any, Final, final
 from tidemill_pipeline import schema as columns
 from tidemill_pipeline.archive.manifest import (
     Archive,
-    Closed,
+    ArchivedRange,
+    ClosedRanges,
     DataFile,
-    Entry,
-    Marks,
+    ManifestEntry,
     QueueKey,
-    Range,
+    QueueMarks,
     data_file,
     renumbered,
 )
 from tidemill_pipeline.archive.store import ArchiveStore, no_archive
 from tidemill_pipeline.archive.tasks import (
+    ArchiveTask,
     Runner,
-    Task,
+    foreign_queue,
     lost_before_archived,
-    not_the_archived,
     shorter,
 )
-from tidemill_pipeline.client import Cluster, connect
+from tidemill_pipeline.client import ClusterState, connect
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss
 from tidemill_pipeline.jobs.gate import Gate
 from tidemill_pipeline.jobs.inputs import Inputs
-from tidemill_pipeline.offsets import Queue, QueueEnds, QueueRange, split, take_rows
-from tidemill_pipeline.options import EARLIEST, LATEST, Place, SourceOptions
+from tidemill_pipeline.offsets import QueueEnds, SourceQueue, SourceRange, split, take_rows
+from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions
 from tidemill_pipeline.pulling import TAKEN
 from tidemill_pipeline.source.topics import meant, names_of
 
@@ -75,8 +75,8 @@ def check_options(options: SourceOptions) -> None:
     It has whole queues: who reads goes by that, and a verification compares it with that.
     """
     asked = {
-        "startingOffsets or startingTimestamp": options.start != Place(everywhere=EARLIEST),
-        "endingOffsets or endingTimestamp": options.end != Place(everywhere=LATEST),
+        "startingOffsets or startingTimestamp": options.start != ReadBoundary(everywhere=EARLIEST),
+        "endingOffsets or endingTimestamp": options.end != ReadBoundary(everywhere=LATEST),
         "filter": options.filter != "*",
         "includeBody": not options.includes_body,
     }
@@ -121,7 +121,7 @@ class ArchiveJob:
         self._batch_rows, self._task_rows, self._cores = batch_rows, task_rows, cores
         self._was_there = False
         # With which queues a run cannot go on, and why; empty: its broker group has another one.
-        self._stuck: dict[Queue, str] = {}
+        self._stuck: dict[SourceQueue, str] = {}
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
         self.inputs = Inputs()
 
@@ -180,7 +180,7 @@ class ArchiveJob:
             cluster = self.look()
             self._leave_out_restored(cluster)
 
-    def check_known(self, cluster: Cluster) -> None:
+    def check_known(self, cluster: ClusterState) -> None:
         """Raise BadOption for a topic that is asked for by name, and is nowhere."""
         known = {queue.topic for queue in cluster.queues}
         known |= {key.topic for key in self.archive().queues}
@@ -192,7 +192,7 @@ class ArchiveJob:
                 f"{meant(missing[0], everything)}"
             )
 
-    def _leave_out_restored(self, cluster: Cluster) -> None:
+    def _leave_out_restored(self, cluster: ClusterState) -> None:
         """Leave out broker groups of which a queue ends before what is archived of it.
 
         Their others may have got as far again, and it would not be seen that they do not follow.
@@ -202,20 +202,20 @@ class ArchiveJob:
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self.key_of(queue))
             if archived is not None and ends.max_offset < archived.end:
-                error = not_the_archived(queue, shorter(archived, ends))
+                error = foreign_queue(queue, shorter(archived, ends))
                 self._stuck[queue] = f"{error}. Nothing of {queue.broker} is archived meanwhile"
                 restored.add(queue.broker)
         for queue in cluster.queues:
             if queue.broker in restored:
                 self._stuck.setdefault(queue, "")
 
-    def look(self) -> Cluster:
+    def look(self) -> ClusterState:
         """Ask where the queues end; all broker groups must answer, or what is new is not known."""
         return connect(self.options.connection).whole_cluster(self.options.topics)
 
     def plan(
-        self, archive: Archive, cluster: Cluster, target: Mapping[Queue, QueueEnds]
-    ) -> tuple[list[Task], list[Range]]:
+        self, archive: Archive, cluster: ClusterState, target: Mapping[SourceQueue, QueueEnds]
+    ) -> tuple[list[ArchiveTask], list[ArchivedRange]]:
         """Return the tasks of the next batch, and ranges that were gone before it.
 
         `target`: what is to be archived, as it was when that began.
@@ -239,7 +239,7 @@ class ArchiveJob:
             starts, {queue: target[queue].max_offset for queue in starts}, self._batch_rows
         )
         ranges = [
-            QueueRange(queue=queue, start=start, end=until[queue])
+            SourceRange(queue=queue, start=start, end=until[queue])
             for queue, start in sorted(starts.items())
             if until[queue] > start
         ]
@@ -249,7 +249,7 @@ class ArchiveJob:
             key = self.key_of(part.queue)
             archived = archive.queues.get(key)
             before = None if archived is None else archived.last_before(part.start)
-            task = Task(
+            task = ArchiveTask(
                 work="append",
                 run=self.run,
                 key=key,
@@ -260,7 +260,7 @@ class ArchiveJob:
             tasks.append(task)
         return tasks, lost
 
-    def key_of(self, queue: Queue) -> QueueKey:
+    def key_of(self, queue: SourceQueue) -> QueueKey:
         """Return the name of a queue in the archive."""
         return QueueKey.of(self.options.connection.namespace, queue)
 
@@ -271,10 +271,10 @@ class ArchiveJob:
             return archived.end
         return ends.min_offset
 
-    def _lost(self, key: QueueKey, start: int, end: int, why: str) -> Range:
+    def _lost(self, key: QueueKey, start: int, end: int, why: str) -> ArchivedRange:
         if self.options.fails_on_data_loss:
             raise lost_before_archived(key.queue, start, end, why)
-        return Range(
+        return ArchivedRange(
             key=key,
             start=start,
             end=end,
@@ -286,7 +286,7 @@ class ArchiveJob:
             lost=end - start,
         )
 
-    def _write_over(self, cluster: Cluster) -> tuple[tuple[str, ...], bool]:
+    def _write_over(self, cluster: ClusterState) -> tuple[tuple[str, ...], bool]:
         """Write down which queues are there no more, and say so of those of which it is new.
 
         Another store, or none, is what the wrong cluster has, too: that takes an operator's word.
@@ -298,7 +298,7 @@ class ArchiveJob:
                 key.namespace == self.options.connection.namespace
                 and self.options.topics.have(key.topic)
             )
-            if not is_asked or key.queue in cluster.queues or archived.is_over:
+            if not is_asked or key.queue in cluster.queues or archived.has_ended:
                 continue
             nobody = nobody_has(key, cluster)
             lost = f"what came behind offset {archived.end}, if anything did, is lost"
@@ -315,7 +315,7 @@ class ArchiveJob:
             self.commit("append", closed=tuple(over))
         return tuple(told), is_allowed
 
-    def _waiting(self, target: Mapping[Queue, QueueEnds]) -> int:
+    def _waiting(self, target: Mapping[SourceQueue, QueueEnds]) -> int:
         archive = self.archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
@@ -327,30 +327,30 @@ class ArchiveJob:
     # ------------------------------------------------------------ the manifest
 
     @property
-    def is_there(self) -> bool:
+    def has_entries(self) -> bool:
         """Say whether anything was ever archived."""
-        return self.store.is_there
+        return self.store.has_entries
 
     def check_there(self) -> None:
         """Raise BadOption where nothing was ever archived."""
-        if not self.is_there:
+        if not self.has_entries:
             raise BadOption(no_archive(self.store.path))
 
     def commit(
         self,
         kind: Any,
         *,
-        ranges: Iterable[Range] = (),
+        ranges: Iterable[ArchivedRange] = (),
         files: Iterable[DataFile] = (),
         removed: tuple[str, ...] = (),
-        marks: Marks = (),
-        closed: Closed = (),
+        marks: QueueMarks = (),
+        closed: ClosedRanges = (),
     ) -> None:
         """Commit an entry behind those that are there, if it still follows them.
 
         Whoever compacts or seals beside an archiver does not disturb it; a second archiver does.
         """
-        entry = Entry(
+        entry = ManifestEntry(
             number=0,
             kind=kind,
             at_ms=self.now_ms(),
@@ -381,7 +381,7 @@ class ArchiveJob:
                 return
 
 
-def nobody_has(key: QueueKey, cluster: Cluster) -> str:
+def nobody_has(key: QueueKey, cluster: ClusterState) -> str:
     """Return why nobody can be asked for what a queue had; empty: its broker group can."""
     log = cluster.logs.get(key.broker)
     if log is None:
@@ -391,7 +391,7 @@ def nobody_has(key: QueueKey, cluster: Cluster) -> str:
     return ""
 
 
-def _by_topic(ranges: Iterable[Range]) -> dict[str, int]:
+def _by_topic(ranges: Iterable[ArchivedRange]) -> dict[str, int]:
     rows: Counter[str] = Counter()
     for each in ranges:
         rows[each.key.topic] += each.rows
@@ -400,12 +400,12 @@ def _by_topic(ranges: Iterable[Range]) -> dict[str, int]:
 
 def _made(
     answers: Iterable[dict[str, Any]],
-) -> tuple[list[Range], list[DataFile], dict[Queue, str]]:
+) -> tuple[list[ArchivedRange], list[DataFile], dict[SourceQueue, str]]:
     """Return what tasks made, in the order in which it follows, and with which queues they failed.
 
     What was made of a queue behind a task that failed does not follow, and does not count.
     """
-    made: list[tuple[Range, list[DataFile]]] = []
+    made: list[tuple[ArchivedRange, list[DataFile]]] = []
     failed: dict[QueueKey, tuple[int, str]] = {}
     for answer in answers:
         if answer.get("wrong"):
@@ -427,6 +427,6 @@ def _made(
     )
 
 
-def range_of(found: dict[str, Any]) -> Range:
+def range_of(found: dict[str, Any]) -> ArchivedRange:
     """Return a range of which a task answered."""
-    return Range(**{**found, "key": QueueKey(*found["key"])})
+    return ArchivedRange(**{**found, "key": QueueKey(*found["key"])})

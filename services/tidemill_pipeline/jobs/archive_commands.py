@@ -10,7 +10,7 @@ from typing import final
 
 from tidemill.common.clock import SystemClock
 from tidemill_pipeline.archive.spark_tasks import SparkRunner
-from tidemill_pipeline.errors import Unreachable, told_by
+from tidemill_pipeline.errors import NoAnswer, error_summary
 from tidemill_pipeline.jobs import archive_upkeep, archive_verify
 from tidemill_pipeline.jobs.archive import BATCH_ROWS, ArchiveJob, Done, check_options
 from tidemill_pipeline.jobs.archive_verify import Verified
@@ -74,10 +74,10 @@ def append(
     metrics = PipelineMetrics("archive", settings.cluster)
     serve(metrics, settings.metrics_port)
     # Who goes on waits for a cluster that is away, as it does later on.
-    waits_for = (Unreachable,) if every_s is not None else ()
+    waits_for = (NoAnswer,) if every_s is not None else ()
 
     def check(job: ArchiveJob) -> None:
-        if then_verify and job.is_there:
+        if then_verify and job.has_entries:
             return  # What is there is sealed, whatever is wrong with what is asked for.
         with suppress(*waits_for):
             job.check_known(job.look())
@@ -89,8 +89,8 @@ def append(
             try:
                 appended = rounds.one()
             except Exception as error:  # Spark wraps what a task has raised.
-                told = told_by(error)
-                if every_s is None or told is None or told[0] != Unreachable.__name__:
+                told = error_summary(error)
+                if every_s is None or told is None or told[0] != NoAnswer.__name__:
                     raise
                 # Who goes on waits for a cluster that is away; nothing of the batch counts.
                 say(f"{told[1]}; again in {every_s:g} s")
@@ -190,17 +190,17 @@ def append_once(
         done = job.append(tell)
         tell_over(done)
     except Exception as error:  # Spark wraps what a task has raised.
-        told = told_by(error)
+        told = error_summary(error)
         # A verification would have no answer either, and nothing is known of other errors.
-        if told is None or told[0] == Unreachable.__name__ or not job.is_there:
+        if told is None or told[0] == NoAnswer.__name__ or not job.has_entries:
             raise
         done = Done(rows=0, bytes=0, batches=0, waiting=0, wrong=(told[1],))
         ended_by = error
     try:
-        verified = archive_verify.verify(job) if job.is_there else None
+        verified = archive_verify.verify(job) if job.has_entries else None
         return Appended(done=done, verified=verified, ended_by=ended_by)
     except Exception as error:
-        told = told_by(error)
+        told = error_summary(error)
         if told is None or not (done.over or done.wrong):
             raise
         # That queues are over is told once, and by nobody else.

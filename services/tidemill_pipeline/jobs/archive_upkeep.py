@@ -13,7 +13,7 @@ from tidemill_pipeline.archive.manifest import (
     data_file,
     expiring,
 )
-from tidemill_pipeline.archive.tasks import Task
+from tidemill_pipeline.archive.tasks import ArchiveTask
 from tidemill_pipeline.errors import ArchiveError
 from tidemill_pipeline.jobs.archive import ArchiveJob
 
@@ -33,7 +33,7 @@ def compact(job: ArchiveJob, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
         if file.bytes < bytes_max // 2:
             folders.setdefault(path.rpartition("/")[0], []).append(file)
     tasks = [
-        Task(
+        ArchiveTask(
             work="compact",
             run=job.run,
             key=files[0].spans[0].key,
@@ -113,7 +113,7 @@ def vacuum(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> int:
     gone = sorted(due.intersection(there))
     for path in gone:
         job.store.delete(path)
-    return len(gone) + job.store.forget_entries(before_ms=latest_ms)
+    return len(gone) + job.store.delete_old_entries(before_ms=latest_ms)
 
 
 @final
@@ -142,4 +142,4 @@ def _needless(archive: Archive, there: Mapping[str, int]) -> dict[str, int]:
     `there`: the data files that there are, and when each was made.
     """
     orphans = {path: made_at_ms for path, made_at_ms in there.items() if path not in archive.files}
-    return orphans | archive.let_go_at_ms
+    return orphans | archive.released_at_ms

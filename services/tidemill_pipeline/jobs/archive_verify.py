@@ -12,13 +12,19 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Final, final
 
-from tidemill_pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey, Range, sealing
-from tidemill_pipeline.archive.tasks import Task, check_follows, not_the_archived, shorter
-from tidemill_pipeline.client import Cluster, connect
-from tidemill_pipeline.errors import ArchiveError, Refused
+from tidemill_pipeline.archive.manifest import (
+    Archive,
+    ArchivedQueue,
+    ArchivedRange,
+    QueueKey,
+    sealing,
+)
+from tidemill_pipeline.archive.tasks import ArchiveTask, check_follows, foreign_queue, shorter
+from tidemill_pipeline.client import ClusterState, connect
+from tidemill_pipeline.errors import ArchiveError, ClusterRejection
 from tidemill_pipeline.jobs.archive import ArchiveJob, nobody_has, range_of
-from tidemill_pipeline.offsets import Queue, QueueEnds
-from tidemill_pipeline.options import Topics
+from tidemill_pipeline.offsets import QueueEnds, SourceQueue
+from tidemill_pipeline.options import TopicSelection
 
 # As an expression of topics, those of the cluster's own among them that begin with %DLQ%.
 _EVERY_TOPIC: Final = "%?.*"
@@ -40,9 +46,9 @@ class Verified:
 class _Found:
     """What there is to compare, and what is wrong before anything is."""
 
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[ArchiveTask] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    others: set[Queue] = field(default_factory=set)  # that are called as what is archived
+    others: set[SourceQueue] = field(default_factory=set)  # that are called as what is archived
     sealed: list[QueueKey] = field(default_factory=list)  # as a whole
     unasked: set[str] = field(default_factory=set)  # namespaces
 
@@ -75,17 +81,19 @@ def verify(job: ArchiveJob, *, is_all: bool = False) -> Verified:
     )
 
 
-def _sealed(job: ArchiveJob, archive: Archive) -> Iterator[Range]:
+def _sealed(job: ArchiveJob, archive: Archive) -> Iterator[ArchivedRange]:
     """Yield what is sealed and was not let go of, of the namespace."""
     for key, queue in sorted(archive.queues.items()):
         if key.namespace == job.options.connection.namespace:
             yield from (each for each in queue.ranges if queue.start <= each.start < queue.sealed)
 
 
-def _look_again(job: ArchiveJob, archive: Archive, sealed: Iterable[Range]) -> Iterator[str]:
+def _look_again(
+    job: ArchiveJob, archive: Archive, sealed: Iterable[ArchivedRange]
+) -> Iterator[str]:
     """Yield what is wrong with files of what is sealed."""
     tasks = [
-        Task(
+        ArchiveTask(
             work="verify",
             run=job.run,
             key=each.key,
@@ -102,18 +110,18 @@ def _look_again(job: ArchiveJob, archive: Archive, sealed: Iterable[Range]) -> I
             yield f"{_place(range_of(answer['range']))}: {answer['wrong']}"
 
 
-def _look_at_all(job: ArchiveJob, archive: Archive) -> Cluster:
+def _look_at_all(job: ArchiveJob, archive: Archive) -> ClusterState:
     """Ask where all queues end that may be in the archive, whatever this run was asked for.
 
     Behind a look at the archive: beside an archiver it has more than brokers had before.
     """
     own = {key.topic for key in archive.queues if key.topic.startswith("%")}
     names = sorted(name for name in own if not name.startswith("%DLQ%"))
-    topics = Topics(names=tuple(names), pattern=_EVERY_TOPIC)
+    topics = TopicSelection(names=tuple(names), pattern=_EVERY_TOPIC)
     return connect(job.options.connection).whole_cluster(topics)
 
 
-def _find(job: ArchiveJob, archive: Archive, cluster: Cluster) -> _Found:
+def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Found:
     """Say of each queue what is to be compared with whom, or why nothing can be."""
     found = _Found()
     for key, queue in sorted(archive.queues.items()):
@@ -132,7 +140,7 @@ def _find(job: ArchiveJob, archive: Archive, cluster: Cluster) -> _Found:
             found.sealed.append(key)
         else:
             found.tasks += [
-                Task(
+                ArchiveTask(
                     work="verify",
                     run=job.run,
                     key=key,
@@ -147,11 +155,11 @@ def _find(job: ArchiveJob, archive: Archive, cluster: Cluster) -> _Found:
     return found
 
 
-def _why_nobody(job: ArchiveJob, key: QueueKey, queue: ArchivedQueue, cluster: Cluster) -> str:
+def _why_nobody(job: ArchiveJob, key: QueueKey, queue: ArchivedQueue, cluster: ClusterState) -> str:
     """Return why what is archived of a queue can be compared with nobody; empty where it can be."""
     there = cluster.queues.get(key.queue)
     if there is not None and there.max_offset < queue.end:
-        return str(not_the_archived(key.queue, shorter(queue, there)))
+        return str(foreign_queue(key.queue, shorter(queue, there)))
     nobody = nobody_has(key, cluster)
     if not nobody and there is not None and job.store_is_gone:
         # It may be as long again as what was archived, or longer.
@@ -177,7 +185,7 @@ def _not_archived(job: ArchiveJob, there: QueueEnds, queue: ArchivedQueue) -> st
         check_follows(job.options, there.queue, queue.last_before(queue.end))
     except ArchiveError as error:
         return str(error)
-    except Refused:
+    except ClusterRejection:
         return ""  # Whoever compares it says so.
     return ""
 
@@ -205,14 +213,14 @@ def _not_following(
                 check_follows(job.options, key.queue, queue.last_before(queue.end))
             except ArchiveError as error:
                 yield key, "" if job.store_is_gone else str(error)
-            except Refused as error:
+            except ClusterRejection as error:
                 yield key, f"{key}: {error}"
 
 
 def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[str]:
     """Compare, commit a seal of what agrees, and return what of it no broker has any more."""
-    passed: list[Range] = []
-    nobody: dict[Range, str] = {}
+    passed: list[ArchivedRange] = []
+    nobody: dict[ArchivedRange, str] = {}
     for answer in job.run_tasks(job.options, found.tasks):
         of = range_of(answer["range"])
         job.inputs.note(of.key.queue, of.start, of.end)
@@ -236,8 +244,8 @@ def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[
 
 
 def _taken_back(
-    job: ArchiveJob, archive: Archive, nobody: Iterable[Range]
-) -> Iterator[tuple[Range, str]]:
+    job: ArchiveJob, archive: Archive, nobody: Iterable[ArchivedRange]
+) -> Iterator[tuple[ArchivedRange, str]]:
     """Yield what was compared with nobody since its store is another one now, and why.
 
     It was the one that was archived when it was looked at. That it is not any more takes an
@@ -249,7 +257,7 @@ def _taken_back(
     for of in nobody:
         there = cluster.queues.get(of.key.queue)
         if there is not None and there.max_offset < of.end:
-            yield of, str(not_the_archived(of.key.queue, shorter(archive.queues[of.key], there)))
+            yield of, str(foreign_queue(of.key.queue, shorter(archive.queues[of.key], there)))
         elif why := nobody_has(of.key, cluster):
             yield of, f"{why}. If that is for good, --store-is-gone seals them by their files alone"
 
@@ -264,5 +272,5 @@ def _of_namespace(name: str) -> str:
     )
 
 
-def _place(of: Range) -> str:
+def _place(of: ArchivedRange) -> str:
     return f"{of.key}, offsets from {of.start} to {of.end}"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.common.clock import SystemClock
-from tidemill_pipeline.client import BrokerLog, Client, connect
+from tidemill_pipeline.client import BrokerLog, ClusterClient, connect
 from tidemill_pipeline.data_source import NAME
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.jobs.running import Say, end_line
-from tidemill_pipeline.options import Topics, parse_source
+from tidemill_pipeline.options import TopicSelection, parse_source
 from tidemill_pipeline.rows import UNREADABLE
 from tidemill_pipeline.source.topics import EVERY_TOPIC, OWN, meant
 from tidemill_pipeline.transforms.audit import REMOVED
@@ -44,13 +44,13 @@ def _events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
 def missing_topics(given: Mapping[str, str]) -> str:
     """Return a sentence on topics that are asked for by name, and are nowhere now; "" of none.
 
-    They may have been deleted, and then events tell of them. Raises Unreachable.
+    They may have been deleted, and then events tell of them. Raises NoAnswer.
     """
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
     names = [name for name in options.topics.names if not name.startswith(OWN)]
     if not names:
         return ""
-    cluster = connect(options.connection).cluster(Topics(pattern=EVERY_TOPIC))
+    cluster = connect(options.connection).cluster(TopicSelection(pattern=EVERY_TOPIC))
     known = {queue.topic for queue in cluster.queues}
     missing = sorted(set(names) - known)
     # Whoever is away may have them.
@@ -85,7 +85,7 @@ def told_from_ms(given: Mapping[str, str]) -> int:
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
     client = connect(options.connection)
     begins_at_ms = options.start.at_ms or 0
-    for each in client.whole_cluster(Topics()).logs.values():
+    for each in client.whole_cluster(TopicSelection()).logs.values():
         # Retention has taken its beginning.
         if each.log_min:
             begins_at_ms = max(begins_at_ms, _first_event_ms(client, each))
@@ -111,7 +111,7 @@ def removed_at_ms(spark: SparkSession, events: DataFrame, given: Mapping[str, st
     return int(found.at_ms or 0)
 
 
-def _first_event_ms(client: Client, of: BrokerLog) -> int:
+def _first_event_ms(client: ClusterClient, of: BrokerLog) -> int:
     pages = client.events(of.broker, start=of.log_min, until=of.log_end, log_id=of.log_id)
     # Where there is none, nothing is told of any time before now.
     return next((event.at_ms for page in pages for event in page.events), SystemClock().wall_ms())

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from tidemill.common.clock import SystemClock
-from tidemill_pipeline.client import Client, connect
-from tidemill_pipeline.errors import Refused, Unreachable
+from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.errors import ClusterRejection, NoAnswer
 from tidemill_pipeline.jobs.sends import asks_for_topics
 from tidemill_pipeline.offsets import Incarnation
-from tidemill_pipeline.options import Topics, parse_source
+from tidemill_pipeline.options import TopicSelection, parse_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 # All topics; those of dead letters, which are the cluster's own, have to be meant.
-_WHOLE: Final = (Topics(pattern=".*"), Topics(pattern="%DLQ%.*"))
+_WHOLE: Final = (TopicSelection(pattern=".*"), TopicSelection(pattern="%DLQ%.*"))
 # The columns of `owed.PROGRESS`.
 _PROGRESS: Final = pa.schema(
     [
@@ -78,7 +78,9 @@ def read_progress(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | 
     return spark.createDataFrame(pa.Table.from_pylist(rows, _PROGRESS))
 
 
-def _incarnations(client: Client, topics: tuple[Topics, ...]) -> dict[tuple[str, str], Incarnation]:
+def _incarnations(
+    client: ClusterClient, topics: tuple[TopicSelection, ...]
+) -> dict[tuple[str, str], Incarnation]:
     """Return which topic each broker group has under a name."""
     return {
         (queue.broker, queue.topic): queue.incarnation
@@ -87,11 +89,11 @@ def _incarnations(client: Client, topics: tuple[Topics, ...]) -> dict[tuple[str,
     }
 
 
-def _asked(client: Client, brokers: list[str]) -> Iterator[_Found]:
+def _asked(client: ClusterClient, brokers: list[str]) -> Iterator[_Found]:
     for broker in brokers:
         try:
             found = client.progress(broker, ())
-        except (Refused, Unreachable):
+        except (ClusterRejection, NoAnswer):
             continue  # It went away since, or tells only others.
         for one in found:
             yield broker, one

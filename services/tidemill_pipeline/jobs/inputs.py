@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill_pipeline.client import BrokerLog, connect
-from tidemill_pipeline.offsets import Offsets, Queue
-from tidemill_pipeline.options import LATEST, Topics, parse_source
+from tidemill_pipeline.offsets import Offsets, SourceQueue
+from tidemill_pipeline.options import LATEST, TopicSelection, parse_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,10 +24,10 @@ class Inputs:
     """What a run has read so far."""
 
     def __init__(self) -> None:
-        self._queues: dict[Queue, tuple[int, int]] = {}
+        self._queues: dict[SourceQueue, tuple[int, int]] = {}
         self._logs: dict[str, tuple[str, int, int]] = {}
 
-    def note(self, queue: Queue, start: int, end: int) -> None:
+    def note(self, queue: SourceQueue, start: int, end: int) -> None:
         """Take in a part of a queue: from `start`, before `end`."""
         first, last = self._queues.get(queue, (start, end))
         self._queues[queue] = min(first, start), max(last, end)
@@ -63,7 +63,7 @@ class Inputs:
 def logs_before(given: Mapping[str, str]) -> dict[str, BrokerLog]:
     """Return where the logs begin and end, before events are read."""
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
-    return dict(connect(options.connection).whole_cluster(Topics()).logs)
+    return dict(connect(options.connection).whole_cluster(TopicSelection()).logs)
 
 
 def note_events(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill_pipeline import shared_classes
 from tidemill_pipeline.archive.spark_tasks import NAME as TASKS
-from tidemill_pipeline.archive.spark_tasks import ArchiveTasks
+from tidemill_pipeline.archive.spark_tasks import ArchiveTaskSource
 from tidemill_pipeline.errors import PipelineError
 from tidemill_pipeline.jobs.audit import AuditSettings, judge
 from tidemill_pipeline.jobs.running import progress_line, session
@@ -50,7 +50,7 @@ def prepare() -> Path:
 def _rehearse(spark: SparkSession, scratch: str) -> None:
     events = spark.createDataFrame([], ddl("events"))
     judge(spark, events, AuditSettings(to=f"{scratch}/audit", given={}), now_ms=0)
-    spark.dataSource.register(ArchiveTasks)
+    spark.dataSource.register(ArchiveTaskSource)
     given = {"endpoints": "127.0.0.1:8081", "topicPattern": ".*", "tasks": "[]"}
     spark.read.format(TASKS).options(**given).load().collect()
     messages = spark.createDataFrame([], ddl("messages"))

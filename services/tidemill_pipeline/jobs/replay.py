@@ -48,10 +48,10 @@ from tidemill_pipeline.jobs.running import (
     say_batch,
     session,
 )
-from tidemill_pipeline.listener import Quiet
+from tidemill_pipeline.listener import SilentListener
 from tidemill_pipeline.metrics import PipelineMetrics, serve
-from tidemill_pipeline.offsets import Queue
-from tidemill_pipeline.options import Topics, instant_ms, parse_sink, parse_source
+from tidemill_pipeline.offsets import SourceQueue
+from tidemill_pipeline.options import TopicSelection, instant_ms, parse_sink, parse_source
 from tidemill_pipeline.schema import ddl
 from tidemill_pipeline.source.topics import EVERY_TOPIC, check_archived, meant
 from tidemill_pipeline.transforms.replay import Timing, due_ms, to_send
@@ -222,7 +222,7 @@ def _shift_ms(spark: SparkSession, settings: ReplaySettings, begun: Plan, now_ms
 def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
     """Replay, or only look."""
     # All that can be known before Spark is started for it.
-    if not ArchiveStore(settings.archive).is_there:
+    if not ArchiveStore(settings.archive).has_entries:
         raise BadOption(no_archive(settings.archive))
     options = parse_source(of_source(settings), is_stream=False)
     check_archived(ArchiveStore(settings.archive).archive(), options)
@@ -290,7 +290,7 @@ def _noted(inputs: Inputs, settings: ReplaySettings) -> Iterator[None]:
                 inputs.note(queue, start, end)
 
 
-def _places(settings: ReplaySettings) -> dict[Queue, int]:
+def _places(settings: ReplaySettings) -> dict[SourceQueue, int]:
     """Return how far a replay is with each queue, none of which it has where it has not begun."""
     # What is wrong with a checkpoint who goes on with it says.
     with suppress(OSError, ValueError, PipelineError):
@@ -307,7 +307,7 @@ def told_of_topic(settings: ReplaySettings) -> str:
     options = parse_sink(of_sink(settings))
     nobody = f"whether there is a topic {options.topic} nobody says"
     try:
-        cluster = connect(options.connection).cluster(Topics(pattern=EVERY_TOPIC))
+        cluster = connect(options.connection).cluster(TopicSelection(pattern=EVERY_TOPIC))
     except PipelineError as error:
         return f"{nobody}: {error}"
     known = {queue.topic for queue in cluster.queues}
@@ -323,7 +323,7 @@ def told_of_topic(settings: ReplaySettings) -> str:
 
 
 @final
-class _Counting(Quiet):
+class _Counting(SilentListener):
     """Counts the rows that a query hands to the sink, from what Spark tells of its batches."""
 
     def __init__(self, tell: Callable[[Batch], None]) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from tidemill_pipeline.data_source import NAME
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.offsets import Offsets, Queue, QueueName
+from tidemill_pipeline.offsets import Offsets, QueueName, SourceQueue
 from tidemill_pipeline.options import LATEST, SINK, SOURCE, parse_source
-from tidemill_pipeline.source.places import Places
+from tidemill_pipeline.source.queue_bounds import OffsetResolver
 from tidemill_pipeline.transforms.replay import ORIGINAL_ID, between
 from tidemill_pipeline.transforms.setting import Expressions
 
@@ -139,14 +139,14 @@ def read_archived(
     return kept_of(reader.load(), settings)
 
 
-def _ends(settings: ReplaySettings) -> dict[Queue, int]:
+def _ends(settings: ReplaySettings) -> dict[SourceQueue, int]:
     """Return where the queues end that are archived, or where options say that a read ends."""
     options = parse_source(of_source(settings), is_stream=False)
-    places = Places(options)
+    places = OffsetResolver(options)
     return places.resolve(options.end, places.whole_view(), word=LATEST)
 
 
-def _as_option(at: Mapping[Queue, int]) -> Ends:
+def _as_option(at: Mapping[SourceQueue, int]) -> Ends:
     ends: dict[str, dict[str, dict[str, int]]] = {}
     for queue, end in sorted(at.items()):
         # Not only the name, which would be of another queue where its topic is made anew.
@@ -256,9 +256,9 @@ def keep_plan(settings: ReplaySettings, begun: Plan) -> None:
 
 def _ends_of_names(
     settings: ReplaySettings, ends: Sequence[tuple[str, str, int, int]]
-) -> dict[Queue, int]:
+) -> dict[SourceQueue, int]:
     """Return the ends in a plan of an earlier program, which kept the names of queues alone."""
-    alike: dict[QueueName, list[Queue]] = {}
+    alike: dict[QueueName, list[SourceQueue]] = {}
     for queue in _ends(settings):
         alike.setdefault(queue.name, []).append(queue)
     found = {}

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from tidemill.common.clock import SystemClock
 from tidemill.common.version import version
-from tidemill_pipeline.archive.store import told_if_not_written
-from tidemill_pipeline.ending import hush, starting, terminated
+from tidemill_pipeline.archive.store import write_errors
 from tidemill_pipeline.errors import ArchiveError, BadOption
 from tidemill_pipeline.jobs.inputs import Inputs
+from tidemill_pipeline.signals import guarded_start, raise_on_sigterm, silence_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,7 @@ def session(
     from tidemill_pipeline.session import build_spark
 
     end_line()  # Java writes a line of its own, which none of ours is to be glued to.
-    with starting():
+    with guarded_start():
         spark = build_spark(
             f"tidemill {name}",
             master=master,
@@ -96,7 +96,7 @@ def session(
     except KeyboardInterrupt:
         # A JVM that was ended, too, does not answer any more.
         may_fail = (Exception,)
-        hush()
+        silence_threads()
         raise
     finally:
         with contextlib.suppress(*may_fail):
@@ -113,7 +113,7 @@ def check_folder(folder: str) -> None:
 def recorded(job: str, folder: str, *, makes_room: bool = False) -> Iterator[Run]:
     """Keep a record of the block as a run of a job; of a failure, and of its end by SIGTERM, too.
 
-    Raises Terminated within the block for SIGTERM; and before it BadOption where the folder is
+    Raises Termination within the block for SIGTERM; and before it BadOption where the folder is
     none, and ArchiveError where nothing can be written there, which a job would find out at its
     end. What `makes_room` in a full folder goes on all the same.
     """
@@ -128,7 +128,7 @@ def recorded(job: str, folder: str, *, makes_room: bool = False) -> Iterator[Run
     with _told_only() if makes_room else contextlib.nullcontext():
         _write(run, folder)
     try:
-        with terminated():
+        with raise_on_sigterm():
             yield run
     except BaseException as error:
         run.status = f"failed: {error}" if str(error) else f"failed: {type(error).__name__}"
@@ -155,7 +155,7 @@ def _write(run: Run, folder: str) -> None:
         return
     path = Path(folder) / RUNS / f"{run.run}.json"
     draft = path.with_suffix(".draft")
-    with told_if_not_written(str(path)):
+    with write_errors(str(path)):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft.write_text(json.dumps(run.as_record(), sort_keys=True) + "\n")

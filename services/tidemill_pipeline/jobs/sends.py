@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 import pyarrow as pa
 
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import Topics
+from tidemill_pipeline.options import TopicSelection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,7 +132,7 @@ def of_topics(sends: DataFrame, given: Mapping[str, str]) -> DataFrame:
     if not asks_for_topics(given):
         return sends
     names = (given.get("topics") or given.get("topic") or "").split(",")
-    asked = Topics(
+    asked = TopicSelection(
         names=tuple(name.strip() for name in names), pattern=given.get("topicPattern", "")
     )
     # By the rule that reads go by, which Spark's expressions do not.

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill_pipeline.archive.store import ArchiveStore, told_if_not_written
+from tidemill_pipeline.archive.store import ArchiveStore, write_errors
 from tidemill_pipeline.errors import PipelineError
 
 # What cannot be sent: which row of its task it was, why, and all that it had.
@@ -53,7 +53,7 @@ class TaskAttempt(NamedTuple):
     attempt: int
 
 
-class Staged(NamedTuple):
+class StagedFile(NamedTuple):
     """What an attempt has written, in which table."""
 
     attempt: TaskAttempt
@@ -63,16 +63,16 @@ class Staged(NamedTuple):
     def name(self) -> str:
         """Return the file until it counts."""
         write, partition, attempt = self.attempt
-        return f"{_staged(write)}{partition}-{attempt}.parquet"
+        return f"{_staged_prefix(write)}{partition}-{attempt}.parquet"
 
     @property
-    def counting_name(self) -> str:
+    def final_name(self) -> str:
         """Return the file that counts."""
-        return f"{_counting(self.attempt.write)}{self.attempt.partition}.parquet"
+        return f"{_final_prefix(self.attempt.write)}{self.attempt.partition}.parquet"
 
 
 @final
-class BadRows:
+class BadRowWriter:
     """The bad rows of one attempt at a task, as they come; what fails leaves none."""
 
     def __init__(self, path: str, attempt: TaskAttempt) -> None:
@@ -101,12 +101,12 @@ class BadRows:
         self._count += rows.num_rows
 
     def _told(self) -> contextlib.AbstractContextManager[None]:
-        return told_if_not_written(f"{self._path}/{self.staged.name}")
+        return write_errors(f"{self._path}/{self.staged.name}")
 
     @property
-    def staged(self) -> Staged:
+    def staged(self) -> StagedFile:
         """Return what is written so far."""
-        return Staged(self._attempt, self._count)
+        return StagedFile(self._attempt, self._count)
 
     def __exit__(
         self,
@@ -126,7 +126,7 @@ class BadRows:
                 self._store.delete(self.staged.name)
 
 
-def keep(path: str, staged: Collection[Staged]) -> None:
+def keep(path: str, staged: Collection[StagedFile]) -> None:
     """Let attempts of one write count, and nothing else of it. Raises PipelineError."""
     writes = {each.attempt.write for each in staged}
     if not writes:
@@ -137,16 +137,16 @@ def keep(path: str, staged: Collection[Staged]) -> None:
     for each in staged:
         if each.row_count:
             try:
-                store.move(each.name, each.counting_name)
+                store.move(each.name, each.final_name)
             except FileNotFoundError as error:
                 raise PipelineError(
                     f"{path} has no {each.name}, which a task has written there: deadLetterPath is"
                     " a folder that the driver and all executors have, or one of an object store"
                 ) from error
-            counting.add(each.counting_name)
+            counting.add(each.final_name)
     # Of attempts that failed or were not wanted, and of the batch when it was done before.
     for name in list(store.names()):
-        if name.startswith((_staged(write), _counting(write))) and name not in counting:
+        if name.startswith((_staged_prefix(write), _final_prefix(write))) and name not in counting:
             store.delete(name)
 
 
@@ -154,15 +154,15 @@ def drop(path: str, write: str) -> None:
     """Delete what attempts have written that are not to count."""
     store = ArchiveStore(path)
     for name in list(store.names()):
-        if name.startswith(_staged(write)):
+        if name.startswith(_staged_prefix(write)):
             store.delete(name)
 
 
-def _staged(write: str) -> str:
+def _staged_prefix(write: str) -> str:
     return f"_{_digest(write)}-"
 
 
-def _counting(write: str) -> str:
+def _final_prefix(write: str) -> str:
     return f"bad-{_digest(write)}-"
 
 

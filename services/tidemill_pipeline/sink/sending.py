@@ -15,8 +15,8 @@ from typing import Any, Final, final
 import grpc
 
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
-from tidemill_pipeline.client import Client
-from tidemill_pipeline.errors import Refused, Unreachable
+from tidemill_pipeline.client import ClusterClient
+from tidemill_pipeline.errors import ClusterRejection, NoAnswer
 from tidemill_pipeline.options import SinkOptions
 from tidemill_pipeline.pace import Pace
 from tidemill_pipeline.sink.messages import BadRow, RowIds, message_of
@@ -27,7 +27,7 @@ BATCH_BYTES: Final = 1 << 20  # of bodies in one send; a larger message goes alo
 
 @final
 @dataclass(slots=True)
-class Sent:
+class SendResult:
     """What a task has done."""
 
     rows: int = 0
@@ -36,7 +36,7 @@ class Sent:
 
 @final
 @dataclass(slots=True)
-class _Flight:
+class _PendingSend:
     """One send without an answer: rows of one topic."""
 
     numbers: list[int]
@@ -51,7 +51,7 @@ class Sender:
 
     def __init__(
         self,
-        client: Client,
+        client: ClusterClient,
         options: SinkOptions,
         *,
         max_retries: int,
@@ -63,20 +63,22 @@ class Sender:
         self._client, self._options, self._max_retries = client, options, max_retries
         self._ids = ids
         self._now_ms = now_ms
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_PendingSend] = deque()
         self._pace = Pace(options.rate_max, sleep_s=sleep_s, monotonic_s=monotonic_s)
-        self.sent = Sent()
+        self.sent = SendResult()
 
-    def send(self, rows: Iterable[Mapping[str, Any]]) -> Sent:
+    def send(self, rows: Iterable[Mapping[str, Any]]) -> SendResult:
         """Send all rows, and return once each has its answer."""
         for numbers, messages in self._batches(rows):
             in_flight = sum(len(each.messages) for each in self._flights)
             self._pace.keep(self.sent.rows + in_flight + len(messages))
-            while len(self._flights) >= self._options.inflight_max or self._is_awaited(messages):
-                self._land()
-            self._take_off(numbers, messages)
+            while len(self._flights) >= self._options.inflight_max or self._group_is_in_flight(
+                messages
+            ):
+                self._finish_oldest()
+            self._start_send(numbers, messages)
         while self._flights:
-            self._land()
+            self._finish_oldest()
         return self.sent
 
     def _batches(
@@ -111,39 +113,39 @@ class Sender:
         if messages:
             yield numbers, messages
 
-    def _is_awaited(self, messages: list[v2.Message]) -> bool:
+    def _group_is_in_flight(self, messages: list[v2.Message]) -> bool:
         group = messages[0].system_properties.message_group
         return bool(group) and any(
             flight.messages[0].system_properties.message_group == group for flight in self._flights
         )
 
-    def _take_off(self, numbers: list[int], messages: list[v2.Message]) -> None:
-        call = self._client.send_soon(messages, timeout_ms=self._options.send_timeout_ms)
-        self._flights.append(_Flight(numbers, messages, call))
+    def _start_send(self, numbers: list[int], messages: list[v2.Message]) -> None:
+        call = self._client.start_send(messages, timeout_ms=self._options.send_timeout_ms)
+        self._flights.append(_PendingSend(numbers, messages, call))
 
-    def _land(self) -> None:
+    def _finish_oldest(self) -> None:
         """Wait for the oldest send; send it again where that may help."""
         flight = self._flights.popleft()
         while True:
             try:
                 answer = flight.call.result()
             except grpc.RpcError as error:
-                if not self._client.is_worth_repeating(error):
-                    raise Refused(str(error)) from error
+                if not self._client.is_retryable(error):
+                    raise ClusterRejection(str(error)) from error
                 self._again(flight, str(error))
                 continue
-            left = self._judge(flight, answer)
+            left = self._settle(flight, answer)
             if left is None:
                 return
             self._again(flight, left)
 
-    def _judge(self, flight: _Flight, answer: Any) -> str | None:
+    def _settle(self, flight: _PendingSend, answer: Any) -> str | None:
         """Take an answer in; return why what is left of the send is to be sent again."""
         entries = answer.entries or []
         # One bad message spoils all: each has an entry then, which says of all what one is.
         is_whole = all(entry.status.code == answer.status.code for entry in entries)
         if is_whole and len(flight.messages) > 1 and _is_refusal(answer.status):
-            self._halve(flight)
+            self._split(flight)
             return None
         again: list[int] = []
         told = ""
@@ -162,7 +164,7 @@ class Sender:
         flight.messages = [flight.messages[i] for i in again]
         return told
 
-    def _halve(self, flight: _Flight) -> None:
+    def _split(self, flight: _PendingSend) -> None:
         """Send a refused send as two: one bad message spoils all, and nobody says which.
 
         Nothing of it was stored. A bad message among 32 takes ten sends until it is alone.
@@ -171,22 +173,22 @@ class Sender:
         halves = []
         for part in (slice(middle), slice(middle, None)):
             messages = flight.messages[part]
-            call = self._client.send_soon(messages, timeout_ms=self._options.send_timeout_ms)
-            halves.append(_Flight(flight.numbers[part], messages, call))
+            call = self._client.start_send(messages, timeout_ms=self._options.send_timeout_ms)
+            halves.append(_PendingSend(flight.numbers[part], messages, call))
         self._flights.extendleft(reversed(halves))
 
-    def _again(self, flight: _Flight, why: str) -> None:
+    def _again(self, flight: _PendingSend, why: str) -> None:
         if flight.attempt > self._max_retries:
-            raise Unreachable(f"a send failed {flight.attempt} times: {why}")
+            raise NoAnswer(f"a send failed {flight.attempt} times: {why}")
         self._client.pause(flight.attempt)
         flight.attempt += 1
-        flight.call = self._client.send_soon(
+        flight.call = self._client.start_send(
             flight.messages, timeout_ms=self._options.send_timeout_ms
         )
 
     def _refuse(self, number: int, why: str) -> None:
         if not self._options.dead_letter_path:
-            raise Refused(f"a row cannot be sent: {why}; {_remedy(why)}")
+            raise ClusterRejection(f"a row cannot be sent: {why}; {_remedy(why)}")
         self.sent.bad.append((number, why))
 
 

@@ -24,7 +24,14 @@ from tidemill.common.clock import SystemClock
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.options import SinkOptions
 from tidemill_pipeline.pulling import log
-from tidemill_pipeline.sink.bad_rows import SCHEMA, BadRows, Staged, TaskAttempt, drop, keep
+from tidemill_pipeline.sink.bad_rows import (
+    SCHEMA,
+    BadRowWriter,
+    StagedFile,
+    TaskAttempt,
+    drop,
+    keep,
+)
 from tidemill_pipeline.sink.messages import NO_TEXT, RowIds, check_columns
 from tidemill_pipeline.sink.sending import Sender
 
@@ -38,16 +45,16 @@ _ID_BYTES: Final = 16  # of what a write of a batch is known by
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class SinkTaskResult(WriterCommitMessage):
     """What a task has done."""
 
     rows: int
-    bad: Staged
+    bad: StagedFile
 
 
 def send_rows(
     options: SinkOptions, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt
-) -> Written:
+) -> SinkTaskResult:
     """Send the rows of a task, and keep those apart that cannot be sent; runs in an executor."""
     sender = Sender(
         connect(options.connection),
@@ -57,17 +64,17 @@ def send_rows(
         now_ms=SystemClock().wall_ms,
     )
     done = 0
-    with BadRows(options.dead_letter_path, attempt) as bad:
+    with BadRowWriter(options.dead_letter_path, attempt) as bad:
         for batch in batches:
             sent = sender.send(rows_of(batch))
             if sent.bad:
                 bad.add(_bad_rows(batch, sent.bad, first=done))
                 sent.bad.clear()
             done += batch.num_rows
-    return Written(rows=sender.sent.rows, bad=bad.staged)
+    return SinkTaskResult(rows=sender.sent.rows, bad=bad.staged)
 
 
-class _Tasks:
+class _TaskWriter:
     """What a task does, and what becomes of its bad rows, in a batch and in a stream."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -77,7 +84,7 @@ class _Tasks:
         self.options = options
         self.run = secrets.token_hex(_ID_BYTES)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkTaskResult:
         """Send the rows of a task; runs in an executor."""
         task = _task()
         attempt = TaskAttempt(self._write(), task.partitionId(), task.taskAttemptId())
@@ -87,7 +94,7 @@ class _Tasks:
         """Return what a write is known by, also where Spark does a task again."""
         return self.run
 
-    def keep(self, messages: Sequence[Written | None]) -> None:
+    def keep(self, messages: Sequence[SinkTaskResult | None]) -> None:
         """Let the bad rows of the tasks count that were done, each once, and say how many."""
         if not self.options.dead_letter_path:
             return
@@ -96,7 +103,7 @@ class _Tasks:
         if bad := sum(each.row_count for each in staged):
             log.warning("%d rows could not be sent; they are in the table of bad rows", bad)
 
-    def drop(self, messages: Sequence[Written | None]) -> None:
+    def drop(self, messages: Sequence[SinkTaskResult | None]) -> None:
         """Let no bad rows count: all is written again."""
         if not self.options.dead_letter_path:
             return
@@ -106,30 +113,30 @@ class _Tasks:
             drop(self.options.dead_letter_path, write)
 
 
-class BatchWriter(_Tasks, DataSourceArrowWriter):
+class BatchWriter(_TaskWriter, DataSourceArrowWriter):
     """Writes a batch, which another one in the same `foreachBatch` is not."""
 
-    def commit(self, messages: list[Written | None]) -> None:
+    def commit(self, messages: list[SinkTaskResult | None]) -> None:
         """Let bad rows count."""
         self.keep(messages)
 
-    def abort(self, messages: list[Written | None]) -> None:
+    def abort(self, messages: list[SinkTaskResult | None]) -> None:
         """Let none count."""
         self.drop(messages)
 
 
-class StreamWriter(_Tasks, DataSourceStreamArrowWriter):
+class StreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """Writes a stream, each of its batches at least once."""
 
     def _write(self) -> str:
         # The same when a query that was stopped does a batch again.
         return f"{_task().getLocalProperty(_QUERY_ID)}/{_task().getLocalProperty(_BATCH_ID)}"
 
-    def commit(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
+    def commit(self, messages: list[SinkTaskResult | None], batchId: int) -> None:  # noqa: N803, ARG002
         """Let bad rows count."""
         self.keep(messages)
 
-    def abort(self, messages: list[Written | None], batchId: int) -> None:  # noqa: N803, ARG002
+    def abort(self, messages: list[SinkTaskResult | None], batchId: int) -> None:  # noqa: N803, ARG002
         """Let none count."""
         self.drop(messages)
 

@@ -21,13 +21,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill_pipeline.client import BrokerLog, Cluster, connect
-from tidemill_pipeline.errors import DataLoss, Gone, PipelineError
-from tidemill_pipeline.options import LATEST, SourceOptions, Topics
+from tidemill_pipeline.client import BrokerLog, ClusterState, connect
+from tidemill_pipeline.errors import DataLoss, PipelineError, QueueLoss
+from tidemill_pipeline.options import LATEST, SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import SHORT_S, log
 from tidemill_pipeline.rows import event_batch, unreadable_batch
 from tidemill_pipeline.schema import arrow_schema
-from tidemill_pipeline.source.looking import Away, look_until_settled
+from tidemill_pipeline.source.outages import OutageTimer, repeat_until_settled
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -38,7 +38,7 @@ _OF_ALL: Final = (pb.EVENT_KIND_RESET, pb.EVENT_KIND_BROKER_GROUP_REMOVED)
 PARTITION_BYTES: Final = 128 << 20  # of a log, that one task reads
 
 
-class LogPlace(NamedTuple):
+class LogPosition(NamedTuple):
     """A position in the log of a broker group, and which log that is."""
 
     at: int
@@ -87,7 +87,7 @@ def read_events(
     """
     client = connect(options.connection)
     topics = () if options.topics.pattern else options.topics.names
-    asked = _Asked(options)
+    asked = _EventFilter(options)
     at, index = part.start, 0
     stalls, since_s = 0, 0.0
     while at < part.end:
@@ -116,7 +116,7 @@ def read_events(
                 if events:
                     yield event_batch(events, schema=schema, broker=part.broker)
                 at, index = max(at, answer.next_position), answer.next_index
-        except Gone as error:
+        except QueueLoss as error:
             why = str(error)
         if (at, index) != before:
             stalls = 0
@@ -137,7 +137,7 @@ def read_events(
         client.pause(stalls)
 
 
-class _Asked:
+class _EventFilter:
     """Which events were asked for, of those that a log was not asked for by name.
 
     A log knows names alone, and an expression may mean topics that are deleted by now, or that a
@@ -145,7 +145,7 @@ class _Asked:
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        self._topics = options.topics if options.topics.pattern else Topics()
+        self._topics = options.topics if options.topics.pattern else TopicSelection()
         self._first_ms = options.start.at_ms or 0
         self._end_ms = 2**63 if options.end.at_ms is None else options.end.at_ms
         self._known: dict[str, bool] = {}  # by topic
@@ -163,10 +163,10 @@ class _Asked:
         return found
 
 
-def _tell_unknown(options: SourceOptions) -> None:
+def _warn_of_unknown_topics(options: SourceOptions) -> None:
     """Say which topics are not there; a log may tell of one that was deleted."""
     topics = options.topics
-    if topics == Topics():
+    if topics == TopicSelection():
         return
     known = {queue.topic for queue in connect(options.connection).whole_cluster(topics).queues}
     for name in sorted(set(topics.names) - known):
@@ -177,7 +177,7 @@ def _tell_unknown(options: SourceOptions) -> None:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gap:
+class _LogGap:
     """Of a log, what nobody can read: so many bytes between two positions."""
 
     start: int
@@ -186,13 +186,13 @@ class _Gap:
     what: str
 
 
-def _gaps(answer: pb.ReadEventsReply, broker: str, start: int) -> Iterator[_Gap]:
+def _gaps(answer: pb.ReadEventsReply, broker: str, start: int) -> Iterator[_LogGap]:
     """Yield what an answer, which goes on at `start`, could not tell."""
     begin = start
     if answer.gone_from:
         begin = max(answer.log_min, start)
         what = f"{broker}: its log from {start} to {begin} is gone, by retention"
-        yield _Gap(start=start, end=begin, size=begin - start, what=what)
+        yield _LogGap(start=start, end=begin, size=begin - start, what=what)
     if answer.damaged_bytes:
         what = (
             f"{broker}: {answer.damaged_bytes} bytes of its log between {begin} and"
@@ -200,7 +200,7 @@ def _gaps(answer: pb.ReadEventsReply, broker: str, start: int) -> Iterator[_Gap]
             " have it, from which it is mended"
         )
         size, end = answer.damaged_bytes, answer.next_position
-        yield _Gap(start=begin, end=end, size=size, what=what)
+        yield _LogGap(start=begin, end=end, size=size, what=what)
 
 
 def _tell(options: SourceOptions, what: str, *, goes_on: str) -> None:
@@ -210,7 +210,7 @@ def _tell(options: SourceOptions, what: str, *, goes_on: str) -> None:
     log.warning("%s; %s", what, goes_on)
 
 
-def _taken_back(cluster: Cluster, places: Mapping[str, LogPlace]) -> set[str]:
+def _short_logs(cluster: ClusterState, places: Mapping[str, LogPosition]) -> set[str]:
     """Return the broker groups that tell less of their logs than was read, or that are removed."""
     found = set()
     for broker, place in places.items():
@@ -224,13 +224,13 @@ def _taken_back(cluster: Cluster, places: Mapping[str, LogPlace]) -> set[str]:
     return found
 
 
-def _look(options: SourceOptions) -> Cluster:
+def _look(options: SourceOptions) -> ClusterState:
     # No topic: only where the logs begin and end is wanted.
-    return connect(options.connection).cluster(Topics())
+    return connect(options.connection).cluster(TopicSelection())
 
 
-def _look_at_all(options: SourceOptions) -> Cluster:
-    return connect(options.connection).whole_cluster(Topics())
+def _look_at_all(options: SourceOptions) -> ClusterState:
+    return connect(options.connection).whole_cluster(TopicSelection())
 
 
 class EventReader(DataSourceReader):
@@ -243,7 +243,7 @@ class EventReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
         cluster = _look_at_all(self.options)
-        _tell_unknown(self.options)
+        _warn_of_unknown_topics(self.options)
         return [
             EventRange(part)
             for each in cluster.logs.values()
@@ -284,16 +284,16 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._short_s = short_s
         # Broker groups of which it was told that they have less: nobody waits for them again.
         self._shorter: set[str] = set()
-        self._target: dict[str, LogPlace] | None = None
-        self._seen: dict[str, LogPlace] | None = None
-        self._away = Away(options.fail_after_ms, monotonic_s=monotonic_s)
+        self._target: dict[str, LogPosition] | None = None
+        self._seen: dict[str, LogPosition] | None = None
+        self._away = OutageTimer(options.fail_after_ms, monotonic_s=monotonic_s)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
         """Return where a new query starts."""
         cluster = _look_at_all(self.options)
         return _document(
             {
-                each.broker: LogPlace(_start(self.options, each), each.log_id)
+                each.broker: LogPosition(_start(self.options, each), each.log_id)
                 for each in cluster.logs.values()
             }
         )
@@ -311,23 +311,23 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         target = {}
         for broker, place in given.items():
             if cluster.has_removed(broker):
-                self._tell_removed(broker, place.at)
+                self._report_removed(broker, place.at)
             else:
                 target[broker] = place
         for broker, end in self._ends(cluster).items():
             last = end.at
             if self._target is not None:
                 last = min(last, self._target[broker].at) if broker in self._target else 0
-            begin = self._begin(broker, given.get(broker, LogPlace(0, end.log_id)), end)
+            begin = self._begin(broker, given.get(broker, LogPosition(0, end.log_id)), end)
             if isinstance(limit, ReadMaxBytes) and last - begin.at > limit.max_bytes:
                 last = begin.at + limit.max_bytes
-            target[broker] = LogPlace(max(last, begin.at), end.log_id)
+            target[broker] = LogPosition(max(last, begin.at), end.log_id)
         return start if target == given else _document(target)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
         """Freeze where this run ends."""
         logs = _look_at_all(self.options).logs.values()
-        self._target = {each.broker: LogPlace(each.log_end, each.log_id) for each in logs}
+        self._target = {each.broker: LogPosition(each.log_end, each.log_id) for each in logs}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
         """Return where the logs ended when they were looked at last."""
@@ -346,7 +346,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if first >= last.at:
                 continue
             if cluster.has_removed(broker):
-                self._tell_removed(broker, first)
+                self._report_removed(broker, first)
                 continue
             # One that gives no answer may have all of it: its task finds out. Of another log it is
             # the beginning, and what was planned of this one is not there.
@@ -362,32 +362,32 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ------------------------------------------------------------ its parts
 
-    def _look(self, given: Mapping[str, LogPlace]) -> Cluster:
+    def _look(self, given: Mapping[str, LogPosition]) -> ClusterState:
         cluster = self._settled(given)
         self._away.note(cluster.unreachable)
         self._seen = self._ends(cluster)
         return cluster
 
-    def _settled(self, places: Mapping[str, LogPlace]) -> Cluster:
+    def _settled(self, places: Mapping[str, LogPosition]) -> ClusterState:
         """Look where the logs end, again for a while where they end before a place in them."""
-        cluster = look_until_settled(
+        cluster = repeat_until_settled(
             connect(self.options.connection),
             lambda: _look(self.options),
-            lambda cluster: _taken_back(cluster, places) - self._shorter,
+            lambda cluster: _short_logs(cluster, places) - self._shorter,
             short_s=self._short_s,
         )
-        self._shorter = _taken_back(cluster, places)
+        self._shorter = _short_logs(cluster, places)
         return cluster
 
-    def _ends(self, cluster: Cluster) -> dict[str, LogPlace]:
+    def _ends(self, cluster: ClusterState) -> dict[str, LogPosition]:
         """Return where the logs end of the broker groups that gave an answer."""
         return {
-            each.broker: LogPlace(each.log_end, each.log_id)
+            each.broker: LogPosition(each.log_end, each.log_id)
             for each in cluster.logs.values()
             if not each.error
         }
 
-    def _begin(self, broker: str, place: LogPlace, end: LogPlace) -> LogPlace:
+    def _begin(self, broker: str, place: LogPosition, end: LogPosition) -> LogPosition:
         """Return a place in a log that is there: the given one, or where the read goes on."""
         if place.log_id and place.log_id != end.log_id:
             _tell(
@@ -395,7 +395,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{broker} has another log than before: its store was made anew",
                 goes_on="it is read from its beginning",
             )
-            return LogPlace(0, end.log_id)
+            return LogPosition(0, end.log_id)
         if place.at > end.at:
             _tell(
                 self.options,
@@ -403,10 +403,10 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 " store was restored, or has lost the rest",
                 goes_on="the read goes on where it ends",
             )
-            return LogPlace(end.at, end.log_id)
+            return LogPosition(end.at, end.log_id)
         return place
 
-    def _tell_removed(self, broker: str, at: int) -> None:
+    def _report_removed(self, broker: str, at: int) -> None:
         _tell(
             self.options,
             f"the broker group {broker} was removed; its log was read up to {at}",
@@ -414,7 +414,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
 
-def _document(places: Mapping[str, LogPlace]) -> dict[str, Any]:
+def _document(places: Mapping[str, LogPosition]) -> dict[str, Any]:
     return {
         "v": VERSION,
         "e": {broker: {"at": at, "log": log_id} for broker, (at, log_id) in sorted(places.items())},
@@ -426,11 +426,13 @@ def is_of_events(document: Mapping[str, Any]) -> bool:
     return document.get("v") == VERSION and "e" in document
 
 
-def places_of(document: Mapping[str, Any]) -> dict[str, LogPlace]:
+def places_of(document: Mapping[str, Any]) -> dict[str, LogPosition]:
     """Return the places in the logs of broker groups. Raises PipelineError for another document."""
     if not is_of_events(document):
         raise PipelineError(
             "the checkpoint is not of a stream of events that this program reads: start it with a"
             " new checkpoint"
         )
-    return {broker: LogPlace(place["at"], place["log"]) for broker, place in document["e"].items()}
+    return {
+        broker: LogPosition(place["at"], place["log"]) for broker, place in document["e"].items()
+    }

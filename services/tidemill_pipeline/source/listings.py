@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill_pipeline.client import Client, Cluster, LeftOut, connect
+from tidemill_pipeline.client import ClusterClient, ClusterState, OmittedItems, connect
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import SourceOptions, Topics
+from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import BATCH_BYTES, log
 from tidemill_pipeline.rows import in_flight_batch, progress_batch
 from tidemill_pipeline.schema import arrow_schema
@@ -57,7 +57,7 @@ class ListingReader(DataSourceReader):
         client = connect(self.options.connection)
         cluster = client.whole_cluster(self.options.topics, with_groups=bool(self.options.groups))
         groups = self._groups_by_broker(cluster)
-        if self.options.topics == Topics():
+        if self.options.topics == TopicSelection():
             topics: Mapping[str, tuple[str, ...]] = dict.fromkeys(cluster.logs, ())
         else:
             check_topics(
@@ -73,7 +73,7 @@ class ListingReader(DataSourceReader):
             if not self.options.groups or broker in groups
         ]
 
-    def _groups_by_broker(self, cluster: Cluster) -> dict[str, tuple[str, ...]]:
+    def _groups_by_broker(self, cluster: ClusterState) -> dict[str, tuple[str, ...]]:
         """Return which of the groups that are asked for a broker group has; BadOption for others.
 
         One that was made by its first client is not at all of them.
@@ -94,12 +94,12 @@ class ListingReader(DataSourceReader):
         """Yield the rows of a task."""
         if not isinstance(partition, BrokerPart):
             return
-        left = LeftOut()
-        for items in _gathered(self._items(connect(self.options.connection), partition, left)):
+        left = OmittedItems()
+        for items in _grouped(self._items(connect(self.options.connection), partition, left)):
             yield from self._batches(items, partition.broker)
         _tell(partition.broker, left)
 
-    def _items(self, client: Client, part: BrokerPart, left: LeftOut) -> Iterator[Any]:
+    def _items(self, client: ClusterClient, part: BrokerPart, left: OmittedItems) -> Iterator[Any]:
         is_progress = self.options.dataset == "groups"
         ask = client.progress if is_progress else client.in_flight
         found = ask(part.broker, part.groups, left=left)
@@ -110,7 +110,7 @@ class ListingReader(DataSourceReader):
         yield make(items, self.schema, broker)
 
 
-def topics_by_broker(cluster: Cluster) -> dict[str, tuple[str, ...]]:
+def topics_by_broker(cluster: ClusterState) -> dict[str, tuple[str, ...]]:
     """Return which of the topics that a cluster was asked for each broker group has."""
     of: dict[str, set[str]] = {}
     for queue in cluster.queues:
@@ -118,7 +118,7 @@ def topics_by_broker(cluster: Cluster) -> dict[str, tuple[str, ...]]:
     return {broker: tuple(sorted(names)) for broker, names in of.items()}
 
 
-def _tell(broker: str, left: LeftOut) -> None:
+def _tell(broker: str, left: OmittedItems) -> None:
     for name in sorted(left.missing):
         log.warning("%s: %s was deleted since the read began: it is left out", broker, name)
     if left.damaged_count:
@@ -130,7 +130,7 @@ def _tell(broker: str, left: LeftOut) -> None:
         )
 
 
-def _gathered(items: Iterable[Any]) -> Iterator[list[Any]]:
+def _grouped(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield items, as they come, in lists of as much as a batch may have."""
     gathered: list[Any] = []
     size = 0

@@ -26,7 +26,7 @@ def new_load() -> str:
     return uuid.uuid4().hex
 
 
-def check_asked_alike(load: str, asked: str) -> None:
+def check_same_predicates(load: str, asked: str) -> None:
     """Raise BadOption where a load was planned before, and asked for something else then.
 
     What was asked is noted in Spark's folder: loads are planned in any of several processes, which

@@ -29,30 +29,30 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidemill_pipeline import offsets as plan
-from tidemill_pipeline.archive.manifest import DataFile, QueueKey, Range
+from tidemill_pipeline.archive.manifest import ArchivedRange, DataFile, QueueKey
 from tidemill_pipeline.archive.tasks import check_follows
 from tidemill_pipeline.client import connect
-from tidemill_pipeline.errors import ArchiveError, DataLoss, Unreachable
-from tidemill_pipeline.offsets import Offsets, Queue, QueueRange
-from tidemill_pipeline.options import EARLIEST, LATEST, Place, SourceOptions
+from tidemill_pipeline.errors import ArchiveError, DataLoss, NoAnswer
+from tidemill_pipeline.offsets import Offsets, SourceQueue, SourceRange
+from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions
 from tidemill_pipeline.pulling import (
     NOT_ARCHIVED,
     SHORT_S,
     TAKEN,
-    gaps_told,
+    gap_reporter,
     log,
     pull_range,
-    tell_lost,
-    tell_rest_lost,
-    tell_shorter,
+    report_lost_queue,
+    report_lost_tail,
+    report_short_queue,
 )
 from tidemill_pipeline.rows import message_batches
 from tidemill_pipeline.schema import OF_BODIES, arrow_schema
-from tidemill_pipeline.source.archived import read_archived
+from tidemill_pipeline.source.archive_rows import read_archived
 from tidemill_pipeline.source.instants import whole_ms
-from tidemill_pipeline.source.loads import check_asked_alike
-from tidemill_pipeline.source.looking import Away
-from tidemill_pipeline.source.places import Places, View
+from tidemill_pipeline.source.loads import check_same_predicates
+from tidemill_pipeline.source.outages import OutageTimer
+from tidemill_pipeline.source.queue_bounds import OffsetResolver, SourceView
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -60,20 +60,20 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromBroker:
+class BrokerPiece:
     """Offsets of a queue, as its broker has them."""
 
-    part: QueueRange
+    part: SourceRange
     # What is archived before them, where they are to follow it.
-    behind: Range | None = None
+    behind: ArchivedRange | None = None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromArchive:
+class ArchivePiece:
     """Offsets of a queue, as files of an archive have them."""
 
-    part: QueueRange
+    part: SourceRange
     files: tuple[DataFile, ...]
     lost: tuple[tuple[int, int], ...]  # ranges of which the archive lacks something
 
@@ -85,21 +85,21 @@ class MessageRange(InputPartition):
     repeated has the same tasks.
     """
 
-    def __init__(self, part: QueueRange, pieces: tuple[FromBroker | FromArchive, ...]) -> None:
+    def __init__(self, part: SourceRange, pieces: tuple[BrokerPiece | ArchivePiece, ...]) -> None:
         super().__init__(part)
         self.part = part
         self.pieces = pieces
 
 
 def plan_ranges(
-    options: SourceOptions, ranges: Iterable[QueueRange], view: View
+    options: SourceOptions, ranges: Iterable[SourceRange], view: SourceView
 ) -> list[MessageRange]:
     """Return the tasks of some ranges.
 
     What was lost before it was archived is told as what a broker has not any more.
     """
     given = list(ranges)
-    tell = gaps_told(fails=options.fails_on_data_loss)
+    tell = gap_reporter(fails=options.fails_on_data_loss)
     for each in given:
         for start, end in _lost_whole(options, each, view):
             tell(each.queue, start, end, NOT_ARCHIVED)
@@ -109,7 +109,9 @@ def plan_ranges(
     return [MessageRange(part, tuple(_pieces(options, part, view))) for part in parts]
 
 
-def _lost_whole(options: SourceOptions, part: QueueRange, view: View) -> Iterator[tuple[int, int]]:
+def _lost_whole(
+    options: SourceOptions, part: SourceRange, view: SourceView
+) -> Iterator[tuple[int, int]]:
     """Yield what the archive knows to be lost of a range, where nothing is left between."""
     if part.queue not in view.archived_to:
         return
@@ -121,32 +123,32 @@ def _lost_whole(options: SourceOptions, part: QueueRange, view: View) -> Iterato
 
 
 def _pieces(
-    options: SourceOptions, part: QueueRange, view: View
-) -> Iterator[FromBroker | FromArchive]:
+    options: SourceOptions, part: SourceRange, view: SourceView
+) -> Iterator[BrokerPiece | ArchivePiece]:
     queue = part.queue
     if queue not in view.archived_to:
-        yield FromBroker(part=part)
+        yield BrokerPiece(part=part)
         return
     key = QueueKey.of(options.connection.namespace, queue)
     of = view.archive.queues[key]
     first = min(part.end, max(part.start, of.start))
     to = min(part.end, max(first, of.end))
     if part.start < first:
-        yield FromBroker(part=QueueRange(queue=queue, start=part.start, end=first))
+        yield BrokerPiece(part=SourceRange(queue=queue, start=part.start, end=first))
     at = first
     for start, end in (*_lost_whole(options, part, view), (to, to)):
         if at < start:
             # Which offsets of these are lost their task finds out.
             lost = of.lost_between(at, start)
-            yield FromArchive(
-                part=QueueRange(queue=queue, start=at, end=start),
+            yield ArchivePiece(
+                part=SourceRange(queue=queue, start=at, end=start),
                 files=tuple(view.archive.holding(key, at, start)),
                 lost=tuple((each.start, each.end) for each in lost),
             )
         at = end
     if to < part.end:
         behind = of.last_before(to) if to == of.end else None
-        yield FromBroker(part=QueueRange(queue=queue, start=to, end=part.end), behind=behind)
+        yield BrokerPiece(part=SourceRange(queue=queue, start=to, end=part.end), behind=behind)
 
 
 def read_messages(
@@ -154,14 +156,14 @@ def read_messages(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches. Runs in an executor."""
     for piece in partition.pieces:
-        if isinstance(piece, FromArchive):
+        if isinstance(piece, ArchivePiece):
             yield from read_archived(options, schema, piece.part, piece.files, piece.lost)
         else:
             yield from _read_live(options, schema, piece)
 
 
 def _read_live(
-    options: SourceOptions, schema: pa.Schema, piece: FromBroker
+    options: SourceOptions, schema: pa.Schema, piece: BrokerPiece
 ) -> Iterator[pa.RecordBatch]:
     part = piece.part
     try:
@@ -196,37 +198,37 @@ class MessageReader(DataSourceReader):
     ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
-        self.wanted = Wanted()
+        self.wanted = PredicateBounds()
         self._short_s = short_s
 
     def partitions(self) -> Sequence[InputPartition]:
         """Look where the queues begin and end, and share the ranges between tasks."""
-        places = Places(self.options, short_s=self._short_s)
+        places = OffsetResolver(self.options, short_s=self._short_s)
         view = places.whole_view()
         places.check_topics(view, waits=False)
         starts = places.resolve(self.options.start, view, word=EARLIEST)
-        places.check_young(starts, view)
+        places.check_start_has_messages(starts, view)
         ends = places.resolve(self.options.end, view, word=LATEST)
-        young: Mapping[Queue, int] = {}
+        young: Mapping[SourceQueue, int] = {}
         if self.wanted.since_ms is not None:
-            young = places.resolve(Place(at_ms=self.wanted.since_ms), view, word=EARLIEST)
+            young = places.resolve(ReadBoundary(at_ms=self.wanted.since_ms), view, word=EARLIEST)
         ranges = []
         for queue, start in sorted(starts.items()):
             if not self.wanted.takes(queue):
                 continue
             first, last = self.wanted.bounds(max(start, young.get(queue, 0)), ends[queue])
             first = self._after_gap(view, queue, first, last)
-            if first < last and view.has_lost_rest(queue, last):
+            if first < last and view.has_lost_tail(queue, last):
                 # Whoever has read all that is there need not have lost anything.
-                tell_rest_lost(queue, last, fails=False)
-            ranges.append(QueueRange(queue=queue, start=first, end=last))
+                report_lost_tail(queue, last, fails=False)
+            ranges.append(SourceRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
 
-    def _after_gap(self, view: View, queue: Queue, start: int, end: int) -> int:
+    def _after_gap(self, view: SourceView, queue: SourceQueue, start: int, end: int) -> int:
         least = view.queues[queue].min_offset
         if start < least and start < end:
             if self.options.start.by_queue is not None:
-                tell = gaps_told(fails=self.options.fails_on_data_loss)
+                tell = gap_reporter(fails=self.options.fails_on_data_loss)
                 tell(queue, start, min(least, end), TAKEN)
             return min(least, end)
         return start
@@ -239,7 +241,7 @@ class MessageReader(DataSourceReader):
 
 @final
 @dataclass(slots=True)
-class Wanted:
+class PredicateBounds:
     """What predicates leave of the queues and their offsets."""
 
     topics: frozenset[str] | None = None
@@ -261,7 +263,7 @@ class Wanted:
             ]
         )
 
-    def takes(self, queue: Queue) -> bool:
+    def takes(self, queue: SourceQueue) -> bool:
         """Say whether a queue is read."""
         return (
             (self.topics is None or queue.topic in self.topics)
@@ -349,19 +351,19 @@ class PushdownMessageReader(MessageReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Share what predicates leave between tasks. Raises BadOption for a second choice."""
-        check_asked_alike(self._load, str(self.wanted))
+        check_same_predicates(self._load, str(self.wanted))
         return super().partitions()
 
 
 # ---------------------------------------------------------------- stream
 
 
-def _take_passed(places: dict[Queue, int], view: View) -> dict[Queue, int]:
+def _pop_passed(places: dict[SourceQueue, int], view: SourceView) -> dict[SourceQueue, int]:
     """Take the queues that only the archive has out of new places, of which nothing is read."""
     passed = {
         queue: at
         for queue, at in places.items()
-        if not view.is_at_its_broker(queue) and at == view.queues[queue].max_offset
+        if not view.is_at_broker(queue) and at == view.queues[queue].max_offset
     }
     for queue in passed:
         del places[queue]
@@ -381,18 +383,20 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
-        self._places = Places(options, short_s=short_s)
+        self._places = OffsetResolver(options, short_s=short_s)
         # Queues that were told to end before where this query is: nobody waits for them again.
-        self._shorter: set[Queue] = set()
+        self._shorter: set[SourceQueue] = set()
         # Queues of which it was told that what stood behind the archive is gone.
-        self._rests_told: set[Queue] = set()
-        self._target: dict[Queue, int] | None = None
+        self._lost_tails: set[SourceQueue] = set()
+        self._target: dict[SourceQueue, int] | None = None
         self._seen: Offsets | None = None
         self._monotonic_s = monotonic_s
         self._last_batch_s = monotonic_s()
-        self._away = Away(options.fail_after_ms, monotonic_s=monotonic_s)
-        self._left_told: set[str] = set()  # topics that are not asked for any more
-        self._behind_told: set[Queue] = set()  # queues of which the archive has less than was read
+        self._away = OutageTimer(options.fail_after_ms, monotonic_s=monotonic_s)
+        self._dropped_topics: set[str] = set()  # topics that are not asked for any more
+        self._lagging_queues: set[SourceQueue] = (
+            set()
+        )  # queues of which the archive has less than was read
 
     # ------------------------------------------------------------ what Spark asks
 
@@ -402,8 +406,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._places.check_topics(view, waits=True)
         self._places.check_stops(view)
         starts = self._places.resolve(self.options.start, view, word=LATEST)
-        self._places.check_young(starts, view)
-        passed = _take_passed(starts, view)
+        self._places.check_start_has_messages(starts, view)
+        passed = _pop_passed(starts, view)
         begin = Offsets(at=starts, knows_archive=self._places.are_both, passed=passed)
         return self._document(begin)
 
@@ -419,11 +423,11 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return how far the next trigger goes. Reads no message."""
         view = self._look(Offsets.from_document(start))
         given = Offsets.from_document(start)
-        self._tell_left(given)
+        self._report_dropped_topics(given)
         begin = self._begin(given, view)
         new_places = {queue: at for queue, at in begin.items() if queue not in given.at}
         passed = {queue: at for queue, at in given.passed.items() if queue not in begin}
-        passed |= _take_passed(new_places, view)
+        passed |= _pop_passed(new_places, view)
         begin = {queue: at for queue, at in begin.items() if queue not in passed}
         # Of one that is new its place alone, so that what is gone of it by then is found out.
         target = self._reachable_ends(begin, view)
@@ -457,7 +461,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Share a trigger between tasks."""
         planned = Offsets.from_document(end)
         view = self._places.view(planned, excused=self._shorter, planned=planned.at.keys())
-        self._shorter |= view.taken_back(planned)
+        self._shorter |= view.short_queues(planned)
         given = Offsets.from_document(start)
         # A plan without an archive has found new queues at their brokers.
         known = replace(given, knows_archive=given.knows_archive or not planned.knows_archive)
@@ -470,7 +474,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_asked = view.cluster is None or self.options.topics.have(queue.topic)
             if ends is None and is_asked and view.has_lost(queue):
                 if first is None or first < last:
-                    tell_lost(queue, first or 0, fails=self.options.fails_on_data_loss)
+                    report_lost_queue(queue, first or 0, fails=self.options.fails_on_data_loss)
                 continue
             last = self._at_most_its_end(queue, last, view, "was planned to be read up to")
             if (
@@ -487,20 +491,20 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if not is_asked:
                     continue  # Of one that was found then its place alone was planned.
                 if ends is None or is_away:
-                    raise Unreachable(f"no answer from {queue.broker}, where {queue} was found")
+                    raise NoAnswer(f"no answer from {queue.broker}, where {queue} was found")
                 # This trigger found it. Where it ended then is where it starts, or where it began.
                 first = ends.min_offset if self._is_read_whole(queue, known, view) else last
             least = first if ends is None or is_away else ends.min_offset  # Its tasks find out.
             if first < least and first < last:
-                tell = gaps_told(fails=self.options.fails_on_data_loss)
+                tell = gap_reporter(fails=self.options.fails_on_data_loss)
                 tell(queue, first, min(least, last), TAKEN)
                 first = min(least, last)
-            if is_asked and view.has_lost_rest(queue, last) and last > view.archived_to[queue]:
+            if is_asked and view.has_lost_tail(queue, last) and last > view.archived_to[queue]:
                 at = max(first, view.archived_to[queue])
-                tell_rest_lost(queue, at, fails=self.options.fails_on_data_loss)
+                report_lost_tail(queue, at, fails=self.options.fails_on_data_loss)
                 last = at
             if first < last:
-                ranges.append(QueueRange(queue=queue, start=first, end=last))
+                ranges.append(SourceRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -517,7 +521,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             connection=self.options.connection.as_options(),
         )
 
-    def _look(self, given: Offsets) -> View:
+    def _look(self, given: Offsets) -> SourceView:
         view = self._places.view(given, excused=self._shorter)
         self._away.note(view.unreachable)
         stops = self._places.stops(view)
@@ -526,38 +530,38 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if stops is None
             else {queue: min(end, stops.get(queue, 0)) for queue, end in view.ends.items()}
         )
-        self._shorter = view.taken_back(given)
+        self._shorter = view.short_queues(given)
         return view
 
-    def _tell_left(self, given: Offsets) -> None:
+    def _report_dropped_topics(self, given: Offsets) -> None:
         """Tell once of topics that the query has read and does not ask for any more."""
         left = {queue.topic for queue in given.at if not self.options.topics.have(queue.topic)}
-        for topic in sorted(left - self._left_told):
+        for topic in sorted(left - self._dropped_topics):
             log.warning(
                 "the checkpoint has a place in %s, which the options do not name any more: nothing"
                 " of it is read, and it goes on there when they name it again",
                 topic,
             )
-        self._left_told |= left
+        self._dropped_topics |= left
 
-    def _begin(self, given: Offsets, view: View) -> dict[Queue, int]:
+    def _begin(self, given: Offsets, view: SourceView) -> dict[SourceQueue, int]:
         """Return where each queue goes on: as given, or where new ones start; without lost ones."""
         begin = {}
         for queue, at in given.at.items():
             if self._has_lost(queue, view):
-                tell_lost(queue, at, fails=self.options.fails_on_data_loss)
+                report_lost_queue(queue, at, fails=self.options.fails_on_data_loss)
             else:
                 begin[queue] = self._at_most_its_end(queue, at, view, "was read up to")
                 archived_to = view.archived_to.get(queue, at + 1)
                 # What was to be read of it in this run is known, and may be more than is archived.
                 known = max(at, 0 if self._target is None else self._target.get(queue, 0))
-                if at >= archived_to and view.has_lost_rest(queue, known):
-                    if queue not in self._rests_told:
-                        tell_rest_lost(queue, archived_to, fails=self.options.fails_on_data_loss)
-                    self._rests_told.add(queue)
+                if at >= archived_to and view.has_lost_tail(queue, known):
+                    if queue not in self._lost_tails:
+                        report_lost_tail(queue, archived_to, fails=self.options.fails_on_data_loss)
+                    self._lost_tails.add(queue)
                     begin[queue] = archived_to
         for queue, at in given.passed.items():
-            if view.is_at_its_broker(queue):
+            if view.is_at_broker(queue):
                 begin[queue] = self._at_most_its_end(queue, at, view, "was known up to")
         for queue, ends in view.queues.items():
             if queue in given.passed:
@@ -575,14 +579,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
         return begin
 
-    def _at_most_its_end(self, queue: Queue, at: int, view: View, what: str) -> int:
+    def _at_most_its_end(self, queue: SourceQueue, at: int, view: SourceView, what: str) -> int:
         """Return an offset that was told, or where its queue ends now, where that is before."""
-        if not view.is_at_its_broker(queue) or at <= view.queues[queue].max_offset:
+        if not view.is_at_broker(queue) or at <= view.queues[queue].max_offset:
             return at
         ends = view.queues[queue]
         if view.cluster is None:
             # Brokers had more than is archived yet, and so it was read from them.
-            if queue not in self._behind_told:
+            if queue not in self._lagging_queues:
                 log.warning(
                     "%s is archived up to %d, and %s %d: the read goes on when it is archived",
                     queue,
@@ -590,9 +594,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     what,
                     at,
                 )
-            self._behind_told.add(queue)
+            self._lagging_queues.add(queue)
             return at
-        tell_shorter(
+        report_short_queue(
             queue,
             ends.max_offset,
             f"{what} {at}",
@@ -601,17 +605,17 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return ends.max_offset
 
-    def _has_lost(self, queue: Queue, view: View) -> bool:
+    def _has_lost(self, queue: SourceQueue, view: SourceView) -> bool:
         # One of a topic that is not asked for any more keeps its place.
         return self.options.topics.have(queue.topic) and view.has_lost(queue)
 
-    def _is_read_whole(self, found: Queue, given: Offsets, view: View) -> bool:
+    def _is_read_whole(self, found: SourceQueue, given: Offsets, view: SourceView) -> bool:
         """Say whether a queue that was found is read from its first message on.
 
         One of a topic that was made anew always is: its name was read already. One that only an
         archive has was so itself, where that could not be written down: see Offsets.
         """
-        if not (given.knows_archive or view.is_at_its_broker(found)):
+        if not (given.knows_archive or view.is_at_broker(found)):
             return False
         if self.options.new_queues == EARLIEST:
             return True
@@ -623,7 +627,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Of a topic that is known it is a queue that it was given.
         return bool(incarnations) and found.incarnation not in incarnations
 
-    def _reachable_ends(self, begin: Mapping[Queue, int], view: View) -> dict[Queue, int]:
+    def _reachable_ends(
+        self, begin: Mapping[SourceQueue, int], view: SourceView
+    ) -> dict[SourceQueue, int]:
         """Return how far there is something to read, at most to the frozen target of this run."""
         target = dict(begin)  # What cannot be asked stays where it is.
         stops = self._places.stops(view)
@@ -638,7 +644,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             target[queue] = max(end, begin[queue])
         return target
 
-    def _waits_for_more(self, begin: Mapping[Queue, int], target: Mapping[Queue, int]) -> bool:
+    def _waits_for_more(
+        self, begin: Mapping[SourceQueue, int], target: Mapping[SourceQueue, int]
+    ) -> bool:
         least = self.options.rows_per_trigger_min
         if least is None or self._target is not None:
             return False

@@ -18,13 +18,13 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from tidemill_pipeline.client import Client, LeftOut, connect
-from tidemill_pipeline.options import SourceOptions, Topics
+from tidemill_pipeline.client import ClusterClient, OmittedItems, connect
+from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.rows import pending_batches
-from tidemill_pipeline.schema import OF_WAITING
+from tidemill_pipeline.schema import OF_PENDING_MESSAGES
 from tidemill_pipeline.source.instants import whole_ms
 from tidemill_pipeline.source.listings import BrokerPart, ListingReader, topics_by_broker
-from tidemill_pipeline.source.loads import check_asked_alike
+from tidemill_pipeline.source.loads import check_same_predicates
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -35,20 +35,20 @@ class PendingReader(ListingReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self.due = Due(from_ms=options.start.at_ms or 0, until_ms=options.end.at_ms)
+        self.due = DueTimeRange(from_ms=options.start.at_ms or 0, until_ms=options.end.at_ms)
 
     def parts(self) -> list[BrokerPart]:
         """Return the tasks; none where nothing can be due."""
         parts = super().parts()
         return [] if self.due.is_empty else parts
 
-    def _items(self, client: Client, part: BrokerPart, left: LeftOut) -> Iterator[Any]:
+    def _items(self, client: ClusterClient, part: BrokerPart, left: OmittedItems) -> Iterator[Any]:
         return client.pending(
             part.broker,
             topics=part.topics,
             from_ms=self.due.from_ms,
             until_ms=self.due.until_ms,
-            with_messages=not set(OF_WAITING).isdisjoint(self.schema.names),
+            with_messages=not set(OF_PENDING_MESSAGES).isdisjoint(self.schema.names),
             left=left,
         )
 
@@ -58,7 +58,7 @@ class PendingReader(ListingReader):
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Due:
+class DueTimeRange:
     """When messages are due that are asked for: then or later, and before then; None: no end."""
 
     from_ms: int = 0
@@ -117,7 +117,7 @@ class PushdownPendingReader(PendingReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return a task for each broker group. Raises BadOption for a second choice."""
         chosen = {column: sorted(values) for column, values in self._chosen.items()}
-        check_asked_alike(self._load, f"{self.due} {sorted(chosen.items())}")
+        check_same_predicates(self._load, f"{self.due} {sorted(chosen.items())}")
         return super().partitions()
 
     def parts(self) -> list[BrokerPart]:
@@ -129,8 +129,8 @@ class PushdownPendingReader(PendingReader):
         return parts if topics is None else self._of_topics(parts, topics)
 
     def _of_topics(self, parts: list[BrokerPart], topics: frozenset[str]) -> list[BrokerPart]:
-        if self.options.topics == Topics():
-            asked = Topics(names=tuple(sorted(topics)))
+        if self.options.topics == TopicSelection():
+            asked = TopicSelection(names=tuple(sorted(topics)))
             there = topics_by_broker(connect(self.options.connection).whole_cluster(asked))
             left = {part.broker: there.get(part.broker, ()) for part in parts}
         else:

@@ -11,9 +11,9 @@ import difflib
 from collections.abc import Callable, Collection
 
 from tidemill_pipeline.archive.manifest import Archive
-from tidemill_pipeline.client import Client
+from tidemill_pipeline.client import ClusterClient
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import SourceOptions, Topics
+from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import log
 
 EVERY_TOPIC = ".*"  # but those of the cluster's own
@@ -36,7 +36,7 @@ def check_topics(
     missing = sorted(set(topics.names).difference(known))
     misspelt = [name for name in missing if not name.startswith(OWN)]
     if misspelt:
-        raise BadOption(_sentence(misspelt, everything(), options))
+        raise BadOption(_error_text(misspelt, everything(), options))
     if waits:
         return
     if topics.pattern and not known:
@@ -55,12 +55,12 @@ def check_archived(archive: Archive, options: SourceOptions) -> None:
         raise BadOption(f"the archive has no topic {', '.join(missing)}{near}")
 
 
-def names_of(client: Client) -> set[str]:
+def names_of(client: ClusterClient) -> set[str]:
     """Return the topics that there are."""
-    return {queue.topic for queue in client.cluster(Topics(pattern=EVERY_TOPIC)).queues}
+    return {queue.topic for queue in client.cluster(TopicSelection(pattern=EVERY_TOPIC)).queues}
 
 
-def _sentence(missing: list[str], everything: Collection[str], options: SourceOptions) -> str:
+def _error_text(missing: list[str], everything: Collection[str], options: SourceOptions) -> str:
     where = _where(options)
     return f"there is no topic {', '.join(missing)}{where}{meant(missing[0], everything)}"
 

@@ -12,7 +12,7 @@ import sys
 from rocketmq import ClientConfiguration, Credentials, Message, Producer
 
 from tidemill_pipeline.client import connect
-from tidemill_pipeline.options import Connection, Topics
+from tidemill_pipeline.options import ConnectionOptions, TopicSelection
 
 TOPIC = "both"
 
@@ -25,8 +25,8 @@ def main(endpoint: str) -> None:
     message.topic, message.body = TOPIC, b"by the official client"
     producer.send(message)
     producer.shutdown()
-    client = connect(Connection(endpoints=(endpoint,)))
-    for queue, ends in client.cluster(Topics(names=(TOPIC,))).queues.items():
+    client = connect(ConnectionOptions(endpoints=(endpoint,)))
+    for queue, ends in client.cluster(TopicSelection(names=(TOPIC,))).queues.items():
         for page in client.messages(queue, start=0, end=ends.max_offset, timeout_ms=10_000):
             for each in page.messages:
                 has_place = each.system_properties.provenance.log_offset > 0

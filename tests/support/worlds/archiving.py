@@ -14,7 +14,7 @@ from tests.support.worlds.micro_batches import read_batch
 from tidemill_pipeline.archive.manifest import Archive, with_crc
 from tidemill_pipeline.archive.reading import read_footer, read_range
 from tidemill_pipeline.archive.store import ArchiveStore
-from tidemill_pipeline.archive.tasks import Task, run_task
+from tidemill_pipeline.archive.tasks import ArchiveTask, run_task
 from tidemill_pipeline.jobs.archive import ArchiveJob, Done
 from tidemill_pipeline.jobs.archive_upkeep import compact
 from tidemill_pipeline.jobs.archive_verify import Verified, verify
@@ -51,7 +51,7 @@ def archive_job(
     )
     own = store or ArchiveStore(path)
 
-    def run_here(options: SourceOptions, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    def run_here(options: SourceOptions, tasks: Sequence[ArchiveTask]) -> list[dict[str, Any]]:
         return [run_task(options, task, own) for task in tasks]
 
     return ArchiveJob(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pyspark.errors import StreamingQueryException
 
-from tidemill_pipeline.errors import told_by
+from tidemill_pipeline.errors import error_summary
 
 STARTS_MAX: Final = 5
 
@@ -21,7 +21,7 @@ def run_to_end(writer: Any) -> None:
         try:
             writer.trigger(availableNow=True).start().awaitTermination()
         except StreamingQueryException as error:
-            told = told_by(error)
+            told = error_summary(error)
             if told is None or told[0] != TimeoutError.__name__ or attempt == STARTS_MAX - 1:
                 raise
         else:

@@ -8,11 +8,11 @@ import pytest
 
 from tidemill_pipeline.archive import snapshot
 from tidemill_pipeline.archive.manifest import (
+    ArchivedRange,
     DataFile,
-    Entry,
+    FileSpan,
+    ManifestEntry,
     QueueKey,
-    Range,
-    Span,
     expiring,
     fold,
     sealing,
@@ -24,8 +24,8 @@ KEY = QueueKey("", "orders", "broker-a", 0, "log/1")
 OTHER = KEY._replace(queue_id=1)
 
 
-def a_range(start: int, end: int, *, key: QueueKey = KEY, at_ms: int = 0) -> Range:
-    return Range(
+def a_range(start: int, end: int, *, key: QueueKey = KEY, at_ms: int = 0) -> ArchivedRange:
+    return ArchivedRange(
         key=key,
         start=start,
         end=end,
@@ -40,20 +40,22 @@ def a_range(start: int, end: int, *, key: QueueKey = KEY, at_ms: int = 0) -> Ran
 
 
 def a_file(path: str, start: int, end: int, *, key: QueueKey = KEY) -> DataFile:
-    span = Span(key=key, start=start, end=end, rows=end - start)
+    span = FileSpan(key=key, start=start, end=end, rows=end - start)
     return DataFile(
         path=path, bytes=100, rows=end - start, max_store_ms=0, spans=(span,), footer_crc=4711
     )
 
 
-def entry(number: int, *ranges: Range, **more: object) -> Entry:
-    made = Entry(number=number, kind="append", at_ms=1, run="r", schema_version=1, ranges=ranges)
+def entry(number: int, *ranges: ArchivedRange, **more: object) -> ManifestEntry:
+    made = ManifestEntry(
+        number=number, kind="append", at_ms=1, run="r", schema_version=1, ranges=ranges
+    )
     return replace(made, **more)  # type: ignore[arg-type]  # Fields by name.
 
 
 def test_an_entry_is_read_as_it_was_written() -> None:
     written = entry(3, a_range(0, 5), files=(a_file("a", 0, 5),), removed=("b",), marks=((KEY, 4),))
-    assert Entry.from_json(written.as_json()) == written
+    assert ManifestEntry.from_json(written.as_json()) == written
 
 
 # Golden texts: the manifest on disk has this form. A change of them needs a new version.
@@ -72,7 +74,7 @@ SNAPSHOT_TEXT = (
 )
 
 
-def entries() -> list[Entry]:
+def entries() -> list[ManifestEntry]:
     return [
         entry(0, a_range(0, 5), files=(a_file("a", 0, 5),)),
         entry(1, kind="seal", marks=((KEY, 5),), closed=((KEY, 0, 5),)),
@@ -82,7 +84,7 @@ def entries() -> list[Entry]:
 
 def test_entries_and_snapshots_have_a_fixed_form() -> None:
     assert entries()[0].as_json() == ENTRY_TEXT
-    assert Entry.from_json(ENTRY_TEXT) == entries()[0]
+    assert ManifestEntry.from_json(ENTRY_TEXT) == entries()[0]
     archive = fold(entries())
     assert snapshot.as_json(archive) == SNAPSHOT_TEXT
     assert snapshot.from_json(SNAPSHOT_TEXT) == archive
@@ -95,11 +97,11 @@ def test_an_entry_needs_its_version_checksum_and_kind() -> None:
         ENTRY_TEXT.replace('"v":1', '"v":3'),
     ):
         with pytest.raises(ArchiveError, match="the file is damaged"):
-            Entry.from_json(changed)
+            ManifestEntry.from_json(changed)
     with pytest.raises(ArchiveError, match="a manifest entry of version 2"):
-        Entry.from_json(resigned(ENTRY_TEXT.replace('"v":1', '"v":2')))
+        ManifestEntry.from_json(resigned(ENTRY_TEXT.replace('"v":1', '"v":2')))
     with pytest.raises(ArchiveError, match="unknown kind seel"):
-        Entry.from_json(resigned(ENTRY_TEXT.replace("append", "seel")))
+        ManifestEntry.from_json(resigned(ENTRY_TEXT.replace("append", "seel")))
 
 
 def resigned(text: str) -> str:
@@ -149,7 +151,7 @@ def test_ranges_follow_each_other() -> None:
         entry(1, kind="seal", marks=((OTHER, 4),)),
     ],
 )
-def test_what_does_not_follow_is_refused(second: Entry) -> None:
+def test_what_does_not_follow_is_refused(second: ManifestEntry) -> None:
     with pytest.raises(ArchiveError):
         fold([entry(0, a_range(3, 5)), second])
 

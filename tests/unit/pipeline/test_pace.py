@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidemill_pipeline.pace import Pace
-from tidemill_pipeline.priority import LOW_NICE, Priority, give_way
+from tidemill_pipeline.priority import LOW_NICE, Priority, lower_priority
 
 
 class Time:
@@ -66,5 +66,5 @@ def test_a_process_gives_way(priority: Priority, policy: int, nice: int) -> None
 
 
 def _tell_claim(priority: Priority, told: Any) -> None:
-    give_way(priority)
+    lower_priority(priority)
     told.send((os.sched_getscheduler(0), os.nice(0)))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from tidemill_pipeline.errors import DataLoss, told_by
+from tidemill_pipeline.errors import DataLoss, error_summary
 
 
 def test_a_sentence_is_found_where_spark_has_wrapped_it() -> None:
-    assert told_by(DataLoss("it is gone")) == ("DataLoss", "it is gone")
+    assert error_summary(DataLoss("it is gone")) == ("DataLoss", "it is gone")
     wrapped = RuntimeError(
         "Traceback (most recent call last):\n  File x\n"
         "tidemill_pipeline.errors.Unreachable: no answer from a:1\n at org.apache.spark.Task"
     )
-    assert told_by(wrapped) == ("Unreachable", "no answer from a:1")
-    assert told_by(RuntimeError("something else: x")) is None
+    assert error_summary(wrapped) == ("Unreachable", "no answer from a:1")
+    assert error_summary(RuntimeError("something else: x")) is None
 
 
 def test_a_process_that_did_not_start_in_time_is_a_sentence() -> None:
-    told = told_by(
+    told = error_summary(
         RuntimeError(
             "[STREAM_FAILED] Query [id = 4, runId = 6] terminated with exception:"
             " Python worker failed to connect back. SQLSTATE: XXKST\n=== Streaming Query ===\n"

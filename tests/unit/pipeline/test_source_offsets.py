@@ -12,8 +12,8 @@ from tidemill_pipeline.errors import PipelineError
 from tidemill_pipeline.offsets import (
     Incarnation,
     Offsets,
-    Queue,
-    QueueRange,
+    SourceQueue,
+    SourceRange,
     backlog,
     split,
     take_bytes,
@@ -21,14 +21,16 @@ from tidemill_pipeline.offsets import (
 )
 
 QUEUES = [
-    Queue("orders", broker, i, Incarnation("log", 1)) for broker in ("a", "b") for i in range(3)
+    SourceQueue("orders", broker, i, Incarnation("log", 1))
+    for broker in ("a", "b")
+    for i in range(3)
 ]
 Backlogs = st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 1000))
 
 
 @given(Backlogs, st.integers(1, 500))
 def test_a_trigger_takes_exactly_as_many_rows_as_it_may(
-    waiting: dict[Queue, int], rows_max: int
+    waiting: dict[SourceQueue, int], rows_max: int
 ) -> None:
     start = dict.fromkeys(waiting, 7)
     target = {name: 7 + rows for name, rows in waiting.items()}
@@ -41,7 +43,9 @@ def test_a_trigger_takes_exactly_as_many_rows_as_it_may(
 
 
 @given(Backlogs, st.integers(1, 100_000))
-def test_a_trigger_by_bytes_never_stands_still(waiting: dict[Queue, int], bytes_max: int) -> None:
+def test_a_trigger_by_bytes_never_stands_still(
+    waiting: dict[SourceQueue, int], bytes_max: int
+) -> None:
     start = dict.fromkeys(waiting, 0)
     taken = take_bytes(start, waiting, dict.fromkeys(waiting, 100.0), bytes_max)
     share = backlog(start, taken)
@@ -58,7 +62,7 @@ def test_tasks_cover_every_range_once(
     sizes: list[tuple[int, int]], rows_per_partition: int, partitions_min: int
 ) -> None:
     ranges = [
-        QueueRange(queue=QUEUES[i], start=start, end=start + rows)
+        SourceRange(queue=QUEUES[i], start=start, end=start + rows)
         for i, (start, rows) in enumerate(sizes)
     ]
     parts = split(ranges, rows_per_partition=rows_per_partition, partitions_min=partitions_min)
@@ -96,7 +100,9 @@ def test_a_thousand_queues_have_a_document_of_at_most_64_kib(
 ) -> None:
     log = "0123456789abcdef0123456789abcdef"
     at = {
-        Queue(f"of-some-name-{topic}", f"broker-{i % brokers}", i, Incarnation(log, topic)): 10**12
+        SourceQueue(
+            f"of-some-name-{topic}", f"broker-{i % brokers}", i, Incarnation(log, topic)
+        ): 10**12
         for topic in range(topics)
         for i in range(queues)
     }

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import EARLIEST, LATEST, Place, parse_sink, parse_source, spelt
+from tidemill_pipeline.options import (
+    EARLIEST,
+    LATEST,
+    ReadBoundary,
+    parse_sink,
+    parse_source,
+    spelt,
+)
 
 GIVEN = {"endpoints": "a:1,b:2", "topic": "orders"}
 
@@ -15,8 +22,11 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
     stream = parse_source(GIVEN, is_stream=True)
     assert batch.connection.endpoints == ("a:1", "b:2")
     assert batch.topics.names == ("orders",)
-    assert (batch.start, batch.end) == (Place(everywhere=EARLIEST), Place(everywhere=LATEST))
-    assert stream.start == Place(everywhere=LATEST)
+    assert (batch.start, batch.end) == (
+        ReadBoundary(everywhere=EARLIEST),
+        ReadBoundary(everywhere=LATEST),
+    )
+    assert stream.start == ReadBoundary(everywhere=LATEST)
     assert batch.fails_on_data_loss
     assert batch.pull_batch == 16_384
 

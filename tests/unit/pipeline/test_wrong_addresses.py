@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidemill_pipeline.client import Client
-from tidemill_pipeline.errors import Unreachable
+from tidemill_pipeline.client import ClusterClient
+from tidemill_pipeline.errors import NoAnswer
 from tidemill_pipeline.options import parse_source
 
 
@@ -46,9 +46,9 @@ def asked(endpoint: str) -> str:
         {"endpoints": endpoint, "topic": "orders", "maxRetries": "1", "retryBackoffMs": "1"},
         is_stream=False,
     )
-    client = Client(options.connection)
+    client = ClusterClient(options.connection)
     try:
-        with pytest.raises(Unreachable) as told:
+        with pytest.raises(NoAnswer) as told:
             client.cluster(options.topics)
     finally:
         client.close()

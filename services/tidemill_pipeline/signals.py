@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from tidemill_pipeline.errors import Terminated
+from tidemill_pipeline.errors import Termination
 
 
 @contextlib.contextmanager
-def terminated(first: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Raise Terminated within the block for SIGTERM, which would end it without a word.
+def raise_on_sigterm(first: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Raise Termination within the block for SIGTERM, which would end it without a word.
 
     `first` is called before.
     """
@@ -28,9 +28,9 @@ def terminated(first: Callable[[], None] = lambda: None) -> Iterator[None]:
     def terminate(_signal: int, _frame: object) -> NoReturn:
         nonlocal is_terminated
         is_terminated = True
-        hush()
+        silence_threads()
         first()
-        raise Terminated
+        raise Termination
 
     if threading.current_thread() is not threading.main_thread():
         yield  # Only the main thread is told of signals.
@@ -40,14 +40,14 @@ def terminated(first: Callable[[], None] = lambda: None) -> Iterator[None]:
         yield
     except Exception as error:
         if is_terminated:  # What goes wrong on the way out is not why.
-            raise Terminated from error
+            raise Termination from error
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
+def guarded_start() -> Iterator[None]:
     """Let Spark start in the block. SIGTERM ends it at once, with what it has started of Java.
 
     Ctrl-C waits for the end of the block, and is from then on what it is elsewhere. PySpark's own
@@ -56,7 +56,7 @@ def starting() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with terminated(_end_children):
+        with raise_on_sigterm(_end_children):
             yield
         _hush_py4j()
         if threading.current_thread() is threading.main_thread():
@@ -77,13 +77,13 @@ def _end_children() -> None:
             os.kill(child, signal.SIGKILL)  # Java would tell a trace of what it was at.
 
 
-def hush() -> None:
+def silence_threads() -> None:
     """Keep threads that lose the JVM, which may have been ended with this process, from traces."""
     import socketserver
 
     _hush_py4j()
     # Of servers of Spark's own, which take no other way.
-    socketserver.BaseServer.handle_error = _unheard  # type: ignore[method-assign, assignment]
+    socketserver.BaseServer.handle_error = _ignore_error  # type: ignore[method-assign, assignment]
 
 
 def _hush_py4j() -> None:
@@ -100,5 +100,5 @@ def _is_not_of_py4j(told: logging.LogRecord) -> bool:
     return "py4j" not in Path(told.pathname).parts
 
 
-def _unheard(_server: object, _request: object, _client: object) -> None:
+def _ignore_error(_server: object, _request: object, _client: object) -> None:
     """Say nothing of an error in a server of this process."""

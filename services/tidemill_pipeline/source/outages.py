@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeVar, final
 
-from tidemill_pipeline.client import Client
-from tidemill_pipeline.errors import Unreachable
+from tidemill_pipeline.client import ClusterClient
+from tidemill_pipeline.errors import NoAnswer
 from tidemill_pipeline.pulling import log
 
 V = TypeVar("V")
 
 
 @final
-class Away:
+class OutageTimer:
     """Since when broker groups give no answer to a stream, which waits for them for a while."""
 
     def __init__(
@@ -29,20 +29,18 @@ class Away:
         self._since_s: dict[str, float] = {}
 
     def note(self, unreachable: Collection[str]) -> None:
-        """Take in who gives no answer now. Raises Unreachable for who has given none for long."""
+        """Take in who gives no answer now. Raises NoAnswer for who has given none for long."""
         now_s = self._monotonic_s()
         self._since_s = {broker: self._since_s.get(broker, now_s) for broker in unreachable}
         for broker, since_s in self._since_s.items():
             if (now_s - since_s) * 1000 > self._fail_after_ms:
-                raise Unreachable(
-                    f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs"
-                )
+                raise NoAnswer(f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs")
 
 
-def look_until_settled(
-    client: Client,
+def repeat_until_settled(
+    client: ClusterClient,
     look: Callable[[], V],
-    taken_back: Callable[[V], Collection[object]],
+    short_queues: Callable[[V], Collection[object]],
     *,
     short_s: float,
 ) -> V:
@@ -50,7 +48,7 @@ def look_until_settled(
     began_s, attempt = time.monotonic(), 0
     while True:
         view = look()
-        found = taken_back(view)
+        found = short_queues(view)
         if not found or time.monotonic() - began_s >= short_s:
             return view
         attempt += 1

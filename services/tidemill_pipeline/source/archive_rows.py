@@ -12,16 +12,16 @@ from tidemill_pipeline.archive.manifest import DataFile, QueueKey
 from tidemill_pipeline.archive.reading import read_range
 from tidemill_pipeline.archive.store import ArchiveStore
 from tidemill_pipeline.bodies import unpacked_parts
-from tidemill_pipeline.offsets import QueueRange
+from tidemill_pipeline.offsets import SourceRange
 from tidemill_pipeline.options import SourceOptions
-from tidemill_pipeline.pulling import NOT_ARCHIVED, OnGap, gaps_told
+from tidemill_pipeline.pulling import NOT_ARCHIVED, OnGap, gap_reporter
 from tidemill_pipeline.rows import ENCODING, PACKED
 
 
 def read_archived(
     options: SourceOptions,
     schema: pa.Schema,
-    part: QueueRange,
+    part: SourceRange,
     files: Sequence[DataFile],
     lost: Sequence[tuple[int, int]],
 ) -> Iterator[pa.RecordBatch]:
@@ -42,8 +42,8 @@ def read_archived(
     key = QueueKey.of(options.connection.namespace, part.queue)
     batches = read_range(store, files, key, start=part.start, end=part.end, columns=columns)
     if lost:
-        tell = gaps_told(fails=options.fails_on_data_loss)
-        batches = _with_gaps_told(batches, part, lost, tell)
+        tell = gap_reporter(fails=options.fails_on_data_loss)
+        batches = _with_gaps_reported(batches, part, lost, tell)
     for batch in batches:
         kept = batch
         if tags:
@@ -55,9 +55,9 @@ def read_archived(
                 )
 
 
-def _with_gaps_told(
+def _with_gaps_reported(
     batches: Iterator[pa.RecordBatch],
-    part: QueueRange,
+    part: SourceRange,
     lost: Sequence[tuple[int, int]],
     tell: OnGap,
 ) -> Iterator[pa.RecordBatch]:

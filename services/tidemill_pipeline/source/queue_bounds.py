@@ -13,12 +13,12 @@ from typing import Final, final
 from tidemill_pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill_pipeline.archive.reading import first_offset_at
 from tidemill_pipeline.archive.store import ArchiveStore, shared_store
-from tidemill_pipeline.client import Client, Cluster, connect
+from tidemill_pipeline.client import ClusterClient, ClusterState, connect
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.offsets import Offsets, Queue, QueueEnds, QueueName
-from tidemill_pipeline.options import EARLIEST, LATEST, Place, SourceOptions, Topics
-from tidemill_pipeline.pulling import SHORT_S, tell_shorter
-from tidemill_pipeline.source.looking import look_until_settled
+from tidemill_pipeline.offsets import Offsets, QueueEnds, QueueName, SourceQueue
+from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions, TopicSelection
+from tidemill_pipeline.pulling import SHORT_S, report_short_queue
+from tidemill_pipeline.source.outages import repeat_until_settled
 from tidemill_pipeline.source.topics import check_topics, names_of
 
 # Of a message, about what a broker's log has of it: properties, and where it came from.
@@ -27,18 +27,18 @@ BESIDE_BODY_BYTES: Final = 256
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class SourceView:
     """What there is to read at one moment."""
 
     # Of queues of one name, one after the other, the last one comes last.
-    queues: Mapping[Queue, QueueEnds]
+    queues: Mapping[SourceQueue, QueueEnds]
     # What brokers said; None where only an archive was looked at.
-    cluster: Cluster | None = None
+    cluster: ClusterState | None = None
     # Of queues that are archived in part: what is before `archived_to`.
     archive: Archive = field(default_factory=Archive)
-    archived_to: Mapping[Queue, int] = field(default_factory=dict)
+    archived_to: Mapping[SourceQueue, int] = field(default_factory=dict)
     # Of those the ones of which the archive knows that nothing comes behind it.
-    over: Collection[Queue] = ()
+    over: Collection[SourceQueue] = ()
 
     @property
     def unreachable(self) -> set[str]:
@@ -46,23 +46,23 @@ class View:
         return set() if self.cluster is None else self.cluster.unreachable
 
     @property
-    def ends(self) -> dict[Queue, int]:
+    def ends(self) -> dict[SourceQueue, int]:
         """Return where the queues end."""
         return {queue: ends.max_offset for queue, ends in self.queues.items()}
 
-    def is_at_its_broker(self, queue: Queue) -> bool:
+    def is_at_broker(self, queue: SourceQueue) -> bool:
         """Say whether a broker told of a queue; of an archive alone, that it is there."""
         if self.cluster is None:
             return queue in self.queues
         return queue in self.cluster.queues
 
-    def has_lost(self, queue: Queue) -> bool:
+    def has_lost(self, queue: SourceQueue) -> bool:
         """Say whether a queue that was asked for is not there any more, in no archive either."""
         if queue in self.queues:
             return False
         return self.cluster is None or self.cluster.has_lost(queue)
 
-    def has_lost_rest(self, queue: Queue, at: int) -> bool:
+    def has_lost_tail(self, queue: SourceQueue, at: int) -> bool:
         """Say whether what stood at an offset went with a queue of which the archive has less.
 
         That nothing stood right behind its end the archive may have written down.
@@ -72,7 +72,7 @@ class View:
         end = self.archived_to[queue]
         return (at > end or (at == end and queue not in self.over)) and self.cluster.has_lost(queue)
 
-    def taken_back(self, given: Offsets) -> set[Queue]:
+    def short_queues(self, given: Offsets) -> set[SourceQueue]:
         """Return the queues of which brokers tell less than was read up to, or archived."""
         if self.cluster is None:
             return set()
@@ -84,7 +84,7 @@ class View:
             queue
             for queue, at in given.at.items()
             if self.cluster.has_removed(queue.broker)
-            and (queue not in self.archived_to or self.has_lost_rest(queue, at))
+            and (queue not in self.archived_to or self.has_lost_tail(queue, at))
         }
         return removed | {
             queue
@@ -93,7 +93,7 @@ class View:
         }
 
 
-class Places:
+class OffsetResolver:
     """Looks at brokers and archive, as the options say."""
 
     def __init__(self, options: SourceOptions, *, short_s: float = SHORT_S) -> None:
@@ -106,7 +106,7 @@ class Places:
         return shared_store(self._options.archive_path)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ClusterClient:
         """Return this process's client."""
         return connect(self._options.connection)
 
@@ -116,40 +116,44 @@ class Places:
         return self._options.read_mode == "auto" and bool(self._options.archive_path)
 
     def view(
-        self, given: Offsets, *, excused: Collection[Queue] = (), planned: Collection[Queue] = ()
-    ) -> View:
+        self,
+        given: Offsets,
+        *,
+        excused: Collection[SourceQueue] = (),
+        planned: Collection[SourceQueue] = (),
+    ) -> SourceView:
         """Look at everything with one call to the cluster; some of it may give no answer.
 
         `given`: where queues were read up to, or are planned to be. What ends before it is looked
         at again for a while, but for the `excused`. `planned`: queues to look for in the archive,
         also where the options do not ask for their topics any more.
         """
-        return self._view(Client.cluster, given, excused, planned)
+        return self._view(ClusterClient.cluster, given, excused, planned)
 
-    def whole_view(self, *, excused: Collection[Queue] = ()) -> View:
-        """Look at everything, all broker groups among it. Raises Unreachable."""
-        return self._view(Client.whole_cluster, Offsets(at={}), excused)
+    def whole_view(self, *, excused: Collection[SourceQueue] = ()) -> SourceView:
+        """Look at everything, all broker groups among it. Raises NoAnswer."""
+        return self._view(ClusterClient.whole_cluster, Offsets(at={}), excused)
 
     def _view(
         self,
-        look: Callable[[Client, Topics], Cluster],
+        look: Callable[[ClusterClient, TopicSelection], ClusterState],
         given: Offsets,
-        excused: Collection[Queue],
-        planned: Collection[Queue] = (),
-    ) -> View:
+        excused: Collection[SourceQueue],
+        planned: Collection[SourceQueue] = (),
+    ) -> SourceView:
         if self._options.read_mode == "archive":
             return self._archived(self.store.existing(), planned)
-        view = look_until_settled(
+        view = repeat_until_settled(
             self.client,
             lambda: self._look(look, planned),
-            lambda view: view.taken_back(given).difference(excused),
+            lambda view: view.short_queues(given).difference(excused),
             short_s=self._short_s,
         )
         assert view.cluster is not None, "brokers were asked"
         for queue, archived_to in sorted(view.archived_to.items()):
             ends = view.cluster.queues.get(queue)
             if ends is not None and ends.max_offset < archived_to and queue not in excused:
-                tell_shorter(
+                report_short_queue(
                     queue,
                     ends.max_offset,
                     f"is archived up to {archived_to}",
@@ -158,15 +162,19 @@ class Places:
                 )
         return view
 
-    def _look(self, look: Callable[[Client, Topics], Cluster], planned: Collection[Queue]) -> View:
+    def _look(
+        self,
+        look: Callable[[ClusterClient, TopicSelection], ClusterState],
+        planned: Collection[SourceQueue],
+    ) -> SourceView:
         options = self._options
         # The archive first: what it has by now the brokers have told to somebody, and have.
         archive = self.store.existing() if self.are_both else None
         cluster = look(self.client, options.topics)
-        view = View(queues=cluster.queues, cluster=cluster)
+        view = SourceView(queues=cluster.queues, cluster=cluster)
         return view if archive is None else self._both(view, archive, planned)
 
-    def check_topics(self, view: View, *, waits: bool) -> None:
+    def check_topics(self, view: SourceView, *, waits: bool) -> None:
         """Raise BadOption for topics that were asked for by name, of which nobody has anything."""
         namespace = self._options.connection.namespace
         archived = {key.topic for key in view.archive.queues if key.namespace == namespace}
@@ -179,7 +187,9 @@ class Places:
         known = {queue.topic for queue in view.queues}
         check_topics(self._options, known, everything=everything, waits=waits)
 
-    def resolve(self, place: Place, view: View, *, word: int) -> dict[Queue, int]:
+    def resolve(
+        self, place: ReadBoundary, view: SourceView, *, word: int
+    ) -> dict[SourceQueue, int]:
         """Return the offset of a place in every queue; `word` is for queues that it leaves out.
 
         Raises BadOption for an offset behind the end of its queue.
@@ -191,7 +201,7 @@ class Places:
             # Of what only the archive has a group reads nothing any more.
             return {
                 queue: _clamp(progress.get(queue.name, EARLIEST), ends)
-                if view.is_at_its_broker(queue)
+                if view.is_at_broker(queue)
                 else ends.max_offset
                 for queue, ends in view.queues.items()
             }
@@ -208,15 +218,15 @@ class Places:
         if place.by_queue is not None:
             # Who names places of a topic does not mean one of before, or a broker group's, that
             # only the archive has.
-            alone = [each for each in view.queues if not view.is_at_its_broker(each)]
+            alone = [each for each in view.queues if not view.is_at_broker(each)]
             starts |= {each: view.queues[each].max_offset for each in alone if each not in named}
         return starts
 
-    def check_stops(self, view: View) -> None:
+    def check_stops(self, view: SourceView) -> None:
         """Raise BadOption where a stream is to end in queues that are not there."""
-        _named(self._options.end, view, by_name=view.is_at_its_broker)
+        _named(self._options.end, view, by_name=view.is_at_broker)
 
-    def stops(self, view: View) -> Mapping[Queue, int] | None:
+    def stops(self, view: SourceView) -> Mapping[SourceQueue, int] | None:
         """Return before which offsets a stream stops, of queues it reads any of; None: nowhere.
 
         It looks again and again, also when a broker is away, or a topic is deleted: then a name
@@ -226,11 +236,11 @@ class Places:
             return None
         return {
             queue: view.queues[queue].max_offset if at == LATEST else at
-            for _, queue, at in _found(self._options.end, view, view.is_at_its_broker)
+            for _, queue, at in _found(self._options.end, view, view.is_at_broker)
             if queue is not None
         }
 
-    def check_young(self, starts: Mapping[Queue, int], view: View) -> None:
+    def check_start_has_messages(self, starts: Mapping[SourceQueue, int], view: SourceView) -> None:
         """Raise BadOption where an instant has no message in a queue, and that is an error."""
         if self._options.start.at_ms is None or self._options.start_strategy == "latest":
             return
@@ -241,7 +251,7 @@ class Places:
                 " startingTimestampStrategy=latest the read starts at the end"
             )
 
-    def _at(self, queue: Queue, view: View, at_ms: int) -> int:
+    def _at(self, queue: SourceQueue, view: SourceView, at_ms: int) -> int:
         if queue in view.archived_to:
             key = self._key_of(queue)
             found = first_offset_at(self.store, view.archive, key, at_ms)
@@ -250,7 +260,7 @@ class Places:
             is_before = is_first and view.queues[queue].min_offset < found
             if (
                 self._options.read_mode == "archive"
-                or not view.is_at_its_broker(queue)
+                or not view.is_at_broker(queue)
                 or (found < view.archived_to[queue] and not is_before)
             ):
                 return found
@@ -259,10 +269,10 @@ class Places:
             return ends.max_offset
         return min(ends.max_offset, max(ends.min_offset, self.client.offset_at(queue, at_ms)))
 
-    def _progress(self, group: str, view: View) -> dict[QueueName, int]:
+    def _progress(self, group: str, view: SourceView) -> dict[QueueName, int]:
         """Return how far a group is: by what it has acked, or pulled where it pulls."""
         found = {}
-        brokers = {queue.broker for queue in view.queues if view.is_at_its_broker(queue)}
+        brokers = {queue.broker for queue in view.queues if view.is_at_broker(queue)}
         for broker in sorted(brokers):
             for item in self.client.progress(broker, [group]):
                 if item.is_retry:
@@ -273,10 +283,10 @@ class Places:
 
     # ------------------------------------------------------------ the archive
 
-    def _key_of(self, queue: Queue) -> QueueKey:
+    def _key_of(self, queue: SourceQueue) -> QueueKey:
         return QueueKey.of(self._options.connection.namespace, queue)
 
-    def _archived(self, archive: Archive, planned: Collection[Queue]) -> View:
+    def _archived(self, archive: Archive, planned: Collection[SourceQueue]) -> SourceView:
         queues = {
             key.queue: QueueEnds(
                 queue=key.queue, min_offset=each.start, max_offset=each.end, bytes=_bytes(each)
@@ -286,10 +296,12 @@ class Places:
             and (self._options.topics.have(key.topic) or key.queue in planned)
         }
         ends = {queue: each.max_offset for queue, each in queues.items()}
-        over = {queue for queue in queues if archive.queues[self._key_of(queue)].is_over}
-        return View(queues=queues, archive=archive, archived_to=ends, over=over)
+        over = {queue for queue in queues if archive.queues[self._key_of(queue)].has_ended}
+        return SourceView(queues=queues, archive=archive, archived_to=ends, over=over)
 
-    def _both(self, view: View, archive: Archive, planned: Collection[Queue]) -> View:
+    def _both(
+        self, view: SourceView, archive: Archive, planned: Collection[SourceQueue]
+    ) -> SourceView:
         """Return what brokers and archive have together, also of queues that only one of them has.
 
         Of what brokers have not any more, or cannot say now, it is as much as is archived.
@@ -322,13 +334,13 @@ def _together(archived: QueueEnds, ends: QueueEnds) -> QueueEnds:
     )
 
 
-def _anyone(_queue: Queue) -> bool:
+def _anyone(_queue: SourceQueue) -> bool:
     return True
 
 
 def _named(
-    place: Place, view: View, *, by_name: Callable[[Queue], bool] = _anyone
-) -> dict[Queue, int]:
+    place: ReadBoundary, view: SourceView, *, by_name: Callable[[SourceQueue], bool] = _anyone
+) -> dict[SourceQueue, int]:
     """Return the queues that a user gave offsets for. Raises BadOption where there is none."""
     found = {}
     for name, queue, offset in _found(place, view, by_name):
@@ -340,8 +352,8 @@ def _named(
 
 
 def _found(
-    place: Place, view: View, by_name: Callable[[Queue], bool]
-) -> Iterator[tuple[QueueName, Queue | None, int]]:
+    place: ReadBoundary, view: SourceView, by_name: Callable[[SourceQueue], bool]
+) -> Iterator[tuple[QueueName, SourceQueue | None, int]]:
     """Yield the names that a user gave offsets for, each with its queue, if that is there.
 
     A name means the last queue of it, of those which it may mean; one before is named with its
