@@ -1,4 +1,4 @@
-"""What is counted of polls, by topic and group; `metrics.py` of the proxy shows it."""
+"""Counters of polls by topic and consumer group; `metrics.py` of the proxy exports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.polling.mode import Name
     from tidemill.proxy.polling.pair import Key
 
-# Seconds that a poll waits, in milliseconds: to the longest one.
+# Waits of polls, in milliseconds, up to the longest poll.
 WAIT_BUCKETS_MS: Final = (
     1,
     5,
@@ -32,7 +32,7 @@ WAIT_BUCKETS_MS: Final = (
 
 @final
 class PollCounts:
-    """Counters by (topic, group) and what else tells them apart."""
+    """Counters by (topic, group) and further labels."""
 
     def __init__(self) -> None:
         self.long_polls: Counter[tuple[str, ...]] = Counter()  # mode
@@ -48,7 +48,7 @@ class PollCounts:
         self.waits: Histogram[tuple[str, str]] = Histogram(WAIT_BUCKETS_MS)  # mode, outcome
 
     def began(self, topic: str, group: str, mode: Name, *, is_long: bool) -> None:
-        """Count a receive that begins; series of a pair that is new start at zero."""
+        """Count a receive that begins. The series of a new pair start at zero."""
         if (topic, group) not in self.first_hits:
             for counter in (
                 self.first_hits,
@@ -81,5 +81,5 @@ class PollCounts:
         self.notifications[key.topic, key.group, "true" if has_message else "false"] += 1
 
     def followed(self, key: Key, *, is_hit: bool) -> None:
-        """Count a pop where a hint pointed."""
+        """Count a pop at the broker of a hint."""
         self.notified_pops[key.topic, key.group, "hit" if is_hit else "miss"] += 1

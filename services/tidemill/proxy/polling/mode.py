@@ -1,8 +1,8 @@
 """The adaptive switch: notifications for a few polls, parked pops for many.
 
-With c polls of a pair parked, each at the broker that had fewest, some broker of B has none with a
-chance of about exp(-c / B). From c = B ln 100 on that is below one in a hundred, and what a
-notification saves is not worth its round trip.
+If c polls of a pair are parked at B brokers, a broker has no parked poll with a probability of
+about exp(-c / B). From c = B ln 100 on, that is below 1 %, and a notification is not worth its
+round trip.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 from typing import Final, Literal, TypeAlias, final
 
-WINDOW_MS: Final = 10_000  # over which polls are averaged: half of a long poll
+WINDOW_MS: Final = 10_000  # window of the average: half of a long poll
 BUCKET_MS: Final = 1_000
-UNCOVERED_RATIO: Final = 0.01  # of moments at which a broker may have no parked poll
-BACK_RATIO: Final = 0.7  # of the threshold: below it notifications again, so that it does not flap
-DWELL_MS: Final = 10_000  # in a mode, at least: a window has to see what it brings
+UNCOVERED_RATIO: Final = 0.01  # share of time in which a broker may have no parked poll
+BACK_RATIO: Final = 0.7  # below this part of the threshold, notifications return; avoids flapping
+DWELL_MS: Final = 10_000  # shortest time in a mode, so that a window shows its effect
 
 Name: TypeAlias = Literal["notify", "direct"]
 
 
 def threshold(brokers: int) -> float:
-    """Return from how many polls on parked pops take over."""
+    """Return the number of polls from which on pops are parked."""
     return brokers * math.log(1 / UNCOVERED_RATIO)
 
 
 @final
 class Mode:
-    """How polls of one (topic, group) wait.
+    """The way in which the polls of one (topic, group) wait.
 
-    Receives a second times the seconds that each waits is the number that wait at a moment
-    (Little's law): that is what is averaged.
+    It depends on the average number of waiting polls: receives per second times seconds waited per
+    receive (Little's law).
     """
 
     __slots__ = ("_at_ms", "_begun", "_buckets", "_changed_at_ms", "is_direct", "key", "waiting")
@@ -39,14 +39,14 @@ class Mode:
         self.waiting = 0
         self.is_direct = False
         self._at_ms = now_ms
-        # Poll-milliseconds by second, of those of the window.
+        # Poll-milliseconds per second of the window.
         self._buckets: dict[int, int] = {}
         self._begun: dict[int, int] = {}  # polls by second
         self._changed_at_ms = now_ms - DWELL_MS
 
     @property
     def name(self) -> Name:
-        """What the metrics call it."""
+        """Label of the mode in metrics."""
         return "direct" if self.is_direct else "notify"
 
     def began(self, now_ms: int) -> None:
@@ -57,12 +57,12 @@ class Mode:
         self._begun[number] = self._begun.get(number, 0) + 1
 
     def ended(self, now_ms: int) -> None:
-        """Count one that does not wait any more."""
+        """Count a poll that has ended."""
         self._advance(now_ms)
         self.waiting -= 1
 
     def choose(self, brokers: int, now_ms: int) -> bool:
-        """Decide how the next poll waits; True: the mode is another one now."""
+        """Choose the mode of the next poll. Return whether the mode has changed."""
         if now_ms - self._changed_at_ms < DWELL_MS:
             return False
         limit = threshold(brokers)
@@ -76,12 +76,12 @@ class Mode:
         return True
 
     def concurrency(self, now_ms: int) -> float:
-        """Return how many polls waited on average over the window."""
+        """Return the average number of waiting polls in the window."""
         self._advance(now_ms)
         return sum(self._buckets.values()) / _span_ms(now_ms)
 
     def rate(self, now_ms: int) -> float:
-        """Return how many polls a second began in the window."""
+        """Return the polls per second that began in the window."""
         self._advance(now_ms)
         return sum(self._begun.values()) * 1000 / _span_ms(now_ms)
 
@@ -101,10 +101,10 @@ class Mode:
 
 
 def _first_bucket(now_ms: int) -> int:
-    """Return the second in which the window begins."""
+    """Return the first second of the window."""
     return now_ms // BUCKET_MS - WINDOW_MS // BUCKET_MS + 1
 
 
 def _span_ms(now_ms: int) -> int:
-    """Return how long the window is: the last second is not over."""
+    """Return the length of the window, whose last second is incomplete."""
     return now_ms - _first_bucket(now_ms) * BUCKET_MS

@@ -1,11 +1,11 @@
-"""What one broker is asked for all polls of a pair: one notification, whoever waits.
+"""One notification per broker for all polls of a pair.
 
-    quiet ──ask──> asked ──hint──> hinted ──its polls have been there──> quiet
-      ^              ├── ended, failed, turned out wrong ──> later ──┐
-      └──────────────┴──────────────────────────────────────────────┘   down: none of it
+    quiet ──ask──> asked ──hint──> hinted ──a poll has popped there──> quiet
+      ^              ├── ended, failed, was wrong ──> later ──┐
+      └──────────────┴────────────────────────────────────────┘   down: none of these
 
-A hint is never lost while somebody waits: whenever one is wanted, the broker is asked, has hinted,
-will be asked at a known time, or is down.
+Invariant: no hint is lost while a poll waits. If a hint is needed, the broker has been asked, has
+hinted, will be asked at a known time, or is down.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
     from tidemill.proxy.polling.pair import Pair
     from tidemill.proxy.polling.poll import Broker
 
-# After a hint that was wrong: a random part of it, twice as much each time in a row. Two proxies
-# that lose against a third come apart, and a broker that is wrong for long is asked once a second.
+# Delay after a wrong hint: a random part of it, doubled each time in a row. Two proxies that lose
+# against a third one then ask at different times. A broker with many wrong hints is asked once per
+# second.
 MISS_MS: Final = 50
 MISS_MAX_MS: Final = 800
-FAILURE_MS: Final = 200  # after one that failed, twice as much each time in a row
+FAILURE_MS: Final = 200  # delay after a failed notification, doubled each time in a row
 FAILURE_MAX_MS: Final = 2_000
-# A hint is judged no longer: the message was there.
+# After this time a hint counts as right: the message was there.
 HINT_MS: Final = 100
-# One that ends empty this much before its time was answered by a broker that drains.
+# A notification that ends empty so long before its deadline comes from a draining broker.
 EARLY_MS: Final = 500
-# How long one that is asked again may take to fail again: who has parked is well.
+# Time after which a repeated notification counts as parked, so the broker serves again.
 PARKED_MS: Final = 1_000
-# How long the answer may be under way of one that need not park: it was just asked.
+# Time that the answer of a notification may take if a message is ready.
 ANSWER_MS: Final = 100
-_DOUBLINGS_MAX: Final = 6  # of either; the bounds are reached before
+_DOUBLINGS_MAX: Final = 6  # of each delay; the bounds are reached before
 
 
 class Ask(NamedTuple):
-    """Ask a broker for a hint, which may take so long."""
+    """Action: send a notification to a broker, with its poll duration."""
 
     watch: Watch
     number: int
@@ -44,7 +45,7 @@ class Ask(NamedTuple):
 
 
 class StopAsking(NamedTuple):
-    """Nobody waits for a notification any more."""
+    """Action: cancel a notification, because no poll waits for it."""
 
     watch: Watch
     number: int
@@ -55,7 +56,7 @@ AskAction: TypeAlias = Ask | StopAsking
 
 @final
 class Watch:
-    """One broker, as the polls of one pair see it."""
+    """The hints of one broker for the polls of one pair."""
 
     __slots__ = (
         "_asked_at_ms",
@@ -86,7 +87,7 @@ class Watch:
         self.hint_count = 0  # of messages that it has told of, and nobody was sent to yet
         self.hinted_at_ms = 0
         self.is_unsure = False  # the hint
-        self.is_judged = False  # A poll that has followed it has told whether it was right.
+        self.is_judged = False  # whether a poll that followed the hint knows if it was right
         self.not_before_ms = 0  # it is asked again
         self.error: ServiceError | None = None  # of what failed last
         self._number = 0
@@ -99,7 +100,7 @@ class Watch:
     # ------------------------------------------------------------ asking
 
     def ask(self, until_ms: int, now_ms: int) -> Ask | None:
-        """Ask, if it is wanted and has not hinted, up to `until_ms`; not before it may be asked."""
+        """Return a notification until `until_ms`, or None if none is needed or allowed now."""
         is_asked = self.number or self.hint_count or self.is_down
         if not self.is_wanted or is_asked or now_ms < self.not_before_ms or until_ms <= now_ms:
             return None
@@ -108,20 +109,20 @@ class Watch:
         return Ask(self, self.number, until_ms - now_ms)
 
     def stop(self) -> StopAsking | None:
-        """Take back what is asked."""
+        """Cancel the notification in flight."""
         number, self.number = self.number, 0
         return StopAsking(self, number) if number else None
 
     def due_ms(self) -> int | None:
-        """Return when it is to be asked again; None: it is asked, or not wanted."""
+        """Return the time of the next notification; None if one is in flight or none is needed."""
         if not self.is_wanted or self.number or self.hint_count or self.is_down:
             return None
         return self.not_before_ms
 
-    # ------------------------------------------------------------ what comes of it
+    # ------------------------------------------------------------ results
 
     def answered(self, number: int, count: int, now_ms: int, *, is_unsure: bool) -> bool:
-        """Take an answer; False: it is of one that nobody waits for."""
+        """Apply an answer. Return False if it belongs to a cancelled notification."""
         if number != self.number:
             return False
         self.number, self.error = 0, None
@@ -136,7 +137,7 @@ class Watch:
         return True
 
     def failed(self, number: int, error: ServiceError, now_ms: int) -> bool:
-        """Take a refusal; False: it is of one that nobody waits for."""
+        """Apply a rejection. Return False if it belongs to a cancelled notification."""
         if number != self.number:
             return False
         self.number = 0
@@ -144,22 +145,22 @@ class Watch:
         return True
 
     def take(self) -> None:
-        """Send a poll there."""
-        assert self.hint_count, "a poll is sent where a hint points"
+        """Assign a hint to a poll."""
+        assert self.hint_count, "only a hint is assigned"
         self.hint_count -= 1
 
     def hit(self, count: int) -> None:
-        """Know that a poll has found so many messages there, beside one that it was sent for."""
+        """Note that a poll found `count` messages besides the one of its hint."""
         self._misses = self._failures = 0
         self.error = None
         self.is_judged = True
         self.hint_count = max(self.hint_count - count, 0)
 
     def missed(self, now_ms: int) -> None:
-        """Know that a poll was sent there in vain: what else was told of is gone too.
+        """Note that a poll found no message at the broker of a hint; the other hints expire, too.
 
-        Where another one has found something it was no fault of the hint; nor where the look of the
-        broker had not come to an end, which it does by being asked again.
+        The hint was right if another poll found a message, or if the broker had not finished its
+        scan. The next notification continues the scan.
         """
         self.hint_count = 0
         if self.is_judged or self.is_unsure or now_ms - self.hinted_at_ms > HINT_MS:
@@ -170,7 +171,7 @@ class Watch:
         self.not_before_ms = now_ms + int(self._random() * ceiling_ms)
 
     def pop_failed(self, error: ServiceError, now_ms: int) -> None:
-        """Know that the broker has refused to serve the pair."""
+        """Note that the broker rejects the pair."""
         self.error = error
         self.hint_count = 0
         self._hold_off(now_ms)
@@ -180,25 +181,25 @@ class Watch:
         self._failures += 1
         self.not_before_ms = now_ms + delay_ms
 
-    # ------------------------------------------------------------ how it is
+    # ------------------------------------------------------------ state
 
     def lost(self) -> StopAsking | None:
-        """Know that the broker cannot be reached."""
+        """Note that the broker is unreachable."""
         self.is_down = True
         self.hint_count = 0
         return self.stop()
 
     def back(self) -> None:
-        """Know that it can be reached again: it may be asked at once."""
+        """Note that the broker is reachable again; it may be asked at once."""
         self.is_down = False
         self.not_before_ms = self._failures = self._misses = 0
         self.error = None
 
     def is_covered(self, now_ms: int) -> bool:
-        """Whether the broker would have told of a message that is there already."""
+        """Whether the broker would have reported a ready message."""
         return bool(self.number) and now_ms - self._asked_at_ms >= ANSWER_MS
 
     def is_failing(self, now_ms: int) -> bool:
-        """Whether the broker refuses."""
+        """Whether the broker rejects requests."""
         has_parked = self.number and now_ms - self._asked_at_ms >= PARKED_MS
         return self.error is not None and not has_parked

@@ -3,13 +3,13 @@
     INIT ──> FIRST_POP ──> WAITING <──> CONSUMING
                  └────────────┴─────────────┴──────> DONE
 
-    FIRST_POP   it has not heard of nothing yet: the first pop is under way, or one that is parked
-    WAITING     for a hint; or for any broker, where none could be reached when it began
-    CONSUMING   a pop where a hint pointed, or a last look
+    FIRST_POP   the first pop, or a parked one, is in flight
+    WAITING     for a hint, or for any broker if none was reachable at the begin
+    CONSUMING   a pop at the broker of a hint, or a last pop
     DONE        found, empty, failed or cancelled
 
-Its pair decides what it does next when it waits; here is what holds for each: one pop under way at
-most, one end, and what is popped behind the end goes back.
+The pair decides the next step of a waiting poll. Invariants of each poll: at most one pop is in
+flight; the poll ends once; messages popped after the end go back to the broker.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from tidemill.proxy.polling.mode import Name
     from tidemill.proxy.polling.pair import Pair
 
-# Beyond its poll duration, for pops at brokers that nobody would have told of: half of what a
-# client's deadline leaves by default (deadline_reserve_ms).
+# Time after the poll duration for the last pops at brokers without a notification: half of the
+# default deadline_reserve_ms.
 LAST_LOOK_MS: Final = 100
 
 Broker: TypeAlias = str  # the name of a broker group
 
 
 class State(Enum):
-    """Where a poll is."""
+    """State of a poll."""
 
     INIT = 0
     FIRST_POP = 1
@@ -43,7 +43,7 @@ class State(Enum):
 
 
 class Outcome(Enum):
-    """How a poll has ended; the value is what the metrics call it, where they do."""
+    """Outcome of a poll; the value is its label in metrics."""
 
     FOUND = "notified"
     FOUND_AT_FIRST = "first_pop"
@@ -55,7 +55,7 @@ class Outcome(Enum):
 
 
 def outcome_of(error: ServiceError) -> Outcome:
-    """Return how a receive has ended that was refused with `error`."""
+    """Return the outcome of a receive that failed with `error`."""
     if isinstance(error, Overloaded):
         return Outcome.THROTTLED
     if isinstance(error, ConnectionBufferFull):
@@ -64,20 +64,20 @@ def outcome_of(error: ServiceError) -> Outcome:
 
 
 class Pop(NamedTuple):
-    """Pop at a broker, and let it wait there for so long."""
+    """Step: pop at a broker, with a poll duration."""
 
     broker: Broker
     poll_ms: int
 
 
 class End(NamedTuple):
-    """The poll is over; `error` where it failed."""
+    """Step: the poll has ended, with an error if it failed."""
 
     outcome: Outcome
     error: ServiceError | None = None
 
 
-Step: TypeAlias = Pop | End | None  # None: wait until it is another one
+Step: TypeAlias = Pop | End | None  # None: wait for another step
 
 
 @final
@@ -110,27 +110,27 @@ class Poll:
         self.number = number  # in the order in which they came
         self.began_ms = began_ms
         self.end_ms = end_ms
-        self.is_long = is_long  # It may wait.
-        self.is_direct = is_direct  # It waits at brokers and not for hints.
-        self.mode: Final[Name] = "direct" if is_direct else "notify"  # in which it began
+        self.is_long = is_long  # whether it may wait
+        self.is_direct = is_direct  # whether it waits at brokers instead of for hints
+        self.mode: Final[Name] = "direct" if is_direct else "notify"  # the mode at its begin
         self.state = State.INIT
         self.step: Step = None
         self.error: ServiceError | None = None  # the last one of a pop
-        self.has_heard = False  # Some broker has answered.
-        self.has_looked = False  # The last look is over, or under way.
+        self.has_heard = False  # whether any broker has answered
+        self.has_looked = False  # whether the last pops have begun
         self.parked_at: Broker | None = None
-        self.is_stopping = False  # Its pop was told to break off.
-        self.hinted_by: Broker | None = None  # whose hint the pop under way follows
+        self.is_stopping = False  # whether its pop was cancelled
+        self.hinted_by: Broker | None = None  # broker of the hint that the pop follows
         self._to_ask: list[Broker] = []
 
     @property
     def hard_end_ms(self) -> int:
-        """When it ends whatever is under way."""
+        """Time at which the poll ends in any case."""
         return self.end_ms + LAST_LOOK_MS
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the poll has ended."""
         return self.state is State.DONE
 
     def ask(self, brokers: Sequence[Broker]) -> None:
@@ -141,29 +141,29 @@ class Poll:
         self._ask_next()
 
     def leave_out(self, broker: Broker) -> None:
-        """Do not ask a broker any more."""
+        """Remove a broker from the remaining pops."""
         if broker in self._to_ask:
             self._to_ask.remove(broker)
 
     def park(self, broker: Broker, now_ms: int) -> None:
-        """Pop at `broker`, and wait there to the end."""
+        """Park a pop at `broker` until the end of the poll."""
         self.follow(broker, poll_ms=max(self.end_ms - now_ms, 0))
         self.hinted_by, self.parked_at = None, broker
 
     def follow(self, broker: Broker, *, poll_ms: int) -> None:
-        """Pop where a hint points."""
+        """Pop at the broker of a hint."""
         assert self.state in {State.INIT, State.WAITING}, "one pop at a time"
         self._leave_waiting()
         self.hinted_by = broker
         self.step = Pop(broker, poll_ms)
 
     def wait(self) -> None:
-        """Wait from the beginning: there is nobody to ask."""
+        """Wait for a broker, because none is reachable."""
         assert self.state is State.INIT
         self.state = State.WAITING
 
     def found(self, *, was_parked: bool) -> bool:
-        """End with what a pop has found; False: it has ended before, and this goes back."""
+        """End with the messages of a pop. Return False if the poll has ended before."""
         if self.is_done:
             return False
         is_first = self.state is State.FIRST_POP and not (
@@ -173,7 +173,7 @@ class Poll:
         return True
 
     def missed(self, error: ServiceError | None = None) -> bool:
-        """Go on behind a pop that found nothing, or failed; True: it waits now."""
+        """Continue after a pop without messages. Return whether the poll waits now."""
         if self.is_done:
             return False
         if error is not None:
@@ -189,13 +189,13 @@ class Poll:
         return True
 
     def end(self, end: End) -> None:
-        """End; nothing that comes later changes it."""
+        """End the poll. Later events do not change it."""
         assert not self.is_done, "a poll ends once"
         self.state, self.step = State.DONE, end
 
     @property
     def has_pop(self) -> bool:
-        """Whether a pop is under way."""
+        """Whether a pop is in flight."""
         return self.state in {State.FIRST_POP, State.CONSUMING}
 
     def _leave_waiting(self) -> None:

@@ -1,11 +1,10 @@
-"""All polls of this proxy: a state machine without I/O, which is told what time it is.
+"""All polls of this proxy: a state machine without I/O. Time is a parameter.
 
-Events go in by methods, and what is to be done comes out of `take_actions`: brokers to ask, and
-polls whose `step` is another one than before. Whoever carries a poll out does its step, tells what
-came of it, and looks at the next one.
+Methods take events. `take_actions` returns the actions: notifications, and polls with a new `step`.
+The shell carries out the step of a poll, reports the result, and takes the next step.
 
-Invariant: while a poll waits for hints, each of its brokers is asked, has hinted, will be asked at
-a known time, or is down. At its end it pops wherever nobody would have told of a message.
+Invariant: while a poll waits for hints, each of its brokers has been asked, has hinted, will be
+asked at a known time, or is down. At its end, a poll pops at every broker without a notification.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from tidemill.proxy.polling.timers import Timers
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
 
-# A look of a broker may end before it has found anything; a pop that waits a little looks on.
+# A broker may stop the scan of a filter early; a pop that waits a little continues the scan.
 UNSURE_POLL_MS: Final = 50
 # An empty answer is false if a message was ready for this long before it.
 FALSE_EMPTY_MS: Final = 200
-# Of a receive that asks once: beyond it what it has not asked is left out.
+# Longest time of a receive that does not wait; it leaves out brokers that it has not asked by then.
 ASK_ONCE_MS: Final = 3_000
 
 
 class Wake(NamedTuple):
-    """A poll that waited has something to do."""
+    """Action: a waiting poll has a new step."""
 
     poll: Poll
 
 
 class StopPop(NamedTuple):
-    """The pop that is a poll's step is to end at once, or not to begin.
+    """Action: cancel the pop of a poll, or do not start it.
 
-    What it brings nevertheless goes back.
+    Messages that the pop still returns go back to the broker.
     """
 
     poll: Poll
@@ -52,10 +51,10 @@ Action: TypeAlias = Ask | StopAsking | Wake | StopPop
 
 @final
 class Polling:
-    """Every poll, and what is asked for them."""
+    """All polls with their notifications."""
 
     def __init__(self, counts: PollCounts, *, random: Callable[[], float]) -> None:
-        """Take `random` for back-off: evenly spread from 0 to 1."""
+        """Use `random` (uniform, 0 to 1) for back-off."""
         self.counts = counts
         self.pairs: dict[Key, Pair] = {}
         self.modes: dict[tuple[str, str], Mode] = {}
@@ -69,16 +68,16 @@ class Polling:
     # ------------------------------------------------------------ for the shell
 
     def take_actions(self) -> list[Action]:
-        """Return and clear what is to be done."""
+        """Return and clear the actions."""
         actions, self._actions = self._actions, []
         return actions
 
     def next_due_ms(self) -> int | None:
-        """Return when `due` has something to do; None: never."""
+        """Return the time of the next call of `due`; None if there is none."""
         return self._timers.next_ms()
 
     def due(self, now_ms: int) -> None:
-        """Do what is to be done by now."""
+        """Process everything that is due."""
         while (item := self._timers.take_due(now_ms)) is not None:
             if isinstance(item, Poll):
                 self._poll_due(item, now_ms)
@@ -87,7 +86,7 @@ class Polling:
             elif isinstance(item, Pair):
                 self._linger_ended(item, now_ms)
             else:
-                # Nothing has waited by it for a window and a dwell: it is as good as new.
+                # No poll used this mode for a window and a dwell, so it equals a new one.
                 del self.modes[item.key]
 
     # ------------------------------------------------------------ polls
@@ -104,12 +103,10 @@ class Polling:
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
     ) -> Poll:
-        """Begin a poll at `brokers`, of which some may be down, or are `silent`.
+        """Begin a poll at `brokers`, some of which may be down or `silent`.
 
-        Its step says what to do.
-
-        `poll_ms` of 0 asks every broker once, within `once_ms`; `asks_all` does so before it waits.
-        Where none can be reached a poll waits for one, and asks then.
+        With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
+        `asks_all`, it does so before it waits. If no broker is reachable, it waits for one.
         """
         pair = self._pair(key, now_ms)
         pair.target, pair.silent = target, silent
@@ -128,7 +125,7 @@ class Polling:
         )
         self.counts.began(key.topic, key.group, poll.mode, is_long=is_long)
         pair.polls[poll] = None
-        # Until then a pop under way ends by itself.
+        # A pop in flight ends by itself until then.
         self._timers.set(poll, poll.hard_end_ms)
         if is_long:
             self._timers.discard(pair.mode)
@@ -148,7 +145,7 @@ class Polling:
         elif poll.is_direct and (broker := pair.to_cover(brokers)) is not None:
             self._park(poll, broker, now_ms)
         elif not asks_all and pair.is_covered(now_ms):
-            # Whoever has a message would have told of it: there is nothing to ask for.
+            # A broker with a message would have reported it, so a pop would be empty.
             self._ask(poll, (), now_ms)
         elif asks_all:
             self._ask_all(poll, now_ms)
@@ -156,9 +153,9 @@ class Polling:
             self._ask(poll, brokers[:1], now_ms)
 
     def _ask_all(self, poll: Poll, now_ms: int) -> None:
-        """Pop at every broker that can be reached; where none can, as soon as one can be."""
+        """Pop at every reachable broker, or at the first one that becomes reachable."""
         brokers = poll.pair.in_turn()
-        # Who may not wait looks everywhere as it is.
+        # A poll that may not wait has popped at every broker already.
         poll.has_looked = not poll.is_long and bool(brokers or self._is_released)
         self._ask(poll, brokers, now_ms)
         if poll in poll.pair.waiting:
@@ -172,15 +169,15 @@ class Polling:
             self._rest(poll, now_ms)
 
     def popped(self, poll: Poll, *, count: int, was_parked: bool, now_ms: int) -> bool:
-        """Take how many messages the pop has brought that was a poll's step.
+        """Apply the result of the pop of a poll: its number of messages.
 
-        False: they go back, it has ended before.
+        Return False if the poll has ended before. The messages then go back to the broker.
         """
         if poll.is_done:
             return False
         pair = poll.pair
         self._learn(poll, count, now_ms)
-        # Where its broker drains, the rest of the poll is for the others.
+        # If the broker drains, the poll continues at the other brokers.
         is_cut = poll.parked_at is not None and not poll.is_stopping and now_ms < poll.end_ms
         pair.unpark(poll)
         if count:
@@ -193,8 +190,8 @@ class Polling:
         return bool(count)
 
     def _learn(self, poll: Poll, count: int, now_ms: int) -> None:
-        """Take what a pop tells of the hints of its broker."""
-        assert isinstance(poll.step, Pop), "a pop was under way"
+        """Update the hints of the broker of a pop."""
+        assert isinstance(poll.step, Pop), "a pop was in flight"
         pair, is_hinted = poll.pair, poll.hinted_by is not None
         watch = pair.watches.get(poll.step.broker)
         is_told = bool(count) or not poll.is_stopping
@@ -211,14 +208,14 @@ class Polling:
         _note_hint(watch)
 
     def pop_failed(self, poll: Poll, error: ServiceError, now_ms: int) -> None:
-        """Know that the pop that was a poll's step was refused, or is lost."""
+        """Apply the failure of the pop of a poll."""
         if poll.is_done:
             return
         pair = poll.pair
         assert isinstance(poll.step, Pop), "a pop was under way"
         is_full = poll.parked_at is not None and isinstance(error, Overloaded)
         watch = pair.watches.get(poll.step.broker)
-        # Where no more pops may be parked, a notification may.
+        # If the broker parks no more pops, it may still park a notification.
         if watch is not None and not is_full:
             watch.pop_failed(error, now_ms)
             _note_hint(watch)
@@ -230,23 +227,23 @@ class Polling:
         self._update(pair, now_ms)
 
     def cancel(self, poll: Poll, now_ms: int) -> None:
-        """End a poll whose caller has gone; one that has ended stays as it is."""
+        """End a poll whose caller cancelled it, unless it has ended."""
         if not poll.is_done:
             self._end(poll, End(Outcome.CANCELLED), now_ms)
             self._update(poll.pair, now_ms)
 
     def refused(self, poll: Poll, error: ServiceError, now_ms: int) -> None:
-        """End a poll whose caller cannot go on; one that has ended stays as it is."""
+        """End a poll with an error of its caller, unless it has ended."""
         if not poll.is_done:
             self._end(poll, End(outcome_of(error), error), now_ms)
             self._update(poll.pair, now_ms)
 
     def release(self, now_ms: int) -> None:
-        """Answer every poll that waits empty; those that come may not wait."""
+        """Answer every waiting poll empty. Later polls do not wait."""
         self._is_released = True
         for pair in self.pairs.values():
             for poll in list(pair.polls):
-                # What is being popped is for its client.
+                # The client gets the messages of a pop in flight.
                 poll.has_looked = True
                 if not poll.has_pop or poll.parked_at is not None:
                     self._end(poll, End(Outcome.EMPTY), now_ms)
@@ -257,7 +254,7 @@ class Polling:
     def notified(
         self, watch: Watch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
     ) -> None:
-        """Take the answer of a notification: how many messages are ready, 0 at its end."""
+        """Apply the answer of a notification: the number of ready messages, 0 at its end."""
         if not watch.answered(number, count, now_ms, is_unsure=is_unsure):
             return
         self.counts.notified(watch.pair.key, has_message=bool(count))
@@ -267,7 +264,7 @@ class Polling:
     def notification_failed(
         self, watch: Watch, number: int, error: ServiceError, now_ms: int
     ) -> None:
-        """Know that a notification was refused, or is lost."""
+        """Apply the failure of a notification."""
         if not watch.failed(number, error, now_ms):
             return
         key = watch.pair.key
@@ -276,7 +273,7 @@ class Polling:
         self._update(watch.pair, now_ms)
 
     def lost(self, broker: Broker, now_ms: int) -> None:
-        """Know that a broker cannot be reached: nothing is asked of it, and nothing awaited."""
+        """Note that a broker is unreachable: cancel its notifications."""
         self.down.add(broker)
         for pair in self.pairs.values():
             watch = pair.watches.get(broker)
@@ -292,7 +289,7 @@ class Polling:
             self._update(pair, now_ms)
 
     def back(self, broker: Broker, now_ms: int) -> None:
-        """Know that a broker can be reached again: it is asked at once."""
+        """Note that a broker is reachable again: send its notifications at once."""
         self.down.discard(broker)
         for pair in self.pairs.values():
             if watch := pair.watches.get(broker):
@@ -300,14 +297,14 @@ class Polling:
                 self._update(pair, now_ms)
 
     def moved(self, pair: Pair, brokers: Sequence[Broker], now_ms: int) -> None:
-        """Know that others than before have messages of a pair: its polls hear of them too."""
+        """Change the brokers that store messages of a pair."""
         self._actions += pair.watch(brokers, self.down)
         self._update(pair, now_ms)
 
-    # ------------------------------------------------------------ what a poll does next
+    # ------------------------------------------------------------ next step of a poll
 
     def _rest(self, poll: Poll, now_ms: int) -> None:
-        """Find something to do for a poll without a pop under way, or let it wait."""
+        """Choose the next step of a poll without a pop, or let it wait."""
         pair = poll.pair
         if pair.hinted and now_ms < poll.hard_end_ms:
             self._follow(poll, now_ms)
@@ -323,12 +320,12 @@ class Polling:
             pair.wait(poll)
 
     def _follow(self, poll: Poll, now_ms: int) -> None:
-        """Send a poll where the oldest hint points."""
+        """Send a poll to the broker of the oldest hint."""
         watch = next(iter(poll.pair.hinted))
         watch.take()
         _note_hint(watch)
         if poll.is_direct and now_ms < poll.end_ms:
-            # None is parked there: it stays.
+            # No poll is parked at this broker, so the hint stays.
             self._park(poll, watch.broker, now_ms)
         else:
             poll.follow(watch.broker, poll_ms=UNSURE_POLL_MS if watch.is_unsure else 0)
@@ -338,7 +335,7 @@ class Polling:
         poll.pair.park(poll, broker)
 
     def _last_look(self, poll: Poll, now_ms: int) -> None:
-        """Pop once more wherever nobody would tell of a message; then end."""
+        """Pop once more at every broker without a notification, then end."""
         pair = poll.pair
         if not poll.has_looked:
             poll.has_looked = True
@@ -355,7 +352,7 @@ class Polling:
         self._end(poll, self._empty_end(poll, now_ms), now_ms)
 
     def _empty_end(self, poll: Poll, now_ms: int) -> End:
-        """Return how a poll ends that has found nothing: empty, unless no broker was heard."""
+        """Return the end of a poll without messages: empty, or an error if no broker answered."""
         pair = poll.pair
         watches = list(pair.watches.values())
         is_heard = poll.has_heard or any(
@@ -363,7 +360,7 @@ class Polling:
         )
         if not is_heard:
             errors = [watch.error for watch in watches if watch.error is not None]
-            unreachable = BrokerUnreachable("there is no connection to any broker of the topic")
+            unreachable = BrokerUnreachable("all brokers of the topic are unreachable; retry later")
             return End(Outcome.FAILED, poll.error or next(iter(errors), unreachable))
         if any(now_ms - watch.hinted_at_ms > FALSE_EMPTY_MS for watch in pair.hinted):
             self.counts.false_empties[pair.key.topic, pair.key.group] += 1
@@ -373,7 +370,7 @@ class Polling:
         if now_ms >= poll.hard_end_ms:
             self._end(poll, self._empty_end(poll, now_ms), now_ms)
         else:
-            # Nobody is there for what it waits for; what it pops from here on ends with it.
+            # The poll is over. Messages of a pop in flight go back to the broker.
             self._timers.set(poll, poll.hard_end_ms)
             if poll.pair.unwait(poll):
                 self._rest(poll, now_ms)
@@ -381,7 +378,7 @@ class Polling:
         self._update(poll.pair, now_ms)
 
     def _fail_all(self, pair: Pair, now_ms: int) -> None:
-        """End those who wait with an error where every broker refuses."""
+        """End the waiting polls with an error if every broker rejects them."""
         watches = list(pair.watches.values())
         failing = [watch.error for watch in watches if watch.is_failing(now_ms)]
         if failing and all(watch.is_down or watch.is_failing(now_ms) for watch in watches):
@@ -403,7 +400,7 @@ class Polling:
         self._ended(poll, now_ms)
 
     def _ended(self, poll: Poll, now_ms: int) -> None:
-        assert isinstance(poll.step, End), "it has an end"
+        assert isinstance(poll.step, End), "the poll has ended"
         pair, mode = poll.pair, poll.pair.mode
         self._timers.discard(poll)
         del pair.polls[poll]
@@ -420,7 +417,7 @@ class Polling:
             is_long=poll.is_long,
         )
 
-    # ------------------------------------------------------------ what a pair does
+    # ------------------------------------------------------------ pairs
 
     def _pair(self, key: Key, now_ms: int) -> Pair:
         pair = self.pairs.get(key)
@@ -429,7 +426,7 @@ class Polling:
             mode = self.modes.get(of_mode)
             if mode is None:
                 mode = self.modes[of_mode] = Mode(of_mode, now_ms)
-                # Until a poll waits by it.
+                # Forgotten unless a poll waits in this mode.
                 self._timers.set(mode, now_ms + WINDOW_MS + DWELL_MS)
             pair = self.pairs[key] = Pair(key, mode, random=self._random)
         return pair
@@ -439,7 +436,7 @@ class Polling:
             self.counts.switches[mode.name] += 1
 
     def _update(self, pair: Pair, now_ms: int) -> None:
-        """Send polls where hints point, and ask the brokers that are to hint."""
+        """Send polls to the brokers of hints, and send missing notifications."""
         if pair.owed and (brokers := pair.in_turn()):
             self._ask_owed(pair, brokers)
         self._serve(pair, now_ms)
@@ -451,7 +448,7 @@ class Polling:
             elif ask := watch.ask(pair.until_ms, now_ms):
                 self._actions.append(ask)
             elif (due_ms := watch.due_ms()) is not None and due_ms > now_ms:
-                # Otherwise all polls are at their ends, and look by themselves.
+                # Otherwise all polls are ending and pop at every broker.
                 self._timers.set(watch, due_ms)
         if not is_lingering:
             pair.linger_until_ms = 0
@@ -461,7 +458,7 @@ class Polling:
             self._timers.set(pair, pair.linger_until_ms)
 
     def _ask_owed(self, pair: Pair, brokers: Sequence[Broker]) -> None:
-        """Let those ask who found nobody when they began: a hint would not tell all of them."""
+        """Pop for polls that found no reachable broker; a hint would wake only some of them."""
         for poll in list(pair.owed):
             pair.unwait(poll)
             poll.has_looked = not poll.is_long
@@ -480,7 +477,7 @@ class Polling:
             self._actions.append(Wake(poll))
 
     def _linger_ended(self, pair: Pair, now_ms: int) -> None:
-        """Ask for nothing that nobody has wanted for long; forget a pair without polls."""
+        """Cancel notifications without polls after the linger time; forget pairs without polls."""
         pair.linger_until_ms = 0
         for watch in pair.watches.values():
             if not watch.is_wanted and (stopped := watch.stop()):
@@ -494,7 +491,7 @@ class Polling:
 
 
 def _note_hint(watch: Watch) -> None:
-    """Keep what a hint points at where polls look for it, as long as it points."""
+    """Add a broker with unassigned hints to `hinted` of its pair, or remove it."""
     if watch.hint_count:
         watch.pair.hinted.setdefault(watch)
     else:
@@ -502,5 +499,5 @@ def _note_hint(watch: Watch) -> None:
 
 
 def _called(end: End) -> str:
-    """Return what the metrics call an end."""
+    """Return the label of an end in metrics."""
     return (outcome_of(end.error) if end.error is not None else end.outcome).value

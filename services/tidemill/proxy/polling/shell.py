@@ -1,8 +1,7 @@
-"""Carries out what polls at several brokers are to do: the asyncio around `Polling`.
+"""The asyncio shell around `Polling`: it carries out the actions.
 
-A receive carries itself through its steps: it pops where it is told to, tells what came of it, and
-waits in between. Everything that concerns several of them is done at once by whatever event brought
-it about: nothing here runs by itself but one timer.
+Each receive carries out its own steps: it pops, reports the result, and waits. An event that
+concerns several receives is processed at once. One timer is the only background work.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
     from tidemill.proxy.link import BrokerLink
 
-# Beyond its time, until a broker is given up that does not answer a notification.
+# Time after the poll duration until a notification without answer fails.
 NOTIFICATION_GRACE_MS: Final = 3_000
 
 
 class PopRefused(Exception):
-    """A pop has brought nothing but an error, which the poll knows of."""
+    """A failed pop. The poll has been informed."""
 
 
 class _Asked(NamedTuple):
-    """A notification under way."""
+    """A notification in flight."""
 
     number: int
     link: BrokerLink
@@ -42,7 +41,7 @@ class _Asked(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Whose messages of which topic a pair is about, as the home of both has them."""
+    """Consumer group and topic of a pair, in the configuration of the home."""
 
     group: link_pb2.GroupConfig
     topic: link_pb2.TopicConfig
@@ -53,7 +52,7 @@ class PollingShell:
     """The polls of this proxy at several brokers."""
 
     def __init__(self, cluster: Cluster, clock: Clock, *, pop_timeout_ms: int) -> None:
-        """Give up a pop that does not wait, and is not answered, after `pop_timeout_ms`."""
+        """Use `pop_timeout_ms` as the timeout of pops that do not wait."""
         self._cluster = cluster
         cluster.watch(self._look)
         self.counts = PollCounts()
@@ -69,7 +68,7 @@ class PollingShell:
         self._timer_at_ms = 0
 
     def now_ms(self) -> int:
-        """Return the time by which polls wait."""
+        """Return the monotonic time of polls."""
         return self._clock.monotonic_ms()
 
     def begin(
@@ -80,9 +79,9 @@ class PollingShell:
         *,
         timeout_ms: int,
     ) -> Receive:
-        """Begin a receive of what `pop` asks for; the caller ends it with `leave`.
+        """Begin a receive; the caller ends it with `leave`.
 
-        One that may not wait has `timeout_ms` to ask whom it can, or until it can ask anybody.
+        A receive that does not wait pops at all brokers within `timeout_ms`.
         """
         names = [self._know(broker) for broker in brokers]
         is_ordered = target.group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
@@ -90,7 +89,7 @@ class PollingShell:
             Key(target.topic.name, target.group.name, frozenset(pop.tags)),
             names,
             poll_ms=pop.poll_duration_ms,
-            # A repeated attempt gets the batch that it holds, wherever that is.
+            # A repeated attempt gets its earlier batch, which any broker may have.
             asks_all=is_ordered and bool(pop.attempt_id),
             now_ms=self.now_ms(),
             once_ms=timeout_ms,
@@ -108,7 +107,7 @@ class PollingShell:
         return direct
 
     def end_direct(self, direct: Direct) -> None:
-        """Know that a receive at the only broker group has ended."""
+        """End a receive at the only broker group."""
         self._directs.discard(direct)
 
     def broker(self, name: Broker) -> BrokerGroup:
@@ -116,13 +115,13 @@ class PollingShell:
         return self._brokers[name]
 
     def forget(self, poll: Poll) -> None:
-        """End a receive, however it stands."""
+        """End a receive in any state."""
         self.polling.cancel(poll, self.now_ms())
         self.carry_out()
         del self._receives[poll]
 
     def release(self) -> None:
-        """Answer every poll empty: the process is to stop."""
+        """Answer every poll empty, because the process stops."""
         self.polling.release(self.now_ms())
         self.carry_out()
 
@@ -138,16 +137,16 @@ class PollingShell:
         return name
 
     def _look(self) -> None:
-        """Let those who wait hear of brokers too that have the topic and the group since."""
+        """Add brokers that have the topic and consumer group now to waiting polls."""
         if self._directs and not self._cluster.is_single:
             for direct in self._directs:
                 direct.stop()
         for pair in list(self.polling.pairs.values()):
-            assert isinstance(pair.target, Target), "a pair is about what its polls are"
+            assert isinstance(pair.target, Target), "the polls of a pair have one target"
             group, topic = pair.target
             brokers = self._cluster.brokers_of(topic, group)
             names = [self._know(broker) for broker in brokers]
-            # Where none has them they were deleted, which whoever is asked will say.
+            # If no broker has them, they were deleted, and the next pop reports that.
             if names and set(names) != pair.watches.keys():
                 self.polling.moved(pair, names, self.now_ms())
         self.carry_out()
@@ -155,7 +154,7 @@ class PollingShell:
     # ------------------------------------------------------------ actions
 
     def carry_out(self) -> None:
-        """Do what the last event has brought about."""
+        """Carry out the actions of the last event."""
         while actions := self.polling.take_actions():
             for action in actions:
                 match action:
@@ -172,7 +171,7 @@ class PollingShell:
 
     def _ask(self, watch: Watch, number: int, poll_ms: int) -> None:
         target = watch.pair.target
-        assert isinstance(target, Target), "a pair is about what its polls are"
+        assert isinstance(target, Target), "the polls of a pair have one target"
         broker = self._brokers[watch.broker]
         ids = broker.find_ids(target.group, target.topic)
         if ids is None:
@@ -217,7 +216,7 @@ class PollingShell:
             asked.link.stop_notification(asked.request_id)
 
     def _arm(self) -> None:
-        """Have one timer for what is due next."""
+        """Set the timer to the next due time."""
         due_ms = self.polling.next_due_ms()
         if due_ms is None or (self._timer is not None and self._timer_at_ms <= due_ms):
             return
@@ -235,7 +234,7 @@ class PollingShell:
 
 @final
 class Receive:
-    """One receive, as its caller carries it through."""
+    """One receive for its caller."""
 
     __slots__ = ("_link", "_poll", "_request", "_shell", "_woken")
 
@@ -243,11 +242,11 @@ class Receive:
         self._shell = shell
         self._poll = poll
         self._woken: asyncio.Future[None] | None = None
-        self._link: BrokerLink | None = None  # of the pop under way, and what it asks
+        self._link: BrokerLink | None = None  # link and request of the pop in flight
         self._request: link_pb2.PopRequest | None = None
 
     async def step(self) -> Pop | End:
-        """Wait until there is something to do: a pop, or the end."""
+        """Wait for the next step: a pop or the end."""
         while self._poll.step is None:
             self._woken = asyncio.get_running_loop().create_future()
             try:
@@ -257,9 +256,9 @@ class Receive:
         return self._poll.step
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
-        """Do the pop that is the step, up to the end of the poll at most.
+        """Carry out the pop of the step, at most until the end of the poll.
 
-        Raises PopRefused when it fails, and then there is another step.
+        Raises PopRefused if it fails. The poll then has another step.
         """
         poll, shell, step = self._poll, self._shell, self._poll.step
         if poll.is_stopping or not isinstance(step, Pop):
@@ -278,7 +277,7 @@ class Receive:
             self._link = self._request = None
 
     def popped(self, reply: link_pb2.PopReply) -> bool:
-        """Tell what the pop has brought; False: it is for nobody, and goes back."""
+        """Report the reply of the pop. Return False if its messages must go back."""
         count = sum(len(batch.indexes) for batch in reply.batches)
         is_taken = self._shell.polling.popped(
             self._poll, count=count, was_parked=reply.was_parked, now_ms=self._shell.now_ms()
@@ -288,35 +287,35 @@ class Receive:
 
     @property
     def is_first_hit(self) -> bool:
-        """Whether the very first pop has found something, and had not to wait."""
+        """Whether the first pop found messages without waiting."""
         end = self._poll.step
         return isinstance(end, End) and end.outcome is Outcome.FOUND_AT_FIRST
 
     def refused(self, error: ServiceError) -> None:
-        """Know that the caller cannot go on."""
+        """End the poll with an error of the caller."""
         self._shell.polling.refused(self._poll, error, self._shell.now_ms())
         self._shell.carry_out()
 
     def leave(self) -> None:
-        """End, however it stands."""
+        """End the receive in any state."""
         self._shell.forget(self._poll)
 
     def wake(self) -> None:
-        """Go on: there is another step."""
+        """Wake the caller, because there is another step."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
     def stop_pop(self) -> None:
-        """End the pop under way; one that has not begun does not."""
+        """Cancel the pop in flight, or the pop that has not begun."""
         if self._link is not None and self._request is not None:
             self._link.stop_pop(self._request.request_id)
 
 
 @final
 class Direct:
-    """A receive at the only broker group that there is, which is over when another one joins.
+    """A receive at the only broker group. It ends when another broker group joins.
 
-    Who is parked at one group does not hear of a message at another.
+    A poll that is parked at one broker group does not see messages of another.
     """
 
     __slots__ = ("_link", "_request", "is_over")
@@ -324,10 +323,10 @@ class Direct:
     def __init__(self, link: BrokerLink) -> None:
         self.is_over = False
         self._link = link
-        self._request: link_pb2.PopRequest | None = None  # that is under way
+        self._request: link_pb2.PopRequest | None = None  # in flight
 
     async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
-        """Pop at the only broker group; empty at once when it is over."""
+        """Pop at the only broker group; return empty if another one has joined."""
         if self.is_over:
             return link_pb2.PopReply()
         self._request = request
@@ -337,7 +336,7 @@ class Direct:
             self._request = None
 
     def stop(self) -> None:
-        """Know that another group has joined: the pop under way ends."""
+        """End the pop in flight, because another broker group has joined."""
         self.is_over = True
         if self._request is not None:
             self._link.stop_pop(self._request.request_id)
@@ -345,7 +344,7 @@ class Direct:
 
 @final
 class _BrokerWatcher:
-    """Tells the polls how one broker is."""
+    """Observer of one link for the polls."""
 
     def __init__(self, shell: PollingShell, name: Broker, broker: BrokerGroup) -> None:
         self._shell = shell
@@ -354,7 +353,7 @@ class _BrokerWatcher:
 
     @property
     def _is_replaced(self) -> bool:
-        """Whether the name is another's, at another address, by now."""
+        """Whether another broker group at another address has this name now."""
         return self._shell.broker(self._name) is not self._broker
 
     def connected(self) -> None:

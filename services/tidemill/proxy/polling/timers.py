@@ -1,30 +1,30 @@
-"""Who is to be looked at when: ticks instead of a heap of all, since most are discarded."""
+"""Due times in ticks. A heap of all items would be slower, because most are discarded."""
 
 from __future__ import annotations
 
 import heapq
 from typing import Final, Generic, TypeVar, final
 
-TICK_MS: Final = 5  # somebody is looked at this much late at most: well below a back-off
+TICK_MS: Final = 5  # largest delay of an item; well below a back-off
 
 Item = TypeVar("Item")
 
 
 @final
 class Timers(Generic[Item]):
-    """Items by the tick in which their time comes; each has one time."""
+    """Items by the tick of their due time; each has one due time."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[Item, None]] = {}
         self._tick_of: dict[Item, int] = {}
-        # Of ticks that are empty meanwhile the number stays until it comes up.
+        # The number of a tick stays until its time, even if the tick is empty.
         self._order: list[int] = []
 
     def __len__(self) -> int:
         return len(self._tick_of)
 
     def set(self, item: Item, at_ms: int) -> None:
-        """Look at `item` when it is `at_ms`, and not before."""
+        """Set the due time of `item`."""
         tick = -(-at_ms // TICK_MS)
         before = self._tick_of.get(item)
         if before == tick:
@@ -40,15 +40,15 @@ class Timers(Generic[Item]):
             items[item] = None
 
     def discard(self, item: Item) -> None:
-        """Do not look at `item`."""
+        """Remove the due time of `item`."""
         tick = self._tick_of.pop(item, None)
         if tick is not None:
             self._forget(item, tick)
 
     def take_due(self, now_ms: int) -> Item | None:
-        """Return and forget one whose time has come, the first of them; None: there is none.
+        """Remove and return the first due item; None if there is none.
 
-        One by one, since what is done for one may discard another.
+        Items are taken one by one, because the work for one item may discard another.
         """
         next_ms = self.next_ms()
         if next_ms is None or next_ms > now_ms:
@@ -58,7 +58,7 @@ class Timers(Generic[Item]):
         return item
 
     def next_ms(self) -> int | None:
-        """Return when somebody's time comes next; None: never."""
+        """Return the next due time; None if there is none."""
         while self._order and self._order[0] not in self._ticks:
             heapq.heappop(self._order)
         return self._order[0] * TICK_MS if self._order else None
