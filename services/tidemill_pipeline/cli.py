@@ -1,7 +1,7 @@
 """`tidemill pipeline ...`: jobs on Spark, installed with `pip install tidemill-pipeline`.
 
-Exit status: 0 done; 1 it could not be done, or an archive is not what it should be; 2 wrong usage,
-or an audit or a measurement found what must not be; 3 the cluster cannot be reached.
+Exit status: 0 done; 1 failed, or an archive is damaged; 2 wrong usage, or an audit or a measurement
+found an error; 3 the cluster is unreachable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def beside_brokers(
         Priority,
         typer.Option(
             envvar="TIDEMILL_PIPELINE_PRIORITY",
-            help="Claim to this machine's processors: as everybody, little, or what is left over.",
+            help="Share of the processors of this machine: the usual one, a tenth, or idle time.",
         ),
     ] = Priority.LOW,
 ) -> None:
@@ -41,16 +41,16 @@ def beside_brokers(
     lower_priority(priority)
 
 
-EXIT_FOUND = 2  # of an audit that found what must not be
-EXIT_DAMAGED = 1  # as of `tidemill store`
-EXIT_INTERRUPTED = 130  # as shells tell of who was ended by Ctrl-C
-EXIT_TERMINATED = 143  # and by SIGTERM
+EXIT_FOUND = 2  # an audit found an error
+EXIT_DAMAGED = 1  # the same as in `tidemill store`
+EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
+EXIT_TERMINATED = 143  # SIGTERM, as shells report it
 
 R = TypeVar("R")
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the options that a file has as defaults: `to: ./archive`, `topic: [orders]`."""
+    """Use the options of a file as defaults: `to: ./archive`, `topic: [orders]`."""
     if path is None:
         return None
     import yaml
@@ -60,8 +60,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} is no mapping of options")
-    # By the names that one would give on the command line.
+        raise typer.BadParameter(f"{path} does not contain `option: value` lines")
+    # Keys are the names of the command line.
     named = {
         word.removeprefix("--"): parameter
         for parameter in context.command.params
@@ -90,45 +90,43 @@ Endpoints = Annotated[
 ]
 To = Annotated[str, typer.Option("--to", help="Folder, or s3a://bucket/path.")]
 TopicNames = Annotated[
-    list[str] | None, typer.Option("--topic", "-t", help="A topic; may be repeated. All, without.")
+    list[str] | None, typer.Option("--topic", "-t", help="Topic; may be repeated. Default: all.")
 ]
 Pattern = Annotated[
     str, typer.Option("--topic-pattern", help="Regular expression of whole topic names.")
 ]
 Master = Annotated[
-    str | None,
-    typer.Option(help="Of Spark; that of spark-submit, or local[*] on a machine of its own."),
+    str | None, typer.Option(help="Master of Spark. Default: that of spark-submit, else local[*].")
 ]
 OptionPairs = Annotated[
     list[str] | None,
-    typer.Option("--option", "-O", help="More options of the source, as `tls.enabled=true`."),
+    typer.Option("--option", "-O", help="Option of the source, such as `tls.enabled=true`."),
 ]
 
 MetricsFile = Annotated[
     str, typer.Option(help="File to write metrics to, for a textfile collector.")
 ]
 ClusterName = Annotated[
-    str, typer.Option(envvar="TIDEMILL_CLUSTER", help="Label of the metrics, as brokers have it.")
+    str, typer.Option(envvar="TIDEMILL_CLUSTER", help="Label `cluster` of the metrics.")
 ]
 
 Gate = Annotated[
     str,
     typer.Option(
-        metavar="GROUP", help="Brokers keep what is not sealed: their archive_gate_group."
+        metavar="GROUP", help="The archive_gate_group of brokers that keep unsealed messages."
     ),
 ]
 
 StoreIsGone = Annotated[
     bool,
     typer.Option(
-        "--store-is-gone",
-        help="A broker group has another store, or is not there, and that is for good.",
+        "--store-is-gone", help="The store of a broker group was replaced or deleted for good."
     ),
 ]
 
 ENDPOINTS = "127.0.0.1:8081"
 EVERY_TOPIC = ".*"
-CLUSTER = "tidemill"  # as processes are called whose settings say nothing
+CLUSTER = "tidemill"  # the default of all processes
 
 
 def _given(
@@ -144,7 +142,7 @@ def _given(
 
 
 def _pairs(more: list[str] | None) -> dict[str, str]:
-    """Return what `--option` says, by the names that jobs look for."""
+    """Return the values of `--option` by name."""
     from tidemill_pipeline.options import spelt
 
     given = {}
@@ -157,11 +155,11 @@ def _pairs(more: list[str] | None) -> dict[str, str]:
 
 
 def run_job(module: str, work: Callable[[Any], R], *, goes_on: bool = False) -> R:
-    """Do a job with a module of the pipeline, and end with a sentence where it cannot.
+    """Run a job of a module. After an error, print it and exit.
 
-    `goes_on`: one that is started again goes on where it was.
+    `goes_on`: the next run continues where this one ended.
     """
-    # PySpark forks to start Java, which handlers of gRPC break now and then.
+    # PySpark forks to start Java, and fork handlers of gRPC sometimes break that.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         with raise_on_sigterm():
@@ -174,9 +172,9 @@ def run_job(module: str, work: Callable[[Any], R], *, goes_on: bool = False) -> 
             else ("Ctrl-C", EXIT_INTERRUPTED)
         )
         again = ", and it goes on where it was" if goes_on else ""
-        line = "\n" if sys.stderr.isatty() else ""  # That of the progress is left as it is.
+        line = "\n" if sys.stderr.isatty() else ""  # keeps the line of progress
         _end(f"ended by {by}: start it again{again}", status, before=line)
-    except Exception as error:  # Spark wraps what a task has raised.
+    except Exception as error:  # Spark wraps the exception of a task.
         told = errors.error_summary(error)
         if told is not None:
             statuses = {
@@ -184,7 +182,7 @@ def run_job(module: str, work: Callable[[Any], R], *, goes_on: bool = False) -> 
                 errors.BadOption.__name__: EXIT_USAGE,
             }
             fail(told[1], statuses.get(told[0], EXIT_REFUSED))
-        if isinstance(error, OSError):  # A folder or a file that is not what it should be.
+        if isinstance(error, OSError):  # an error of a folder or file
             fail(str(error), EXIT_REFUSED)
         raise
 
@@ -199,14 +197,14 @@ def _check_spark() -> None:
 
 
 def _end(told: str, status: int, *, before: str) -> NoReturn:
-    """End at once, without the interpreter's own end, which has been seen to wait for grpcio."""
+    """Exit without the shutdown of the interpreter, which can hang in grpcio."""
     typer.echo(f"{before}error: {told}", err=True)
     sys.stdout.flush()
     os._exit(status)
 
 
 _ARCHIVE = "tidemill_pipeline.jobs.archive_commands"
-PERIOD_S_LEAST: Final = 1  # a round asks all broker groups where their queues end
+PERIOD_S_LEAST: Final = 1  # each round asks all broker groups for the ends of their queues
 _DAY_MS: Final = 86_400_000
 _TOPICS_SHOWN: Final = 5
 
@@ -218,7 +216,7 @@ def _archive_settings(
 
 
 def _period_s(given: str | float) -> float:
-    """Read how long to wait between two rounds."""
+    """Parse the pause between two rounds."""
     period_s = seconds(given)
     if period_s < PERIOD_S_LEAST:
         raise typer.BadParameter(f"{given} is shorter than {PERIOD_S_LEAST} s")
@@ -234,15 +232,19 @@ def archive(
     master: Master = None,
     every: Annotated[
         float | None,
-        typer.Option(parser=_period_s, metavar=DURATION, help="Go on, so long after each end."),
+        typer.Option(
+            parser=_period_s,
+            metavar=DURATION,
+            help="Repeat, with this pause between runs. Default: run once.",
+        ),
     ] = None,
     batch_rows: Annotated[
-        int, typer.Option(min=1, help="Messages of one commit, and what a kill repeats.")
+        int, typer.Option(min=1, help="Messages per commit. After a kill, one commit is repeated.")
     ] = 1_000_000,
     allow_loss: Annotated[
         bool,
         typer.Option(
-            "--allow-loss", help="Go on behind what went by retention, or with its topic."
+            "--allow-loss", help="Continue after messages that retention or a deletion removed."
         ),
     ] = False,
     store_is_gone: StoreIsGone = False,
@@ -253,15 +255,15 @@ def archive(
     cluster: ClusterName = CLUSTER,
     gate: Gate = "",
     then_verify: Annotated[
-        bool, typer.Option("--then-verify", help="Then do what archive-verify does, each time.")
+        bool, typer.Option("--then-verify", help="Run archive-verify after each round.")
     ] = False,
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
-    """Copy what topics store into Parquet files, each message exactly once.
+    """Copy messages into Parquet files, each message exactly once.
 
-    Start it again whenever you like: it goes on where its manifest ends. Queues that it cannot go
-    on with, for something of them is gone or damaged, are named at the end, with status 1.
+    Each run continues at the end of the manifest. At the end, the command names queues with missing
+    or damaged messages, and exits with 1.
 
     Examples:
     * `tidemill pipeline archive --to ./archive`
@@ -317,12 +319,12 @@ def _tell_verified(verified: Any) -> None:
         return
     if verified.unread:
         typer.echo(
-            "archive, manifest and broker agree; what was not sealed is sealed now, and"
-            f" {verified.unread:,} messages were before: --all reads their files again",
+            "archive, manifest and broker agree; all new messages are sealed now."
+            f" {verified.unread:,} messages were sealed before; --all reads their files again",
             err=True,
         )
     else:
-        typer.echo("archive, manifest and broker agree; all of it is sealed", err=True)
+        typer.echo("archive, manifest and broker agree; all messages are sealed", err=True)
 
 
 @app.command("archive-verify")
@@ -331,23 +333,20 @@ def archive_verify(
     endpoints: Endpoints = ENDPOINTS,
     master: Master = None,
     gate: Gate = "",
-    allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", hidden=True, help="It was --store-is-gone.")
-    ] = False,
     store_is_gone: StoreIsGone = False,
     is_all: Annotated[
-        bool, typer.Option("--all", help="Read the files of what is sealed again, too.")
+        bool, typer.Option("--all", help="Also read the files of sealed messages again.")
     ] = False,
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
-    """Compare what is archived with the broker, and seal what agrees; status 1 where it does not.
+    """Compare the archive with the brokers, and seal the messages that agree; else exit with 1.
 
-    What is sealed is not looked at again, unless by `--all`: by its files and their checksums.
+    Sealed messages are not compared again. `--all` reads their files and checks their checksums.
 
-    With `--store-is-gone` what a store had that is another one now, was restored, or is not there
-    is sealed by its files alone: say so when it is for good, and not the wrong cluster that is
-    asked. What retention took is sealed so without a word.
+    Messages that retention has removed are sealed by their files alone. `--store-is-gone` does the
+    same for a store that was replaced, restored or deleted. Use it only if that is permanent, and
+    after you have checked the address of the cluster.
 
     Examples:
     * `tidemill pipeline archive-verify --to ./archive`
@@ -355,12 +354,6 @@ def archive_verify(
     * `tidemill pipeline archive-verify --to ./archive --store-is-gone`
     """
     del config
-    if allow_loss:
-        fail(
-            "archive-verify has no --allow-loss any more: what retention took is sealed without it,"
-            " and what a store had that is not there any more with --store-is-gone",
-            EXIT_USAGE,
-        )
     given = _given(endpoints, None, EVERY_TOPIC, option, archivePath=to)
     verified = run_job(
         _ARCHIVE,
@@ -376,7 +369,7 @@ def archive_verify(
 
 @app.command("archive-compact")
 def archive_compact(to: To, master: Master = None, config: Config = None) -> None:
-    """Write the small files of each hour as larger ones.
+    """Combine the small files of each hour into larger ones.
 
     Example: tidemill pipeline archive-compact --to ./archive
     """
@@ -385,25 +378,25 @@ def archive_compact(to: To, master: Master = None, config: Config = None) -> Non
     before, after = run_job(
         _ARCHIVE, lambda jobs: jobs.compact(_archive_settings(jobs, given, master))
     )
-    typer.echo(f"{before} files are {after} now; archive-vacuum deletes the old ones", err=True)
+    typer.echo(f"{before} files became {after}; archive-vacuum deletes the old ones", err=True)
 
 
 @app.command("archive-expire")
 def archive_expire(
     to: To,
-    days: Annotated[float, typer.Option(min=0, help="What is older goes.")],
+    days: Annotated[float, typer.Option(min=0, help="Age in days from which messages expire.")],
     topic: TopicNames = None,
     option: OptionPairs = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
-    is_sure: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask, as on a terminal it does.")
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the effect and change nothing.")
     ] = False,
+    is_sure: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     config: Config = None,
 ) -> None:
-    """Let go of what is older than so many days, which no read finds then.
+    """Expire messages older than a number of days; reads no longer return them.
 
-    Its files are deleted by `archive-vacuum`, once that was a day ago. Topics that are named are
-    those of no namespace, or of that of `--option namespace=NAME`.
+    `archive-vacuum` deletes their files a day later. Topics belong to no namespace, or to the one
+    of `--option namespace=NAME`.
 
     * `tidemill pipeline archive-expire --to ./archive --days 90 --dry-run`
     * `tidemill pipeline archive-expire --to ./archive --days 90 -t orders`
@@ -419,28 +412,26 @@ def archive_expire(
     if found.topics:
         what = f"{what} of {_listed(found.topics)}, stored before {utc(before_ms)}"
     if dry_run:
-        typer.echo(f"{what} would be let go")
+        typer.echo(f"{what} would expire")
         return
     if found.files and not is_sure and sys.stdin.isatty():
-        confirm(f"Let go of {what}?")
+        confirm(f"Expire {what}?")
     count = run_job(
         _ARCHIVE,
         lambda jobs: jobs.expire(_archive_settings(jobs, given, None), before_ms=before_ms),
     )
-    typer.echo(
-        f"{count} files are let go; archive-vacuum deletes them once that was a day ago", err=True
-    )
+    typer.echo(f"{count} files expired; archive-vacuum deletes them after a day", err=True)
 
 
 def _listed(topics: Sequence[str]) -> str:
-    """Return names in a sentence; of many the first ones."""
+    """Return names for a sentence; of many names the first ones."""
     shown, more = ", ".join(topics[:_TOPICS_SHOWN]), len(topics) - _TOPICS_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 @app.command("archive-vacuum")
 def archive_vacuum(to: To, config: Config = None) -> None:
-    """Delete files that the manifest does not name, once they are a day old.
+    """Delete files that the manifest does not name, after a day.
 
     Example: tidemill pipeline archive-vacuum --to ./archive
     """
@@ -452,8 +443,8 @@ def archive_vacuum(to: To, config: Config = None) -> None:
     more = ""
     if waiting.files:
         first = utc(waiting.first_due_at_ms)
-        more = f"; {waiting.files:,} wait until a day has passed, the first of them until {first}"
-    typer.echo(f"{count:,} files are deleted{more}", err=True)
+        more = f"; {waiting.files:,} files wait for a day, the first of them until {first}"
+    typer.echo(f"{count:,} files deleted{more}", err=True)
 
 
 @app.command()
@@ -471,13 +462,15 @@ def audit(
             parser=seconds,
             metavar=DURATION,
             show_default="10m",
-            help="What is younger is not missed yet.",
+            help="Age from which a missing message is a finding.",
         ),
     ] = 600,
-    late_ms: Annotated[int, typer.Option(min=0, help="What fires later than this is late.")] = 1000,
-    window: Annotated[str, typer.Option(help="Of the tables and curves.")] = "5 minutes",
+    late_ms: Annotated[
+        int, typer.Option(min=0, help="Delay in ms from which a timer is late.")
+    ] = 1000,
+    window: Annotated[str, typer.Option(help="Time window of tables and charts.")] = "5 minutes",
     filtered_group: Annotated[
-        list[str] | None, typer.Option(help="A group with a filter, which misses by right.")
+        list[str] | None, typer.Option(help="Consumer group with a filter; may be repeated.")
     ] = None,
     metrics_file: MetricsFile = "",
     cluster: ClusterName = CLUSTER,
@@ -485,12 +478,11 @@ def audit(
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
-    """Prove what was consumed against what was produced; status 2 where it is not as it should be.
+    """Compare produced and consumed messages; exit with 2 after an error.
 
-    That is where messages are lost or early, or came in spite of their recall; and where a part of
-    a broker's log cannot be read: what it tells nobody knows then.
+    Errors are lost or early messages, deliveries after a recall, and unreadable parts of a log.
 
-    Ends in a table, and in a page with curves: DIR/audit/index.html.
+    The command prints a table and writes a page with charts: DIR/audit/index.html.
 
     Example: tidemill pipeline audit --to ./audit -t orders --grace 0
     """
@@ -517,10 +509,10 @@ def audit(
     for sentence in verdict.unreadable:
         typer.echo(f"not seen: {sentence}", err=True)
     if verdict.is_incomplete:
-        typer.echo("this audit is incomplete: what the logs tell there, nobody knows", err=True)
+        typer.echo("this audit is incomplete: parts of the logs are unreadable", err=True)
     if verdict.outstanding:
-        typer.echo(f"not through yet, counted by group: {verdict.outstanding}", err=True)
-    typer.echo(f"{to.rstrip('/')}/audit/index.html has the findings and the curves", err=True)
+        typer.echo(f"outstanding, counted by consumer group: {verdict.outstanding}", err=True)
+    typer.echo(f"findings and charts: {to.rstrip('/')}/audit/index.html", err=True)
     if verdict.is_broken or verdict.is_incomplete:
         raise typer.Exit(EXIT_FOUND)
 
@@ -531,7 +523,7 @@ def delay_accuracy(
     endpoints: Endpoints = ENDPOINTS,
     topic: TopicNames = None,
     baseline: Annotated[
-        str, typer.Option(help="Folder of an earlier run; status 2 where a P99 is worse.")
+        str, typer.Option(help="Folder of an earlier run; exit with 2 if a P99 is worse.")
     ] = "",
     master: Master = None,
     metrics_file: MetricsFile = "",
@@ -539,7 +531,7 @@ def delay_accuracy(
     option: OptionPairs = None,
     config: Config = None,
 ) -> None:
-    """Say how late delayed messages were, by topic and by how long they had waited.
+    """Show how late delayed messages were, by topic and by delay.
 
     Example: tidemill pipeline delay-accuracy --to ./accuracy
     """
@@ -583,7 +575,7 @@ _SHOWN: Final = (
     "dead_lettered",
     "expired",
 )
-_OF_DELAYS: Final = frozenset({"scheduled", "fired", "recalled"})  # shown where there are any
+_OF_DELAYS: Final = frozenset({"scheduled", "fired", "recalled"})  # shown if not all are zero
 
 
 def _tell_audited(verdict: Any) -> None:
@@ -611,7 +603,7 @@ def _tell_audited(verdict: Any) -> None:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table whose columns are as wide as they must be."""
+    """Print a table with columns of the least width."""
     lines = [list(head), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     for line in lines:
@@ -621,7 +613,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 class ReplayTiming(StrEnum):
-    """How replayed messages are spaced."""
+    """Spacing of replayed messages."""
 
     ASAP = "asap"
     ORIGINAL = "original"
@@ -631,31 +623,31 @@ class ReplayTiming(StrEnum):
 @app.command()
 def replay(
     source: Annotated[str, typer.Option("--from", metavar="DIR", help="The archive.")],
-    into: Annotated[str, typer.Option(help="Topic that everything is sent to.")],
+    into: Annotated[str, typer.Option(help="Target topic.")],
     state: Annotated[
-        str, typer.Option(metavar="DIR", help="Remembers how far it is; a new one starts anew.")
+        str, typer.Option(metavar="DIR", help="Folder of the progress; an empty one starts again.")
     ],
     endpoints: Endpoints = ENDPOINTS,
     topic: TopicNames = None,
     topic_pattern: Pattern = "",
-    since: Annotated[
-        str | None, typer.Option(metavar=INSTANT, help="What was stored then or later.")
-    ] = None,
+    since: Annotated[str | None, typer.Option(metavar=INSTANT, help="First storage time.")] = None,
     until: Annotated[
-        str | None, typer.Option(metavar=INSTANT, help="What was stored before.")
+        str | None, typer.Option(metavar=INSTANT, help="Stored before this time.")
     ] = None,
     timing: Annotated[
-        ReplayTiming, typer.Option(help="At once, spaced as they were, or --speed times that.")
+        ReplayTiming, typer.Option(help="At once, with the original spacing, or scaled by --speed.")
     ] = ReplayTiming.ASAP,
     speed: Annotated[float, typer.Option(min=0.001, help="With --timing scaled.")] = 1.0,
     rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Messages a second of one task.")
+        float | None, typer.Option(min=0.1, help="Messages per second of one task.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="COLUMN=SQL", help="Send this of a column; may be repeated."),
+        typer.Option("--set", metavar="COLUMN=SQL", help="New value of a column; may be repeated."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would send.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the effect and send nothing.")
+    ] = False,
     master: Master = None,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of /metrics while it sends; 0: none.")
@@ -667,8 +659,8 @@ def replay(
 ) -> None:
     """Send archived messages again, each with its first id in `tidemill-original-id`.
 
-    `--set` sends something else of a column, as an expression of Spark SQL says of the archived
-    message; with `--dry-run` what becomes of it is counted and shown.
+    `--set` replaces a column by an expression of Spark SQL over the archived message. `--dry-run`
+    counts and shows the results.
 
     Examples:
     * `tidemill pipeline replay --from ./archive --into again --state ./replay -t orders`
@@ -676,7 +668,7 @@ def replay(
     """
     del config
     if speed != 1.0 and timing is not ReplayTiming.SCALED:
-        fail(f"--speed {speed:g} is with --timing scaled", EXIT_USAGE)
+        fail(f"--speed {speed:g} needs --timing scaled", EXIT_USAGE)
     given = _given(endpoints, topic, topic_pattern or EVERY_TOPIC, None)
     sink = {"endpoints": endpoints, "topic": into}
     if rate is not None:
@@ -714,29 +706,29 @@ def replay(
         if replayed.left is None:
             typer.echo(f"{whole}, would be sent")
         else:
-            typer.echo(f"{replayed.left:,} would be sent, what is left of a replay of {whole}")
-            typer.echo("of a run that was ended in a batch some of it may have been sent", err=True)
+            typer.echo(f"{replayed.left:,} messages would be sent, the rest of a replay of {whole}")
+            typer.echo("a part of the interrupted batch may have been sent already", err=True)
         for effect in replayed.effects:
             for sentence in effect.sentences():
                 typer.echo(sentence)
     else:
-        typer.echo(f"{replayed.sent:,} messages are sent by this run, of a replay of {whole}")
+        typer.echo(f"this run sent {replayed.sent:,} messages, of a replay of {whole}")
         if replayed.late_ms:
             typer.echo(
-                f"messages were sent up to {replayed.late_ms / 1000:,.1f} s after they were due:"
-                " sending was slower than what is replayed, and what was due came at once",
+                f"messages were sent up to {replayed.late_ms / 1000:,.1f} s late: the sends were"
+                " slower than the original, and overdue messages were sent at once",
                 err=True,
             )
         if replayed.bad:
             fail(
-                f"{replayed.bad:,} messages could not be sent: they are in the table of"
-                " deadLetterPath, each with why, and a run that goes on leaves them out",
+                f"{replayed.bad:,} messages were not sent. The table of deadLetterPath has them"
+                " with the reasons, and the next run skips them",
                 EXIT_REFUSED,
             )
 
 
 def _expressions(given: list[str] | None) -> dict[str, str]:
-    """Return what `--set` says, by column."""
+    """Return the expressions of `--set` by column."""
     found: dict[str, str] = {}
     for each in given or ():
         name, is_pair, text = (part.strip() for part in each.partition("="))
@@ -750,12 +742,12 @@ def _expressions(given: list[str] | None) -> dict[str, str]:
 
 @app.command()
 def prepare() -> None:
-    """Have Java keep Spark's classes, so that Spark starts in less than half of the time.
+    """Let Java keep the classes of Spark, so that Spark starts in less than half of the time.
 
-    Once for a Python environment, a minute or two and 194 MB; again after another Java or PySpark,
-    which does without until then.
+    Run it once per Python environment: it takes a minute or two, and 194 MB. Run it again after a
+    change of Java or PySpark.
 
     Example: tidemill pipeline prepare
     """
     path = run_job("tidemill_pipeline.jobs.preparing", lambda jobs: jobs.prepare())
-    typer.echo(f"{path} has what Java keeps, {path.stat().st_size / 1e6:,.0f} MB", err=True)
+    typer.echo(f"wrote {path}, {path.stat().st_size / 1e6:,.0f} MB", err=True)

@@ -234,12 +234,12 @@ def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
     def told() -> str:
         return CliRunner().invoke(app, ["archive-vacuum", "--to", archive.path]).output
 
-    assert told() == "0 files are deleted\n"
+    assert told() == "0 files deleted\n"
     files = archive.files()
     compact(archive.job(now_ms=FAR_MS))
     due_at_ms = max(archive.manifest().released_at_ms.values()) + DAY_MS
     assert told() == (
-        f"0 files are deleted; {len(files)} wait until a day has passed, the first of them until"
+        f"0 files deleted; {len(files)} files wait for a day, the first of them until"
         f" {utc(due_at_ms)}\n"
     )
     orphan = files[0].with_name("RUN-orphan.parquet")

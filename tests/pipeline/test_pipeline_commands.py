@@ -63,7 +63,6 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "sentence"),
     [
         ("archive-verify --to nosuch", "there is no archive at nosuch"),
-        ("archive-verify --to nosuch --allow-loss", "is not there any more with --store-is-gone"),
         ("archive-compact --to nosuch", "there is no archive at nosuch"),
         ("archive-expire --to nosuch --days 1", "there is no archive at nosuch"),
         ("archive-vacuum --to nosuch", "there is no archive at nosuch"),
@@ -74,7 +73,7 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         ("archive-expire --to file --days 1", "file is no folder"),
         ("archive-vacuum --to file", "file is no folder"),
         ("archive --to a -O pulBatchSize=3", "pullBatchSize"),
-        ("replay --from a --into t --state s --speed 3", "--speed 3 is with --timing scaled"),
+        ("replay --from a --into t --state s --speed 3", "--speed 3 needs --timing scaled"),
         ("delay-accuracy --to a -O failOnDataLos=false", "failOnDataLoss"),
         ("archive --to a -O topic", "topic is not name=value"),
         ('audit --to a -O startingOffsets={"a":{"0":5}}', '{"TOPIC": {"BROKER-GROUP": {"QUEUE"'),
