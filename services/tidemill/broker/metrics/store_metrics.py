@@ -176,12 +176,12 @@ class StoreMetrics:
         for folder, count in self._rounds.engine.rebuilds.counts.items():
             repaired.add_metric((folder,), count)
         yield repaired
-        asked = CounterMetricFamily(
+        mended = CounterMetricFamily(
             "rocketmq_storage_mended_places_total",
             "Damaged ranges of the log: mended from another replica, or given up.",
             labels=("result",),
         )
         damage = engine.log.damage
-        asked.add_metric(("mended",), damage.mended_count)
-        asked.add_metric(("given_up",), damage.given_up_count)
-        yield asked
+        mended.add_metric(("mended",), damage.mended_count)
+        mended.add_metric(("given_up",), damage.given_up_count)
+        yield mended

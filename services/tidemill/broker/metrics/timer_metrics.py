@@ -169,12 +169,12 @@ class TimerMetrics:
                 for result in results:
                     family.add_metric((topic, result), counts[topic_id, result])
                 yield from full_parts(family)
-        refused = CounterMetricFamily(
+        rejected = CounterMetricFamily(
             "rocketmq_timer_flow_control_total", "Rejected delayed sends.", labels=("reason",)
         )
         for reason in FLOW_CONTROL_REASONS:
-            refused.add_metric((reason,), timers.admission.refused[reason])
-        yield from (recalls, moves, refused)
+            rejected.add_metric((reason,), timers.admission.refused[reason])
+        yield from (recalls, moves, rejected)
         yield CounterMetricFamily(
             "rocketmq_timer_client_skew_total",
             "Delayed sends from clients with a clock that is off by more than two seconds.",

@@ -132,7 +132,7 @@ def _listing(
         if topic is None:
             raise BadRequest("a filter by queue needs a topic; name the topic of the queue")
         check_queue_id(topic, queue_id)
-    wanted = InFlightFilter(
+    in_flight_filter = InFlightFilter(
         group_ids=frozenset([group.id]),
         topic_id=None if topic is None else topic.id,
         queue_id=queue_id,
@@ -140,7 +140,7 @@ def _listing(
         message_id=selection.message_id,
         before_id=engine.log.log_end if before_id is None else before_id,
     )
-    return engine.inspection.in_flight(wanted, after=after, max_messages=max_messages)
+    return engine.inspection.in_flight(in_flight_filter, after=after, max_messages=max_messages)
 
 
 def _after(request: pb.GetDeliveriesRequest | pb.ReleaseDeliveriesRequest) -> PopPosition | None:

@@ -169,28 +169,28 @@ def follow(
     following.meet(home, may_join=not is_draining, is_told_all=is_complete, now_ms=turn.now_ms)
     config_log.home_changed(before, home)
     for config in frame.configs:
-        gone_topics, gone_groups = config.deleted_topic_ids[:], config.deleted_group_ids[:]
+        deleted_topics, deleted_groups = config.deleted_topic_ids[:], config.deleted_group_ids[:]
         if config.is_complete:
-            gone_topics, gone_groups = following.gone(
+            deleted_topics, deleted_groups = following.gone(
                 {topic.id for topic in config.topics}, {group.id for group in config.groups}
             )
         # Generators: there may be very many topics and groups, and each slice must be short.
         yield from following.follow(
             (config_frames.read_topic(topic) for topic in config.topics if not topic.is_system),
             (config_frames.read_group(group) for group in config.groups),
-            deleted_topic_ids=gone_topics,
-            deleted_group_ids=gone_groups,
+            deleted_topic_ids=deleted_topics,
+            deleted_group_ids=deleted_groups,
             now_ms=turn.now_ms,
         )
     if is_complete:
         yield from following.note_earlier(turn.now_ms)
     if frame.count_backlog or frame.leave:
-        left = Left()
-        yield from following.count_left(left, config_frames.read_readers(frame.readers))
-        reply.backlog.CopyFrom(config_frames.left_frame(left))
+        backlog = Left()
+        yield from following.count_left(backlog, config_frames.read_readers(frame.readers))
+        reply.backlog.CopyFrom(config_frames.backlog_frame(backlog))
         if frame.leave:
-            if left:
-                raise Conflict(_not_empty(own_name, left))
+            if backlog:
+                raise Conflict(_not_empty(own_name, backlog))
             yield from following.leave(frame.membership.cluster_id, turn.now_ms)
             config_log.home_changed(home, None)
             return reply
@@ -198,13 +198,13 @@ def follow(
     return reply
 
 
-def _not_empty(name: str, left: Left) -> str:
+def _not_empty(name: str, backlog: Left) -> str:
     text = (
-        f"{name} is not empty: {left.ready_count} messages are ready, "
-        f"{left.in_flight_count} in flight and {left.delayed_count} delayed"
+        f"{name} is not empty: {backlog.ready_count} messages are ready, "
+        f"{backlog.in_flight_count} in flight and {backlog.delayed_count} delayed"
     )
-    named = [_named(item) for item in left.items[:NAMED_MAX]]
-    more = left.unnamed_count + len(left.items) - len(named)
+    named = [_named(item) for item in backlog.items[:NAMED_MAX]]
+    more = backlog.unnamed_count + len(backlog.items) - len(named)
     return "; ".join(
         [text, *named, *([f"and {more} more: `tidemill broker-group status {name}`"] * bool(more))]
     )

@@ -175,7 +175,7 @@ class BrokerReader:
         ids: set[Id] = set()
         missing: list[str] = []
 
-        def look(engine: Engine, _turn: Turn) -> bool:
+        def look_up(engine: Engine, _turn: Turn) -> bool:
             for _ in range(min(NAMES_A_SLICE, len(remaining))):
                 name = remaining.popleft()
                 id_ = find_id(engine.catalog, name)
@@ -185,7 +185,7 @@ class BrokerReader:
                     ids.add(id_)
             return bool(remaining)
 
-        while await self._slice(look):
+        while await self._slice(look_up):
             pass
         return frozenset(ids), missing
 

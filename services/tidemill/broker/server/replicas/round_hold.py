@@ -28,7 +28,7 @@ class RoundHold:
         self._was_held = False
 
     def update(self, master: Master | None, now_ms: int) -> bool:
-        """Return whether no round may begin now; tell the engine whether to reject messages."""
+        """Return whether no round may begin now; let the engine reject messages after the hold."""
         is_moving = master is not None and not master.accepts_sends
         is_short_held = False
         if master is None or not master.sync_state.is_short:

@@ -1,4 +1,4 @@
-"""Mending before a start: other replicas are asked for damaged records (ADR 0047).
+"""Mending before a start: damaged records come from other replicas (ADR 0047).
 
 The start needs these records. Until they are mended, this replica serves nothing, and the others
 see it as down. It has no view of its group, so it uses the addresses that it has saved.
@@ -59,25 +59,25 @@ class StartupMender:
         # cuts them, and this replica is unclean.
         self.cuts_damage = False
 
-    async def mend(self, refused: LogRejected) -> None:
-        """Mend the range that stopped the start. Raises `refused` if no replica has it."""
+    async def mend(self, rejection: LogRejected) -> None:
+        """Mend the range that stopped the start. Raises `rejection` if no replica has it."""
         disk = PosixDisk(self._settings.data_dir)
         others = {n: at for n, at in find_addresses(disk).items() if n != self._me}
-        begin, self._starts_left = refused.damage.log_offset, self._starts_left - 1
+        begin, self._starts_left = rejection.damage.log_offset, self._starts_left - 1
         log.error(
             "log damaged, asking other replicas",
             log_offset=begin,
             replicas=sorted(others),
-            reason=str(refused.damage),
+            reason=str(rejection.damage),
         )
         try:
             log_, confirmed = open_damaged_log(disk, config_of(self._settings))
         except CorruptStore:
-            raise refused from None
+            raise rejection from None
         if not self._starts_left:
-            raise refused
+            raise rejection
         is_confirmed = begin < confirmed
-        requested = range(begin, max(refused.damage.end, begin + FETCH_BYTES_MAX))
+        requested = range(begin, max(rejection.damage.end, begin + FETCH_BYTES_MAX))
         if is_confirmed:
             # The others may not have the unconfirmed records after it.
             requested = range(begin, min(requested.stop, confirmed))
@@ -97,7 +97,7 @@ class StartupMender:
                         del others[number]
                     await asyncio.sleep(AGAIN_S)
         if is_confirmed or self.cuts_damage or self._stop.is_set():
-            raise refused
+            raise rejection
         log.error("no replica has the damaged records, cutting the log there", log_offset=begin)
         self.cuts_damage = True
 

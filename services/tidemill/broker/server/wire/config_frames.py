@@ -160,14 +160,14 @@ def read_group(config: pb.GroupConfig) -> ConsumerGroup:
     )
 
 
-def left_frame(left: Left) -> pb.Backlog:
+def backlog_frame(backlog: Left) -> pb.Backlog:
     """Render the backlog of a broker group."""
     return pb.Backlog(
-        ready_count=left.ready_count,
-        in_flight_count=left.in_flight_count,
-        delayed_count=left.delayed_count,
-        items=[pb.BacklogItem(**item._asdict()) for item in left.items],
-        unnamed_count=left.unnamed_count,
+        ready_count=backlog.ready_count,
+        in_flight_count=backlog.in_flight_count,
+        delayed_count=backlog.delayed_count,
+        items=[pb.BacklogItem(**item._asdict()) for item in backlog.items],
+        unnamed_count=backlog.unnamed_count,
     )
 
 

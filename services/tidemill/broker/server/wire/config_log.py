@@ -237,17 +237,19 @@ def broker_group_put(group: BrokerGroup, *, by: str) -> None:
 def broker_group_abandoned(group: pb.BrokerGroup, reason: str, *, by: str) -> None:
     """Log that a broker group is removed with its backlog."""
     is_known = group.HasField("backlog")
-    left = group.backlog if is_known else group.last_backlog
+    backlog = group.backlog if is_known else group.last_backlog
     log.warning(
         "broker group removed with its backlog",
         broker_group=group.member.name,
         reason=reason,
         is_known=is_known,
         known_at_ms=0 if is_known else group.last_backlog_at_ms,
-        messages=left.ready_count,
-        in_flight=left.in_flight_count,
-        delayed=left.delayed_count,
-        items=[f"{each.topic} for {each.group or 'no group'}" for each in left.items[:NAMED_MAX]],
+        messages=backlog.ready_count,
+        in_flight=backlog.in_flight_count,
+        delayed=backlog.delayed_count,
+        items=[
+            f"{each.topic} for {each.group or 'no group'}" for each in backlog.items[:NAMED_MAX]
+        ],
         **_requested_by(by),
     )
 
