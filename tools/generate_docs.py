@@ -128,7 +128,7 @@ def documents() -> dict[Path, str]:
 
 def pipeline_reference() -> str:
     """Return the page of options and columns of the data pipeline; Spark is not required."""
-    from tidemill_pipeline.options import OF_SOME, SINK, SOURCE
+    from tidemill_pipeline.option_table import OF_SOME, SINK, SOURCE
     from tidemill_pipeline.schema import COLUMNS
 
     lines = [

@@ -143,7 +143,7 @@ def _given(
 
 def _pairs(more: list[str] | None) -> dict[str, str]:
     """Return the values of `--option` by name."""
-    from tidemill_pipeline.options import spelt
+    from tidemill_pipeline.option_table import spelt
 
     given = {}
     for pair in more or ():

@@ -7,17 +7,12 @@ a pause that doubles; how often is an option. What a cluster will not do is `Clu
 from __future__ import annotations
 
 import functools
-import hashlib
-import hmac
 import os
 import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -27,7 +22,9 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2_grpc
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
-from tidemill_pipeline.errors import BadOption, ClusterRejection, NoAnswer, QueueLoss
+from tidemill_pipeline.channel import Credentials, open_channel
+from tidemill_pipeline.cluster_state import BrokerLog, ClusterState, OmittedItems
+from tidemill_pipeline.errors import ClusterRejection, NoAnswer, QueueLoss
 from tidemill_pipeline.offsets import Incarnation, QueueEnds, QueueName, SourceQueue
 from tidemill_pipeline.options import ConnectionOptions, TopicSelection
 
@@ -59,63 +56,12 @@ class _ClusterBusy(Exception):
     """The cluster answered that it cannot now."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerLog:
-    """Where the log of a broker group begins and ends, or why it could not be asked."""
-
-    broker: str
-    log_id: str
-    log_min: int
-    log_end: int
-    error: str
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterState:
-    """Where everything ends: queues of the topics that were asked for, and logs."""
-
-    queues: dict[SourceQueue, QueueEnds]
-    logs: dict[str, BrokerLog]
-    # Consumer groups by broker group, where they were asked for.
-    groups: dict[str, frozenset[str]] = field(default_factory=dict)
-
-    @property
-    def unreachable(self) -> set[str]:
-        """Return the broker groups that gave no answer."""
-        return {log.broker for log in self.logs.values() if log.error}
-
-    def has_lost(self, queue: SourceQueue) -> bool:
-        """Say whether a queue, which was asked for, is not there any more."""
-        log = self.logs.get(queue.broker)
-        if log is None:
-            return self.has_removed(queue.broker)
-        return not log.error and queue not in self.queues
-
-    def has_removed(self, broker: str) -> bool:
-        """Say whether a broker group was removed from the cluster.
-
-        One that never told its name is known by its address: with it away, nobody can say.
-        """
-        return broker not in self.logs and bool(self.logs) and not self.unreachable
-
-
-@final
-@dataclass(slots=True)
-class OmittedItems:
-    """What listings have left out."""
-
-    missing: set[str] = field(default_factory=set)  # names that are not there any more
-    damaged_count: int = 0  # timers of which nobody can say anything
-
-
 class ClusterClient:
     """Calls of one process. Not shared between threads that call at once."""
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
-        self._credentials = _Credentials(connection)
+        self._credentials = Credentials(connection)
         self._client_id = f"tidemill-pipeline@{socket.gethostname()}@{os.getpid()}"
         # Executors spread over the proxies.
         self._at = os.getpid() % len(connection.endpoints)
@@ -455,7 +401,7 @@ class ClusterClient:
 
     def _open(self) -> grpc.Channel:
         if self._channel is None:
-            self._channel = _channel(self._connection, self._connection.endpoints[self._at])
+            self._channel = open_channel(self._connection, self._connection.endpoints[self._at])
         return self._channel
 
     def _public(self) -> service_pb2_grpc.MessagingServiceStub:
@@ -490,60 +436,6 @@ def connect(connection: ConnectionOptions) -> ClusterClient:
     if key not in _clients:
         _clients[key] = ClusterClient(connection)
     return _clients[key]
-
-
-class _Credentials:
-    """Who calls, by files: their texts stay in the process that reads them."""
-
-    def __init__(self, connection: ConnectionOptions) -> None:
-        self._connection = connection
-
-    def headers(self) -> list[tuple[str, str]]:
-        """Return what a call shows; the files are read for each, since they may be renewed."""
-        shown = []
-        if self._connection.access_key:
-            now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-            path = self._connection.secret_key_file
-            secret = _read("auth.secretKeyFile", path).decode().strip()
-            signature = hmac.new(secret.encode(), now.encode(), hashlib.sha1).hexdigest()
-            proof = (
-                f"MQv2-HMAC-SHA1 Credential={self._connection.access_key},"
-                f" SignedHeaders=x-mq-date-time, Signature={signature}"
-            )
-            shown += [("x-mq-date-time", now), ("authorization", proof)]
-        if self._connection.token_file:
-            token = _read("auth.tokenFile", self._connection.token_file).decode().strip()
-            shown.append(("x-mq-session-token", token))
-        return shown
-
-
-def _channel(connection: ConnectionOptions, endpoint: str) -> grpc.Channel:
-    options = (
-        # A body has up to 4 MiB, a list of events more.
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
-        ("grpc.use_local_subchannel_pool", 1),
-    )
-    if not connection.is_tls:
-        return grpc.insecure_channel(endpoint, options=options)
-    read = {
-        name: _read(option, path) if path else None
-        for name, option, path in (
-            ("root_certificates", "tls.caFile", connection.ca_file),
-            ("certificate_chain", "tls.certificateFile", connection.certificate_file),
-            ("private_key", "tls.keyFile", connection.key_file),
-        )
-    }
-    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(**read), options=options)
-
-
-def _read(option: str, path: str) -> bytes:
-    """Return what a file has that an option names. Raises BadOption."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise BadOption(f"option {option} = {path}: it cannot be read: {error.strerror}") from error
 
 
 def _glob(pattern: str) -> str:

@@ -81,7 +81,7 @@ class RocketMQDataSource(DataSource):
             from tidemill_pipeline.source.events import EventStreamReader
 
             return EventStreamReader(options, schema)
-        from tidemill_pipeline.source.messages import MessageStreamReader
+        from tidemill_pipeline.source.message_stream import MessageStreamReader
 
         return MessageStreamReader(options, schema)
 

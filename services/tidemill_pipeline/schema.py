@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import Dataset
+from tidemill_pipeline.option_table import Dataset
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,8 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import Stream, read_batch
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill_pipeline.client import NAMES_MAX, OmittedItems, connect
+from tidemill_pipeline.client import NAMES_MAX, connect
+from tidemill_pipeline.cluster_state import OmittedItems
 from tidemill_pipeline.data_source import RocketMQDataSource
 from tidemill_pipeline.errors import BadOption, NoAnswer, QueueLoss
 from tidemill_pipeline.jobs.events import tell_missing

@@ -146,7 +146,9 @@ def test_a_file_of_credentials_that_is_not_there_is_named(
     cluster: FakeCluster, option: str, more: dict[str, str]
 ) -> None:
     cluster.add("orders", "a", 0, 5)
-    with pytest.raises(BadOption, match=f"option {option} = /nosuch: it cannot be read: No such"):
+    with pytest.raises(
+        BadOption, match=f"option {option} = /nosuch: cannot read the file: No such"
+    ):
         read_batch(cluster, topic="orders", **more, **{option: "/nosuch"})
 
 

@@ -17,7 +17,7 @@ from tidemill_pipeline.jobs.archive import Done
 from tidemill_pipeline.jobs.archive_upkeep import expire
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.offsets import Offsets
-from tidemill_pipeline.source.messages import MessageStreamReader
+from tidemill_pipeline.source.message_stream import MessageStreamReader
 
 HOUR_MS = 3_600_000
 LATER_MS = 1_700_000_000_000 + 10 * HOUR_MS

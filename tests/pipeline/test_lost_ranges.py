@@ -12,7 +12,7 @@ from tests.support.worlds.micro_batches import Stream
 from tidemill_pipeline.errors import DataLoss
 from tidemill_pipeline.offsets import SourceRange
 from tidemill_pipeline.options import parse_source
-from tidemill_pipeline.source.messages import plan_ranges
+from tidemill_pipeline.source.message_ranges import plan_ranges
 from tidemill_pipeline.source.queue_bounds import OffsetResolver
 
 MODES = ("archive", "auto")

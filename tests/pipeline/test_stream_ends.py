@@ -15,7 +15,7 @@ from tests.support.worlds.micro_batches import COLUMNS, Stream
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.jobs import replay, replay_plan
 from tidemill_pipeline.offsets import Offsets
-from tidemill_pipeline.source.messages import MessageStreamReader
+from tidemill_pipeline.source.message_stream import MessageStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

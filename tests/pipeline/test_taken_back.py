@@ -17,7 +17,7 @@ from tidemill_pipeline.errors import ArchiveError, DataLoss, QueueLoss
 from tidemill_pipeline.jobs.archive_upkeep import expire
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.pulling import SHORT_S
-from tidemill_pipeline.source.messages import MessageStreamReader
+from tidemill_pipeline.source.message_stream import MessageStreamReader
 
 HOUR_MS = 3_600_000
 

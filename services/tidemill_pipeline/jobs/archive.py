@@ -35,7 +35,8 @@ from tidemill_pipeline.archive.tasks import (
     lost_before_archived,
     shorter,
 )
-from tidemill_pipeline.client import ClusterState, connect
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss
 from tidemill_pipeline.jobs.gate import Gate
 from tidemill_pipeline.jobs.inputs import Inputs

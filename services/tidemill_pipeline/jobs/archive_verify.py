@@ -20,7 +20,8 @@ from tidemill_pipeline.archive.manifest import (
     sealing,
 )
 from tidemill_pipeline.archive.tasks import ArchiveTask, check_follows, foreign_queue, shorter
-from tidemill_pipeline.client import ClusterState, connect
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import ArchiveError, ClusterRejection
 from tidemill_pipeline.jobs.archive import ArchiveJob, nobody_has, range_of
 from tidemill_pipeline.offsets import QueueEnds, SourceQueue

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemill.common.clock import SystemClock
-from tidemill_pipeline.client import BrokerLog, ClusterClient, connect
+from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.cluster_state import BrokerLog
 from tidemill_pipeline.data_source import NAME
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.jobs.running import Say, end_line

@@ -7,7 +7,8 @@ from typing import final
 
 from tidemill_pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill_pipeline.archive.tasks import check_follows, foreign_queue, shorter
-from tidemill_pipeline.client import ClusterState, connect
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import ArchiveError, ClusterRejection
 from tidemill_pipeline.offsets import QueueEnds, QueueName, SourceQueue
 from tidemill_pipeline.options import SourceOptions

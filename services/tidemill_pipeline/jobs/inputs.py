@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
-from tidemill_pipeline.client import BrokerLog, connect
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.cluster_state import BrokerLog
 from tidemill_pipeline.offsets import Offsets, SourceQueue
 from tidemill_pipeline.options import LATEST, TopicSelection, parse_source
 

@@ -51,7 +51,8 @@ from tidemill_pipeline.jobs.running import (
 from tidemill_pipeline.listener import SilentListener
 from tidemill_pipeline.metrics import PipelineMetrics, serve
 from tidemill_pipeline.offsets import SourceQueue
-from tidemill_pipeline.options import TopicSelection, instant_ms, parse_sink, parse_source
+from tidemill_pipeline.option_values import instant_ms
+from tidemill_pipeline.options import TopicSelection, parse_sink, parse_source
 from tidemill_pipeline.schema import ddl
 from tidemill_pipeline.source.topics import EVERY_TOPIC, check_archived, meant
 from tidemill_pipeline.transforms.replay import Timing, due_ms, to_send

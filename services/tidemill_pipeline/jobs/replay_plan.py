@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 from tidemill_pipeline.data_source import NAME
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.offsets import Offsets, QueueName, SourceQueue
-from tidemill_pipeline.options import LATEST, SINK, SOURCE, parse_source
+from tidemill_pipeline.option_table import SINK, SOURCE
+from tidemill_pipeline.options import LATEST, parse_source
 from tidemill_pipeline.source.queue_bounds import OffsetResolver
 from tidemill_pipeline.transforms.replay import ORIGINAL_ID, between
 from tidemill_pipeline.transforms.setting import Expressions

@@ -21,7 +21,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill_pipeline.client import BrokerLog, ClusterState, connect
+from tidemill_pipeline.client import connect
+from tidemill_pipeline.cluster_state import BrokerLog, ClusterState
 from tidemill_pipeline.errors import DataLoss, PipelineError, QueueLoss
 from tidemill_pipeline.options import LATEST, SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import SHORT_S, log

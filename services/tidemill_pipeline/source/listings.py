@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill_pipeline.client import ClusterClient, ClusterState, OmittedItems, connect
+from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.cluster_state import ClusterState, OmittedItems
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import BATCH_BYTES, log

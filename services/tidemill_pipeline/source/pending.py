@@ -18,7 +18,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from tidemill_pipeline.client import ClusterClient, OmittedItems, connect
+from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.cluster_state import OmittedItems
 from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.rows import pending_batches
 from tidemill_pipeline.schema import OF_PENDING_MESSAGES

@@ -13,7 +13,8 @@ from typing import Final, final
 from tidemill_pipeline.archive.manifest import Archive, ArchivedQueue, QueueKey
 from tidemill_pipeline.archive.reading import first_offset_at
 from tidemill_pipeline.archive.store import ArchiveStore, shared_store
-from tidemill_pipeline.client import ClusterClient, ClusterState, connect
+from tidemill_pipeline.client import ClusterClient, connect
+from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.offsets import Offsets, QueueEnds, QueueName, SourceQueue
 from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions, TopicSelection

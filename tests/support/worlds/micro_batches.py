@@ -11,7 +11,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.options import SourceOptions, parse_source
 from tidemill_pipeline.source.events import EventStreamReader
-from tidemill_pipeline.source.messages import MessageReader, MessageStreamReader
+from tidemill_pipeline.source.message_stream import MessageStreamReader
+from tidemill_pipeline.source.messages import MessageReader
 
 COLUMNS = StructType(
     [

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidemill_pipeline.errors import BadOption
-from tidemill_pipeline.options import (
-    EARLIEST,
-    LATEST,
-    ReadBoundary,
-    parse_sink,
-    parse_source,
-    spelt,
-)
+from tidemill_pipeline.option_table import spelt
+from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, parse_sink, parse_source
 
 GIVEN = {"endpoints": "a:1,b:2", "topic": "orders"}
 
@@ -41,40 +35,44 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
         (
             {"dataset": "events", "endingOffsets": '{"orders": {"b": {"0": 2}}}'},
             True,
-            "events end at `latest` or a timestamp",
+            "events end at latest or a timestamp",
         ),
-        ({"maxRowsPerTrigger": "none"}, True, "a number from 1"),
+        ({"maxRowsPerTrigger": "none"}, True, "a number of at least 1"),
         ({"maxRowsPerTrigger": "4", "maxBytesPerTrigger": "4"}, True, "not by both"),
-        ({"topics": "a,b"}, False, "chosen by one option"),
+        ({"topics": "a,b"}, False, "only one option may choose topics"),
         ({"dataset": "message"}, False, "did you mean messages?"),
         ({"dataset": "pending"}, True, "not as a stream"),
         ({"startingOffsets": "first"}, False, "latest, earliest, group:NAME or JSON"),
-        ({"endingOffsets": "earliest"}, False, "it is latest or JSON"),
-        ({"endingOffsets": '{"orders": {"b": {"0": -2}}}'}, False, "-2 is no offset"),
+        ({"endingOffsets": "earliest"}, False, "use latest or JSON"),
+        ({"endingOffsets": '{"orders": {"b": {"0": -2}}}'}, False, "-2 is not an offset"),
         ({"startingOffsets": '{"orders": 3}'}, False, "by topic, broker group and queue"),
         ({"startingTimestamp": "yesterday"}, False, "ISO 8601"),
-        ({"readMode": "archive"}, False, "archivePath says where"),
+        ({"readMode": "archive"}, False, "archivePath is required"),
         ({"auth.accessKey": "k"}, False, "belong together"),
         ({"endpoints": "nowhere"}, False, "nowhere is not host:port"),
         ({"failOnDataLoss": "maybe"}, False, "true or false"),
         ({"maxTriggerDelay": "soon"}, True, "a duration such as"),
-        ({"topic": "", "topicPattern": "("}, False, "no regular expression"),
-        ({"filter": "a > 5"}, False, "SQL is not served"),
-        ({"filter": "TAGS is not null"}, True, "SQL is not served"),
+        ({"topic": "", "topicPattern": "("}, False, "not a regular expression"),
+        ({"filter": "a > 5"}, False, "SQL is not supported"),
+        ({"filter": "TAGS is not null"}, True, "SQL is not supported"),
         ({"filter": "a | b"}, False, "two bars"),
-        ({"maxRatePerTask": "fast"}, False, "a number of messages a second"),
-        ({"maxRatePerTask": "0"}, True, "a number of messages a second"),
-        ({"dataset": "events", "maxRatePerTask": "5"}, True, "of messages and dlq, not of events"),
-        ({"groups": "g"}, False, "not of messages; dataset dlq has the dead letters of groups"),
+        ({"maxRatePerTask": "fast"}, False, "a number of messages per second"),
+        ({"maxRatePerTask": "0"}, True, "a number of messages per second"),
+        (
+            {"dataset": "events", "maxRatePerTask": "5"},
+            True,
+            "for messages and dlq, not for events",
+        ),
+        ({"groups": "g"}, False, "not for messages; dataset dlq has the dead letters of groups"),
         (
             {"dataset": "pending", "startingOffsets": "latest"},
             False,
-            "of messages, events and dlq, not of pending; startingTimestamp says when",
+            "for messages, events and dlq, not for pending; use startingTimestamp",
         ),
         (
             {"dataset": "groups", "failOnDataLoss": "false"},
             False,
-            "not of groups; what is deleted meanwhile is left out",
+            "not for groups; topics and groups deleted during a read",
         ),
     ],
 )
@@ -181,7 +179,7 @@ def test_an_option_that_a_dataset_has_no_use_for_is_refused(dataset: str, name: 
     if name in MEANT[dataset]:
         parse_source(given, is_stream=False)
         return
-    with pytest.raises(BadOption, match=rf"^option {name} = .*: it is of .*, not of {dataset}"):
+    with pytest.raises(BadOption, match=rf"^option {name} = .*: it is for .*, not for {dataset}"):
         parse_source(given, is_stream=False)
 
 
@@ -227,7 +225,7 @@ def test_dead_letters_are_chosen_by_group() -> None:
 
 
 def test_a_sink_refuses_what_is_not_there_yet() -> None:
-    with pytest.raises(BadOption, match="not there yet"):
+    with pytest.raises(BadOption, match="not supported yet"):
         parse_sink({"endpoints": "a:1", "mode": "exactly-once"})
     with pytest.raises(BadOption, match="belong together"):
         parse_sink({"endpoints": "a:1", "onError": "dead-letter"})
