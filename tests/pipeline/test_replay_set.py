@@ -135,9 +135,9 @@ def test_what_is_no_expression_of_its_column_is_told_before_anything_is_sent(
     ("options", "sentence"),
     [
         ("--set bodi=1", "there is no column bodi; did you mean body? Of messages those that can"),
-        ("--set message_id=1", "column message_id cannot be set, as it says what was archived"),
+        ("--set message_id=1", "column message_id cannot be set, because it describes the archive"),
         ("--set queue_offset=1", "those that can be are body, tag, keys, message_group, prop"),
-        ("--set due_timestamp=now() --timing original", "--timing original says when it comes"),
+        ("--set due_timestamp=now() --timing original", "--timing original sets the due time"),
         ("--set body", "--set body is not COLUMN=SQL"),
         ("--set body=", "--set body= is not COLUMN=SQL"),
         ("--set body=1 --set body=2", "--set body is given twice"),
@@ -245,15 +245,13 @@ def test_a_dry_run_says_what_becomes_of_messages(
     assert len(found["body"].after or "") == 60
     assert (looked.plan.rows, cluster.sent) == (5, [])
     assert [each.sentences()[1:] for each in looked.effects] == [
-        ["1 have no body, and are not sent"],
-        ["2 have none then"],
+        ["1 would have no body and are not sent"],
+        ["2 would have none"],
         [],
         [],
     ]
-    assert found["tag"].sentences()[:1] == [
-        "tag would be another one in 3 of them: paid becomes PAID"
-    ]
-    assert found["keys"].sentences() == ["keys would be another one in 0 of them"]
+    assert found["tag"].sentences()[:1] == ["tag would change in 3 of them: paid becomes PAID"]
+    assert found["keys"].sentences() == ["keys would change in 0 of them"]
 
 
 def test_a_value_of_which_nothing_can_be_made_is_a_sentence(
@@ -264,7 +262,9 @@ def test_a_value_of_which_nothing_can_be_made_is_a_sentence(
     expressions = {"tag": "string(int(repeat(tag, 1000)) + 1)"}
     settings = replaying(cluster, archive, tmp_path / "s", expressions=expressions)
     for do in (replay.look, lambda *given: replay.send(*given, now_ms=lambda: NOW_MS)):
-        with pytest.raises(BadOption, match=r"for a message that is so: \[CAST_INV") as error:
+        with pytest.raises(
+            BadOption, match=r"an expression failed for a message: \[CAST_INV"
+        ) as error:
             do(spark, settings)
         assert len(str(error.value)) < 400
     assert cluster.sent == []

@@ -1,29 +1,29 @@
-"""J2: what was produced against what was consumed, out of lifecycle events alone.
+"""J2: compare produced and consumed messages by their lifecycle events.
 
-Pure: events in, tables out. A message is known by where it first stood, (broker, topic, topic_id,
-queue_id, queue_offset), so two stores of one message id are two messages, and so are those of two
-topics of one name (ADR 0054); a delayed one by its timer until it fires. A group is owed what came
-to a topic since it was first delivered a message of it, and what is behind the first one of each
-queue (`owed.py`); one that was deleted and made again is another group. Who was given a copy alone,
-as of a dead letter, is not owed the topic of its message, but the dead-letter topic.
+Pure: events in, tables out. The first position of a message identifies it: (broker, topic,
+topic_id, queue_id, queue_offset). Two messages with one id are therefore two messages, and so are
+messages of two topics of one name (ADR 0054). A timer identifies a delayed message until it fires.
 
-What the kinds of findings mean:
+A consumer group is owed the messages after its first delivery in a topic and in each queue
+(`owed.py`). A group that was deleted and created again is a different group. A group that received
+only copies, such as dead letters, is owed the dead-letter topic, not the original topic.
 
-    missing      acknowledged and never stored; due and never fired; passed over for a group, which
-                 was given what is behind it, or whose next pop begins there, while it had not
-                 expired; or delivered, and neither settled nor delivered again, though the broker
-                 holds it for nobody
-    unexpected   recalled, and fired or delivered all the same
-    duplicate    delivered to a group again, after that group's ack of it; or fired several times
-    redelivered  delivered again, without an ack before it
-    early        fired, or delivered for the first time, before it was due
-    late         fired later than `late_ms` after it was due
-    orphan-ack   an ack of a delivery that no event tells
-    unknown      acknowledged, and told by no event, but events of that time may be gone; or it
-                 would be missing, early or an orphan-ack, if an unreadable part told nothing of it
-    unreadable   a part of a log that told nothing: it is damaged, or gone while it was read
+Kinds of findings:
 
-What a group is owed and has not passed yet is no finding: it waits.
+    missing      acknowledged and not stored; due and not fired; skipped for a group that received
+                 later messages, or whose next pop begins later; or delivered, and neither settled
+                 nor delivered again, although it is not in flight
+    unexpected   fired or delivered after a recall
+    duplicate    delivered to a group after its ack; or fired several times
+    redelivered  delivered again without an earlier ack
+    early        fired or first delivered before it was due
+    late         fired more than `late_ms` after it was due
+    orphan-ack   an ack of a delivery without an event
+    unknown      acknowledged without an event, but events of that time may be missing; or a
+                 missing, early or orphan-ack that an unreadable part of the log may explain
+    unreadable   a part of a log without events: damaged, or removed during the read
+
+A message that a group is owed and has not skipped is outstanding, which is not a finding.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
 from tidemill_pipeline.rows import UNREADABLE
 from tidemill_pipeline.transforms.owed import PROGRESS, last_move, never_given, unsettled
@@ -52,14 +52,14 @@ KINDS: Final = (
     "unknown",
     "unreadable",
 )
-# What must not be: an audit that finds one of them ends with status 2.
+# Errors: an audit with one of them ends with status 2.
 BROKEN: Final = ("missing", "unexpected", "early")
-# By which the ack of a send may be behind its store: its way, retries, and the producer's clock.
+# Largest time from the store of a message to the ack of its send: network, retries, clock error.
 ACK_MS: Final = 60_000
-NEVER_MS: Final = 2**53  # behind every instant
-DEAD_LETTERS: Final = "%DLQ%"  # what names of dead-letter topics begin with
-REMOVED: Final = "broker-group-removed"  # the event; its log is not there to be read
-JOURNEY_MAX: Final = 200  # events told of one finding: a message that loops has no end
+NEVER_MS: Final = 2**53  # after every instant
+DEAD_LETTERS: Final = "%DLQ%"  # prefix of dead-letter topics
+REMOVED: Final = "broker-group-removed"  # the event; the log of the broker group is not readable
+JOURNEY_MAX: Final = 200  # events per finding: a message can be redelivered without end
 _MOVES: Final = ("delivered", "acked", "renewed", "nacked", "revived", "dead-lettered")
 FINDINGS: Final = (
     "kind string, topic string, consumer_group string, broker string, topic_id bigint,"
@@ -77,13 +77,13 @@ class Rules:
     window: str = "5 minutes"
     # Nothing that became due or was stored at or after it is called missing.
     closed_at_ms: int = NEVER_MS
-    # Events of then and later were not read.
+    # Events of this time and later were not read.
     ends_at_ms: int = NEVER_MS
-    # What was stored before it may be told by no event any more; 0: events tell everything.
+    # Events of messages stored before this time may have expired; 0: all events exist.
     begins_at_ms: int = 0
-    # Groups with a filter, which rightly never get some messages.
+    # Consumer groups with a filter, which do not get every message.
     filtered_groups: Sequence[str] = ()
-    # Events of all topics were read. Otherwise nobody knows what retention took of dead letters.
+    # Events of all topics were read. Otherwise expired dead letters are unknown.
     is_whole: bool = True
 
 
@@ -92,8 +92,8 @@ class Rules:
 class Audit:
     """The tables of an audit.
 
-    summary:  one row a topic, group and window: how many of everything
-    findings: one row an offending message and kind, with `journey`, its events in order
+    summary:  one row per topic, consumer group and window, with counts
+    findings: one row per message and kind, with `journey`, its events in order
     lag:      (window: timestamp, consumer_group: string, p99: bigint ms), from store to first
               delivery
     """
@@ -110,18 +110,18 @@ def audit(
     sends: DataFrame | None = None,
     progress: DataFrame | None = None,
 ) -> Audit:
-    """Reconcile events with each other, with acknowledged sends, and with what brokers said.
+    """Compare events with each other, with acknowledged sends, and with the progress of groups.
 
-    sends:    (message_id: string, topic: string, at_ms: bigint); null where nobody noted when.
-    progress: PROGRESS, asked before the events were read; None: nobody was asked.
+    sends:    (message_id: string, topic: string, at_ms: bigint, null if unknown)
+    progress: PROGRESS, queried before the events were read; None: not queried
     """
     if progress is None:
         progress = events.sparkSession.createDataFrame([], PROGRESS)
     limits = {"closed_at": _closed(rules), "filtered": rules.filtered_groups}
     placed = at_first_place(events)
-    # Kept: several tables are made of each. And cut off from what they were made of: Spark looks at
-    # the whole plan again with every step, which took longer than a small audit itself. What an
-    # executor had of them is not made again where it dies: the audit fails, and can be run again.
+    # Checkpoint: several tables use these frames, and Spark analyses the whole plan again in every
+    # step, which took longer than a small audit. If an executor dies, its part is lost and the
+    # audit fails; run it again.
     available = _available(placed, "stored", "fired").localCheckpoint(eager=False)
     timers = _timers(placed).localCheckpoint(eager=False)
     groups = _groups(placed).localCheckpoint(eager=False)
@@ -156,7 +156,7 @@ def audit(
 
 
 def _letters(events: DataFrame) -> DataFrame:
-    """Return the events of dead-letter topics by where the letters stand, and all resets."""
+    """Return the events of dead-letter topics by position, and all resets."""
     is_letter = F.col("topic").startswith(DEAD_LETTERS)
     return with_stands(events.where(is_letter | (F.col("event") == "reset"))).withColumn(
         "topic_id", F.coalesce("topic_id", F.lit(0).cast("bigint"))
@@ -164,9 +164,9 @@ def _letters(events: DataFrame) -> DataFrame:
 
 
 def _available(placed: DataFrame, *by: str) -> DataFrame:
-    """(place, message_id, timer_id, at: timestamp, due), one row a message that was to be had.
+    """(place, message_id, timer_id, at: timestamp, due), one row per available message.
 
-    `by`: the events that say so.
+    `by`: the events that make a message available.
     """
     return (
         placed.where(F.col("event").isin(*by))
@@ -182,7 +182,7 @@ def _available(placed: DataFrame, *by: str) -> DataFrame:
 
 
 def _timers(placed: DataFrame) -> DataFrame:
-    """(broker, timer_id, topic, ...), one row a delayed message that has had to wait."""
+    """(broker, timer_id, topic, ...), one row per delayed message."""
     event = F.col("event")
     return (
         placed.where(F.col("timer_id").isNotNull())
@@ -191,7 +191,7 @@ def _timers(placed: DataFrame) -> DataFrame:
             F.first("topic").alias("topic"),
             F.max("message_id").alias("message_id"),
             F.min(F.when(event == "scheduled", F.col("event_ts"))).alias("scheduled_at"),
-            # Of several schedules the last counts.
+            # The last schedule counts.
             F.max_by(
                 F.when(event.isin("scheduled", "fired"), F.col("due_timestamp")),
                 F.when(
@@ -237,7 +237,7 @@ def _groups(placed: DataFrame) -> DataFrame:
         .agg(
             F.max("message_id").alias("message_id"),
             F.sum(is_delivered.cast("int")).alias("delivered"),
-            # Not as a copy: who reads dead letters has to do with their topics no more than that.
+            # Copies do not count: readers of dead letters do not read the original topics.
             F.max((is_delivered & (F.col("stands_on") == F.col("topic"))).cast("int")).alias(
                 "delivered_there"
             ),
@@ -262,7 +262,7 @@ def _groups(placed: DataFrame) -> DataFrame:
         )
         .drop("delivered_positions", "first_ack")
         .withColumn("again", F.greatest(F.lit(0), F.col("delivered") - 1 - F.col("after_ack")))
-        # Of what is settled, which is nearly all, nothing of this is kept.
+        # Null for settled messages, which are nearly all.
         .withColumn("last", F.when(~is_settled, F.col("last")))
         .withColumn("deliveries", F.when(~is_settled, F.col("deliveries")))
     )
@@ -272,7 +272,7 @@ def _groups(placed: DataFrame) -> DataFrame:
 
 
 def _finding(kind: str, frame: DataFrame, *, at: str, detail: Column) -> DataFrame:
-    """Return rows of findings: columns that a kind has not are null."""
+    """Return rows of findings. Columns that the kind does not have are null."""
     types = dict(part.split() for part in FINDINGS.split(", "))
     there = set(frame.columns)
     values = {
@@ -328,7 +328,7 @@ def _unexpected(timers: DataFrame) -> DataFrame:
 
 
 def _fired_again(timers: DataFrame) -> DataFrame:
-    # At several places: it is known by its timer.
+    # Several positions: the timer identifies the message.
     again = timers.where("fired > 1").drop("topic_id", "queue_id", "queue_offset")
     return _finding(
         "duplicate",
@@ -396,10 +396,10 @@ def _orphans(groups: DataFrame) -> DataFrame:
 
 
 def _doubted(found: DataFrame, events: DataFrame) -> DataFrame:
-    """Return findings, but unknown what stands to reason only if unreadable parts told nothing.
+    """Return findings; a finding that an unreadable part may explain becomes unknown.
 
-    Of what was stored behind the last such part of its log all that happened can be read. A timer
-    may have been recalled there long before it was due, and a send may have been stored anywhere.
+    All events of messages after the last unreadable part are readable. An unreadable part may
+    contain the recall of a timer that was due later, and the store of any send.
     """
     parts = (
         events.where(F.col("event") == UNREADABLE)
@@ -443,7 +443,7 @@ def _unreadable(events: DataFrame) -> DataFrame:
 
 
 def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame:
-    """Return findings of sends, as `audit` takes them, that no event tells."""
+    """Return findings of acknowledged sends without an event."""
     told = events.where("message_id is not null").select("message_id").distinct()
     at_ms = F.col("at_ms")
     lost = (
@@ -487,7 +487,7 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
     )
     key = list(PLACE)
     theirs = found.select(*key, "timer_id").distinct()
-    # Each of the two can be looked up, what one of them is true of cannot.
+    # Two equality joins: Spark cannot look up a join on either of two conditions.
     at_place = placed.where(~F.col("event").isin("scheduled", "recalled", "moved")).drop("timer_id")
     of_timer = placed.drop(*(name for name in key if name != "broker"))
     columns = [*key, "timer_id", step.alias("step")]
@@ -500,7 +500,7 @@ def _with_journeys(found: DataFrame, placed: DataFrame) -> DataFrame:
             F.to_json(F.slice(F.array_sort(F.collect_set("step")), 1, JOURNEY_MAX)).alias("journey")
         )
     )
-    # Both are of the same events: names tell them apart, and nothing else would.
+    # Both frames derive from the same events, so only names distinguish the columns.
     of = {name: f"of_{name}" for name in (*key, "timer_id")}
     on = [F.col(name).eqNullSafe(F.col(other)) for name, other in of.items()]
     return found.join(steps.withColumnsRenamed(of), on, "left").select(*found.columns, "journey")
@@ -521,7 +521,7 @@ def _summary(
 ) -> DataFrame:
     """(topic, consumer_group, window: timestamp, produced, ..., orphan_ack), all counts long.
 
-    What belongs to no group has a null in its place, and so has what nobody knows when it was.
+    Rows without a consumer group or time have null in that column.
     """
 
     def window(at: str) -> Column:
@@ -560,7 +560,7 @@ def _summary(
             "topic", "consumer_group", window("at"), F.lit("waiting").alias("what")
         ),
         found.select("topic", "consumer_group", window("at"), kind),
-        # Spark has no window for them, and would leave them out.
+        # Spark has no window for a null time and would drop these rows.
         found.where("at is null").select("topic", "consumer_group", never, kind),
     ]
     counted = parts[0].withColumn("n", F.lit(1))
@@ -610,7 +610,7 @@ COUNTS: Final = (
 
 
 def lateness(events: DataFrame, window: str) -> DataFrame:
-    """(window: timestamp, p50, p99, max: bigint ms), of delayed messages that fired in it."""
+    """(window: timestamp, p50, p99, max: bigint ms), lateness of delayed messages by window."""
     off_ms = F.unix_millis("event_ts") - F.unix_millis("due_timestamp")
     return (
         events.where("event = 'fired' and due_timestamp is not null and timer_id is not null")

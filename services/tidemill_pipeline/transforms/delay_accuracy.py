@@ -1,16 +1,16 @@
-"""J3: how late delayed messages were, by topic and minute and by how long they had waited."""
+"""J3: lateness of delayed messages by topic and minute, and by delay."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Of the requested delay: where a band ends, in milliseconds, and its name. Each is another part of
-# how timers are kept.
+# Bands of the requested delay: end in milliseconds, and name. Each band uses other parts of the
+# timer wheel.
 BANDS: Final = (
     (60_000, "< 1 min"),
     (3_600_000, "< 1 h"),
@@ -18,11 +18,11 @@ BANDS: Final = (
     (2_592_000_000, "< 30 d"),
 )
 LONGER: Final = "longer"
-UNKNOWN: Final = "unknown"  # scheduled before what was read
+UNKNOWN: Final = "unknown"  # scheduled before the first event that was read
 
 
 def fired(events: DataFrame) -> DataFrame:
-    """(topic, broker, timer_id, fired_at: timestamp, off_ms: bigint, band: string), one a timer."""
+    """(topic, broker, timer_id, fired_at: timestamp, off_ms: bigint, band), one row per timer."""
     event = F.col("event")
     timers = (
         events.where(F.col("timer_id").isNotNull() & event.isin("scheduled", "fired"))
@@ -54,7 +54,7 @@ def _band(asked_ms: Column) -> Column:
 
 
 def accuracy(firings: DataFrame, *, by: Column | str) -> DataFrame:
-    """(topic, by, count, early, p50, p90, p99, p999, max: bigint ms), one row a topic and `by`."""
+    """(topic, by, count, early, p50, p90, p99, p999, max: bigint ms), one row per topic, `by`."""
     quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     return (
         firings.groupBy("topic", by)
@@ -72,10 +72,10 @@ def accuracy(firings: DataFrame, *, by: Column | str) -> DataFrame:
 
 
 def by_minute(firings: DataFrame) -> DataFrame:
-    """As `accuracy`, by `minute: timestamp`."""
+    """`accuracy` by `minute: timestamp`."""
     return accuracy(firings, by=F.date_trunc("minute", "fired_at").alias("minute"))
 
 
 def by_band(firings: DataFrame) -> DataFrame:
-    """As `accuracy`, by `band: string`, how long delivery was put off."""
+    """`accuracy` by `band: string`, the range of the requested delay."""
     return accuracy(firings, by="band")

@@ -1,8 +1,8 @@
-"""What groups are owed and were not given, and deliveries that did not end (ADR 0055).
+"""Messages that consumer groups are owed and did not get, and open deliveries (ADR 0055).
 
-Pure: events in, tables out. What brokers said of how far groups are, `PROGRESS`, was asked before
-the events were read: so all that was passed by then is told by them. Nothing is missing by what was
-not said.
+Pure: events in, tables out. The progress of groups (`PROGRESS`) was queried before the events were
+read, so the events contain every delivery before that progress. Missing progress never makes a
+message missing.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
 from tidemill_pipeline.transforms.places import PLACE, QUEUE, with_reset
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# One row a group and queue. `topic_id` is of the topic also where the queue is of the group's retry
-# topic for it; offsets are null where nothing was popped.
+# One row per consumer group and queue. For a queue of a retry topic, `topic_id` is that of the
+# original topic. Offsets are null if nothing was popped.
 PROGRESS: Final = (
     "broker string, topic string, topic_id bigint, queue_id int, consumer_group string,"
     " is_retry boolean, pop_offset bigint, commit_offset bigint, in_flight_count bigint,"
     " told_at timestamp"
 )
-# By which clocks of broker groups, and of who asks them, may differ.
+# Largest difference of the clocks of broker groups and of this process.
 CLOCKS_MS: Final = 60_000
-RETRIES: Final = "%RETRY%"  # what names of retry topics begin with
+RETRIES: Final = "%RETRY%"  # prefix of retry topics
 _LAST: Final = ("event", "event_ts", "due_timestamp", "stands_on", "stands_queue", "stands_at")
 
 
 def last_move() -> Column:
-    """Return the last that is told of a message and a group, with where the message stands by it.
+    """Return the last event of a message and consumer group, with the position of the message.
 
-    An aggregate of moves.
+    An aggregate over moves.
     """
     return F.max_by(F.struct(*_LAST), F.col("log_position"))
 
@@ -47,10 +47,10 @@ def never_given(
     closed_at: Column,
     filtered: Sequence[str],
 ) -> DataFrame:
-    """(place, message_id, timer_id, at, consumer_group, is_missing, detail), what groups lack.
+    """(place, message_id, timer_id, at, consumer_group, is_missing, detail), undelivered messages.
 
-    One row a message and group. What is not missing waits. `groups` has, of each message that a
-    group had to do with, whether it was delivered in its own topic, and when and where first.
+    One row per message and consumer group. A message that is not missing is outstanding. `groups`
+    has the first delivery of each message in its own topic.
     """
     own = progress.where("not is_retry").drop("is_retry", "commit_offset", "in_flight_count")
     owed = _owed(available, _readers(groups, filtered), events, own)
@@ -72,7 +72,7 @@ def never_given(
         "left_anti",
     )
     is_between = F.col("queue_offset") < F.col("given_to")
-    # At a broker group that has given it nothing a group may have begun behind it, by itself.
+    # At a broker group without deliveries, the consumer group may have started later.
     is_passed = (
         F.col("began_position").isNotNull()
         & (F.col("pop_offset") > F.col("queue_offset"))
@@ -94,16 +94,16 @@ def never_given(
 
 
 def _readers(groups: DataFrame, filtered: Sequence[str]) -> DataFrame:
-    """Return what groups were given of topics that they read themselves, and not copies of it."""
+    """Return the deliveries of consumer groups in topics that they read, without copies."""
     readers = groups.where("delivered_there > 0")
     return readers.where(~F.col("consumer_group").isin(*filtered)) if filtered else readers
 
 
 def _owed(available: DataFrame, readers: DataFrame, events: DataFrame, own: DataFrame) -> DataFrame:
-    """Return the messages that groups are owed, given or not, one row a message and group.
+    """Return the messages that consumer groups are owed, one row per message and group.
 
-    Of what was there before a group began, also what the broker says that it is given next: that
-    waits, and is not owed, `is_owed`, by what events tell.
+    Includes messages before the start of a group that the broker will deliver next. They are
+    outstanding, but events alone do not show that they are owed (`is_owed`).
     """
     queues = readers.groupBy(*QUEUE, "consumer_group").agg(
         F.min("queue_offset").alias("given_from"),
@@ -155,17 +155,17 @@ def unsettled(
     closed_at: Column,
     filtered: Sequence[str],
 ) -> DataFrame:
-    """(place, message_id, consumer_group, first_at, at, state, detail), what is not through.
+    """(place, message_id, consumer_group, first_at, at, state, detail), unsettled messages.
 
-    One row a message and group whose last move settles nothing. `at` is when that was; `state`:
+    One row per message and consumer group whose last event, at `at`, does not settle it. `state`:
 
-        waiting    it was revived, and was not delivered since
-        in_flight  it was delivered
-        overdue    it was, and its invisible duration has ended
-        missing    one of these, while the broker says that it is settled, or passed
+        waiting    revived, and not delivered since
+        in_flight  delivered
+        overdue    delivered, and its invisible duration has ended
+        missing    one of these, but the broker has settled or skipped it
     """
     out = _without_expired(_without_settled(groups.where("last is not null"), events), events)
-    # A copy does not say which dead-letter topic, of one name, it is on: those are only counted.
+    # A copy does not identify its dead-letter topic among topics of one name, so it only counts.
     retries = F.concat(F.lit(RETRIES), "consumer_group", F.lit("+"), "topic")
     is_retry = F.when(F.col("stands_on") == F.col("topic"), F.lit(False)).when(
         F.col("stands_on") == retries, F.lit(True)
@@ -178,7 +178,7 @@ def unsettled(
     )
     is_revived = F.col("event") == "revived"
     is_over = ~is_revived & _true(F.col("due_timestamp") < closed_at)
-    # Of deliveries that clients gave another time no commit offset knows.
+    # The commit offset does not include deliveries with a changed invisible duration.
     is_settled = (F.col("commit_offset") > F.col("stands_at")) & (
         (F.col("event") == "delivered") | (F.col("in_flight_count") == 0)
     )
@@ -212,9 +212,9 @@ def unsettled(
 
 
 def _without_settled(out: DataFrame, events: DataFrame) -> DataFrame:
-    """Leave out what is settled by an event that knows no more than the delivery it is about.
+    """Drop messages that an event settles which names only the delivery.
 
-    That is so where retention took the delivery's record before the event was read.
+    This happens if retention removed the record of the delivery before the event was read.
     """
     placeless = events.where(
         (F.coalesce("topic", F.lit("")) == "") & F.col("delivery").isNotNull()
@@ -231,7 +231,7 @@ def _without_settled(out: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def _without_expired(out: DataFrame, events: DataFrame) -> DataFrame:
-    """Leave out what retention took from where it stood last."""
+    """Drop messages that retention removed at their last position."""
     expired = events.where("event = 'expired'").select(
         F.col("broker").alias("on_broker"),
         F.col("stands_on").alias("on_topic"),
@@ -252,7 +252,7 @@ def _without_expired(out: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def _is_told(at: str) -> Column:
-    """Say whether something had happened when the broker was asked, by whichever clock."""
+    """Return whether an event is before the query of the progress, for any clock error."""
     return _ms(at) + CLOCKS_MS < _ms("told_at")
 
 
@@ -261,5 +261,5 @@ def _ms(at: str) -> Column:
 
 
 def _true(claim: Column) -> Column:
-    """Take for false what nobody knows."""
+    """Return a condition with false instead of null."""
     return F.coalesce(claim, F.lit(False))

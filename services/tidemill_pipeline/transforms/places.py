@@ -1,4 +1,4 @@
-"""Where messages stand: the place by which an audit knows them, and resets.
+"""Positions that identify messages in an audit, and resets.
 
 Pure: events in, tables out (ADR 0051, ADR 0054).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +39,7 @@ def at_first_place(events: DataFrame) -> DataFrame:
         with_stands(events)
         .withColumn("topic", F.coalesce("origin_topic", "topic"))
         .join(F.broadcast(topics), ["broker", "topic"], "left")
-        # No null: places are joined by it.
+        # Not null, because joins use it.
         .withColumn("topic_id", F.coalesce(own, F.lit(0).cast("bigint")))
         .drop("topics")
         .withColumn(
@@ -53,7 +53,7 @@ def at_first_place(events: DataFrame) -> DataFrame:
 
 
 def with_stands(events: DataFrame) -> DataFrame:
-    """Add `stands_on`, `stands_queue` and `stands_at`: where the message stands by the event."""
+    """Add `stands_on`, `stands_queue` and `stands_at`: the position in the event."""
     return (
         events.withColumn("stands_on", F.col("topic"))
         .withColumn("stands_queue", F.col("queue_id"))
@@ -62,10 +62,9 @@ def with_stands(events: DataFrame) -> DataFrame:
 
 
 def with_reset(frame: DataFrame, events: DataFrame) -> DataFrame:
-    """Add `reset: long`, where in the log a row's group was last set to another offset, or deleted.
+    """Add `reset: long`, the log position of the last reset or deletion of the consumer group.
 
-    Null: nowhere. Resets are few: they go to the rows, so that nothing is sorted by whole queues
-    and groups.
+    Null: none. There are few resets, so a join is cheaper than a sort by queue and group.
     """
     resets = events.where("event = 'reset'")
 
@@ -84,7 +83,7 @@ def with_reset(frame: DataFrame, events: DataFrame) -> DataFrame:
 
 
 def since_reset(moves: DataFrame, events: DataFrame) -> DataFrame:
-    """Leave out what a group was given before it was set to another offset, or deleted."""
+    """Drop deliveries before the last reset or deletion of the consumer group."""
     return (
         with_reset(moves, events)
         .where(F.col("reset").isNull() | (F.col("log_position") > F.col("reset")))

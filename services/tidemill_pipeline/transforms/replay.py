@@ -1,11 +1,11 @@
-"""J7: archived messages as messages to send, with the spacing that was asked for."""
+"""J7: archived messages as messages to send, with original or scaled spacing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
 from tidemill_pipeline.rows import ENCODING
 from tidemill_pipeline.transforms.setting import Expressions, with_columns
@@ -13,19 +13,19 @@ from tidemill_pipeline.transforms.setting import Expressions, with_columns
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Properties that a replayed message carries, so that every repeat of it is known.
+# Properties of a replayed message, which identify every repetition.
 ORIGINAL_ID: Final = "tidemill-original-id"
 ORIGINAL_PLACE: Final = "tidemill-original-place"  # topic/broker/queue/offset
 ORIGINAL_GROUP: Final = "tidemill-original-group"
-PROPERTIES_MAX: Final = 128  # of one message, as brokers take them
-_STORED: Final = "stored_properties"  # beside those that are set
+PROPERTIES_MAX: Final = 128  # per message; the limit of brokers
+_STORED: Final = "stored_properties"  # original properties, besides those that --set replaces
 _ENCODING: Final = "stored_encoding"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When messages come: the first at `begin_ms`, others as far behind as they were, / speed."""
+    """Due times: the first message at `begin_ms`, the others by original distance / speed."""
 
     first_stored_ms: int
     begin_ms: int
@@ -44,7 +44,7 @@ def between(messages: DataFrame, *, since_ms: int | None, until_ms: int | None) 
 
 
 def due_ms(stored_ms: int, timing: Timing) -> int:
-    """Return when a message comes that was stored then."""
+    """Return the due time of a message that was stored at `stored_ms`."""
     return timing.begin_ms + int((stored_ms - timing.first_stored_ms) / timing.speed)
 
 

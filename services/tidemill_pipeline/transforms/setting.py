@@ -1,7 +1,7 @@
-"""Columns of archived messages that are set on their way, each by an expression of SQL.
+"""Columns of archived messages that a replay replaces, each by an expression of SQL.
 
-An expression sees a message as it is archived, with its body unpacked, and nothing that another one
-sets. All that can be wrong with one without a look at a message is told before one is sent.
+An expression sees the archived message with its body unpacked. It does not see the results of other
+expressions. Errors that need no message are reported before the first send.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.schema import MESSAGES
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 Expressions = Mapping[str, str]  # by column
-# What of a message may be set, and the types that an expression may have for it. Null, and an array
-# or a map without anything in it, may be any of them.
+# Columns that can be set, with the allowed types of the expression. Null and an empty array or map
+# are always allowed.
 SETTABLE: Final[dict[str, tuple[str, ...]]] = {
     "body": ("binary", "string"),
     "tag": ("string",),
@@ -36,14 +36,13 @@ SETTABLE: Final[dict[str, tuple[str, ...]]] = {
 }
 _DUE: Final = "due_timestamp"
 _BODY: Final = "body"
-_NOTHING: Final = "void"  # Spark's type of what has none
+_NOTHING: Final = "void"  # Spark's type of null
 _KNOWN: Final = tuple(column.name for column in MESSAGES)
 _SHOWN_CHARACTERS: Final = 60  # of a value
-# By which Spark tells on standard error what it raises as well.
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-# Of what a value brought about, as SQL numbers such errors.
+# Errors of a value, by their SQL state.
 _OF_VALUES: Final = re.compile(r".*(\[[A-Z0-9_.]+\] .*) SQLSTATE: 22\w{3}")
-_SENTENCE_CHARACTERS: Final = 300  # of what Spark says of a value, which is in it
+_SENTENCE_CHARACTERS: Final = 300  # of a message of Spark, which contains the value
 
 
 @final
@@ -58,13 +57,13 @@ class Effect:
     after: str | None
 
     def sentences(self) -> list[str]:
-        """Return what is to be said of it."""
-        told = f"{self.column} would be another one in {self.changed:,} of them"
+        """Return the effect as sentences."""
+        told = f"{self.column} would change in {self.changed:,} of them"
         if self.changed:
             told += f": {self.before or 'nothing'} becomes {self.after or 'nothing'}"
         if not self.missing:
             return [told]
-        what = "have no body, and are not sent" if self.column == _BODY else "have none then"
+        what = "would have no body and are not sent" if self.column == _BODY else "would have none"
         return [told, f"{self.missing:,} {what}"]
 
 
@@ -72,26 +71,28 @@ def check_names(expressions: Expressions, *, timing: str) -> None:
     """Raise BadOption for columns that cannot be set. Needs no Spark."""
     for name in expressions:
         if name == _DUE and timing != "asap":
-            raise BadOption(f"column {name} cannot be set: --timing {timing} says when it comes")
+            raise BadOption(f"column {name} cannot be set: --timing {timing} sets the due time")
         if name in SETTABLE:
             continue
         those = f"those that can be are {', '.join(SETTABLE)}"
         if name in _KNOWN:
-            raise BadOption(f"column {name} cannot be set, as it says what was archived; {those}")
+            raise BadOption(
+                f"column {name} cannot be set, because it describes the archive; {those}"
+            )
         raise BadOption(
             f"there is no column {name}{meant(name, SETTABLE) or '.'} Of messages {those}"
         )
 
 
 def check_expressions(messages: DataFrame, expressions: Expressions) -> None:
-    """Raise BadOption for what is no expression, or not of the type of its column.
+    """Raise BadOption for an invalid expression, or one of a wrong type.
 
-    `messages`: any frame with the columns of messages, with or without rows.
+    `messages`: a frame with the columns of messages, with or without rows.
     """
     for name, text in expressions.items():
         with _unsaid():
             try:
-                # What may stand there is of one row alone, and one value.
+                # Only expressions over one row with one value are allowed.
                 messages.where(F.expr(text).isNotNull())
                 (field,) = messages.select(F.expr(text)).schema
             except AnalysisException as error:
@@ -105,7 +106,7 @@ def check_expressions(messages: DataFrame, expressions: Expressions) -> None:
 
 
 def read_bodies(messages: DataFrame, expressions: Expressions) -> bool:
-    """Say whether an expression looks at bodies; those are unpacked for it then."""
+    """Return whether an expression uses bodies, which must then be unpacked."""
     without = messages.drop(_BODY)
     for text in expressions.values():
         with _unsaid():
@@ -128,7 +129,7 @@ def with_columns(messages: DataFrame, expressions: Expressions) -> DataFrame:
 
 
 def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]:
-    """Return what expressions do to messages, all of which are read for it."""
+    """Return the effects of expressions; reads all messages."""
     if not expressions:
         return ()
     was = {name: f"was_{name}" for name in expressions}
@@ -157,7 +158,7 @@ def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]
 
 @contextlib.contextmanager
 def told_of_values(expressions: Expressions) -> Iterator[None]:
-    """Raise BadOption for a value of which an expression of the block could make nothing."""
+    """Raise BadOption if an expression fails for a value in this block."""
     with _unsaid():
         try:
             yield
@@ -166,11 +167,11 @@ def told_of_values(expressions: Expressions) -> Iterator[None]:
             if found is None:
                 raise
             told = found[1][:_SENTENCE_CHARACTERS]
-            raise BadOption(f"a column cannot be set, for a message that is so: {told}") from error
+            raise BadOption(f"an expression failed for a message: {told}") from error
 
 
 def _type(name: str, of_type: str) -> str | None:
-    """Return which of the types of a column an expression of a type has; None: of none."""
+    """Return the allowed type of a column that an expression type matches; None: none."""
     for allowed in SETTABLE[name]:
         if of_type in {allowed, _NOTHING, re.sub(r"\w+(?=[,>])", _NOTHING, allowed)}:
             return allowed
@@ -178,14 +179,14 @@ def _type(name: str, of_type: str) -> str | None:
 
 
 def _as_text(column: str, name: str) -> Column:
-    """Return a value as what can be compared, which maps cannot be."""
+    """Return a value in a comparable form; Spark cannot compare maps."""
     if name == "properties":
         return F.array_sort(F.map_entries(column))
     return F.col(column).cast("binary") if name == _BODY else F.col(column)
 
 
 def _shown(column: str, name: str) -> Column:
-    """Return a value as text for people; bytes that are none in hexadecimal digits."""
+    """Return a value as text for display; bytes that are not text as hexadecimal digits."""
     if name == _BODY:
         body = F.col(column).cast("binary")
         text = F.coalesce(F.try_validate_utf8(body.cast("string")), F.hex(body))
@@ -197,14 +198,14 @@ def _shown(column: str, name: str) -> Column:
 
 
 def _sentence(error: PySparkException) -> str:
-    """Return the first line of what Spark says, without its numbers."""
+    """Return the first line of an error of Spark, without its numbers."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line.partition(" SQLSTATE: ")[0]
 
 
 @contextlib.contextmanager
 def _unsaid() -> Iterator[None]:
-    """Keep Spark from telling on standard error what it raises."""
+    """Suppress the lines of Spark on standard error for errors that it raises."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.level for logger in loggers]
     for logger in loggers:
