@@ -78,4 +78,4 @@ def test_one_of_several_seeds_that_belongs_to_no_cluster_is_not_believed(
         members_of(*alone)
     [error] = raised.value.exceptions
     assert isinstance(error, BrokerUnreachable)
-    assert "belongs to no cluster yet" in error.message
+    assert "does not belong to a cluster yet" in error.message

@@ -1,4 +1,4 @@
-"""The REST application. Made with its client, so that a test can hand in one of its own."""
+"""The REST application. Its clients are parameters, so that a test can pass fakes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,10 @@ from tidemill.common.clock import SystemClock
 
 PREFIX = "/api/v1"
 API_VERSION = "1"  # Of the API, so that a release does not change the document.
-# For the document, and the button of its page; `door.py` is who looks.
+# For the OpenAPI document and the button of its page; `http/access.py` checks the token.
 BEARER = HTTPBearer(
-    auto_error=False,
-    scheme_name="token",
-    description="Where the API has a token (admin_token_file).",
+    auto_error=False, scheme_name="token", description="Required if admin_token_file is set."
 )
-
 
 ROUTES = (
     topics,
@@ -53,16 +50,15 @@ ROUTES = (
 def create_app(
     brokers: Brokers, demands: DemandQueries, controllers: ControllerClients | None = None
 ) -> FastAPI:
-    """Return the application over these broker groups, and what there is to do there."""
+    """Return the application for these broker groups."""
     clock = SystemClock()
     app = FastAPI(
         title="Tidemill admin API",
         version=API_VERSION,
         description="Topics, consumer groups, messages, timers, clients and broker groups of a"
-        " Tidemill"
-        " cluster.",
+        " Tidemill cluster.",
         responses=RESPONSES,
-        # FastAPI's own pages load from elsewhere, and its document is rendered each time.
+        # The pages of FastAPI load files from the internet, and it renders the document each time.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

@@ -44,10 +44,11 @@ from tidemill.transport.aio.tls import (
 )
 
 if TYPE_CHECKING:
+    import grpc
     from fastapi import FastAPI
     from starlette.types import ASGIApp
 
-BACKLOG = 128  # connections that wait to be accepted
+BACKLOG = 128  # connections not accepted yet
 
 log = structlog.get_logger()
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def serve(settings: AdminSettings) -> None:
-    """Serve the REST API, and KEDA where that is set, until SIGTERM."""
+    """Serve the REST API and the scaler, if it is configured, until SIGTERM."""
     node_id = settings.node_id or settings.name or "admin"
     registry = Registry(cluster=settings.cluster, node_type="admin", node_id=node_id)
     served, credentials = tls_of(settings), broker_credentials(settings)
@@ -83,22 +84,12 @@ async def serve(settings: AdminSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             enter = running.enter_async_context
             await enter(certificates.watching())
-            controllers = ControllerClients(settings.controllers, credentials)
-            masters = MasterAddresses(controllers)
-            await enter(masters.following())
-            connect = functools.partial(
-                broker_client,
-                timeout_ms=settings.request_timeout_ms,
-                credentials=credentials,
-                masters=masters,
-            )
-            brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
-            await enter(brokers.running())
-            watches = [BrokerHealth(await brokers.client_at(a), a) for a in settings.broker]
-            for watch in watches:
-                await enter(watch.running())
+            brokers, controllers = await enter(connected(settings, credentials))
+            checks = [BrokerHealth(await brokers.client_at(a), a) for a in settings.broker]
+            for check in checks:
+                await enter(check.running())
             readiness = ProcessReadiness(
-                lambda: [peer for watch in watches for peer in watch.peers()],
+                lambda: [peer for check in checks for peer in check.peers()],
                 unready_after_ms=settings.unready_after_ms,
             )
             metrics = await enter(
@@ -128,13 +119,31 @@ async def serve(settings: AdminSettings) -> None:
             log.info("admin serves", admin=address, metrics=metrics.url, **scaler)
             await stop.wait()
             readiness.phase = "draining"
-            # Balancers hear of it before the port is closed.
+            # Load balancers see the readiness before the port is closed.
             await asyncio.sleep(settings.drain_delay_ms / 1000)
     log.info("admin stopped")
 
 
+@contextlib.asynccontextmanager
+async def connected(
+    settings: AdminSettings, credentials: ReloadableCredentials[grpc.ChannelCredentials] | None
+) -> AsyncIterator[tuple[Brokers, ControllerClients]]:
+    """Stay connected to the brokers, and follow their masters, until the block ends."""
+    controllers = ControllerClients(settings.controllers, credentials)
+    masters = MasterAddresses(controllers)
+    connect = functools.partial(
+        broker_client,
+        timeout_ms=settings.request_timeout_ms,
+        credentials=credentials,
+        masters=masters,
+    )
+    brokers = Brokers(settings.broker, connect, timeout_ms=settings.request_timeout_ms)
+    async with masters.following(), brokers.running():
+        yield brokers, controllers
+
+
 def tls_of(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | None:
-    """Return what the API is served with, None for plain HTTP; raise StartError."""
+    """Return the TLS context of the API, or None for plain HTTP. Raises StartError."""
     if not settings.admin_tls_certificate_file:
         return None
     files = TlsFiles(
@@ -150,7 +159,7 @@ def tls_of(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | N
 def with_access_control(
     app: FastAPI, settings: AdminSettings, token: TokenFile | None, metrics: AdminMetrics
 ) -> ASGIApp:
-    """Return the application behind what looks at who comes in, all of it counted."""
+    """Return the application behind its access control. Metrics count rejected requests too."""
     door = AccessControl(
         app,
         hosts=[settings.host, *settings.admin_hosts],
@@ -163,7 +172,7 @@ def with_access_control(
 
 @contextlib.contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Listen on `port` (0: a free one) until the block ends; raise StartError if it is taken."""
+    """Listen on `port` (0: a free one) until the block ends; raise StartError if it is in use."""
     try:
         listener = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
@@ -181,7 +190,7 @@ async def serving(
     *,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serve `app` until the block ends, then finish the requests that are in flight."""
+    """Serve `app` until the block ends, then finish the requests in flight."""
     logging.getLogger("uvicorn.error").addFilter(InvalidRequestFilter())
     server = _Server(
         uvicorn.Config(
@@ -190,9 +199,9 @@ async def serving(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=functools.partial(HttpConnection, misuse=MisuseLog()),  # type: ignore[arg-type]  # It is called, and nothing else.
+            http=functools.partial(HttpConnection, misuse=MisuseLog()),  # type: ignore[arg-type]  # uvicorn only calls it.
             ws="none",
-            # Whoever asks is who has connected, and not what a header says.
+            # The caller is the connected address, not the value of a header.
             proxy_headers=False,
             ssl_context_factory=(lambda _config, _default: tls) if tls else None,
             timeout_graceful_shutdown=drain_timeout_ms // 1000,
@@ -205,7 +214,7 @@ async def serving(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: stopping is `stop_on_signal`'s."""
+    """uvicorn without its signal handlers; `stop_on_signal` handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

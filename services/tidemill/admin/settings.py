@@ -1,4 +1,4 @@
-"""Every knob of the admin process."""
+"""Settings of the admin process."""
 
 from __future__ import annotations
 
@@ -29,31 +29,29 @@ class AdminSettings(AdminFrontSettings, ClusterTlsSettings):
         ["127.0.0.1:10911"],
         min_length=1,
         max_length=64,
-        description="Addresses (host:port) of brokers. One that is up is enough to find the others"
-        " of its cluster.",
+        description="Addresses (host:port) of brokers. One reachable broker is enough to find the"
+        " others of its cluster.",
     )
     controllers: Addresses = Field(
         [],
         max_length=9,
-        description="Addresses (host:port) of all controllers, where broker groups have several"
+        description="Addresses (host:port) of all controllers, if broker groups have several"
         " replicas.",
     )
-    request_timeout_ms: int = Field(
-        5_000, ge=1, description="How long a request waits for a broker."
-    )
+    request_timeout_ms: int = Field(5_000, ge=1, description="Timeout of a request to a broker.")
     unready_after_ms: int = Field(
         10_000,
         ge=0,
         le=600_000,
-        description="How long all brokers may be unreachable until this process is unready.",
+        description="Time that all brokers may be unreachable until this process is unready.",
     )
     drain_delay_ms: int = Field(
         3_000,
         ge=0,
         le=600_000,
-        description="How long a process that is to stop serves on as unready, so that balancers"
-        " send it no more requests, before it closes its port.",
+        description="Time between SIGTERM and the close of the port. The process continues to serve"
+        " but is unready, so that load balancers stop sending requests.",
     )
     drain_timeout_ms: int = Field(
-        5_000, ge=0, description="How long a stop waits for requests that are in flight."
+        5_000, ge=0, description="Time that a stop waits for requests in flight."
     )

@@ -58,7 +58,7 @@ class Cluster:
     async def client_at(self, address: str) -> Client:
         return Client(self._at.get(address, ""), self)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         if not self.is_up:
             raise BrokerTimeout("it does not answer")
 
@@ -116,5 +116,5 @@ def test_an_address_that_was_not_asked_for_is_no_success() -> None:
 def test_a_dry_run_fails_as_the_drain_would_while_the_home_is_away() -> None:
     cluster = Cluster()
     cluster.is_up = False
-    with pytest.raises(BrokerGroupUnreachable, match="the home is away"):
+    with pytest.raises(BrokerGroupUnreachable, match="the home is unreachable"):
         asyncio.run(drain_broker_group("broker-1", cast("Any", cluster), "me", dry_run=True))

@@ -116,20 +116,20 @@ def test_a_watch_outlives_the_connection_that_it_asks_on() -> None:
         broker = HealthOfABroker()
         async with broker.serving() as address, channel_to(address) as channel:
             client = BrokerClient(channel, timeout_ms=TIMEOUT_MS)
-            watch = BrokerHealth(client, address)
-            asking = asyncio.create_task(watch._ask())
+            health = BrokerHealth(client, address)
+            asking = asyncio.create_task(health._check())
             await broker.asked.wait()
             await channel.close()
             assert await asking == "its connection was closed"
             async with channel_to(address) as renewed:
                 client.use(renewed)
                 broker.released.set()
-                assert await watch._ask() == ""
+                assert await health._check() == ""
                 broker.answer_bytes = b"\xff\xff"
-                assert "cannot be understood" in await watch._ask()
+                assert "cannot be parsed" in await health._check()
                 broker.released.clear()
                 broker.asked.clear()
-                asking = asyncio.create_task(watch._ask())
+                asking = asyncio.create_task(health._check())
                 await broker.asked.wait()
                 asking.cancel()
                 with pytest.raises(asyncio.CancelledError):

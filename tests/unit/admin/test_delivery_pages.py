@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http.paging import encode_token
-from tidemill.admin.messages.delivery_pages import DeliveryCursor, after, merged, place_of
+from tidemill.admin.messages.delivery_pages import DeliveryCursor, cursor_of, merged, position_after
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -36,10 +36,12 @@ def test_pages_contain_each_message_once_in_order(page_size: int, looked_at: int
     found: list[tuple[int, str, int, int]] = []
     token: str | None = ""
     while token is not None:
-        place = place_of(token) if token else None
+        cursor = cursor_of(token) if token else None
         count = min(page_size, looked_at)
         answers = [
-            BrokerAnswer(name, asked(name, None if place is None else after(place, name), count))
+            BrokerAnswer(
+                name, asked(name, None if cursor is None else position_after(cursor, name), count)
+            )
             for name in OF
         ]
         page, token = merged(answers, page_size)
@@ -57,8 +59,8 @@ def test_pages_contain_each_message_once_in_order(page_size: int, looked_at: int
 @pytest.mark.parametrize("text", ["", "1", "1:a:2", "1:a:2:x", "1:a:2:3:4", "-1:a:2:3", "²:a:2:3"])
 def test_a_token_of_somebody_else_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
-        place_of(encode_token(text))
+        cursor_of(encode_token(text))
 
 
 def test_a_token_of_ours_is_its_place() -> None:
-    assert place_of(encode_token("7:broker-0:8:9")) == DeliveryCursor(7, "broker-0", 8, 9)
+    assert cursor_of(encode_token("7:broker-0:8:9")) == DeliveryCursor(7, "broker-0", 8, 9)

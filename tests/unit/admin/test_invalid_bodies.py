@@ -73,7 +73,7 @@ def test_a_large_body_of_many_small_things_is_not_parsed() -> None:
     assert has_many_tokens(many)
     answer = asked("POST", SEND, many)
     assert answer.status_code == 400
-    assert answer.json()["detail"] == "a message has not so many fields, keys and properties"
+    assert answer.json()["detail"].startswith("the body has more than 8192 strings and commas")
     assert has_many_tokens(b"," * (TOKENS_MAX + 1))
     assert not has_many_tokens(b"," * TOKENS_MAX)
 

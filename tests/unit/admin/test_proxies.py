@@ -63,8 +63,11 @@ class FakeBrokers:
         self.brokers = {f"broker-{n}": broker for n, broker in enumerate(brokers)}
         self.away = away or []
 
-    async def ask_all(self, ask: Any) -> BrokerAnswers[Any]:
-        answers = [BrokerAnswer(name, await ask(await self.member(name))) for name in self.brokers]
+    async def call_all(self, call: object, request: object) -> BrokerAnswers[Any]:
+        answers = [
+            BrokerAnswer(name, await broker.call(call, request))
+            for name, broker in self.brokers.items()
+        ]
         return BrokerAnswers(answers, self.away)
 
     async def member(self, name: str) -> Any:
@@ -136,8 +139,8 @@ def test_a_client_of_several_proxies_is_one_and_what_is_known_best_is_shown() ->
     assert client_id == "c"
     assert [each.name for each, _ in client.states] == ["p0", "p1"]
     assert client.newest.settings
-    assert client.speaker is not None
-    assert client.speaker.name == "p1"
+    assert client.stream_route is not None
+    assert client.stream_route.name == "p1"
     command = pb.ClientCommand(client_id="c", timeout_ms=1_000)
     answer = asyncio.run(command_client(cast("Brokers", brokers), command))
     assert answer.stack == "p1"
@@ -165,7 +168,7 @@ def test_a_client_that_nobody_knows_may_be_one_of_a_proxy_that_is_away() -> None
     with pytest.raises(ClientNotFound):
         asyncio.run(find(FakeBrokers(FakeBroker(proxy("p0"))), "c"))
     gone = FakeBrokers(FakeBroker(proxy("p0", refusal=ProxyUnreachable("gone"))))
-    with pytest.raises(ProxyUnreachable, match="p0 cannot be asked"):
+    with pytest.raises(ProxyUnreachable, match="p0 cannot be reached"):
         asyncio.run(find(gone, "c"))
 
 

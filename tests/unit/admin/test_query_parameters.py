@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.app import create_app
-from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerGroupClient
+from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.routes import brokers_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -38,13 +37,10 @@ class Resetting(CallsByRequest, Untouched):
         return pb.ResetOffsetReply()
 
     async def change_all(
-        self,
-        check: object,  # Of several; here is one.
-        change: Callable[[BrokerGroupClient], Awaitable[pb.ResetOffsetReply]],
+        self, call: object, *, dry_run: object, request: pb.ResetOffsetRequest
     ) -> list[BrokerAnswer[pb.ResetOffsetReply]]:
-        """Be the only member, and its client."""
-        member = BrokerGroupClient("broker-0", "h:1", is_home=True, is_draining=False, client=self)  # type: ignore[arg-type]  # a stand-in
-        return [BrokerAnswer(member.name, await change(member))]
+        """Answer as the only broker group."""
+        return [BrokerAnswer("broker-0", await self.call(call, request))]
 
 
 def ask(broker: object, method: str, path: str, body: object = None) -> httpx.Response:
@@ -91,11 +87,11 @@ def test_every_call_refuses_a_parameter_that_it_does_not_have(
         ("DELETE", "/groups/o?dry-run=true", "did you mean 'dryRun'?"),
         ("POST", "/timers/0:cancel?dryrun=true", "did you mean 'dryRun'?"),
         ("DELETE", "/topics/o?dryRun=true&dryRun=false", "'dryRun' is given more than once"),
-        ("POST", "/timers/0:fire?dryRun=true", "there are broker"),
-        ("PUT", "/topics/o?dryRun=true", "this call has none"),
-        ("PUT", "/topics/o?force=true", "'force' belongs into the body"),
-        ("POST", "/groups/g:resetOffset?offset=7", "'offset' belongs into the body"),
-        ("GET", "/timers?limit=7", "there are topic, dueFrom, dueTo, key, pageSize, pageToken"),
+        ("POST", "/timers/0:fire?dryRun=true", "known are broker"),
+        ("PUT", "/topics/o?dryRun=true", "this call has no query parameters"),
+        ("PUT", "/topics/o?force=true", "'force' belongs in the body"),
+        ("POST", "/groups/g:resetOffset?offset=7", "'offset' belongs in the body"),
+        ("GET", "/timers?limit=7", "known are topic, dueFrom, dueTo, key, pageSize, pageToken"),
     ],
 )
 def test_the_refusal_says_what_there_is(method: str, path: str, says: str) -> None:

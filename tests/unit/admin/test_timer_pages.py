@@ -6,7 +6,7 @@ import pytest
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http.paging import encode_token
-from tidemill.admin.messages.timer_pages import TimerCursor, merged, place_of, request_behind
+from tidemill.admin.messages.timer_pages import TimerCursor, cursor_of, merged, request_after
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
@@ -43,7 +43,7 @@ class Cluster:
                 BrokerAnswer(
                     name,
                     self.reply(
-                        name, request_behind(request, place_of(token), name) if token else request
+                        name, request_after(request, cursor_of(token), name) if token else request
                     ),
                 )
                 for name in self.timers
@@ -77,4 +77,4 @@ def test_each_timer_comes_once_and_in_order(page_size: int, search_max: int) -> 
 @pytest.mark.parametrize("text", ["", "5", "5:x", ":1", "-1:1", "²:1:b-0", "5:1:" + "b" * 300])
 def test_a_token_that_was_not_given_out_is_refused(text: str) -> None:
     with pytest.raises(BadRequest):
-        place_of(encode_token(text))
+        cursor_of(encode_token(text))

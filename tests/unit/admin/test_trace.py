@@ -14,7 +14,7 @@ import pytest
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
 from tidemill.admin.json.messages import MessageTraceView
-from tidemill.admin.messages.trace import LOG_BYTES_A_PAGE, LOG_BYTES_MAX, trace
+from tidemill.admin.messages.trace import LOG_BYTES_MAX, LOG_BYTES_PER_REQUEST, trace
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -184,7 +184,7 @@ def test_a_call_ends_with_a_page_of_which_nothing_was_read() -> None:
 
 def test_for_who_has_gone_no_other_page_is_read() -> None:
     log = Log("broker-0", [0], LOG_BYTES_MAX)
-    assert traced(log, is_gone=True).left_bytes == LOG_BYTES_MAX - LOG_BYTES_A_PAGE
+    assert traced(log, is_gone=True).left_bytes == LOG_BYTES_MAX - LOG_BYTES_PER_REQUEST
     assert len(log.asked) == 1
 
 

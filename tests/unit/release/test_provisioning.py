@@ -112,7 +112,7 @@ def test_a_missing_or_wrong_token_ends_the_job() -> None:
 
 
 def test_a_timeout_names_the_unreachable_broker_group() -> None:
-    unreachable = {**OTHER, "reachable": False, "reason": "the admin process cannot reach it"}
+    unreachable = {**OTHER, "reachable": False, "reason": "unreachable from the admin process"}
     with pytest.raises(WaitTimeout, match="waiting for broker-1 "):
         provide(Api(HOME, unreachable).rest(patience_s=0), VALUES, lambda _: None)
 

@@ -1,4 +1,4 @@
-"""A typed client of BrokerAdmin; a refusal is raised again as the error that the broker raised."""
+"""A typed client of BrokerAdmin. It raises the error that the broker raised."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tidemill.message.recall_handle import RecallSigner
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2_grpc
 
-ERROR_KEY = "tidemill-error"  # trailing metadata in which the broker names an error by its class
-RECONNECT_MS_MIN = 100  # a local broker is back soon; gRPC would wait a second
+ERROR_KEY = "tidemill-error"  # trailing metadata with the class name of the error of the broker
+RECONNECT_MS_MIN = 100  # a local broker restarts quickly; the default of gRPC is a second
 RECONNECT_MS_MAX = 5_000
-CONNECT_MS_MAX = 2_000  # far away, and of a broker that is busy; one that is down refuses at once
-CONNECT_PATIENCE_S = 2.0  # gRPC waits up to a second between its first attempts
-# Where a broker group has replicas: a failover takes two seconds, and is known half a second later.
-FAILOVER_PATIENCE_S = 3.5
-AGAIN_S = 0.1  # between two tries within it: who refuses may have heard of nobody else yet
-HEALTH_TIMEOUT_S = 1.5  # for an answer after its health; a broker that hangs gives none
-WAITING_WARN_FIRST_S = 1.0  # until then a missing broker is one that starts beside us
-WAITING_WARN_EVERY_S = 10.0
+CONNECT_MS_MAX = 2_000  # for a distant or busy broker; a broker that is down refuses at once
+CONNECT_WAIT_S_MAX = 2.0  # gRPC waits up to a second between its first attempts
+# With replicas: a failover takes two seconds, and controllers report it half a second later.
+FAILOVER_WAIT_S_MAX = 3.5
+RETRY_PERIOD_S = 0.1  # between attempts during a failover: the new master may not be known yet
+HEALTH_TIMEOUT_S = 1.5  # of a health check; a broker that hangs sends no reply
+FIRST_WARNING_AFTER_S = 1.0  # a standalone starts its broker at the same time
+WARNING_PERIOD_S = 10.0
 MESSAGE_BYTES_MAX = 64 << 20  # a search may find many messages of 4 MiB
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ A = TypeVar("A")
 
 
 class BrokerClient:
-    """The admin calls of one broker."""
+    """The client of one broker."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BrokerClient:
         address: str = "",
         may_move: bool = False,
     ) -> None:
-        """Ask over `channel`; `may_move`: the broker group has replicas, and others may lead it."""
+        """Call over `channel`. `may_move`: the broker group has replicas that can take over."""
         self._address = address
         self._may_move = may_move
         self._moved = asyncio.Event()
@@ -62,21 +62,21 @@ class BrokerClient:
         self.use(channel)
 
     def use(self, channel: grpc.aio.Channel) -> None:
-        """Make the calls that follow on another channel."""
+        """Use another channel for the next calls."""
         self._channel = channel
         self._stubs = BrokerStubs(
             broker_pb2_grpc.BrokerAdminStub(channel), broker_pb2_grpc.BrokerReaderStub(channel)
         )
         self._recall_signer = None
-        # Who waits for the channel of before waits for this one now.
+        # Calls that wait for the previous channel now wait for this one.
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def is_serving(self) -> bool:
-        """Ask the broker for its health, at once. Raises AioRpcError where it does not answer."""
+        """Check the health of the broker without a retry. Raises AioRpcError without a reply."""
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         check = self._channel.unary_unary("/grpc.health.v1.Health/Check")
-        # An empty question: after the process as a whole.
+        # An empty request asks for the health of the whole process.
         answer = health_pb2.HealthCheckResponse.FromString(
             await check(b"", timeout=HEALTH_TIMEOUT_S)
         )
@@ -87,28 +87,27 @@ class BrokerClient:
     ) -> A:
         """Call the broker and return its reply.
 
-        During a failover, repeat the call until a replica replies or the patience ends. A change
-        that may have been applied is not repeated. Raises the ServiceError that the broker raised.
+        During a failover, repeat the call until a replica replies or the time is up. A change that
+        may have been applied is not repeated. Raises the ServiceError that the broker raised.
         """
         loop = asyncio.get_running_loop()
-        patience_s = FAILOVER_PATIENCE_S if self._may_move else CONNECT_PATIENCE_S
-        end_s = loop.time() + patience_s
+        end_s = loop.time() + (FAILOVER_WAIT_S_MAX if self._may_move else CONNECT_WAIT_S_MAX)
         while True:
             moved = self._moved
-            await self._connected(end_s)
+            await self._wait_until_connected(end_s)
             try:
                 method = call.method(self._stubs)
-                return await self._once(method, request, timeout_s or self._timeout_s)
+                return await self._call_once(method, request, timeout_s or self._timeout_s)
             except errors.UnavailableError as error:
-                is_over = loop.time() + AGAIN_S >= end_s
-                if is_over or not self._is_worth_another(error, reads=call.is_read):
+                is_time_up = loop.time() + RETRY_PERIOD_S >= end_s
+                if is_time_up or not self._is_retriable(error, reads=call.is_read):
                     raise
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
+                async with asyncio.timeout(RETRY_PERIOD_S):
                     await moved.wait()
 
     async def ask_proxy(self, request: pb.AskProxyRequest) -> pb.ProxyAnswer:
-        """Send a question to a proxy, which has the time that the request allows."""
+        """Ask a proxy through the broker. The proxy has the timeout of the request to reply."""
         timeout_s = request.timeout_ms / 1000 + self._timeout_s
         answer = await self.call(calls.ASK_PROXY, request, timeout_s=timeout_s)
         if answer.error:
@@ -116,27 +115,27 @@ class BrokerClient:
         return answer
 
     async def recall_signer(self) -> RecallSigner:
-        """Return what signs recall handles; asked for once a connection."""
+        """Return the signer of recall handles. It is read once per connection."""
         if self._recall_signer is None:
             config = await self.call(calls.GET_CONFIG, pb.GetConfigRequest())
             self._recall_signer = RecallSigner(config.handle_secret, config.broker_name)
         return self._recall_signer
 
-    def reconnected(self) -> None:
-        """Forget what another broker at this address would tell otherwise."""
+    def reset_after_reconnect(self) -> None:
+        """Drop cached values: another broker may use this address now."""
         self._recall_signer = None
 
-    def _is_worth_another(self, error: errors.UnavailableError, *, reads: bool) -> bool:
-        """Whether another replica may do what this one has not done, or not for certain."""
+    def _is_retriable(self, error: errors.UnavailableError, *, reads: bool) -> bool:
+        """Whether another replica may execute the call, without applying a change twice."""
         if not self._may_move:
             return False
         is_refused = isinstance(error, errors.NotMaster | errors.Draining)
         return is_refused or (reads and isinstance(error, errors.BrokerUnreachable))
 
-    async def _connected(self, end_s: float) -> None:
-        """Wait until there is a connection, to whoever is the master by then, or patience ends.
+    async def _wait_until_connected(self, end_s: float) -> None:
+        """Wait until the current master is connected, at most until `end_s`.
 
-        Between two attempts to connect gRPC refuses at once, even when the broker is back.
+        Between two connection attempts, gRPC fails calls at once even if the broker is up again.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(end_s):
@@ -153,17 +152,21 @@ class BrokerClient:
                             wait.cancel()
                         await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _once(self, method: UnaryMethod[Q, A], request: Q, timeout_s: float) -> A:
+    async def _call_once(self, method: UnaryMethod[Q, A], request: Q, timeout_s: float) -> A:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _error_of(error, self._address) from error
         except grpc.aio.UsageError as error:
-            # The channel was changed for another one while the call waited for it to be ready.
-            raise errors.BrokerUnreachable("the connection was closed; try again") from error
+            # Another channel replaced this one while the call waited for a connection.
+            raise errors.BrokerUnreachable(
+                "the connection to the broker was closed; try again"
+            ) from error
         except asyncio.CancelledError as error:
-            raise_own(error)
-            raise errors.BrokerUnreachable("the connection was closed; try again") from error
+            raise_if_cancelled(error)
+            raise errors.BrokerUnreachable(
+                "the connection to the broker was closed; try again"
+            ) from error
 
 
 @contextlib.asynccontextmanager
@@ -174,55 +177,54 @@ async def broker_client(
     credentials: ReloadableCredentials[grpc.ChannelCredentials] | None = None,
     masters: MasterAddresses | None = None,
 ) -> AsyncIterator[BrokerClient]:
-    """Connect, and again whenever the connection is lost; renewed credentials get a new channel.
+    """Connect to a broker, and reconnect after each loss of the connection.
 
-    So does another master of the broker group, where `masters` say who that is.
+    Open a new channel after new credentials, and for a new master if `masters` is given.
     """
-    renewed = asyncio.Event()
+    is_outdated = asyncio.Event()
 
     def find() -> str:
         return address if masters is None else masters.find(address)
 
     if masters is not None:
-        masters.listen(address, renewed.set)
+        masters.add_listener(address, is_outdated.set)
     if credentials is not None:
-        credentials.on_reload.add(renewed.set)
+        credentials.on_reload.add(is_outdated.set)
     channel = _channel(find(), credentials)
-    may_move = masters is not None and masters.are_told
+    may_move = masters is not None and masters.has_controllers
     client = BrokerClient(channel, timeout_ms=timeout_ms, address=address, may_move=may_move)
 
-    async def keep() -> None:
-        """Watch the channel, and change it for a new one each time the credentials are renewed."""
+    async def replace_outdated() -> None:
         nonlocal channel
         while True:
-            async with asyncio.TaskGroup() as watching:
-                watch = watching.create_task(_report(channel, find(), client))
-                await renewed.wait()
-                renewed.clear()
-                watch.cancel()
+            async with asyncio.TaskGroup() as reporting:
+                report = reporting.create_task(_report(channel, find(), client))
+                await is_outdated.wait()
+                is_outdated.clear()
+                report.cancel()
             old, channel = channel, _channel(find(), credentials)
             client.use(channel)
-            # Calls under way end on the old one.
-            await old.close(max(timeout_ms / 1000, HEALTH_TIMEOUT_S) + CONNECT_PATIENCE_S)
+            # Calls in flight end on the old channel.
+            await old.close(max(timeout_ms / 1000, HEALTH_TIMEOUT_S) + CONNECT_WAIT_S_MAX)
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(keep(), name="broker connection")
+            replacing = tasks.create_task(replace_outdated(), name="broker connection")
             try:
                 yield client
             finally:
-                keeping.cancel()
+                replacing.cancel()
     finally:
         if credentials is not None:
-            credentials.on_reload.discard(renewed.set)
+            credentials.on_reload.discard(is_outdated.set)
         if masters is not None:
-            masters.leave(address, renewed.set)
-        # After who watches it is gone: of a closed channel it may ask nothing more.
+            masters.remove_listener(address, is_outdated.set)
+        # Close after the report task has ended: it must not use a closed channel.
         await channel.close()
 
 
-def raise_own(cancelled: asyncio.CancelledError) -> None:
-    """Raise what ends this task; gRPC says the same of a call whose channel was closed."""
+def raise_if_cancelled(cancelled: asyncio.CancelledError) -> None:
+    """Raise if this task is cancelled. A closed channel cancels its calls with the same error."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise cancelled
@@ -233,7 +235,7 @@ def _channel(
 ) -> grpc.aio.Channel:
     options = (
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
-        # In truth how long an attempt to connect may take, with its TLS handshake.
+        # Despite its name, this is the timeout of a connection attempt with its TLS handshake.
         ("grpc.min_reconnect_backoff_ms", CONNECT_MS_MAX),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -244,22 +246,22 @@ def _channel(
 
 
 async def _report(channel: grpc.aio.Channel, address: str, client: BrokerClient) -> None:
-    """Say in the log while the broker cannot be reached, and when it can again."""
-    is_told, patience_s = False, WAITING_WARN_FIRST_S
+    """Log while the broker is unreachable, and when it is connected again."""
+    is_logged, wait_s = False, FIRST_WARNING_AFTER_S
     while True:
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(wait_s):
                 await channel.channel_ready()
         except TimeoutError:
             log.warning("waiting for the broker", address=address)
-            is_told, patience_s = False, WAITING_WARN_EVERY_S
+            is_logged, wait_s = False, WARNING_PERIOD_S
             continue
-        if not is_told:
+        if not is_logged:
             log.info("broker connected", address=address)
-        is_told, patience_s = True, WAITING_WARN_FIRST_S
-        # An idle channel leaves this state too, so leaving it is no news by itself.
+        is_logged, wait_s = True, FIRST_WARNING_AFTER_S
+        # An idle channel leaves this state too, so log only if it does not become ready again.
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
-        client.reconnected()
+        client.reset_after_reconnect()
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> Exception:
@@ -272,7 +274,8 @@ def _error_of(error: grpc.aio.AioRpcError, address: str) -> Exception:
             return errors.BrokerUnreachable(f"{broker} cannot be reached; try again later")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.BrokerTimeout(
-                f"{broker} did not answer in time; what it was asked to change, it may have"
+                f"{broker} did not answer in time; the change may or may not have been applied, so"
+                " check before you retry"
             )
         case _:
             return error

@@ -1,4 +1,4 @@
-"""What the admin process shows the broker, and trusts it by: files that may be renewed."""
+"""TLS credentials for connections to brokers and controllers, from files that may be renewed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidemill.transport.aio.tls import (
 def broker_credentials(
     settings: AdminSettings,
 ) -> ReloadableCredentials[grpc.ChannelCredentials] | None:
-    """Return the credentials for a channel, None where there is no TLS; raise StartError."""
+    """Return the credentials for a channel, or None without TLS. Raises StartError."""
     files = cluster_files(settings)
     if files is None:
         return None
@@ -28,11 +28,11 @@ def broker_credentials(
 
 
 def _read(files: TlsFiles) -> grpc.ChannelCredentials:
-    client_context(files)  # gRPC takes anything, and fails at every connection.
+    client_context(files)  # Check the files: gRPC accepts invalid ones and fails when it connects.
     try:
         authorities, key, certificate = [
             Path(file).read_bytes() for file in (files.authorities, files.key, files.certificate)
         ]
     except OSError as error:
-        raise StartError(f"the files of TLS between the processes: {error}") from error
+        raise StartError(f"cannot read the cluster_tls_* files: {error}") from error
     return grpc.ssl_channel_credentials(authorities, key, certificate)

@@ -1,6 +1,6 @@
-"""Whether the broker answers: asked for its health every second, also when nobody calls us.
+"""The health of a broker, checked every second even without requests.
 
-A process that hangs keeps its connections, so that a connection alone proves nothing.
+A process that hangs keeps its connections, so a connection alone proves nothing.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Final, final
 import grpc
 import structlog
 
-from tidemill.admin.cluster.broker_client import BrokerClient, raise_own
+from tidemill.admin.cluster.broker_client import BrokerClient, raise_if_cancelled
 from tidemill.common.readiness import PeerStatus
 
 log = structlog.get_logger()
 
-PERIOD_S: Final = 1.0  # with the time for an answer: one that hangs is known within 2.5 s
+PERIOD_S: Final = 1.0  # with the timeout of a check, a hang is detected within 2.5 s
 
 
 @final
 class BrokerHealth:
-    """What the last questions have told."""
+    """The result of the last health check."""
 
     def __init__(self, client: BrokerClient, address: str) -> None:
         self._client = client
         self._address = address
         self._answered_at_s = time.monotonic()
-        self._reason = "it was not asked yet"
+        self._reason = "not checked yet"
 
     def peers(self) -> list[PeerStatus]:
-        """Return the broker, and whether it can be reached."""
+        """Return the broker and whether it is reachable."""
         if not self._reason:
             return [PeerStatus("", self._address, "up", 0.0, "")]
         since_s = time.monotonic() - self._answered_at_s
@@ -41,23 +41,23 @@ class BrokerHealth:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Ask until the block ends."""
+        """Check the health periodically until the block ends."""
         async with asyncio.TaskGroup() as tasks:
-            asking = tasks.create_task(self._ask_again(), name="broker watch")
+            checking = tasks.create_task(self._check_periodically(), name="broker health")
             yield
-            asking.cancel()
+            checking.cancel()
 
-    async def _ask_again(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
-            self._reason = await self._ask()
+            self._reason = await self._check()
             if not self._reason:
                 self._answered_at_s = time.monotonic()
             await asyncio.sleep(PERIOD_S)
 
-    async def _ask(self) -> str:
-        """Ask once; return what is wrong, "" for nothing.
+    async def _check(self) -> str:
+        """Check once; return the problem, or "" without one.
 
-        Whatever becomes of it is an answer: a watch that has ended would say the last one for ever.
+        Every error is a result: if this task ended, the last result would stay forever.
         """
         try:
             is_serving = await self._client.is_serving()
@@ -66,9 +66,9 @@ class BrokerHealth:
                 return "it does not answer"
             return error.details() or error.code().name.lower()
         except asyncio.CancelledError as error:
-            raise_own(error)
+            raise_if_cancelled(error)
             return "its connection was closed"
-        except Exception as error:  # As said above.
-            log.debug("a question after the broker's health failed", exc_info=error)
-            return f"its answer cannot be understood: {error}"
-        return "" if is_serving else "it is about to stop"
+        except Exception as error:  # See the docstring.
+            log.debug("health check failed", exc_info=error)
+            return f"its reply cannot be parsed: {error}"
+        return "" if is_serving else "it is stopping"

@@ -1,10 +1,10 @@
-"""The broker groups as the admin process sees them: one client each, and questions to all at once.
+"""The broker groups of the cluster: one client for each, and calls to all of them at once.
 
-The home has the list of them. It is asked again when somebody needs the list and the last one is a
-second old; while it is away the last one stays. Any member tells where the home is, so the settings
-need to name one that is up, and no more.
+The home stores the list of broker groups. A request reads the list again if the last one is older
+than a second. While the home is unreachable, the last list is used. Each member knows the address
+of the home, so one reachable broker in the settings is enough.
 
-What is asked of all answers what it knows, and who could not be reached: a part is never silent.
+A call to all broker groups returns the replies and the names of the unreachable broker groups.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import structlog
 
 from tidemill.admin.cluster import calls
 from tidemill.admin.cluster.broker_client import BrokerClient
+from tidemill.admin.cluster.calls import BrokerCall
 from tidemill.common.errors import (
     BrokerGroupNotFound,
     BrokerGroupUnreachable,
@@ -37,20 +38,21 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S: Final = 1.0  # the list may be so old: proxies know as little of the moment
-LOOK_PATIENCE_S: Final = 0.5  # then who asks goes on with the last list: the home is away, or slow
+REFRESH_PERIOD_S: Final = 1.0  # the list of a proxy may be as old
+REFRESH_WAIT_S: Final = 0.5  # then a request uses the last list: the home is unreachable or slow
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[BrokerClient]]
 
-# The broker cannot be asked, which says nothing of what it has.
+# The broker is unreachable, so its contents are unknown.
 UNREACHABLE_ERRORS: Final = (BrokerUnreachable, BrokerTimeout, Draining)
-# It has not heard of it, or has none of it; another may.
+# The broker does not know the resource; another broker may.
 UNKNOWN_ERRORS: Final = (TopicNotFound, GroupNotFound, MessageNotFound)
 
 
 class BrokerGroupClient(NamedTuple):
-    """A broker group, and who asks it."""
+    """A broker group and its client."""
 
     name: str
     address: str
@@ -60,83 +62,85 @@ class BrokerGroupClient(NamedTuple):
 
 
 class BrokerAnswer(NamedTuple, Generic[T]):
-    """What one broker group has said."""
+    """The reply of one broker group."""
 
     broker: str
     value: T
 
 
 class BrokerAnswers(NamedTuple, Generic[T]):
-    """What all have said that could be reached, the home first, and the names of the others."""
+    """The replies of the reachable broker groups, the home first, and the unreachable names."""
 
     answers: list[BrokerAnswer[T]]
     unreachable: list[str]
 
 
-class _Connection(NamedTuple):
+class _BrokerConnection(NamedTuple):
     client: asyncio.Future[BrokerClient]
     is_over: asyncio.Event
 
 
 @final
 class Brokers:
-    """The broker groups behind this process."""
+    """Clients of all broker groups, and the list of them."""
 
     def __init__(self, seeds: Sequence[str], connect: Connect, *, timeout_ms: int) -> None:
         self._seeds = list(seeds)
         self._connect = connect
         self._timeout_s = timeout_ms / 1000
-        self._connections: dict[str, _Connection] = {}  # by address
-        self._members: Sequence[BrokerGroupClient] = ()  # the home first; empty until one has told
-        self._looked_at_s = 0.0
-        self._look: asyncio.Task[None] | None = None
+        self._connections: dict[str, _BrokerConnection] = {}  # by address
+        self._members: Sequence[BrokerGroupClient] = ()  # the home first; () before the first list
+        self._refreshed_at_s = 0.0
+        self._refresh_task: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Be connected until the block ends."""
+        """Keep the connections until the block ends."""
         async with asyncio.TaskGroup() as self._tasks:
             for address in self._seeds:
                 await self.client_at(address)
             yield
-            if self._look is not None:
-                self._look.cancel()
+            if self._refresh_task is not None:
+                self._refresh_task.cancel()
             for connection in self._connections.values():
                 connection.is_over.set()
 
     async def client_at(self, address: str) -> BrokerClient:
-        """Return who asks the broker at an address."""
+        """Return the client of the broker at an address; connect if needed."""
         connection = self._connections.get(address)
         if connection is None:
             opened = asyncio.get_running_loop().create_future()
-            connection = self._connections[address] = _Connection(opened, asyncio.Event())
+            connection = self._connections[address] = _BrokerConnection(opened, asyncio.Event())
             self._tasks.create_task(self._keep(address, connection), name=f"broker at {address}")
-        # Who waits may be cancelled; the connection is everybody's.
+        # A cancelled caller must not cancel the connection, which others share.
         return await asyncio.shield(connection.client)
 
-    async def _keep(self, address: str, connection: _Connection) -> None:
+    async def _keep(self, address: str, connection: _BrokerConnection) -> None:
         async with self._connect(address) as client:
             connection.client.set_result(client)
             await connection.is_over.wait()
 
-    # ------------------------------------------------------------ who there is
+    # ------------------------------------------------------------ list of members
 
     async def members(self) -> Sequence[BrokerGroupClient]:
-        """Return all broker groups, the home first; raise BrokerUnreachable if nobody has told."""
+        """Return all broker groups, the home first; raise BrokerUnreachable without any list."""
         if not self._members:
-            await self.look()
-        elif time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:
-            if self._look is None or self._look.done():
-                self._look = self._tasks.create_task(self._look_again(), name="look for brokers")
-            await asyncio.wait([self._look], timeout=LOOK_PATIENCE_S)
+            await self.refresh()
+        elif time.monotonic() - self._refreshed_at_s >= REFRESH_PERIOD_S:
+            if self._refresh_task is None or self._refresh_task.done():
+                self._refresh_task = self._tasks.create_task(
+                    self._try_refresh(), name="list of brokers"
+                )
+            await asyncio.wait([self._refresh_task], timeout=REFRESH_WAIT_S)
         return self._members
 
     async def home(self) -> BrokerClient:
-        """Return who asks the home, which decides about topics, consumer groups and members."""
+        """Return the client of the home, which stores topics, consumer groups and members."""
         return (await self.members())[0].client
 
     async def member(self, name: str) -> BrokerGroupClient:
-        """Return a broker group by its name; raise BrokerGroupNotFound."""
+        """Return a broker group by name; raise BrokerGroupNotFound."""
         members = await self.members()
         for member in members:
             if member.name == name:
@@ -144,36 +148,36 @@ class Brokers:
         known = ", ".join(member.name for member in members)
         raise BrokerGroupNotFound(f"there is no broker group {name!r}; there are {known}")
 
-    async def look(self) -> None:
-        """Ask for the list now: the home, or before it is known all seeds."""
+    async def refresh(self) -> None:
+        """Read the list from the home. Before the home is known, ask all seeds."""
         if self._members:
             home = self._members[0]
-            self._take(await self._list_at(home.address, home.client))
+            self._replace_members(await self._list_at(home.address, home.client))
             return
-        looks = [asyncio.ensure_future(self._try(address)) for address in self._seeds]
+        attempts = [asyncio.ensure_future(self._try_list_from(address)) for address in self._seeds]
         refusals = []
         try:
-            for look in asyncio.as_completed(looks):
-                answer = await look
-                if not isinstance(answer, Exception):
-                    self._take(answer)
+            for attempt in asyncio.as_completed(attempts):
+                members = await attempt
+                if not isinstance(members, Exception):
+                    self._replace_members(members)
                     return
-                refusals.append(answer)
+                refusals.append(members)
         finally:
-            for waiting in looks:
-                waiting.cancel()
+            for pending in attempts:
+                pending.cancel()
         raise refusals[0]
 
-    async def _look_again(self) -> None:
+    async def _try_refresh(self) -> None:
         try:
-            await self.look()
+            await self.refresh()
         except Exception as error:
-            # The last list stays, whatever it was; who asks at the home is told what is wrong.
-            log.debug("the list of broker groups was not read", exc_info=error)
-        # Also where it failed: a home that is away is asked once a second, and not by everybody.
-        self._looked_at_s = time.monotonic()
+            # The last list stays in use. A call to the home reports the error to its caller.
+            log.debug("list of broker groups not read", exc_info=error)
+        # After a failure too: an unreachable home is asked once per second, not by each request.
+        self._refreshed_at_s = time.monotonic()
 
-    async def _try(
+    async def _try_list_from(
         self, address: str
     ) -> list[BrokerGroupClient] | ServiceError | grpc.aio.AioRpcError:
         """Return what `_list_from` returns or raises."""
@@ -183,12 +187,12 @@ class Brokers:
             return error
 
     async def _list_from(self, address: str) -> list[BrokerGroupClient]:
-        """Return the list as the home of a broker has it."""
+        """Ask a broker for its home, and return the list of that home."""
         client = await self.client_at(address)
         try:
             return await self._list_at(address, client, may_be_alone=len(self._seeds) == 1)
         except Forbidden:
-            # It follows another, and says whom.
+            # This broker is not the home; it knows the address of the home.
             address = (
                 await client.call(calls.GET_CONFIG, pb.GetConfigRequest())
             ).membership.home_address
@@ -197,19 +201,19 @@ class Brokers:
     async def _list_at(
         self, address: str, home: BrokerClient, *, may_be_alone: bool = True
     ) -> list[BrokerGroupClient]:
-        """Return the members as the home has them, which is asked at `address`."""
+        """Return the members in the list of the home at `address`."""
         listed = await home.call(
             calls.LIST_BROKER_GROUPS, pb.ListBrokerGroupsRequest(with_backlog=False)
         )
         found = []
         for group in listed.groups:
             if not (group.member.address or may_be_alone):
-                # It was removed, or nobody has made a cluster of the seeds yet: it is no home.
+                # It was removed, or no proxy has formed the cluster yet, so it is not a home.
                 raise BrokerUnreachable(
-                    f"{group.member.name} at {address} belongs to no cluster yet: one is made when"
-                    f" a proxy reaches all of its brokers"
+                    f"{group.member.name} at {address} does not belong to a cluster yet; a proxy"
+                    f" forms the cluster when it reaches all brokers of its settings"
                 )
-            # One that is alone does not know under which address.
+            # A broker group that is alone does not know its own address.
             at = group.member.address or address
             is_draining = group.member.state == pb.MEMBER_STATE_DRAINING
             client = home if group.is_home else await self.client_at(at)
@@ -218,20 +222,24 @@ class Brokers:
             )
         return sorted(found, key=lambda member: not member.is_home)
 
-    def _take(self, members: Sequence[BrokerGroupClient]) -> None:
-        self._members, self._looked_at_s = members, time.monotonic()
+    def _replace_members(self, members: Sequence[BrokerGroupClient]) -> None:
+        self._members, self._refreshed_at_s = members, time.monotonic()
         needed = {*self._seeds, *(member.address for member in members)}
         for address in [one for one in self._connections if one not in needed]:
-            # Calls that are under way there end with the connection.
+            # Calls in flight end with the connection.
             self._connections.pop(address).is_over.set()
 
-    # ------------------------------------------------------------ asking all
+    # ------------------------------------------------------------ calls to all
+
+    async def call_all(self, call: BrokerCall[Q, T], request: Q) -> BrokerAnswers[T]:
+        """Send one request to all broker groups, as `ask_all` does."""
+        return await self.ask_all(lambda member: member.client.call(call, request))
 
     async def ask_all(self, ask: Callable[[BrokerGroupClient], Awaitable[T]]) -> BrokerAnswers[T]:
-        """Ask all at once, each at most for the request timeout.
+        """Ask all broker groups at once, each at most for the request timeout.
 
-        Who does not know what is asked for has no answer. Raises why where nobody has one:
-        BrokerGroupUnreachable when one who is away might.
+        A broker group that does not know the resource adds no answer. Without any answer, raise the
+        reason: BrokerGroupUnreachable if an unreachable broker group may know the resource.
         """
         members = await self.members()
         results = await asyncio.gather(
@@ -251,48 +259,49 @@ class Brokers:
             else:
                 answers.append(BrokerAnswer(member.name, result))
         if not answers:
-            assert refusal is not None, "there is a home, and it has answered or not"
+            assert refusal is not None, "the home answered or failed"
             if unreachable and len(members) > 1:
                 raise BrokerGroupUnreachable(
-                    f"{_named(unreachable)} cannot be reached, and those that can have none"
-                    f" ({refusal})"
+                    f"{_list_names(unreachable)} cannot be reached, and the other broker groups do"
+                    f" not have it ({refusal})"
                 )
             raise refusal
         return BrokerAnswers(answers, unreachable)
 
-    async def ask_home(self, ask: Callable[[BrokerGroupClient], Awaitable[T]]) -> BrokerAnswers[T]:
-        """Ask the home; while it is away all others say what they have heard of it."""
+    async def call_home(self, call: BrokerCall[Q, T], request: Q) -> BrokerAnswers[T]:
+        """Send a request to the home. While the home is unreachable, send it to all others."""
         members = await self.members()
+        home = members[0]
         try:
-            return BrokerAnswers(
-                [BrokerAnswer(members[0].name, await self._ask(members[0], ask))], []
-            )
+            reply = await self._ask(home, lambda member: member.client.call(call, request))
         except UNREACHABLE_ERRORS:
             if len(members) == 1:
                 raise
-        return await self.ask_all(ask)
+            return await self.call_all(call, request)
+        return BrokerAnswers([BrokerAnswer(home.name, reply)], [])
 
     async def change_all(
-        self,
-        check: Callable[[BrokerGroupClient], Awaitable[T]],
-        change: Callable[[BrokerGroupClient], Awaitable[T]],
+        self, call: BrokerCall[Q, T], *, dry_run: Q, request: Q
     ) -> list[BrokerAnswer[T]]:
-        """Change something at all, or at nobody if one of them is away or refuses.
+        """Send `request` to all broker groups if `dry_run` succeeds at all of them.
 
-        Raises BrokerGroupUnreachable, which says where it was done when one went away in between.
+        Raises BrokerGroupUnreachable. If a broker group became unreachable after the dry run, the
+        error names the broker groups that applied the change.
         """
-        checked = await self.ask_all(check)
+        checked = await self.call_all(call, dry_run)
         if checked.unreachable:
             raise BrokerGroupUnreachable(
-                f"{_named(checked.unreachable)} cannot be reached: nothing was done"
+                f"{_list_names(checked.unreachable)} cannot be reached: nothing was done; try again"
+                f" when all broker groups are up"
             )
-        done = await self.ask_all(change)
-        if done.unreachable:
-            names = _named([answer.broker for answer in done.answers])
+        changed = await self.call_all(call, request)
+        if changed.unreachable:
+            names = _list_names([answer.broker for answer in changed.answers])
             raise BrokerGroupUnreachable(
-                f"{_named(done.unreachable)} went away: it was done at {names} only; do it again"
+                f"{_list_names(changed.unreachable)} became unreachable: the change was applied at"
+                f" {names} only; repeat the request"
             )
-        return done.answers
+        return changed.answers
 
     async def _ask(
         self, member: BrokerGroupClient, ask: Callable[[BrokerGroupClient], Awaitable[T]]
@@ -301,9 +310,11 @@ class Brokers:
             async with asyncio.timeout(self._timeout_s):
                 return await ask(member)
         except TimeoutError:
-            raise BrokerTimeout(f"{member.name} did not answer in time") from None
+            raise BrokerTimeout(
+                f"broker group {member.name} did not answer within {self._timeout_s:g} s"
+            ) from None
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     plural = "s" if len(names) > 1 else ""
     return f"broker group{plural} {', '.join(names)}"

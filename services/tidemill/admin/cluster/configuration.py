@@ -1,4 +1,4 @@
-"""What is configured, as the home says, or while it is away those who have heard it."""
+"""Topics and consumer groups, read from the home or, while it is unreachable, from the others."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Item = TypeVar("Item", pb.TopicConfig, pb.GroupConfig)
 
 
 class ClusterConfiguration(NamedTuple):
-    """Topics and consumer groups, and who could not be asked."""
+    """Topics and consumer groups, and the unreachable broker groups."""
 
     topics: list[pb.TopicConfig]
     groups: list[pb.GroupConfig]
-    unreachable: list[str] | None  # None: nobody that matters
+    unreachable: list[str] | None  # None: all answered
 
 
 async def read_configuration(
     cluster: Brokers, *, with_system: bool = False
 ) -> ClusterConfiguration:
-    """Return all topics and consumer groups; system topics are each broker group's own."""
-    ask = cluster.ask_all if with_system else cluster.ask_home
-    found = await ask(lambda member: member.client.call(calls.GET_CONFIG, pb.GetConfigRequest()))
+    """Return all topics and consumer groups. Each broker group has its own system topics."""
+    call = cluster.call_all if with_system else cluster.call_home
+    found = await call(calls.GET_CONFIG, pb.GetConfigRequest())
     home = (await cluster.members())[0].name
     configs = [answer.value for answer in found.answers]
-    # What the home has told is right; another may have yet to hear that something is gone.
+    # The reply of the home is current; another broker group may still list a deleted topic.
     deciding = configs[:1] if found.answers[0].broker == home else configs
     topics = _newest(topic for config in deciding for topic in config.topics if not topic.is_system)
     if with_system:
@@ -38,7 +38,7 @@ async def read_configuration(
 
 
 def _newest(items: Iterable[Item]) -> list[Item]:
-    """Return one of each name, that of the latest change."""
+    """Return the latest version of each name."""
     newest: dict[str, Item] = {}
     for item in items:
         known = newest.get(item.name)

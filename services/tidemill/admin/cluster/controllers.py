@@ -1,7 +1,7 @@
-"""The controllers, as the admin process asks them: whichever answers first of those it knows.
+"""Calls to the controllers: the first one that answers serves the call.
 
-Any of them answers for all groups; what is to be changed is checked against the record, whoever is
-asked. Files of TLS that were renewed are read again with each new channel.
+Each controller answers for all broker groups and checks changes against the record. Each call opens
+a new channel, which uses the current TLS files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from tidemill.transport.aio.tls import ReloadableCredentials
 
-CALL_TIMEOUT_S: Final = 3.0  # of one controller: its store has one second, and is asked three times
+CALL_TIMEOUT_S: Final = 3.0  # per controller: it calls its store three times, at most 1 s each
 A = TypeVar("A")
 
 
 @final
 class ControllerClients:
-    """All controllers of the cluster."""
+    """Clients of all controllers of the cluster."""
 
     def __init__(
         self,
@@ -38,48 +38,48 @@ class ControllerClients:
         self._credentials = credentials
 
     @property
-    def are_there(self) -> bool:
-        """Whether the cluster has any, and so several replicas of a group."""
+    def are_configured(self) -> bool:
+        """Whether the cluster has controllers, and so broker groups with several replicas."""
         return bool(self._addresses)
 
     async def groups(self, name: str = "") -> list[wire.Group]:
-        """Return what is known of the replicas of all broker groups, or of one."""
+        """Return the records of all broker groups, or of one."""
         request = wire.GetGroupsRequest(group=name)
-        found = await self._ask(lambda stub: stub.GetGroups(request, timeout=CALL_TIMEOUT_S))
-        return list(found.groups)
+        reply = await self._call(lambda stub: stub.GetGroups(request, timeout=CALL_TIMEOUT_S))
+        return list(reply.groups)
 
     async def transfer(self, name: str, target: int | None) -> wire.Group:
-        """Have another replica made master, by a planned transfer."""
+        """Request a planned transfer to another replica."""
         request = wire.TransferMasterRequest(group=name, target=target)
-        return await self._ask(lambda stub: stub.TransferMaster(request, timeout=CALL_TIMEOUT_S))
+        return await self._call(lambda stub: stub.TransferMaster(request, timeout=CALL_TIMEOUT_S))
 
     async def drain(self, name: str, target: int, *, undo: bool) -> wire.Group:
-        """Have a replica emptied of its duties, or let it count again."""
+        """Drain a replica, or undo the drain."""
         request = wire.DrainReplicaRequest(group=name, target=target, undo=undo)
-        return await self._ask(lambda stub: stub.DrainReplica(request, timeout=CALL_TIMEOUT_S))
+        return await self._call(lambda stub: stub.DrainReplica(request, timeout=CALL_TIMEOUT_S))
 
     async def set_min_in_sync(self, name: str, min_in_sync: int) -> wire.Group:
-        """Say how many replicas must have a message before it is acknowledged."""
+        """Set the number of replicas that must store a message before its acknowledgement."""
         request = wire.SetMinInSyncRequest(group=name, min_in_sync=min_in_sync)
-        return await self._ask(lambda stub: stub.SetMinInSync(request, timeout=CALL_TIMEOUT_S))
+        return await self._call(lambda stub: stub.SetMinInSync(request, timeout=CALL_TIMEOUT_S))
 
     async def forget(self, name: str) -> None:
-        """Have the record of a broker group taken away whose replicas are gone."""
+        """Delete the record of a broker group without live replicas."""
         request = wire.ForgetGroupRequest(group=name)
-        await self._ask(lambda stub: stub.ForgetGroup(request, timeout=CALL_TIMEOUT_S))
+        await self._call(lambda stub: stub.ForgetGroup(request, timeout=CALL_TIMEOUT_S))
 
     async def force(self, name: str, target: int, reason: str) -> wire.Group:
-        """Have a replica made master that may lack what was acknowledged."""
+        """Make a replica master even if it lacks acknowledged messages."""
         request = wire.ForceMasterRequest(group=name, target=target, reason=reason)
-        return await self._ask(lambda stub: stub.ForceMaster(request, timeout=CALL_TIMEOUT_S))
+        return await self._call(lambda stub: stub.ForceMaster(request, timeout=CALL_TIMEOUT_S))
 
-    async def _ask(
+    async def _call(
         self, call: Callable[[controller_pb2_grpc.ControllerAsyncStub], Awaitable[A]]
     ) -> A:
         if not self._addresses:
             raise BrokerGroupUnreachable(
-                "this cluster has no controllers: each broker group is one broker (set controllers"
-                " of the admin process where it has)"
+                "this admin process has no controllers; if broker groups have several replicas,"
+                " set controllers to their addresses"
             )
         reasons = []
         for address in self._addresses:
@@ -87,17 +87,17 @@ class ControllerClients:
                 async with self._channel(address) as channel:
                     return await call(controller_pb2_grpc.ControllerStub(channel))
             except grpc.aio.AioRpcError as error:
-                told = error.details() or error.code().name
+                details = error.details() or error.code().name
                 if error.code() is grpc.StatusCode.NOT_FOUND:
-                    raise BrokerGroupNotFound(told) from None
+                    raise BrokerGroupNotFound(details) from None
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    raise Conflict(told) from None
-                reasons.append(f"{address}: {told}")
+                    raise Conflict(details) from None
+                reasons.append(f"{address}: {details}")
         raise BrokerGroupUnreachable(f"no controller answers: {'; '.join(reasons)}")
 
     @contextlib.asynccontextmanager
     async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        # Calls of an operator are few, and a channel that is kept would have to be watched.
+        # Operators call rarely, so keeping a channel open is not worth its supervision.
         options = (("grpc.use_local_subchannel_pool", 1),)
         if self._credentials is None:
             channel = grpc.aio.insecure_channel(address, options)

@@ -1,8 +1,7 @@
-"""Where the master of each broker group is, as the controllers tell: for connections to brokers.
+"""The address of the master of each broker group, read from the controllers.
 
-An address that somebody has written down, of any replica and also an old one, means its broker
-group; while no controller is there the last word counts, and without controllers the address
-itself.
+The address of any replica, even a former one, stands for its broker group. While no controller
+answers, the last known master counts. Without controllers, the address itself is used.
 """
 
 from __future__ import annotations
@@ -21,60 +20,60 @@ if TYPE_CHECKING:
     from tidemill.admin.cluster.controllers import ControllerClients
     from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
-LOOK_PERIOD_S: Final = 0.5  # an operator waits as long, once in a failover
-# A controller that lags knows more in seconds; where the records were lost or restored it does not.
-OLDER_LOOKS_MAX: Final = 10
-ADDRESSES_MAX: Final = 4_096  # of replicas, also where they have been: then all are learned anew
+POLL_PERIOD_S: Final = 0.5  # an operator waits at most so long, once per failover
+# A lagging controller catches up within seconds. If it does not, the records were restored.
+OLDER_POLLS_MAX: Final = 10
+ADDRESSES_MAX: Final = 4_096  # of replicas, former ones included; above it, forget all addresses
 
 log = structlog.get_logger()
 
 
 @final
 class MasterAddresses:
-    """What controllers have told."""
+    """The last records of the controllers."""
 
     def __init__(self, controllers: ControllerClients) -> None:
         self._controllers = controllers
         self._groups: dict[str, str] = {}  # by the address of a replica
         self._masters: dict[str, tuple[int, str]] = {}  # version and address, by group
-        self._older: Counter[str] = Counter()  # how often in turn an older version was said
+        self._older: Counter[str] = Counter()  # by group: older versions received in sequence
         self._listeners: defaultdict[str, set[Callable[[], None]]] = defaultdict(set)
 
     @property
-    def are_told(self) -> bool:
-        """Whether there are controllers, and so replicas of which another may lead."""
-        return self._controllers.are_there
+    def has_controllers(self) -> bool:
+        """Whether there are controllers, and so replicas that can take over."""
+        return self._controllers.are_configured
 
     def find(self, address: str) -> str:
-        """Return whom to connect to for the broker group that has a replica at `address`."""
+        """Return the master of the broker group with a replica at `address`."""
         return self._masters.get(self._groups.get(address, ""), (0, address))[1]
 
-    def listen(self, address: str, moved: Callable[[], None]) -> None:
-        """Call `moved` when another replica is to be connected to."""
-        self._listeners[address].add(moved)
+    def add_listener(self, address: str, on_move: Callable[[], None]) -> None:
+        """Call `on_move` when the master for `address` changes."""
+        self._listeners[address].add(on_move)
 
-    def leave(self, address: str, moved: Callable[[], None]) -> None:
-        """Call it no more."""
-        self._listeners[address].discard(moved)
+    def remove_listener(self, address: str, on_move: Callable[[], None]) -> None:
+        """Stop the calls of `on_move`."""
+        self._listeners[address].discard(on_move)
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        """Ask controllers, where there are any, until the block ends."""
-        if not self._controllers.are_there:
+        """Poll the controllers, if there are any, until the block ends."""
+        if not self._controllers.are_configured:
             yield
             return
-        await self._look()
+        await self._poll()
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._look_again(), name="masters")
+            polling = tasks.create_task(self._poll_periodically(), name="masters")
             yield
-            looking.cancel()
+            polling.cancel()
 
-    async def _look_again(self) -> None:
+    async def _poll_periodically(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_PERIOD_S)
-            await self._look()
+            await asyncio.sleep(POLL_PERIOD_S)
+            await self._poll()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             groups = await self._controllers.groups()
         except ServiceError as error:
@@ -84,9 +83,9 @@ class MasterAddresses:
             self.learn(group)
 
     def learn(self, group: wire.Group) -> None:
-        """Take what a controller says of a group."""
+        """Apply the record of a group, and notify the listeners of a moved master."""
         view = group.view
-        if not view.HasField("master") or not self._counts(group.name, view.version):
+        if not view.HasField("master") or not self._is_news(group.name, view.version):
             return
         before = {address: self.find(address) for address in self._listeners}
         if len(self._groups) > ADDRESSES_MAX:
@@ -94,14 +93,14 @@ class MasterAddresses:
         for address in view.addresses.values():
             self._groups[address] = group.name
         self._masters[group.name] = view.version, view.addresses[view.master.replica_id]
-        # Also who listens to an address that has just come to mean this group.
+        # This includes listeners of an address that has only now become known for this group.
         for address, known in before.items():
             if self.find(address) != known:
-                for moved in list(self._listeners[address]):
-                    moved()
+                for on_move in list(self._listeners[address]):
+                    on_move()
 
-    def _counts(self, name: str, version: int) -> bool:
-        """Whether a version is news; an old one is, if nothing else is said for long."""
+    def _is_news(self, name: str, version: int) -> bool:
+        """Whether to apply a version. An older one is applied after several polls in sequence."""
         known = self._masters.get(name)
         if known is None or version > known[0]:
             self._older.pop(name, None)
@@ -110,7 +109,7 @@ class MasterAddresses:
             self._older.pop(name, None)
             return False
         self._older[name] += 1
-        if self._older[name] < OLDER_LOOKS_MAX:
+        if self._older[name] < OLDER_POLLS_MAX:
             return False
         self._older.pop(name)
         return True

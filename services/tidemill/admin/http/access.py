@@ -1,7 +1,7 @@
-"""Who may come in: the names this API answers to, the token, and how large and slow a body may be.
+"""Access control of the REST API: host name, token, and size and duration of a request body.
 
-One ASGI application around the other, so that nothing is parsed, routed or read for whom it refuses
-(ADR 0019). A refusal is a problem document as any other.
+It is an ASGI application around the API, so that a rejected request is not parsed, routed or read
+(ADR 0019). The answer is a problem document.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-GUARDED: Final = "/api/"  # paths that need the token; the pages beside them hold no secret
-# Of all requests that are being read, as far as they have come: some of the largest. Beyond it 429.
+GUARDED: Final = "/api/"  # paths that need the token; the other pages contain no secrets
+# All received bytes of bodies in progress: a few of the largest. Above it, the answer is 429.
 BODIES_BYTES_MAX: Final = 64 << 20
-# Of each, not counted there, so that large ones never keep ordinary ones out. The number of
-# connections bounds it.
+# The first bytes of each body, which do not count there: large bodies never keep out ordinary ones.
+# The number of connections bounds their sum.
 ORDINARY_BYTES_MAX: Final = 64 << 10
-# Of a request that is no message: names, numbers, a list of waits. JSON of nothing but commas takes
-# some forty times its size when it is parsed.
+# Of a request without a message: names, numbers, a list of durations. Parsing JSON that consists of
+# commas takes forty times its size.
 OTHER_BODY_BYTES_MAX: Final = 64 << 10
-BODY_PAUSE_S: Final = 10.0  # without a byte of a body; then, and after the next, 408
-BODY_TIMEOUT_S: Final = 60.0  # for a whole body: the largest message, at a megabit/s
-TOKEN_BYTES_MAX: Final = 4_096  # a file with more is another file
-# The rest of a refused body is not read, so the connection has no further request.
+BODY_PAUSE_S: Final = 10.0  # without a byte of a body; afterwards the answer is 408
+BODY_TIMEOUT_S: Final = 60.0  # of a whole body, else 408: the largest message at 1 Mbit/s
+TOKEN_BYTES_MAX: Final = 4_096  # a larger file is not a token file
+# The remaining bytes of a rejected body are not read, so the connection cannot be used again.
 CLOSE: Final = {"Connection": "close"}
 _AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:\d*)?")
 
 
 @final
 class TokenFile:
-    """A bearer token, read again when its file has changed."""
+    """A bearer token that is read again when its file changes."""
 
     def __init__(self, file: str) -> None:
-        """Read the file; raise StartError when it holds no token."""
+        """Read the file. Raises StartError if it has no valid token."""
         self._file = file
         self._changes = FileChanges([file])
         try:
             self._token = _read_token(file)
         except (OSError, ValueError) as error:
             raise StartError(
-                f"admin_token_file {file!r} holds no token: {error}; write one line into it,"
-                " such as `openssl rand -hex 32` makes"
+                f"admin_token_file {file!r} has no valid token: {error}; write one line into it,"
+                " such as the output of `openssl rand -hex 32`"
             ) from error
 
     def admits(self, authorization: str) -> bool:
-        """Whether the header shows the token. Takes as long for a wrong one that begins rightly."""
+        """Whether the header contains the token. The comparison takes constant time."""
         if self._changes.detect():
             self._read_again()
         scheme, _, shown = authorization.partition(" ")
@@ -75,11 +75,11 @@ class TokenFile:
         try:
             self._token = _read_token(self._file)
         except (OSError, ValueError) as error:
-            log.error(  # noqa: TRY400  # The reason says it all.
-                "token not read again, the old one stays", file=self._file, reason=str(error)
+            log.error(  # noqa: TRY400  # A traceback adds nothing to the reason.
+                "token not reloaded, previous token stays valid", file=self._file, reason=str(error)
             )
         else:
-            log.info("token read again", file=self._file)
+            log.info("token reloaded", file=self._file)
 
 
 def _read_token(file: str) -> bytes:
@@ -87,17 +87,17 @@ def _read_token(file: str) -> bytes:
         content = opened.read(TOKEN_BYTES_MAX + 1)
     token = content.strip()
     if len(content) > TOKEN_BYTES_MAX:
-        raise ValueError(f"it is longer than {TOKEN_BYTES_MAX} bytes")
+        raise ValueError(f"the file is longer than {TOKEN_BYTES_MAX} bytes")
     if not token:
-        raise ValueError("it is empty")
-    if not all(0x21 <= byte <= 0x7E for byte in token):  # What a header can carry (RFC 6750).
-        raise ValueError("a token is one word of ASCII characters")
+        raise ValueError("the file is empty")
+    if not all(0x21 <= byte <= 0x7E for byte in token):  # The characters of RFC 6750.
+        raise ValueError("a token is one word of printable ASCII characters")
     return token
 
 
 @final
 class AccessControl:
-    """Lets requests through to `app`, or answers them itself."""
+    """Filter that passes requests on to `app` or rejects them."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class AccessControl:
         body_bytes_max: int,
         large: re.Pattern[str] | None = None,
     ) -> None:
-        """Let bodies be as large as `body_bytes_max` on paths that are `large`, or on all."""
+        """Allow bodies up to `body_bytes_max` on paths that match `large`; None: on all paths."""
         self._app = app
         self._large = large
         self._hosts = {host.lower().strip("[]").rstrip(".") for host in hosts} - {""}
         self._token = token
         self._body_bytes_max = body_bytes_max
-        self._held_bytes = 0  # of the bodies of all requests under way
+        self._held_bytes = 0  # of the bodies of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -122,11 +122,11 @@ class AccessControl:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refused = self._find_refusal(scope, headers)
-        if refused is not None:
-            await refused(scope, receive, send)
+        refusal = self._find_refusal(scope, headers)
+        if refusal is not None:
+            await refusal(scope, receive, send)
             return
-        body = _RequestBody(receive, self._most(scope), self._hold)
+        body = _RequestBody(receive, self._body_bytes_max_of(scope), self._hold)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -137,26 +137,31 @@ class AccessControl:
         if len(names) != 1 or not self._is_known(names[0], scope):
             return _refusal(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"this API does not answer to the name {', '.join(names)!r}; call it by its"
-                " address, or add the name to admin_hosts",
+                f"the host name {', '.join(names)!r} is not allowed; call this API by its address,"
+                " or add the name to admin_hosts",
             )
         is_guarded = self._token is not None and scope["path"].startswith(GUARDED)
         if is_guarded and not self._shows_token(headers):
-            refused = _refusal(
-                HTTPStatus.UNAUTHORIZED, "send the token of this API as Authorization: Bearer TOKEN"
+            refusal = _refusal(
+                HTTPStatus.UNAUTHORIZED,
+                "the token is missing or wrong; send the token of this API in the header"
+                " Authorization: Bearer TOKEN",
             )
-            refused.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
-            return refused
-        # What is no number, or there twice, the server has refused before.
-        most = self._most(scope)
-        if int(headers.get("content-length", 0)) > most:
-            refused = _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(most))
-            refused.headers.update(CLOSE)
-            return refused
+            refusal.headers["WWW-Authenticate"] = 'Bearer realm="tidemill"'
+            return refusal
+        # The server has already rejected a header that is repeated or not a number.
+        size_bytes, bytes_max = (
+            int(headers.get("content-length", 0)),
+            self._body_bytes_max_of(scope),
+        )
+        if size_bytes > bytes_max:
+            refusal = _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(bytes_max))
+            refusal.headers.update(CLOSE)
+            return refusal
         return None
 
-    def _most(self, scope: Scope) -> int:
-        """Return how large the body of a request may be."""
+    def _body_bytes_max_of(self, scope: Scope) -> int:
+        """Return the size limit of the body of a request."""
         if self._large is None or self._large.fullmatch(scope["path"]):
             return self._body_bytes_max
         return min(self._body_bytes_max, OTHER_BODY_BYTES_MAX)
@@ -169,7 +174,7 @@ class AccessControl:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
-        # An address cannot be bound again, but the one that was called may not be ours to answer.
+        # DNS rebinding needs a name, so an address is allowed if the connection arrived there.
         arrived_at = (scope.get("server") or ("", 0))[0]
         return address.is_loopback or host == arrived_at
 
@@ -178,15 +183,18 @@ class AccessControl:
         return len(shown) == 1 and self._token is not None and self._token.admits(shown[0])
 
     def _hold(self, size_bytes: int) -> None:
-        """Count bytes of a body; raise Overloaded when too many are being read at once."""
+        """Count bytes of a body. Raises Overloaded above the limit for all bodies."""
         if self._held_bytes + size_bytes > BODIES_BYTES_MAX:
-            raise Overloaded("the requests that are being read fill the room for them; try again")
+            raise Overloaded(
+                f"the bodies of all current requests have at most {BODIES_BYTES_MAX} bytes; try"
+                " again"
+            )
         self._held_bytes += size_bytes
 
 
 @final
 class _RequestBody:
-    """What a request brings, counted and timed as it comes."""
+    """The body of a request, with its size and its timeouts."""
 
     def __init__(self, receive: Receive, bytes_max: int, hold: Callable[[int], None]) -> None:
         self._receive = receive
@@ -194,12 +202,12 @@ class _RequestBody:
         self._hold = hold
         self._size_bytes = 0
         self._is_whole = False
-        self._until_s: float | None = None  # set when somebody begins to read
+        self._end_s: float | None = None  # set by the first read
         self.held_bytes = 0
 
     async def receive(self) -> Message:
-        """Receive the next part; raise HTTPException beyond a limit, which the app answers."""
-        # Of a whole body the next message is that the caller has gone.
+        """Receive the next part. Raises HTTPException above a limit; the application answers it."""
+        # After a whole body, the next message is the disconnect of the client.
         message = await (self._receive() if self._is_whole else self._receive_in_time())
         self._is_whole = not message.get("more_body", False)
         self._size_bytes += len(message.get("body", b""))
@@ -217,21 +225,21 @@ class _RequestBody:
 
     async def _receive_in_time(self) -> Message:
         now_s = asyncio.get_running_loop().time()
-        if self._until_s is None:
-            self._until_s = now_s + BODY_TIMEOUT_S
+        if self._end_s is None:
+            self._end_s = now_s + BODY_TIMEOUT_S
         try:
-            async with asyncio.timeout_at(min(now_s + BODY_PAUSE_S, self._until_s)):
+            async with asyncio.timeout_at(min(now_s + BODY_PAUSE_S, self._end_s)):
                 return await self._receive()
         except TimeoutError as error:
             detail = (
-                f"a request's body comes within {BODY_TIMEOUT_S:g} s, without pauses of"
-                f" {BODY_PAUSE_S:g} s"
+                f"the body did not arrive in time; send it within {BODY_TIMEOUT_S:g} s and without"
+                f" pauses of {BODY_PAUSE_S:g} s"
             )
             raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, CLOSE) from error
 
 
 def _host_of(authority: str) -> str:
-    """Return the host in `host:port` or `[address]:port` as names are compared; "": neither."""
+    """Return the normalized host of `host:port` or `[address]:port`; "" for other texts."""
     found = _AUTHORITY.fullmatch(authority.strip().lower())
     return found[1].strip("[]").rstrip(".") if found else ""
 
@@ -242,4 +250,4 @@ def _refusal(status: HTTPStatus, detail: str) -> JSONResponse:
 
 def _too_large(bytes_max: int) -> str:
     name = "" if bytes_max == OTHER_BODY_BYTES_MAX else " (admin_body_bytes_max)"
-    return f"this request has at most {bytes_max} bytes{name}"
+    return f"the body is too large; at most {bytes_max} bytes{name} are allowed"

@@ -1,6 +1,6 @@
-"""The pages for a browser: Swagger UI, from files that were installed with us, and failovers.
+"""The pages for a browser: Swagger UI from installed files, and the page of failovers.
 
-`history_page.html` has no data in it: it asks the API, and for its token where it has one.
+`history_page.html` contains no data. It reads the API, and asks the user for the token if needed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FILES_PATH = "/docs/files"
 PAGE = "/docs"
 HISTORY_PAGE = "/history"
 DOCUMENT = "/openapi.json"
-# Nothing from elsewhere, even if a later version of the page asked for it; and no other page may
-# show this one in a frame, where its buttons could be pressed for the reader.
+# Load no files from other servers, even if a later version of Swagger UI asks for them. Forbid
+# frames, so that another page cannot make the user click buttons of this page.
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -29,11 +29,11 @@ POLICY = (
 
 
 def add_pages(app: FastAPI) -> None:
-    """Serve the pages; `/` leads to them."""
+    """Serve the pages. `/` redirects to Swagger UI."""
     app.mount(FILES_PATH, StaticFiles(directory=FILES), name="files of the pages")
 
     @app.get("/", include_in_schema=False)
-    async def lead_to_docs() -> RedirectResponse:
+    async def redirect_to_docs() -> RedirectResponse:
         return RedirectResponse(PAGE)
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""What the admin process counts: requests by the route that served them, and how long they took."""
+"""Metrics of the REST API: number and duration of requests by route."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
     from tidemill.admin.http.route_templates import RouteTemplates
 
-NO_ROUTE: Final = "(none)"  # for pages, and for paths that are none
-# Clients may send any word for a method; series are made for these.
+NO_ROUTE: Final = "(none)"  # for pages and unknown paths
+# Clients may send any word as method. Only these have their own series.
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "OTHER"
-UNANSWERED: Final = 499  # the caller had gone before there was an answer
+UNANSWERED: Final = 499  # the client disconnected before an answer
 MS_PER_S: Final = 1_000
 
 
 @final
 class AdminMetrics:
-    """The counters of one admin process. Routes, methods and statuses are few."""
+    """The metrics of the REST API. The number of routes, methods and statuses is small."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # by route, method, status
         self.durations_ms: Histogram[tuple[str, str]] = Histogram()  # by route, method
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the counters."""
+        """Yield the metrics."""
         requests = CounterMetricFamily(
             "rocketmq_admin_http_requests_total",
-            "Requests of the REST API, by the template of the route that served them.",
+            "Requests of the REST API, by route template.",
             labels=("route", "method", "code"),
         )
         for (route, method, status), count in self.requests.items():
@@ -46,7 +46,7 @@ class AdminMetrics:
         yield requests
         yield histogram_family(
             "rocketmq_admin_http_seconds",
-            "Seconds from a request's head to the end of its answer.",
+            "Seconds from the head of a request to the end of its answer.",
             ("route", "method"),
             self.durations_ms,
             lambda labels: labels,
@@ -56,7 +56,7 @@ class AdminMetrics:
 
 @final
 class RequestCounter:
-    """An ASGI application whose requests are counted."""
+    """An ASGI application that counts the requests to another one."""
 
     def __init__(self, app: ASGIApp, metrics: AdminMetrics, paths: RouteTemplates) -> None:
         self._app = app
@@ -70,22 +70,22 @@ class RequestCounter:
             return
         status, began_at_s = UNANSWERED, time.monotonic()
 
-        is_gone = False  # before there was an answer
+        is_disconnected = False  # before an answer
 
-        async def note(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start" and not is_gone:
+            if message["type"] == "http.response.start" and not is_disconnected:
                 status = message["status"]
             await send(message)
 
-        async def heed() -> Message:
-            nonlocal is_gone
+        async def receive_and_note_disconnect() -> Message:
+            nonlocal is_disconnected
             message = await receive()
-            is_gone |= message["type"] == "http.disconnect" and status == UNANSWERED
+            is_disconnected |= message["type"] == "http.disconnect" and status == UNANSWERED
             return message
 
         try:
-            await self._app(scope, heed, note)
+            await self._app(scope, receive_and_note_disconnect, send_and_note_status)
         finally:
             template = self._paths.find(scope["path"])
             route = template.path if template else NO_ROUTE

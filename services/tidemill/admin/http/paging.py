@@ -1,4 +1,4 @@
-"""Pages of a sorted list: a token names the last item of the page before."""
+"""Pages of a sorted list. A page token names the last item of the previous page."""
 
 from __future__ import annotations
 
@@ -12,44 +12,45 @@ from fastapi import Query
 from tidemill.common.errors import BadRequest
 
 PageSize = Annotated[
-    int, Query(alias="pageSize", ge=1, le=1000, description="At most so many of them.")
+    int, Query(alias="pageSize", ge=1, le=1000, description="Maximum number of items of the page.")
 ]
 PageToken = Annotated[
     str | None,
-    Query(alias="pageToken", max_length=1024, description="`nextPageToken` of the page before."),
+    Query(alias="pageToken", max_length=1024, description="`nextPageToken` of the previous page."),
 ]
-PAGE_SIZE = 100  # where none is asked for
+PAGE_SIZE = 100  # default
+INVALID_TOKEN = "pageToken is not valid; use nextPageToken of the previous page"  # noqa: S105  # an error text
 
 
 class NamedItem(Protocol):
-    """Something with a name."""
+    """An item with a name."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name by which items are sorted."""
         ...
 
 
 T = TypeVar("T", bound=NamedItem)
-Position = TypeVar("Position", bound=tuple[Any, ...])  # where an item stands, as places are ordered
+Position = TypeVar("Position", bound=tuple[Any, ...])  # of an item in the order of the list
 Item = TypeVar("Item")
 
 
 def page_of(items: Sequence[T], size: int, token: str | None) -> tuple[list[T], str | None]:
-    """Return the items after `token`, and the token of the next page unless this is the last."""
+    """Return the items after `token`, and the token of the next page or None."""
     after = "" if token is None else decode_token(token)
-    rest = sorted((item for item in items if item.name > after), key=lambda item: item.name)
-    page = rest[:size]
-    return page, encode_token(page[-1].name) if len(rest) > size else None
+    remaining = sorted((item for item in items if item.name > after), key=lambda item: item.name)
+    page = remaining[:size]
+    return page, encode_token(page[-1].name) if len(remaining) > size else None
 
 
 def merged(
     found: Iterable[tuple[Position, Item]], ends: Iterable[Position], size: int
 ) -> tuple[list[tuple[Position, Item]], str | None]:
-    """Return the first items of several lists, and the token of the next page if there is one.
+    """Return the first items of several lists, and the token of the next page or None.
 
-    `ends` are the places up to which the lists go that have more: what others have behind the first
-    of them waits for the next page.
+    `ends` are the last positions of the incomplete lists. The page ends at the first of them, since
+    the items behind it are not all known.
     """
     end = min(ends, default=None)
     ordered = sorted(found, key=lambda each: each[0])
@@ -61,14 +62,14 @@ def merged(
 
 
 def encode_token(name: str) -> str:
-    """Return the token of the page after what `name` says."""
+    """Return the token of the page after the item `name`."""
     return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
 
 
 def decode_token(token: str) -> str:
-    """Return what `encode_token` was given; raise BadRequest for anything else."""
+    """Return the name in a token of `encode_token`; raise BadRequest for other tokens."""
     try:
         padded = token + "=" * (-len(token) % 4)
         return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as error:
-        raise BadRequest("pageToken is not one that this API gave out") from error
+        raise BadRequest(INVALID_TOKEN) from error

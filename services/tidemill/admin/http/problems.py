@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents, through the one table of codes."""
+"""Errors as RFC 9457 problem documents. The table of codes has the status of each error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from tidemill.common.errors import CODES, INTERNAL, BadRequest, ServiceError, codes_of
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_S = "1"  # for what may succeed later
-# Of all that is wrong with a request, what its answer names: people mend one after the other.
+RETRY_AFTER_S = "1"  # for temporary errors
+# Number of errors of a request in its answer.
 REASONS_MAX = 5
-REASON_CHARS_MAX = 500  # of each, with the names that the request has made up
+REASON_CHARS_MAX = 500  # of each error, including names from the request
 
 _JSON = re.compile(r"application/(.*\+)?json\s*(;.*)?", re.IGNORECASE)
 
@@ -27,16 +27,16 @@ log = structlog.get_logger()
 
 
 class ProblemView(BaseModel):
-    """An error, as in RFC 9457."""
+    """An error in the format of RFC 9457."""
 
-    type: str = Field("about:blank", description="Kind of problem, as RFC 9457 has it.")
+    type: str = Field("about:blank", description="Kind of problem, as defined by RFC 9457.")
     title: str = Field(description="Name of the error.")
-    status: int = Field(description="The status of the response.")
-    detail: str = Field(description="What is wrong, and what to do.")
+    status: int = Field(description="HTTP status of the response.")
+    detail: str = Field(description="What failed, why, and what to do.")
     code: int = Field(description="Code of apache.rocketmq.v2 for the same error.")
 
 
-# What any route may answer, for the OpenAPI document.
+# The error answer of all routes, for the OpenAPI document.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "default": {"description": "A problem document.", "model": ProblemView}
 }
@@ -54,8 +54,11 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         content_type = request.headers.get("content-type", "")
         if request.method in {"PUT", "POST"} and not _JSON.fullmatch(content_type):
-            # Other types are not read at all: a form on a foreign web page could send those.
-            detail = "send the body with the header Content-Type: application/json"
+            # Other types are not read, since a form on a foreign web page can send them.
+            detail = (
+                f"Content-Type {content_type[:REASON_CHARS_MAX]!r} is not JSON; send the body with"
+                " the header Content-Type: application/json"
+            )
             status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
             return problem(status, status.phrase, detail, status * 100)
         errors = error.errors()
@@ -77,9 +80,9 @@ def add_problem_handlers(app: FastAPI) -> None:
         if status is HTTPStatus.METHOD_NOT_ALLOWED:
             template = request.app.state.paths.find(request.url.path)
             if template is not None:
-                # The router names the methods of one route; a path may have several.
+                # The router names the methods of one route; several may match the path.
                 headers["Allow"] = ", ".join(template.methods)
-            detail = f"this path has {headers['Allow']}, not {request.method}"
+            detail = f"this path does not allow {request.method}; allowed: {headers['Allow']}"
         response = problem(status, status.phrase, detail, status * 100)
         response.headers.update(headers)
         return response
@@ -88,7 +91,10 @@ def add_problem_handlers(app: FastAPI) -> None:
     async def on_bug(_request: Request, error: Exception) -> JSONResponse:
         log.error("request failed", error=type(error).__name__, exc_info=error)
         return problem(
-            INTERNAL.http, "Internal", "an error of ours; see the log", INTERNAL.rocketmq
+            INTERNAL.http,
+            "Internal",
+            "internal error; see the log of the admin process",
+            INTERNAL.rocketmq,
         )
 
 

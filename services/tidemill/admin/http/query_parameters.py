@@ -1,7 +1,7 @@
-"""Query parameters that a call does not have, which FastAPI would pass over in silence.
+"""Rejection of unknown query parameters, which FastAPI ignores.
 
-Who asks for `?dry_run=true` and is not understood would have done what they only meant to look at.
-What a call has is read from the OpenAPI document, which is made of the routes.
+Otherwise a misspelt `?dry_run=true` would apply a change. The OpenAPI document, which is generated
+from the routes, has the known parameters of each call.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from fastapi.routing import APIRoute
 
 from tidemill.common.errors import BadRequest
 
-NAME_CHARS_MAX = 64  # of a parameter that is shown again; ours have fewer
+NAME_CHARS_MAX = 64  # of a parameter name in an error; known names are shorter
 
 
 @final
 class KnownParameters:
-    """A dependency of all routes below `prefix`."""
+    """A check of the query parameters, for all routes below `prefix`."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix  # which a route does not know of itself
+        self._prefix = prefix  # the path of a route does not include it
 
     async def __call__(self, request: Request) -> None:
-        """Raise BadRequest for a query parameter that the call does not have, or has twice."""
+        """Raise BadRequest for an unknown or repeated query parameter."""
         if not request.query_params:
             return
         route = request.scope["route"]
@@ -36,26 +36,28 @@ class KnownParameters:
         for name in request.query_params:
             if name not in known:
                 raise BadRequest(_reason(name, known, _body_fields_of(call, document)))
-            # The last one would count.
+            # FastAPI would use the last value.
             if len(request.query_params.getlist(name)) > 1:
-                raise BadRequest(f"query parameter {name!r} is given more than once")
+                raise BadRequest(f"query parameter {name!r} is given more than once; give it once")
 
 
 def _reason(name: str, known: list[str], body_fields: list[str]) -> str:
-    said = f"there is no query parameter {name[:NAME_CHARS_MAX]!r} here, and nothing was done"
+    reason = f"unknown query parameter {name[:NAME_CHARS_MAX]!r}, so nothing was done"
     if nearest := _find_nearest(name, known):
-        return f"{said}; did you mean {nearest!r}?"
+        return f"{reason}; did you mean {nearest!r}?"
     if nearest := _find_nearest(name, body_fields):
-        return f"{said}; {nearest!r} belongs into the body"
-    return f"{said}; there are {', '.join(known)}" if known else f"{said}; this call has none"
+        return f"{reason}; {nearest!r} belongs in the body"
+    if known:
+        return f"{reason}; known are {', '.join(known)}"
+    return f"{reason}; this call has no query parameters"
 
 
 def _find_nearest(name: str, names: list[str]) -> str | None:
-    # Whoever writes dry_run or DRYRUN means dryRun.
-    plain = {each.lower(): each for each in names}
-    wanted = name[:NAME_CHARS_MAX].replace("_", "").replace("-", "").lower()
-    found = difflib.get_close_matches(wanted, plain, n=1)
-    return plain[found[0]] if found else None
+    # dry_run and DRYRUN are misspellings of dryRun.
+    by_lower_case = {each.lower(): each for each in names}
+    normalized = name[:NAME_CHARS_MAX].replace("_", "").replace("-", "").lower()
+    found = difflib.get_close_matches(normalized, by_lower_case, n=1)
+    return by_lower_case[found[0]] if found else None
 
 
 def _body_fields_of(call: dict[str, Any], document: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Which methods a path has: for `Allow`, and for metrics by the template of a route.
+"""The methods of each path, for the header `Allow` and for metrics by route.
 
-The router knows of the first route that fits a path. Two may, since a name holds any character but
-a slash: `/groups/a:resetOffset` is one for GET and one for POST. Here the more specific one counts.
+The router uses the first route that matches a path. Several can match, since a name may contain any
+character except a slash: `/groups/a:resetOffset` matches two routes. Here the most specific one
+counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.routing import compile_path
 
 
 class RouteTemplate(NamedTuple):
-    """A route as it is documented."""
+    """A documented path with its methods."""
 
     path: str
     pattern: re.Pattern[str]
@@ -27,7 +28,7 @@ class RouteTemplates:
     """The templates of an application, the most specific first."""
 
     def __init__(self, routes: Iterable[tuple[str, Iterable[str]]]) -> None:
-        """Take each route's template and methods."""
+        """Group the methods of all routes by template."""
         methods: defaultdict[str, set[str]] = defaultdict(set)
         for path, served in routes:
             methods[path].update(served)
@@ -35,9 +36,9 @@ class RouteTemplates:
             RouteTemplate(path, compile_path(path)[0], tuple(sorted(served)))
             for path, served in methods.items()
         ]
-        # By what is left of a template without its parameters.
+        # The longer the fixed part, the more specific the template.
         self._templates = sorted(templates, key=lambda each: -len(re.sub("{.*?}", "", each.path)))
 
     def find(self, path: str) -> RouteTemplate | None:
-        """Return the template that a path has."""
+        """Return the most specific template of a path; None for an unknown path."""
         return next((each for each in self._templates if each.pattern.match(path)), None)

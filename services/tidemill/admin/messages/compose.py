@@ -1,4 +1,4 @@
-"""Making a message out of what the REST API is asked to send."""
+"""Messages built from send requests of the REST API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidemill.message.rules import check_message, message_type
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
-# The delays of the levels 1 to 18 that older clients know.
+# The delays of the levels 1 to 18, which older clients use.
 DELAY_LEVELS_MS = (
     *(n * _SECOND_MS for n in (1, 5, 10, 30)),
     *(n * _MINUTE_MS for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
@@ -27,15 +27,15 @@ DELAY_LEVELS_MS = (
 
 
 class ComposedMessage(NamedTuple):
-    """A message that can be stored."""
+    """A message in its stored encoding."""
 
     message_id: str
     blob: bytes
-    delay_ms: int | None  # None: not delayed, or until the instant that the blob says
+    delay_ms: int | None  # None: not delayed, or until the instant in the blob
 
 
 class Composer:
-    """Makes messages, each with an id of its own."""
+    """Builder of messages with unique ids."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class Composer:
         self._host = socket.gethostname()
 
     def compose(self, topic: str, new: NewMessage) -> ComposedMessage:
-        """Make a message under the rules for those of clients. Raises what is wrong with it."""
+        """Build a message and check it as a message of a client. Raises ServiceError."""
         message_id = self._ids.make()
         properties = v2.SystemProperties(
             message_id=message_id,
@@ -55,7 +55,7 @@ class Composer:
         )
         delay_ms = _delay_ms(new)
         if delay_ms is not None or new.due_at_ms is not None:
-            # A relative one begins when the broker has the message: until then it says nothing.
+            # A relative delay starts when the broker stores the message, so the time is 0 here.
             properties.delivery_timestamp.CopyFrom(_timestamp(new.due_at_ms or 0))
         message = v2.Message(
             topic=v2.Resource(name=topic),
@@ -86,4 +86,4 @@ def _body(new: NewMessage) -> bytes:
     try:
         return base64.b64decode(new.body_base64, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"bodyBase64 is not base64: {error}") from None
+        raise BadRequest(f"bodyBase64 is not valid base64: {error}") from None

@@ -1,9 +1,10 @@
-"""Pages of what all broker groups have in flight, in one order: by time of the pop, then as below.
+"""Pages of the deliveries in flight at all broker groups, ordered by the time of the pop.
 
     token: since_ms ":" broker ":" slot ":" index
 
-Each broker lists its own by time, slot and index. One whose look ended early knows no more than up
-to a place: what others have behind that place waits for the next page.
+Deliveries of one time are ordered by the other fields of the token. Each broker lists its
+deliveries in this order. If a broker ends its list early, the page ends there too: later deliveries
+of other brokers belong to the next page.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import Final, NamedTuple
 
 from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.http import paging
-from tidemill.admin.http.paging import decode_token
+from tidemill.admin.http.paging import INVALID_TOKEN, decode_token
 from tidemill.admin.json.schema import EXACT_MAX
 from tidemill.common.errors import BadRequest
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-PLACE_CHARS_MAX: Final = 64 + 96  # of three numbers, and of the name of a broker group
+TOKEN_CHARS_MAX: Final = 64 + 96  # of three numbers, and of the name of a broker group
 U32_MAX: Final = 2**32 - 1
 
 
 class DeliveryCursor(NamedTuple):
-    """A place in the list, as places are ordered."""
+    """A position in the list. Its order is the order of the list."""
 
     since_ms: int
     broker: str
@@ -32,46 +33,46 @@ class DeliveryCursor(NamedTuple):
 
 
 class DeliveryPage(NamedTuple):
-    """Deliveries in their order, each with its broker group; None: there are no more."""
+    """Ordered deliveries with their broker groups, and the token of the next page."""
 
     deliveries: list[tuple[str, pb.InFlight]]
-    next_token: str | None
+    next_token: str | None  # None: this is the last page
 
 
-def place_of(token: str) -> DeliveryCursor:
-    """Return the place behind which a page begins; raise BadRequest."""
+def cursor_of(token: str) -> DeliveryCursor:
+    """Return the position after which a page begins; raise BadRequest."""
     parts = decode_token(token).split(":")
-    # isdecimal() takes other scripts' digits too, and int() reads those as well.
+    # isdecimal() accepts digits of other scripts too; int() parses them.
     numbers = parts[:1] + parts[2:]
-    if len(parts) != 4 or len(token) > PLACE_CHARS_MAX or not all(map(str.isdecimal, numbers)):
-        raise BadRequest("pageToken is not one that this API gave out")
+    if len(parts) != 4 or len(token) > TOKEN_CHARS_MAX or not all(map(str.isdecimal, numbers)):
+        raise BadRequest(INVALID_TOKEN)
     since_ms, slot, index = map(int, numbers)
     return DeliveryCursor(
         min(since_ms, EXACT_MAX), parts[1], min(slot, U32_MAX), min(index, U32_MAX)
     )
 
 
-def after(place: DeliveryCursor, broker: str) -> pb.DeliveryPosition:
-    """Return behind which place one broker group is asked for the page behind `place`."""
-    if broker == place.broker:
-        slot, index = place.slot, place.message_index
-        return pb.DeliveryPosition(since_ms=place.since_ms, slot=slot, index=index)
-    # Its deliveries of this time come all before the place, or all behind it.
-    since_ms = place.since_ms - (broker > place.broker)
+def position_after(cursor: DeliveryCursor, broker: str) -> pb.DeliveryPosition:
+    """Return the position in the list of one broker group for the page after `cursor`."""
+    if broker == cursor.broker:
+        slot, index = cursor.slot, cursor.message_index
+        return pb.DeliveryPosition(since_ms=cursor.since_ms, slot=slot, index=index)
+    # The deliveries of another broker at this time are all before the cursor, or all after it.
+    since_ms = cursor.since_ms - (broker > cursor.broker)
     return pb.DeliveryPosition(since_ms=since_ms, slot=U32_MAX, index=U32_MAX)
 
 
 def merged(answers: Sequence[BrokerAnswer[pb.GetDeliveriesReply]], page_size: int) -> DeliveryPage:
-    """Return the first `page_size` of all."""
-    ends = [_place(reply.end, broker) for broker, reply in answers if reply.HasField("end")]
+    """Return the first `page_size` deliveries of all broker groups."""
+    ends = [_cursor(reply.end, broker) for broker, reply in answers if reply.HasField("end")]
     found = [
-        (_place(delivery.place, broker), delivery)
+        (_cursor(delivery.place, broker), delivery)
         for broker, reply in answers
         for delivery in reply.deliveries
     ]
     page, token = paging.merged(found, ends, page_size)
-    return DeliveryPage([(place.broker, delivery) for place, delivery in page], token)
+    return DeliveryPage([(cursor.broker, delivery) for cursor, delivery in page], token)
 
 
-def _place(place: pb.DeliveryPosition, broker: str) -> DeliveryCursor:
-    return DeliveryCursor(place.since_ms, broker, place.slot, place.index)
+def _cursor(position: pb.DeliveryPosition, broker: str) -> DeliveryCursor:
+    return DeliveryCursor(position.since_ms, broker, position.slot, position.index)

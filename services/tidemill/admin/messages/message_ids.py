@@ -1,4 +1,4 @@
-"""Message ids as the official clients make them: unique without asking anybody.
+"""Message ids in the format of the official clients, unique without coordination.
 
     ┌────────────┬────────┬──────────┬────────────────┬──────────────┐
     │ version u8 │ MAC, 6 │ pid, u16 │ started_s, u32 │ sequence u32 │   34 hexadecimal digits
@@ -22,7 +22,7 @@ _MASK_16, _MASK_32 = (1 << 16) - 1, (1 << 32) - 1
 
 
 class MessageIds:
-    """Ids of one process."""
+    """Generator of the message ids of one process."""
 
     def __init__(self, now_ms: int) -> None:
         self._mac = uuid.getnode().to_bytes(6, "big")
@@ -31,6 +31,6 @@ class MessageIds:
         self._sequence = count()
 
     def make(self) -> str:
-        """Return an id that nobody has."""
+        """Return a new id."""
         sequence = next(self._sequence) & _MASK_32
         return _FIELDS.pack(VERSION, self._mac, self._pid, self._started_s, sequence).hex().upper()

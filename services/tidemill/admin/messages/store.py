@@ -1,4 +1,4 @@
-"""Where a message goes that the REST API was asked to send."""
+"""Store a message of the REST API: choose its broker group and send it there."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from tidemill.common.errors import (
 from tidemill.message.queue_choice import broker_queue_of_message_group
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-# A member has heard of a topic within milliseconds of the home; one that the home cannot reach may
-# not hear of it for long.
-HEARING_MAX_S: Final = 2.0
-HEARING_EVERY_S: Final = 0.02
-# It takes no message now; another broker group may. What one that is away did with it is not known:
-# a message of no group may be stored twice, and comes once more then.
-MOVES: Final = (*UNREACHABLE_ERRORS, DiskFull, GroupDraining, TooFewInSync)
+# A member receives a new topic from the home within milliseconds, unless the home cannot reach it.
+TOPIC_WAIT_S_MAX: Final = 2.0
+TOPIC_POLL_PERIOD_S: Final = 0.02
+# After these errors, try another broker group. An unreachable broker group may have stored the
+# message, so a message without a message group may be stored twice and delivered twice.
+TRY_NEXT_ERRORS: Final = (*UNREACHABLE_ERRORS, DiskFull, GroupDraining, TooFewInSync)
 
-_turns = count()  # whose turn it is to store a message of no group
+_turns = count()  # of messages without a message group, over the broker groups
 
 
 async def store(
     cluster: Brokers, request: pb.StoreMessageRequest, message_group: str
 ) -> BrokerAnswer[pb.StoreMessageReply]:
-    """Store a message at one who is up, in turn, or in the one place of its message group."""
+    """Store a message at the broker group of its message group, or at any one, in turn."""
     members = await cluster.members()
     if len(members) == 1:
         return await _store_at(members[0], request)
     if message_group:
-        return await _store_at(await _placed(cluster, members[0], request, message_group), request)
-    able = await _find_able(members, request.topic)
-    turn = next(_turns) % len(able)
-    in_turn = [*able[turn:], *able[:turn]]
-    for member in in_turn[:-1]:
+        member = await _choose_queue(cluster, members[0], request, message_group)
+        return await _store_at(member, request)
+    candidates = await _find_candidates(members, request.topic)
+    turn = next(_turns) % len(candidates)
+    ordered = [*candidates[turn:], *candidates[:turn]]
+    for member in ordered[:-1]:
         try:
             return await _store_at(member, request)
-        except MOVES:
+        except TRY_NEXT_ERRORS:
             continue
-    return await _store_at(in_turn[-1], request)
+    return await _store_at(ordered[-1], request)
 
 
 async def _store_at(
@@ -66,30 +66,31 @@ async def _store_at(
         return BrokerAnswer(member.name, await member.client.call(calls.STORE_MESSAGE, request))
     except UNREACHABLE_ERRORS as error:
         raise type(error)(
-            f"broker group {member.name}: {error.message}; the message may be stored there or not"
+            f"broker group {member.name}: {error.message}; the message may be stored there, so"
+            " check before you send it again"
         ) from error
 
 
-async def _find_able(
+async def _find_candidates(
     members: Sequence[BrokerGroupClient], name: str
 ) -> Sequence[BrokerGroupClient]:
-    """Return who is up and has a topic as the home has it; the home alone where it has none."""
+    """Return the members that are up and have the current topic; else the home alone."""
     home = members[0]
-    taking = [member for member in members if not member.is_draining]
-    found = await asyncio.gather(*(_find_incarnation(member, name) for member in taking))
-    by_member = dict(zip(taking, found, strict=True))
+    active = [member for member in members if not member.is_draining]
+    found = await asyncio.gather(*(_find_incarnation(member, name) for member in active))
+    by_member = dict(zip(active, found, strict=True))
     if by_member.get(home) is None and await _is_up(home):
-        return [home]  # It makes the topic, or refuses; what others have is of one that is deleted.
+        return [home]  # It creates the topic or rejects it. Others may still have a deleted topic.
     known = [incarnation for incarnation in found if incarnation is not None]
     if not known:
         return [home]
-    # While the home is away the newest one is its own: only it makes topics.
+    # Only the home creates topics, so while it is down, the newest topic is current.
     current = by_member.get(home) or max(known, key=lambda incarnation: incarnation[1])
-    return [member for member in taking if by_member[member] == current]
+    return [member for member in active if by_member[member] == current]
 
 
 async def _find_incarnation(member: BrokerGroupClient, name: str) -> tuple[int, int] | None:
-    """Return which topic of this name a broker group has; None: none, or it does not answer."""
+    """Return the incarnation of a topic at a broker group; None if it has none or is down."""
     if not await _is_up(member):
         return None
     try:
@@ -108,10 +109,10 @@ async def _is_up(member: BrokerGroupClient) -> bool:
         return False
 
 
-async def _placed(
+async def _choose_queue(
     cluster: Brokers, home: BrokerGroupClient, request: pb.StoreMessageRequest, message_group: str
 ) -> BrokerGroupClient:
-    """Put the queue of a message group into `request`, and return who has it."""
+    """Put the queue of a message group into `request`, and return the member with this queue."""
     topic = await _find_topic(home, request.topic)
     if topic is None or not topic.placements:
         return home
@@ -119,7 +120,7 @@ async def _placed(
     member = await cluster.member(name)
     if member.is_home:
         return member
-    end_s = time.monotonic() + HEARING_MAX_S
+    end_s = time.monotonic() + TOPIC_WAIT_S_MAX
     while time.monotonic() < end_s:
         try:
             own = await member.client.call(
@@ -129,22 +130,22 @@ async def _placed(
             pass
         except UNREACHABLE_ERRORS as error:
             raise BrokerGroupUnreachable(
-                f"broker group {name}, which has the message group, cannot be reached: the message"
-                f" is not stored"
+                f"broker group {name}, which stores this message group, cannot be reached: the"
+                f" message is not stored; retry later"
             ) from error
         else:
-            # Another incarnation is of a topic that was deleted, and takes its messages with it.
+            # Another incarnation is a deleted topic, whose messages will be deleted.
             if (own.topic.home_id, own.topic.created_at_ms) == (topic.id, topic.created_at_ms):
                 return member
-        await asyncio.sleep(HEARING_EVERY_S)
+        await asyncio.sleep(TOPIC_POLL_PERIOD_S)
     raise BrokerGroupUnreachable(
-        f"broker group {name}, which has the message group, has not heard of the topic"
-        f" {topic.name} from the home: the message is not stored"
+        f"broker group {name}, which stores this message group, has not received topic {topic.name}"
+        f" from the home yet: the message is not stored; retry later"
     )
 
 
 async def _find_topic(home: BrokerGroupClient, name: str) -> pb.TopicConfig | None:
-    """Return a topic, made by this first use where that is allowed; None: the home refuses it."""
+    """Return a topic; create it if the home allows that. None: the home will reject the send."""
     try:
         return (
             await home.client.call(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=name))

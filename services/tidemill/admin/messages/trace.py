@@ -1,10 +1,10 @@
-"""A message's journey: what happened to it, by the logs of all broker groups.
+"""Trace of a message: its events in the logs of all broker groups.
 
     cursor: base64url of {broker: [position, index, end of the log, id of the log], ...}
 
-It names the broker groups of which there is more to read. Where each log ends was fixed by the
-first call, so that following the cursor ends, however much is written meanwhile. Who holds one may
-have written it: it is believed in nothing that a call could not bear.
+The cursor names the broker groups with unread log. The first call fixes the end of each log, so
+that the calls come to an end while brokers continue to write. A client may have invented its
+cursor, so each field is checked.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, final
 
 from tidemill.admin.cluster import calls
-from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerGroupClient, Brokers
+from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.json.messages import MessageEventView, MessageTraceView
 from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNotFound
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
-LOG_BYTES_MAX: Final = 64 << 20  # of a call, over all broker groups
-LOG_BYTES_A_PAGE: Final = 8 << 20  # of one question, which each has the request timeout for
-EVENTS_MAX: Final = 10_000  # of a call: a message that is popped by very many groups
-CURSOR_CHARS_MAX: Final = 16_384  # some hundred broker groups
+LOG_BYTES_MAX: Final = 64 << 20  # per call, over all broker groups
+LOG_BYTES_PER_REQUEST: Final = 8 << 20  # a broker reads them within the request timeout
+EVENTS_MAX: Final = 10_000  # per call: a message may be popped by very many consumer groups
+CURSOR_CHARS_MAX: Final = 16_384  # a hundred broker groups
 
 
 class TraceCursor(NamedTuple):
-    """Up to where the log of a broker group was read, and up to where it is to be."""
+    """The read position in the log of a broker group, and the end of the trace."""
 
     position: int
-    number: int  # of the record at the position the events before this index were read
+    event_index: int  # of the next event of the record at `position`
     end: int
     log_id: str
 
@@ -39,79 +39,104 @@ class TraceCursor(NamedTuple):
 async def trace(
     cluster: Brokers, message_id: str, cursor: str, *, is_gone: Callable[[], Awaitable[bool]]
 ) -> MessageTraceView:
-    """Read on in the logs of all broker groups; raise MessageNotFound where none knows it.
+    """Continue to read the logs of all broker groups; raise MessageNotFound without any record.
 
-    Between two pages it ends where who asked `is_gone`.
+    Stop between two pages if the client `is_gone`.
     """
-    places = _decode(cursor) if cursor else None
-    events: list[MessageEventView] = []
-    unreachable: list[str] = []
-    read_bytes = 0
-    damaged: Counter[str] = Counter()
+    reader = _TraceReader(message_id, _decode(cursor) if cursor else None)
+    while True:
+        before = reader.cursors
+        await reader.read_page(cluster)
+        if reader.is_full or not reader.open_cursors or reader.cursors == before or await is_gone():
+            break
+    if not (reader.events or reader.damaged or cursor or reader.open_cursors):
+        if reader.unreachable:
+            raise BrokerGroupUnreachable(
+                f"{', '.join(reader.unreachable)} cannot be reached, and no other broker group has"
+                f" message {message_id}; retry later"
+            )
+        raise MessageNotFound(f"no broker group has a record of message {message_id}")
+    return reader.result()
 
-    async def ask(member: BrokerGroupClient) -> pb.ReadEventsReply | None:
-        request = pb.ReadEventsRequest(message_id=message_id, log_bytes_max=LOG_BYTES_A_PAGE)
-        if places is None:
+
+@final
+class _TraceReader:
+    """The results of one call: events, and the cursor of each log."""
+
+    def __init__(self, message_id: str, cursors: dict[str, TraceCursor] | None) -> None:
+        self._message_id = message_id
+        self.cursors = cursors  # None before the first page
+        self.events: list[MessageEventView] = []
+        self.unreachable: list[str] = []
+        self.damaged: Counter[str] = Counter()
+        self._read_bytes = 0
+
+    @property
+    def open_cursors(self) -> dict[str, TraceCursor]:
+        """The cursors of reachable logs with unread bytes."""
+        cursors = self.cursors or {}
+        return {name: each for name, each in cursors.items() if name not in self.unreachable}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this call has read enough."""
+        return self._read_bytes >= LOG_BYTES_MAX or len(self.events) >= EVENTS_MAX
+
+    async def read_page(self, cluster: Brokers) -> None:
+        """Read one page of each log that has unread bytes."""
+        found = await cluster.ask_all(self._ask)
+        before, self.cursors = self.cursors or {}, dict(self.cursors or {})
+        asked = {answer.broker for answer in found.answers}
+        # A broker group in the cursor that is not a member cannot be read either.
+        missing = [*found.unreachable, *(name for name in before if name not in asked)]
+        self.unreachable += [
+            name for name in dict.fromkeys(missing) if name not in self.unreachable
+        ]
+        for broker, reply in found.answers:
+            if reply is not None:
+                self._add(broker, reply, before.get(broker))
+
+    async def _ask(self, member: BrokerGroupClient) -> pb.ReadEventsReply | None:
+        request = pb.ReadEventsRequest(
+            message_id=self._message_id, log_bytes_max=LOG_BYTES_PER_REQUEST
+        )
+        if self.cursors is None:
             request.from_message = True
-        elif member.name in places and member.name not in unreachable:
-            place = places[member.name]
-            request.from_position, request.from_index = place.position, place.number
-            request.until_position, request.log_id = place.end, place.log_id
+        elif member.name in self.open_cursors:
+            cursor = self.cursors[member.name]
+            request.from_position, request.from_index = cursor.position, cursor.event_index
+            request.until_position, request.log_id = cursor.end, cursor.log_id
         else:
             return None
         return await member.client.call(calls.READ_EVENTS, request)
 
-    while True:
-        found = await cluster.ask_all(ask)
-        before, places = places or {}, dict(places or {})
-        asked = {answer.broker for answer in found.answers}
-        # One that was removed since, or is none, cannot be read either.
-        away = [*found.unreachable, *(name for name in before if name not in asked)]
-        unreachable += [name for name in dict.fromkeys(away) if name not in unreachable]
-        for answer in found.answers:
-            if answer.value is None:
-                continue
-            events += _events_of(answer.broker, answer.value)
-            if answer.value.damaged_bytes:
-                damaged[answer.broker] += answer.value.damaged_bytes
-            place = _place_behind(answer, before.get(answer.broker))
-            known = before.get(answer.broker)
-            begin = known.position if known else place.position
-            if known is None and answer.value.events:
-                begin = answer.value.events[0].position  # It began with the message.
-            read_bytes += place.position - begin
-            places[answer.broker] = place
-            if place.position >= place.end:
-                del places[answer.broker]
-        open_places = {name: place for name, place in places.items() if name not in unreachable}
-        is_full = read_bytes >= LOG_BYTES_MAX or len(events) >= EVENTS_MAX
-        if not open_places or is_full or places == before or await is_gone():
-            break
-    if not events and not damaged and not cursor and not open_places:
-        if unreachable:
-            raise BrokerGroupUnreachable(
-                f"{', '.join(unreachable)} cannot be asked, and nobody else holds the message"
-                f" {message_id}"
-            )
-        raise MessageNotFound(f"no broker group has a record of the message {message_id}")
-    return MessageTraceView(
-        events=events,
-        cursor=_encode(open_places) or None,
-        read_bytes=read_bytes,
-        left_bytes=sum(place.end - place.position for place in open_places.values()),
-        damaged_bytes=dict(damaged) or None,
-        unreachable=unreachable or None,
-    )
+    def _add(self, broker: str, reply: pb.ReadEventsReply, before: TraceCursor | None) -> None:
+        assert self.cursors is not None, "a page was read"
+        self.events += _events_of(broker, reply)
+        if reply.damaged_bytes:
+            self.damaged[broker] += reply.damaged_bytes
+        # Clients may change a cursor, so the end of the log bounds its end.
+        end = reply.log_end if before is None else min(before.end, reply.log_end)
+        cursor = TraceCursor(reply.next_position, reply.next_index, end, reply.log_id)
+        begin = before.position if before else cursor.position
+        if before is None and reply.events:
+            begin = reply.events[0].position  # The first page begins at the message.
+        self._read_bytes += cursor.position - begin
+        self.cursors[broker] = cursor
+        if cursor.position >= cursor.end:
+            del self.cursors[broker]
 
-
-def _place_behind(
-    answer: BrokerAnswer[pb.ReadEventsReply | None], before: TraceCursor | None
-) -> TraceCursor:
-    reply = answer.value
-    assert reply is not None, "it was asked"
-    # Behind the end nothing comes, whatever a cursor says.
-    end = reply.log_end if before is None else min(before.end, reply.log_end)
-    return TraceCursor(reply.next_position, reply.next_index, end, reply.log_id)
+    def result(self) -> MessageTraceView:
+        """Return the events, and the cursor of the next call."""
+        cursors = self.open_cursors
+        return MessageTraceView(
+            events=self.events,
+            cursor=_encode(cursors) or None,
+            read_bytes=self._read_bytes,
+            left_bytes=sum(cursor.end - cursor.position for cursor in cursors.values()),
+            damaged_bytes=dict(self.damaged) or None,
+            unreachable=self.unreachable or None,
+        )
 
 
 def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEventView]:
@@ -137,30 +162,30 @@ def _events_of(broker: str, reply: pb.ReadEventsReply) -> list[MessageEventView]
     ]
 
 
-def _encode(places: dict[str, TraceCursor]) -> str:
-    if not places:
+def _encode(cursors: dict[str, TraceCursor]) -> str:
+    if not cursors:
         return ""
-    return base64.urlsafe_b64encode(json.dumps(places, separators=(",", ":")).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps(cursors, separators=(",", ":")).encode()).decode()
 
 
 def _decode(cursor: str) -> dict[str, TraceCursor]:
-    """Return the places of a cursor; raise BadRequest for what no call gave out."""
+    """Return the positions in a cursor; raise BadRequest for an invalid cursor."""
     try:
         values = json.loads(base64.urlsafe_b64decode(cursor))
-        places = {name: TraceCursor(*fields) for name, fields in values.items()}
-        is_ours = bool(places) and all(map(_is_sendable, places, places.values()))
+        cursors = {name: TraceCursor(*fields) for name, fields in values.items()}
+        is_valid = bool(cursors) and all(map(_is_valid, cursors, cursors.values()))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        is_ours = False
-    if not is_ours:
-        raise BadRequest("cursor is not one that this API gave out")
-    return places
+        is_valid = False
+    if not is_valid:
+        raise BadRequest("cursor is not valid; use the cursor of the previous answer")
+    return cursors
 
 
-def _is_sendable(name: str, place: TraceCursor) -> bool:
-    """Whether a request can hold what a cursor says of a broker group."""
-    position, number, end, log_id = place
-    # Exactly: True is an int, too, and infinity a number.
-    if [type(each) for each in place] != [int, int, int, str]:
+def _is_valid(name: str, cursor: TraceCursor) -> bool:
+    """Whether a request can contain the fields of a cursor."""
+    position, event_index, end, log_id = cursor
+    # Compare exact types: True is an int too, and infinity is a number.
+    if [type(each) for each in cursor] != [int, int, int, str]:
         return False
-    name.encode(), log_id.encode()  # Half a character is none: ValueError.
-    return 0 <= position < end < 1 << 63 and 0 <= number < 1 << 32
+    name.encode(), log_id.encode()  # Raises ValueError for a lone surrogate.
+    return 0 <= position < end < 1 << 63 and 0 <= event_index < 1 << 32

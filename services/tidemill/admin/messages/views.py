@@ -1,4 +1,4 @@
-"""Showing stored messages and timers: the wires that consumers get, parsed for human eyes."""
+"""REST models of stored messages and timers, parsed from their stored encoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageView:
-    """Parse a message that was found under `topic`."""
+    """Return the model of a message found under `topic`."""
     fields = stored_message.decode(found.blob)
     system = v2.SystemProperties.FromString(found.blob[fields.system_at : fields.user_at])
     wire = v2.Message.FromString(found.blob[fields.user_at :])
@@ -46,7 +46,7 @@ def message_of(found: pb.FoundMessage, *, topic: str, broker: str) -> MessageVie
 
 
 def timer_of(timer: pb.Timer, *, broker: str) -> TimerView:
-    """Parse a timer with what is left of its message."""
+    """Return the model of a timer, with the head of its message if it is still stored."""
     shown = TimerView(
         timer_id=timer.timer_id,
         broker=broker,
@@ -58,7 +58,7 @@ def timer_of(timer: pb.Timer, *, broker: str) -> TimerView:
         size=timer.size,
     )
     if timer.head:
-        # Its sizes speak of the whole message, so it is not one to decode.
+        # The head has the sizes of the whole message, so `decode` would reject it.
         fields = stored_message.StoredMessage._make(stored_message.FIXED.unpack_from(timer.head))
         system = v2.SystemProperties.FromString(timer.head[fields.system_at : fields.user_at])
         shown.message_id = system.message_id

@@ -1,4 +1,4 @@
-"""One file a resource: validate, call the broker, render."""
+"""The routes of the REST API, one file per resource: validate, call brokers, render."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from tidemill.admin.messages.compose import Composer
 from tidemill.admin.scaling.demand_queries import DemandQueries
 from tidemill.common.errors import Forbidden
 
-USER_CHARS_MAX = 128  # of who somebody says to be, in a line of the log
+USER_CHARS_MAX = 128  # of the name of a caller in a log line
 _UNPRINTABLE = re.compile(r"[^ -~]")
 
 
 def brokers_of(request: Request) -> Brokers:
-    """Return the broker groups that the application was made with."""
+    """Return the broker groups of the application."""
     brokers = request.app.state.brokers
     assert isinstance(brokers, Brokers)
     return brokers
 
 
 def demand_queries_of(request: Request) -> DemandQueries:
-    """Return what knows how much there is to do."""
+    """Return the demand queries of the application."""
     demands = request.app.state.demands
     assert isinstance(demands, DemandQueries)
     return demands
 
 
 def composer_of(request: Request) -> Composer:
-    """Return what makes the application's messages."""
+    """Return the message composer of the application."""
     composer = request.app.state.composer
     assert isinstance(composer, Composer)
     return composer
 
 
 def json_of(answer: Schema) -> JSONResponse:
-    """Render an answer of a route that usually has none."""
+    """Render the answer of a route that usually answers without content."""
     return JSONResponse(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def refuse_foreign_pages(request: Request) -> None:
-    """Raise Forbidden for what a web page of another origin sends through its reader's browser."""
+    """Raise Forbidden for a request that a web page of another origin sends through a browser."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise Forbidden(f"a page of {origin} may not do this")
+        raise Forbidden(f"pages of {origin} may not call this API; use a page of the API itself")
 
 
 def caller_of(
@@ -58,12 +58,12 @@ def caller_of(
         str,
         Header(
             alias="Tidemill-User",
-            description="Who asks, for the log of the broker. Nobody checks it: the address that it"
-            " came from is written beside it.",
+            description="Name of the caller, for the log of the broker. The name is not checked;"
+            " the log has the address of the caller too.",
         ),
     ] = "",
 ) -> str:
-    """Return who asks: what it says of itself, and where it is."""
+    """Return the name of the caller, which is not checked, and its address."""
     address = request.client.host if request.client else "an unknown address"
     name = _UNPRINTABLE.sub("?", user)[:USER_CHARS_MAX]
     return f"{name} at {address}" if name else address
@@ -74,12 +74,13 @@ ScalingQueries = Annotated[DemandQueries, Depends(demand_queries_of)]
 MessageComposer = Annotated[Composer, Depends(composer_of)]
 Caller = Annotated[str, Depends(caller_of)]
 BrokerName = Annotated[
-    str | None, Query(alias="broker", description="Name of the broker group that has it.")
+    str | None, Query(alias="broker", description="Name of the broker group that stores it.")
 ]
 DryRun = Annotated[
     bool,
     Query(
         alias="dryRun",
-        description="Check everything, do nothing, and answer 200 with what would be lost.",
+        description="Check the request without a change. Answer 200 with the data that would be"
+        " lost.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Broker groups: who belongs to the cluster."""
+"""Broker groups: list, add, drain and remove the members of the cluster."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from tidemill.stubs.tidemill.controller.v1 import controller_pb2 as wire
 
 router = APIRouter(tags=["broker groups"])
 
-ANSWER_TIMEOUT_S: Final = 3.0  # of a broker that is to be added, before it is taken for none
+ANSWER_TIMEOUT_S: Final = 3.0  # of a broker to add; afterwards the address has no broker
 
 Name = Annotated[str, Path(description="Name of the broker group.")]
 Force = Annotated[
-    bool, Query(description="Give up what is left there, also where nobody knows what that is.")
+    bool, Query(description="Remove the broker group even if its backlog is not empty or unknown.")
 ]
-BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
+BODILESS = [Depends(refuse_foreign_pages)]  # for actions without a JSON body
 
 
 @router.get("/broker-groups", response_model_exclude_none=True)
 async def list_broker_groups(cluster: Cluster, controllers: All) -> BrokerGroupListView:
-    """List the broker groups, the home first, with what is left at those that drain.
+    """List the broker groups, the home first, with the backlog of those that drain.
 
-    While the home is away it is the list that it gave last, and nothing is known of what is left.
+    While the home is unreachable, the answer is its last list, without backlogs.
     """
     groups = await _all(cluster)
     await _show_replicas(groups, controllers)
@@ -62,11 +62,11 @@ async def get_broker_group(name: Name, cluster: Cluster, controllers: All) -> Br
 async def add_broker_group(
     name: Name, new: NewBrokerGroup, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> BrokerGroupChangeView:
-    """Add a broker group, move one to another address, or take one back that drains.
+    """Add a broker group, change its address, or undo its drain.
 
-    The home connects to it and tells it of all topics and consumer groups; it needs to be empty.
-    A broker group that is alone is added first itself, by which it becomes the home. Refused unless
-    a broker of that name answers at the address, or it is forced.
+    The home connects to the new broker group and copies all topics and consumer groups to it. The
+    new one must be empty. A single broker group first adds itself and becomes the home. Without
+    `force`, a broker with this name must answer at the address.
     """
     check_address(new.address)
     known = await _find_member(cluster, name)
@@ -81,8 +81,8 @@ async def add_broker_group(
     request = pb.AddBrokerGroupRequest(name=name, address=new.address, requested_by=caller)
     added = await (await cluster.home()).call(calls.ADD_BROKER_GROUP, request)
     if added.member.address != new.address:
-        raise Conflict(f"{name} stays at {added.member.address}: it was not moved")
-    await cluster.look()
+        raise Conflict(f"{name} stays at {added.member.address}: the home did not move it")
+    await cluster.refresh()
     return BrokerGroupChangeView(dry_run=False, by=caller, group=await _find(cluster, name))
 
 
@@ -90,13 +90,13 @@ async def add_broker_group(
 async def drain_broker_group(
     name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> BrokerGroupChangeView:
-    """Let a broker group have no more new messages; what it has is consumed as before."""
+    """Stop new messages to a broker group. Consumers still receive its stored messages."""
     if dry_run:
         await _check_home_is_up(cluster)
     else:
         request = pb.DrainBrokerGroupRequest(name=name, requested_by=caller)
         await (await cluster.home()).call(calls.DRAIN_BROKER_GROUP, request)
-        await cluster.look()
+        await cluster.refresh()
     group = await _find(cluster, name)
     if dry_run:
         _check_not_home(group)
@@ -108,16 +108,19 @@ async def drain_broker_group(
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
     responses={
-        200: {"description": "The dry run, or what was forced.", "model": BrokerGroupChangeView}
+        200: {
+            "description": "Result of a dry run or a forced removal.",
+            "model": BrokerGroupChangeView,
+        }
     },
 )
 async def remove_broker_group(
     name: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False, force: Force = False
 ) -> Response | None:
-    """Remove a broker group that drains and is empty; its places go to the others.
+    """Remove a draining broker group with an empty backlog. The others take its message groups.
 
-    One that is forced out keeps what is left there in its data directory: nobody receives that
-    before it is added again.
+    After a forced removal, the data directory keeps the backlog. Consumers receive it only after
+    the broker group is added again.
     """
     if dry_run:
         await _check_home_is_up(cluster)
@@ -127,21 +130,21 @@ async def remove_broker_group(
         return json_of(BrokerGroupChangeView(dry_run=True, by=caller, group=group))
     request = pb.RemoveBrokerGroupRequest(name=name, requested_by=caller, force=force)
     removed = await (await cluster.home()).call(calls.REMOVE_BROKER_GROUP, request)
-    await cluster.look()
+    await cluster.refresh()
     if group is None:
         return None
-    _show_left(group, removed)
+    _show_backlog(group, removed)
     return json_of(BrokerGroupChangeView(dry_run=False, by=caller, group=group))
 
 
 async def _check_home_is_up(cluster: Brokers) -> None:
-    """Raise what a change would be refused with while the home is away; take its list."""
+    """Refresh the list of members. Raises BrokerGroupUnreachable if the home is unreachable."""
     try:
-        await cluster.look()
+        await cluster.refresh()
     except UNREACHABLE_ERRORS as error:
         raise BrokerGroupUnreachable(
-            f"the home is away, and nobody else changes the list of broker groups: start it again"
-            f" ({error.message})"
+            f"the home is unreachable, and only the home changes the list of broker groups; start"
+            f" it again ({error.message})"
         ) from error
 
 
@@ -154,7 +157,7 @@ async def _check_answers(
     cluster: Brokers, name: str, address: str, known: BrokerGroupClient | None
 ) -> None:
     """Raise BrokerGroupUnreachable or Conflict unless a broker of this name is at an address."""
-    kept = f"; {name} stays at {known.address}" if known is not None else ""
+    unchanged = f"; {name} stays at {known.address}" if known is not None else ""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             status = await (await cluster.client_at(address)).call(
@@ -162,15 +165,15 @@ async def _check_answers(
             )
     except (TimeoutError, *UNREACHABLE_ERRORS) as error:
         raise BrokerGroupUnreachable(
-            f"no broker answers at {address}{kept}. Start it first; `tidemill broker-group add"
-            f" {name} {address} --force` adds it as it is"
+            f"no broker answers at {address}{unchanged}. Start the broker first, or add it without"
+            f" a check: tidemill broker-group add {name} {address} --force"
         ) from error
     if status.name != name:
-        raise Conflict(f"the broker at {address} is called {status.name}, not {name}{kept}")
+        raise Conflict(f"the broker at {address} is called {status.name}, not {name}{unchanged}")
 
 
 def _planned(name: str, new: NewBrokerGroup) -> BrokerGroupView:
-    """Return what a broker group will be that is none yet."""
+    """Return the view of a broker group that will be added."""
     return BrokerGroupView(
         name=name,
         state="active",
@@ -193,7 +196,7 @@ async def _find(cluster: Brokers, name: str) -> BrokerGroupView:
 
 
 async def _all(cluster: Brokers) -> list[BrokerGroupView]:
-    """Return all, each asked by itself, and the home for what is left at whom."""
+    """Return all broker groups: the status of each one, and the backlogs from the home."""
     members = await cluster.members()
     listed: dict[str, pb.BrokerGroup] = {}
 
@@ -212,7 +215,7 @@ async def _all(cluster: Brokers) -> list[BrokerGroupView]:
 
 
 async def _find_status(member: BrokerGroupClient) -> pb.BrokerStatus | None:
-    """Return what a broker says of itself; None: it cannot be reached."""
+    """Return the status of a broker; None if it is unreachable."""
     try:
         return await member.client.call(calls.GET_BROKER_STATUS, pb.GetBrokerStatusRequest())
     except UNREACHABLE_ERRORS:
@@ -222,7 +225,7 @@ async def _find_status(member: BrokerGroupClient) -> pb.BrokerStatus | None:
 def _shown(
     member: BrokerGroupClient, status: pb.BrokerStatus | None, listed: pb.BrokerGroup | None
 ) -> BrokerGroupView:
-    # A broker that cannot be asked may be any of its group.
+    # The name of an unreachable replica is unknown.
     replica = (status.replica_name if status is not None else "") or member.name
     shown = BrokerGroupView(
         name=member.name,
@@ -235,27 +238,27 @@ def _shown(
         replicas=[ReplicaView(name=replica, role="master", in_sync=True, behind_bytes=0)],
     )
     if status is None:
-        shown.reason = "the admin process cannot reach it"
+        shown.reason = "unreachable from the admin process"
     elif status.name != member.name:
-        shown.reason = f"{status.name} is at its address"
+        shown.reason = f"another broker group is at its address: {status.name}"
     if listed is None:
         return shown
-    # The home may have decided since the list of members was made.
+    # The reply of the home may be newer than the list of members.
     shown.state = "draining" if listed.member.state == pb.MEMBER_STATE_DRAINING else "active"
     if listed.reason and status is not None:
-        shown.reason = f"the home does not reach it: {listed.reason}"
-    _show_left(shown, listed)
+        shown.reason = f"unreachable from the home: {listed.reason}"
+    _show_backlog(shown, listed)
     return shown
 
 
 async def _show_replicas(groups: list[BrokerGroupView], controllers: ControllerClients) -> None:
-    """Add what controllers know of who is master and who follows; without them it stays so."""
-    if not controllers.are_there:
+    """Add the replicas and the master that controllers know, if there are controllers."""
+    if not controllers.are_configured:
         return
     try:
         known = {found.name: found for found in await controllers.groups()}
     except BrokerGroupUnreachable:
-        return  # What the master says of itself is true without them.
+        return  # The status of the master is correct without controllers.
     for group in groups:
         if group.name in known:
             _show_replicas_of(group, known[group.name])
@@ -281,24 +284,24 @@ def _show_replicas_of(shown: BrokerGroupView, known: wire.Group) -> None:
 
 
 def _replica_name(group: str, number: int) -> str:
-    """Return what a replica is called wherever somebody starts them by their number."""
+    """Return the name of a replica, as the chart and the standalone form it."""
     return f"{group}-{number}"
 
 
-def _show_left(shown: BrokerGroupView, listed: pb.BrokerGroup) -> None:
+def _show_backlog(shown: BrokerGroupView, listed: pb.BrokerGroup) -> None:
     shown.left = shown.last_left = None
     if listed.HasField("backlog"):
-        shown.left = _left(listed.backlog)
+        shown.left = _backlog(listed.backlog)
     elif listed.last_backlog_at_ms:
-        shown.last_left = _left(listed.last_backlog)
+        shown.last_left = _backlog(listed.last_backlog)
         shown.last_left.at_ms = listed.last_backlog_at_ms
 
 
-def _left(left: pb.Backlog) -> BacklogView:
+def _backlog(backlog: pb.Backlog) -> BacklogView:
     return BacklogView(
-        messages=left.ready_count,
-        in_flight=left.in_flight_count,
-        delayed=left.delayed_count,
+        messages=backlog.ready_count,
+        in_flight=backlog.in_flight_count,
+        delayed=backlog.delayed_count,
         items=[
             BacklogItemView(
                 topic=item.topic,
@@ -308,38 +311,39 @@ def _left(left: pb.Backlog) -> BacklogView:
                 unread=item.is_unread,
                 pulled_queue=item.pulled_queue_id if item.HasField("pulled_queue_id") else None,
             )
-            for item in left.items
+            for item in backlog.items
         ],
-        unnamed=left.unnamed_count,
+        unnamed=backlog.unnamed_count,
     )
 
 
 def _check_not_home(group: BrokerGroupView) -> None:
     if group.is_home:
         raise Conflict(
-            f"{group.name} is the home of topics, consumer groups and broker groups: it stays. To"
-            f" have it on another machine, stop it, take its data directory there, and start it"
+            f"{group.name} is the home, which stores the topics, consumer groups and broker groups,"
+            f" so it cannot be drained or removed. To move it to another machine, stop it, copy its"
+            f" data directory and start it there"
         )
 
 
 def _check_removable(group: BrokerGroupView, *, force: bool) -> None:
-    """Raise Conflict as the home would; it looks again when it removes."""
+    """Raise Conflict as the home would. The home repeats the check when it removes the group."""
     _check_not_home(group)
     if group.state != "draining":
         raise Conflict(
-            f"{group.name} is not draining: drain it first, and wait until it is empty; one that"
-            f" still takes messages is not removed by force either"
+            f"{group.name} is not draining: drain it first and wait until its backlog is empty;"
+            f" force does not remove a broker group that is not draining"
         )
     if force:
         return
     if group.left is None:
         raise Conflict(
-            f"{group.name} cannot be asked what is left there: {group.reason}. Start it again, or"
-            f" give up what it has: `tidemill broker-group remove {group.name} --force`"
+            f"the backlog of {group.name} is unknown: {group.reason}. Start it again, or give up"
+            f" its messages: tidemill broker-group remove {group.name} --force"
         )
     if group.left.messages or group.left.in_flight or group.left.delayed:
-        left = group.left
+        backlog = group.left
         raise Conflict(
-            f"{group.name} is not empty: {left.messages} messages are ready, {left.in_flight} in"
-            f" flight and {left.delayed} delayed"
+            f"{group.name} is not empty: {backlog.messages} messages are ready,"
+            f" {backlog.in_flight} in flight and {backlog.delayed} delayed"
         )

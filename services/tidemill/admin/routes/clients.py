@@ -1,4 +1,4 @@
-"""Clients: who is connected, and asking one of them."""
+"""Connected clients: list them, print a stack trace, verify a message."""
 
 from __future__ import annotations
 
@@ -34,16 +34,13 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["clients"])
 
-BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
+BODILESS = [Depends(refuse_foreign_pages)]  # for actions without a JSON body
 
 ClientId = Annotated[str, Path(max_length=255, description="Id of the client.")]
 Group = Annotated[str, Query(max_length=255, description="Only consumers of this group.")]
 Topic = Annotated[
     str,
-    Query(
-        max_length=255,
-        description="Only clients that announced this topic, to send there or to receive.",
-    ),
+    Query(max_length=255, description="Only clients that send to this topic or subscribe to it."),
 ]
 TimeoutMs = Annotated[
     int,
@@ -51,7 +48,7 @@ TimeoutMs = Annotated[
         alias="timeoutMs",
         ge=1,
         le=CLIENT_TIMEOUT_MS_MAX,
-        description="How long to wait for the client's answer.",
+        description="Timeout of the answer of the client.",
     ),
 ]
 
@@ -73,24 +70,18 @@ async def get_clients(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> ClientListView:
-    """List the clients of all proxies, by their ids."""
+    """List the clients of all proxies, ordered by id."""
     after = "" if page_token is None else decode_token(page_token)
     asked = pb.ListClientsRequest(group=group, topic=topic, after=after, clients_max=page_size)
     page = await list_clients(cluster, asked)
     if not page.clients and not after:
-        # Nobody is one answer, and a name that was misspelt another.
+        # A group or topic that does not exist is an error, not an empty list.
         if group:
-            await cluster.ask_home(
-                lambda member: member.client.call(
-                    calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
-                )
+            await cluster.call_home(
+                calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
             )
         if topic:
-            await cluster.ask_home(
-                lambda member: member.client.call(
-                    calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
-                )
-            )
+            await cluster.call_home(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic))
     return ClientListView(
         clients=[_show(client_id, client) for client_id, client in page.clients],
         next_page_token=encode_token(page.clients[-1][0]) if page.has_more else None,
@@ -100,14 +91,12 @@ async def get_clients(
 
 @router.get("/clients/{client_id}", response_model_exclude_none=True)
 async def get_client(client_id: ClientId, cluster: Cluster) -> ClientView:
-    """Show a client, and how much it holds."""
+    """Show a client with its number of messages in flight."""
     client, unreachable = await find_client(cluster, client_id)
-    held = await cluster.ask_all(
-        lambda member: member.client.call(calls.GET_HELD, pb.GetHeldRequest(client_id=client_id))
-    )
+    held = await cluster.call_all(calls.GET_HELD, pb.GetHeldRequest(client_id=client_id))
     shown = _show(client_id, client)
     shown.in_flight = sum(reply.in_flight_count for _, reply in held.answers)
-    # A broker that is away is away for both questions.
+    # A broker may be unreachable for both questions.
     shown.unreachable = sorted({*unreachable, *held.unreachable}) or None
     return shown
 
@@ -116,13 +105,13 @@ async def get_client(client_id: ClientId, cluster: Cluster) -> ClientView:
 async def print_stack(
     client_id: ClientId, cluster: Cluster, caller: Caller, timeout_ms: TimeoutMs = CLIENT_TIMEOUT_MS
 ) -> StackTraceView:
-    """Ask a client what its threads are doing. Java and Go clients answer; others cannot."""
+    """Print the stack traces of all threads of a client. Only Java and Go clients can do this."""
     command = pb.ClientCommand(
         client_id=client_id, timeout_ms=timeout_ms, print_stack=pb.PrintStack(), requested_by=caller
     )
     answer = await command_client(cluster, command)
     if answer.code != v2.OK:
-        raise _cannot(client_id, "show its stack", answer)
+        raise _cannot(client_id, "print its stack", answer)
     return StackTraceView(client_id=client_id, stack=answer.stack)
 
 
@@ -130,9 +119,9 @@ async def print_stack(
 async def verify_message(
     client_id: ClientId, verification: VerificationRequest, cluster: Cluster, caller: Caller
 ) -> VerificationView:
-    """Let a client consume a message, which settles nothing. Java push consumers do it.
+    """Let a client consume a message without settling it. Only Java push consumers can do this.
 
-    It is handed only what it subscribes to.
+    Without `force`, the client must subscribe to the message.
     """
     topic, message_id = verification.topic, verification.message_id
     command = pb.ClientCommand(
@@ -161,22 +150,22 @@ async def verify_message(
 async def _find_message(cluster: Brokers, topic: str, message_id: str) -> pb.FoundMessage:
     """Return the original of a message, or else any copy of it."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id)
-    found = await cluster.ask_all(lambda member: member.client.call(calls.FIND_MESSAGES, request))
+    found = await cluster.call_all(calls.FIND_MESSAGES, request)
     copies = [message for _, reply in found.answers for message in reply.messages]
     if copies:
         return min(copies, key=lambda copy: (copy.delivery_attempt, copy.stored_at_ms))
     if found.unreachable:
         raise BrokerGroupUnreachable(
-            f"{', '.join(found.unreachable)} cannot be asked, and nobody else holds the message"
-            f" {message_id}"
+            f"{', '.join(found.unreachable)} cannot be reached, and no other broker group has"
+            f" message {message_id}; retry later"
         )
-    raise MessageNotFound(f"topic {topic} holds no message {message_id}")
+    raise MessageNotFound(f"topic {topic} has no message {message_id}")
 
 
-def _cannot(client_id: str, what: str, answer: pb.ClientAnswer) -> ClientCannot:
+def _cannot(client_id: str, action: str, answer: pb.ClientAnswer) -> ClientCannot:
     name = v2.Code.Name(v2.Code.ValueType(answer.code)) if answer.code in v2.Code.values() else ""
-    says = ": ".join(part for part in (name or str(answer.code), answer.message) if part)
-    return ClientCannot(f"client {client_id} cannot {what}; it answered {says}")
+    reply = ": ".join(part for part in (name or str(answer.code), answer.message) if part)
+    return ClientCannot(f"client {client_id} cannot {action}; it answered {reply}")
 
 
 def _show(client_id: str, client: ConnectedClient) -> ClientView:

@@ -1,4 +1,4 @@
-"""Consumer groups."""
+"""Consumer groups: settings, progress, offsets and queue locks."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Name = Annotated[str, Path(description="Name of the consumer group.")]
 async def list_groups(
     cluster: Cluster, page_size: PageSize = PAGE_SIZE, page_token: PageToken = None
 ) -> ConsumerGroupPageView:
-    """List consumer groups by name.
+    """List consumer groups, ordered by name.
 
-    While the home is away it is what the other broker groups have heard of it.
+    While the home is unreachable, the other broker groups answer with their copies.
     """
     found = await read_configuration(cluster)
     page, token = page_of(found.groups, page_size, page_token)
@@ -58,7 +58,7 @@ async def list_groups(
 async def put_group(
     group: Name, settings: ConsumerGroupSettings, cluster: Cluster, caller: Caller
 ) -> ConsumerGroupPutView:
-    """Create a consumer group, or change one; the answer says which, and what it was."""
+    """Create or change a consumer group. The answer has the previous settings after a change."""
     request = pb.PutGroupRequest(
         name=group,
         max_attempts=settings.max_attempts or 0,
@@ -85,30 +85,23 @@ async def put_group(
     return put
 
 
-# Before /groups/{group}, whose pattern would not match the second segment but reads the same.
 @router.get("/groups/{group}/progress", response_model_exclude_none=True)
 async def get_progress(group: Name, cluster: Cluster) -> ConsumerGroupProgressView:
-    """Show how far a group is: lag, in flight, oldest unacknowledged, by topic and in total.
+    """Show the progress of a group: lag, messages in flight and oldest unacknowledged message.
 
-    Of a FIFO group also which queues are locked: a batch that is out keeps the rest of its queue.
-    It is summed over all broker groups that can be reached, and the others are named.
+    The answer has sums by topic and in total, over all reachable broker groups, and the names of
+    the unreachable ones. A FIFO group also has locked queues: a batch in flight blocks its queue.
     """
     return render.progress_of(
-        await cluster.ask_all(
-            lambda member: member.client.call(
-                calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
-            )
-        )
+        await cluster.call_all(calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group))
     )
 
 
 @router.get("/groups/{group}", response_model_exclude_none=True)
 async def get_group(group: Name, cluster: Cluster) -> ConsumerGroupView:
     """Show a consumer group."""
-    found = await cluster.ask_home(
-        lambda member: member.client.call(
-            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
-        )
+    found = await cluster.call_home(
+        calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
     )
     return render.group_of(found.answers[0].value.group)
 
@@ -121,10 +114,10 @@ async def reset_offset(
     caller: Caller,
     dry_run: DryRun = False,
 ) -> OffsetResetView:
-    """Let a group go on from another place of a topic, at all broker groups or at none.
+    """Move a group to another position of a topic, at all broker groups or at none.
 
-    It is a dry run where the query or the body says so.
-    Each broker writes one line to its log: from where, to where, and who asked.
+    The query or the body can request a dry run. Each broker logs the old position, the new position
+    and the caller.
     """
     is_dry = dry_run or reset.dry_run
     request = pb.ResetOffsetRequest(
@@ -143,10 +136,7 @@ async def reset_offset(
     planned = pb.ResetOffsetRequest()
     planned.CopyFrom(request)
     planned.dry_run = True
-    replies = await cluster.change_all(
-        check=lambda member: member.client.call(calls.RESET_OFFSET, planned),
-        change=lambda member: member.client.call(calls.RESET_OFFSET, request),
-    )
+    replies = await cluster.change_all(calls.RESET_OFFSET, dry_run=planned, request=request)
     return OffsetResetView(
         dry_run=is_dry,
         by=caller,
@@ -168,10 +158,10 @@ async def forget_pull_offsets(
     caller: Caller,
     dry_run: DryRun = False,
 ) -> PullOffsetDeletionView:
-    """Forget how far a group has pulled a topic, at all broker groups or at none.
+    """Delete the pull offsets of a group in a topic, at all broker groups or at none.
 
-    Of the group that an archive tells what it has sealed: its topic is kept for it no more. It is a
-    dry run where the query or the body says so. Each broker writes a line to its log.
+    For the group of an archive this means: retention no longer waits for the archive. The query or
+    the body can request a dry run. Each broker logs the deletion.
     """
     is_dry = dry_run or pulled.dry_run
 
@@ -181,8 +171,7 @@ async def forget_pull_offsets(
         )
 
     replies = await cluster.change_all(
-        check=lambda member: member.client.call(calls.FORGET_PULL_OFFSETS, request(is_dry=True)),
-        change=lambda member: member.client.call(calls.FORGET_PULL_OFFSETS, request(is_dry=is_dry)),
+        calls.FORGET_PULL_OFFSETS, dry_run=request(is_dry=True), request=request(is_dry=is_dry)
     )
     return PullOffsetDeletionView(
         dry_run=is_dry,
@@ -206,10 +195,10 @@ async def forget_pull_offsets(
 async def release_lock(
     group: Name, release: LockReleaseRequest, cluster: Cluster, caller: Caller
 ) -> LockReleaseView:
-    """Let the next consumer have what locks a queue of a FIFO group, before its time is up.
+    """Unlock a queue of a FIFO group before the invisible duration of its batch ends.
 
-    The delivery counts as an attempt, as when its time is up. Until the next one its consumer may
-    still ack; then its receipt handles are refused.
+    The delivery counts as an attempt. Its consumer may still ack until the next delivery; then the
+    broker rejects its receipt handles.
     """
     member = await _holder_of(cluster, group, release)
     lock = await member.client.call(
@@ -226,17 +215,17 @@ async def release_lock(
     "/groups/{group}",
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
-    responses={200: {"description": "The dry run.", "model": ConsumerGroupDeletionView}},
+    responses={200: {"description": "Result of a dry run.", "model": ConsumerGroupDeletionView}},
 )
 async def delete_group(
     group: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> Response | None:
-    """Delete a consumer group with its progress; its dead letters stay."""
+    """Delete a consumer group with its progress. Its dead letters remain."""
     request = pb.DeleteGroupRequest(name=group, dry_run=dry_run, requested_by=caller)
     if not dry_run:
         await (await cluster.home()).call(calls.DELETE_GROUP, request)
         return None
-    planned = await cluster.ask_all(lambda member: member.client.call(calls.DELETE_GROUP, request))
+    planned = await cluster.call_all(calls.DELETE_GROUP, request)
     replies = [reply for _, reply in planned.answers]
     deletion = ConsumerGroupDeletionView(
         dry_run=True,
@@ -252,17 +241,13 @@ async def delete_group(
 async def _holder_of(
     cluster: Brokers, group: str, release: LockReleaseRequest
 ) -> BrokerGroupClient:
-    """Return which broker group has a locked queue. Raises Conflict where several have one."""
+    """Return the broker group with a locked queue. Raises Conflict if several have one."""
     members = await cluster.members()
     if release.broker is not None:
         return await cluster.member(release.broker)
     if len(members) == 1:
         return members[0]
-    found = await cluster.ask_all(
-        lambda member: member.client.call(
-            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group)
-        )
-    )
+    found = await cluster.call_all(calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=group))
     locked = [
         broker
         for broker, progress in found.answers
@@ -271,13 +256,13 @@ async def _holder_of(
         and queue.queue_id == release.queue
         and queue.HasField("lock")
     ]
-    what = f"queue {release.queue} of {release.topic}"
+    queue_name = f"queue {release.queue} of {release.topic}"
     if len(locked) > 1:
-        raise Conflict(f"{what} is locked at {', '.join(locked)}: name the broker group")
+        raise Conflict(f"{queue_name} is locked at {', '.join(locked)}: name the broker group")
     if found.unreachable:
         raise BrokerGroupUnreachable(
-            f"{', '.join(found.unreachable)} cannot be asked whether {what} is locked there: name"
-            f" the broker group"
+            f"{', '.join(found.unreachable)} cannot be reached, and {queue_name} may be locked"
+            f" there: name the broker group"
         )
-    # Where nobody has it locked the home says what is wrong.
+    # Without a locked queue, the home rejects the request with the reason.
     return await cluster.member(locked[0]) if locked else members[0]

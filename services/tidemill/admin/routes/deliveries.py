@@ -1,4 +1,4 @@
-"""Deliveries: what consumers of a group have, and have not acked."""
+"""Deliveries in flight of a consumer group: list and release them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from tidemill.admin.json.deliveries import (
     DeliveryReleaseView,
 )
 from tidemill.admin.json.render import delivery_of
-from tidemill.admin.messages.delivery_pages import after, merged, place_of
+from tidemill.admin.messages.delivery_pages import cursor_of, merged, position_after
 from tidemill.admin.routes import Caller, Cluster, DryRun
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["groups"])
 
-# Of one request, each of up to 1,000 messages a broker group: some seconds in all. Then the answer
-# says that there are more, and does not go on by itself: consumers may have got them again.
+# Rounds of calls per request, each for up to 1,000 messages per broker group: some seconds. If more
+# deliveries remain, the answer has `more`. The caller decides, since consumers may have received
+# the messages again.
 CALLS_MAX: Final = 32
 
 Name = Annotated[str, Path(description="Name of the consumer group.")]
@@ -33,7 +34,7 @@ Queue = Annotated[
     int | None, Query(ge=0, le=2**31, description="Only of this queue of the topic, from 0.")
 ]
 ClientId = Annotated[
-    str, Query(alias="clientId", max_length=1024, description="Only what this client has.")
+    str, Query(alias="clientId", max_length=1024, description="Only messages of this client.")
 ]
 MessageId = Annotated[
     str, Query(alias="messageId", max_length=255, description="Only the message with this id.")
@@ -51,20 +52,20 @@ async def list_deliveries(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> DeliveryPageView:
-    """List the messages that a group has in flight at all broker groups, those out longest first.
+    """List the messages in flight of a group at all broker groups, the oldest delivery first.
 
-    A page that has fewer than were asked for, or none, may still have a `nextPageToken`.
+    A page with fewer items than requested, even an empty page, may have a `nextPageToken`.
     """
-    wanted = pb.DeliveryFilter(
+    delivery_filter = pb.DeliveryFilter(
         group=group, topic=topic, queue_id=queue, client_id=client_id, message_id=message_id
     )
-    place = None if page_token is None else place_of(page_token)
+    cursor = None if page_token is None else cursor_of(page_token)
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.GetDeliveriesReply]:
-        behind = None if place is None else after(place, member.name)
+        position = None if cursor is None else position_after(cursor, member.name)
         return member.client.call(
             calls.GET_DELIVERIES,
-            pb.GetDeliveriesRequest(filter=wanted, page_size=page_size, after=behind),
+            pb.GetDeliveriesRequest(filter=delivery_filter, page_size=page_size, after=position),
         )
 
     found = await cluster.ask_all(ask)
@@ -84,42 +85,44 @@ async def release_deliveries(
     caller: Caller,
     dry_run: DryRun = False,
 ) -> DeliveryReleaseView:
-    """Give messages back that a group has in flight, at once: consumers that poll get them.
+    """Make messages in flight of a group visible again at once, for the next consumer.
 
-    The delivery counts as an attempt, as when its time is up; the receipt handles of what is given
-    back are refused from then on. Each broker writes a line to its log for up to 1,000 messages:
-    which, how many, and who asked. What is popped meanwhile stays where it is. Where the answer
-    says `more`, ask again.
+    The delivery counts as an attempt, as at the end of the invisible duration. The broker then
+    rejects the receipt handles of these deliveries. Each broker logs a line per 1,000 messages with
+    the filter, the count and the caller. Messages that are popped during the call stay in flight.
+    If the answer has `more`, repeat the request.
     """
     is_dry = dry_run or release.dry_run
-    wanted = pb.DeliveryFilter(
+    delivery_filter = pb.DeliveryFilter(
         group=group,
         topic=release.topic or "",
         queue_id=release.queue,
         client_id=release.client_id or "",
         message_id=release.message_id or "",
     )
-    # Of those that have more: where they go on.
-    left: dict[str, pb.ReleaseDeliveriesReply] = {}
+    # The last reply of each broker group with remaining deliveries.
+    incomplete: dict[str, pb.ReleaseDeliveriesReply] = {}
     counts: dict[str, int] = {}
     unreachable: set[str] = set()
 
     async def ask(member: BrokerGroupClient) -> pb.ReleaseDeliveriesReply:
-        if counts and member.name not in left:
+        if counts and member.name not in incomplete:
             return pb.ReleaseDeliveriesReply()
-        request = pb.ReleaseDeliveriesRequest(filter=wanted, dry_run=is_dry, asked_by=caller)
-        if (before := left.get(member.name)) is not None:
+        request = pb.ReleaseDeliveriesRequest(
+            filter=delivery_filter, dry_run=is_dry, asked_by=caller
+        )
+        if (before := incomplete.get(member.name)) is not None:
             request.after.CopyFrom(before.end)
             request.before_id = before.before_id
         return await member.client.call(calls.RELEASE_DELIVERIES, request)
 
     for _ in range(CALLS_MAX):
-        asked: BrokerAnswers[pb.ReleaseDeliveriesReply] = await cluster.ask_all(ask)
-        unreachable.update(asked.unreachable)
-        left = {broker: reply for broker, reply in asked.answers if reply.HasField("end")}
-        for broker, reply in asked.answers:
+        found: BrokerAnswers[pb.ReleaseDeliveriesReply] = await cluster.ask_all(ask)
+        unreachable.update(found.unreachable)
+        incomplete = {broker: reply for broker, reply in found.answers if reply.HasField("end")}
+        for broker, reply in found.answers:
             counts[broker] = counts.get(broker, 0) + reply.count
-        if not left:
+        if not incomplete:
             break
     return DeliveryReleaseView(
         dry_run=is_dry,
@@ -129,6 +132,6 @@ async def release_deliveries(
         brokers=[
             BrokerGroupCountView(broker=broker, messages=count) for broker, count in counts.items()
         ],
-        more=bool(left),
+        more=bool(incomplete),
         unreachable=sorted(unreachable) or None,
     )

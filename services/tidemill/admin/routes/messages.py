@@ -1,4 +1,4 @@
-"""Messages: sending them, and looking at them without consuming them."""
+"""Messages: send, find, read and trace them without consuming them."""
 
 from __future__ import annotations
 
@@ -28,40 +28,43 @@ from tidemill.common.errors import BadRequest, BrokerGroupUnreachable, MessageNo
 from tidemill.message.recall_handle import RecallFields
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-# Strings and commas of a message: fields, keys and properties, some three thousand at most. Parsed,
-# each may take fifty times its size, and its refusal as much again.
+# Strings and commas of the JSON of a message. A message has at most three thousand fields, keys and
+# properties. Parsing a token takes fifty times its size, and its error document as much again.
 TOKENS_MAX: Final = 8_192
-MESSAGES: Final = re.compile(r"/api/v1/topics/[^/]+/messages")  # where bodies may be large
+MESSAGES: Final = re.compile(r"/api/v1/topics/[^/]+/messages")  # the path with large bodies
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"|,', re.DOTALL)
 
 
 class MessageRoute(APIRoute):
-    """A route that looks at a large body before it is parsed."""
+    """A route that checks a large body before it is parsed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what serves a request."""
+        """Return the handler of a request."""
         serve = super().get_route_handler()
 
         async def check(request: Request) -> Response:
             body = await request.body()
             if len(body) > OTHER_BODY_BYTES_MAX and has_many_tokens(body):
-                raise BadRequest("a message has not so many fields, keys and properties")
+                raise BadRequest(
+                    f"the body has more than {TOKENS_MAX} strings and commas; send fewer keys and"
+                    " properties"
+                )
             return await serve(request)
 
         return check
 
 
 def has_many_tokens(body: bytes) -> bool:
-    """Whether a body of JSON holds more strings and commas than any message."""
+    """Whether a JSON body has more strings and commas than any valid message."""
     return next(islice(_TOKENS.finditer(body), TOKENS_MAX, None), None) is not None
 
 
 router = APIRouter(tags=["messages"], route_class=MessageRoute)
 
-COPIES_MAX = 64  # of one message id: the original, its retries, its dead letter
+COPIES_MAX = 64  # per message id: the original, its retries, its dead letter
 Key = Annotated[str, Query(min_length=1, description="One of the keys set by the producer.")]
-Limit = Annotated[int, Query(ge=1, le=256, description="At most so many of them.")]
-READ_BYTES_MAX = 4 << 20  # of one read of a queue: the broker gives no more at once
+Limit = Annotated[int, Query(ge=1, le=256, description="Maximum number of messages.")]
+READ_BYTES_MAX = 4 << 20  # limit of the broker for one read of a queue
 QueueId = Annotated[int, Path(ge=0, le=2**31, description="Number of the queue, from 0.")]
 FromOffset = Annotated[
     int,
@@ -69,7 +72,7 @@ FromOffset = Annotated[
         alias="fromOffset",
         ge=0,
         le=2**62,
-        description="The first offset; what the queue does not hold any more is passed over.",
+        description="The first offset. Expired messages are skipped.",
     ),
 ]
 MaxBytes = Annotated[
@@ -78,21 +81,21 @@ MaxBytes = Annotated[
         alias="maxBytes",
         ge=1,
         le=READ_BYTES_MAX,
-        description="The answer ends with the message that goes beyond it.",
+        description="The answer ends with the first message that exceeds this size.",
     ),
 ]
 Topic = Annotated[str, Path(description="Name of the topic.")]
-MessageId = Annotated[str, Path(description="Id that its producer got.")]
+MessageId = Annotated[str, Path(description="Id of the message, as the producer received it.")]
 
 
 @router.post("/topics/{topic}/messages", response_model_exclude_none=True)
 async def send_message(
     topic: Topic, message: NewMessage, cluster: Cluster, composer: MessageComposer
 ) -> SentMessageView:
-    """Send a message, at once or for a later time.
+    """Send a message for immediate or delayed delivery.
 
-    An answer says that the message is durable. Without one it may be stored or not. Any broker
-    group that is up has it, or where there is a message group the one in which that has its place.
+    After an answer, the message is durable. Without an answer, it may be stored or not. A message
+    with a message group goes to the broker group of that message group, others to any one.
     """
     composed = composer.compose(topic, message)
     request = pb.StoreMessageRequest(topic=topic, blob=composed.blob, delay_ms=composed.delay_ms)
@@ -112,31 +115,23 @@ async def send_message(
 async def find_messages(
     topic: Topic, key: Key, cluster: Cluster, limit: Limit = 32
 ) -> MessageListView:
-    """Find messages by key, the newest first."""
+    """Find messages by key, newest first."""
     request = pb.FindMessagesRequest(topic=topic, key=key, max_messages=limit)
-    return _list_of(
-        await cluster.ask_all(lambda member: member.client.call(calls.FIND_MESSAGES, request)),
-        topic,
-        limit,
-    )
+    return _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, limit)
 
 
 @router.get("/topics/{topic}/messages/{message_id}", response_model_exclude_none=True)
 async def peek_message(topic: Topic, message_id: MessageId, cluster: Cluster) -> MessageListView:
     """Show a message and its copies on retry and dead-letter topics."""
     request = pb.FindMessagesRequest(topic=topic, message_id=message_id, max_messages=COPIES_MAX)
-    found = _list_of(
-        await cluster.ask_all(lambda member: member.client.call(calls.FIND_MESSAGES, request)),
-        topic,
-        COPIES_MAX,
-    )
+    found = _list_of(await cluster.call_all(calls.FIND_MESSAGES, request), topic, COPIES_MAX)
     if not found.messages and found.unreachable:
         raise BrokerGroupUnreachable(
-            f"{', '.join(found.unreachable)} cannot be asked, and nobody else holds the message"
-            f" {message_id}"
+            f"{', '.join(found.unreachable)} cannot be reached, and no other broker group has"
+            f" message {message_id}; retry later"
         )
     if not found.messages:
-        raise MessageNotFound(f"topic {topic} holds no message {message_id}")
+        raise MessageNotFound(f"topic {topic} has no message {message_id}")
     return found
 
 
@@ -146,15 +141,16 @@ async def trace_message(
     cluster: Cluster,
     request: Request,
     cursor: Annotated[
-        str, Query(max_length=CURSOR_CHARS_MAX, description="That of the answer before.")
+        str, Query(max_length=CURSOR_CHARS_MAX, description="`cursor` of the previous answer.")
     ] = "",
 ) -> MessageTraceView:
-    """Tell what happened to a message, from when it was stored on.
+    """List the events of a message, from its storage on.
 
-    A call looks at up to 64 MiB of log, and tells what it has found: follow `cursor` until there is
-    none. Each broker group is asked, and looks from the first record of the message that it has.
+    A call reads up to 64 MiB of log and returns the events found so far. Repeat it with `cursor`
+    until the answer has no cursor. Each broker group reads its log from the first record of the
+    message.
     """
-    await request.body()  # Behind it comes the news that the client has gone.
+    await request.body()  # Only after the body is the disconnect of the client reported.
     return await trace(cluster, message_id, cursor, is_gone=request.is_disconnected)
 
 
@@ -168,9 +164,9 @@ async def read_messages(
     limit: Limit = 32,
     max_bytes: MaxBytes = READ_BYTES_MAX,
 ) -> QueueMessagesView:
-    """Read messages of one queue in their order; nothing is consumed.
+    """Read messages of one queue in order, without consuming them.
 
-    Without `broker` it is a queue of the home.
+    Without `broker`, the queue is one of the home.
     """
     members = await cluster.members()
     member = members[0] if broker is None else await cluster.member(broker)
@@ -198,7 +194,7 @@ def _list_of(found: BrokerAnswers[pb.FindMessagesReply], topic: str, limit: int)
         for broker, reply in found.answers
         for message in reply.messages
     ]
-    # Each broker has its newest first already; of one alone this changes nothing.
+    # Each broker already sorts its messages, newest first.
     if len(found.answers) > 1:
         messages.sort(key=lambda message: -message.stored_at_ms)
     return MessageListView(messages=messages[:limit], unreachable=found.unreachable or None)

@@ -1,4 +1,4 @@
-"""Replicas of broker groups: who is master, who is in sync, and the last elections."""
+"""Replicas of broker groups: master, sync state set and the last elections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Name = Annotated[str, Path(description="Name of the broker group.")]
 
 
 def controllers_of(request: Request) -> ControllerClients:
-    """Return the controllers that the application was made with."""
+    """Return the controller clients of the application."""
     controllers = request.app.state.controllers
     assert isinstance(controllers, ControllerClients)
     return controllers
@@ -37,7 +37,7 @@ All = Annotated[ControllerClients, Depends(controllers_of)]
 
 @router.get("/replicas", response_model_exclude_none=True)
 async def list_replicas(controllers: All) -> ReplicatedBrokerGroupListView:
-    """List the broker groups with their replicas and their last elections."""
+    """List the broker groups with their replicas and last elections."""
     return ReplicatedBrokerGroupListView(items=[_of(group) for group in await controllers.groups()])
 
 
@@ -51,9 +51,9 @@ async def get_replicas(name: Name, controllers: All) -> ReplicatedBrokerGroupVie
 async def transfer_master(
     name: Name, wish: MasterTransferRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
-    """Let another replica be master, by a planned transfer: sends pause for a moment.
+    """Start a planned transfer of the master role to another replica. Sends pause for a moment.
 
-    It is asked for and not waited for. Refused for a replica that is not in sync.
+    The answer does not wait for the transfer. The controller rejects a replica that is not in sync.
     """
     return _of(await controllers.transfer(name, wish.target))
 
@@ -62,11 +62,11 @@ async def transfer_master(
 async def drain_replica(
     name: Name, wish: ReplicaDrainRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
-    """Empty a replica of its duties, or let it count again.
+    """Drain a replica before its pod or machine is removed, or undo the drain.
 
-    It hands over where it is master, and leaves the sync state set; then its pod or machine can be
-    taken away. It is asked for and not waited for: `role` is `retired` when it is done. Refused
-    where fewer than `minInSync` would be left that are in sync.
+    A master hands over, and the replica leaves the sync state set. The answer does not wait for
+    this: `role` is `retired` when the drain is complete. The controller rejects a drain that leaves
+    fewer than `minInSync` replicas in sync.
     """
     return _of(await controllers.drain(name, wish.replica, undo=wish.undo))
 
@@ -75,20 +75,21 @@ async def drain_replica(
 async def set_min_in_sync(
     name: Name, wish: MinInSyncRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
-    """Say how many replicas must have a message before it is acknowledged.
+    """Set the number of replicas that must store a message before it is acknowledged.
 
-    With 1 an OK may be of a message that only the master has. Refused where a `BrokerGroup`
-    resource says how many, and while nobody is master.
+    With 1, an acknowledged message may be stored at the master alone. The controller rejects the
+    change if a `BrokerGroup` resource sets this number, and while there is no master.
     """
     return _of(await controllers.set_min_in_sync(name, wish.min_in_sync))
 
 
 @router.delete("/replicas/{name}", status_code=204)
 async def forget_replicas(name: Name, controllers: All) -> None:
-    """Take away what controllers know of a broker group whose replicas are gone.
+    """Delete the record of a broker group whose replicas no longer exist.
 
-    Refused while any of them was heard of within half a minute, and has not ended. Who has
-    everything nobody knows any more: replicas that come back need `:replace`.
+    The controller rejects this while a replica sent a heartbeat within the last half minute and did
+    not stop cleanly. Afterwards it is unknown which replica has all messages, so replicas that come
+    back need `:replace`.
     """
     await controllers.forget(name)
 
@@ -97,9 +98,9 @@ async def forget_replicas(name: Name, controllers: All) -> None:
 async def replace_master(
     name: Name, wish: MasterReplacementRequest, controllers: All
 ) -> ReplicatedBrokerGroupView:
-    """Make a replica master at once, also where it may lack what was acknowledged.
+    """Make a replica master at once, even if it may lack acknowledged messages.
 
-    The last resort, when those who have everything do not come back: what it lacks is lost.
+    Use it only if the complete replicas do not come back: the missing messages are lost.
     """
     return _of(await controllers.force(name, wish.target, wish.reason))
 
@@ -111,7 +112,7 @@ def _of(group: wire.Group) -> ReplicatedBrokerGroupView:
     in_sync = {one.replica_id for one in view.sss}
 
     def state(one: wire.ReplicaStatus) -> ReplicaStateView:
-        has_spoken = one.HasField("heartbeat")
+        has_heartbeat = one.HasField("heartbeat")
         role = "in-sync" if one.replica_id in in_sync else "learner"
         if one.retired and role == "learner":
             role = "retired"
@@ -122,9 +123,9 @@ def _of(group: wire.Group) -> ReplicatedBrokerGroupView:
             retired=one.retired or None,
             address=one.address,
             silent_ms=one.silent_ms,
-            log_end=one.heartbeat.log_end if has_spoken else None,
-            confirm=one.heartbeat.confirm if has_spoken else None,
-            lag_bytes=lag if has_spoken else None,
+            log_end=one.heartbeat.log_end if has_heartbeat else None,
+            confirm=one.heartbeat.confirm if has_heartbeat else None,
+            lag_bytes=lag if has_heartbeat else None,
             unclean=one.is_unclean,
             diverged=one.is_diverged,
             unheard=list(one.unheard),

@@ -1,4 +1,4 @@
-"""How many consumers a group needs, as an autoscaler is told."""
+"""The demand of a consumer group, as autoscalers see it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["groups"])
 
 Name = Annotated[str, Path(description="Name of the consumer group.")]
 Topic = Annotated[
-    str, Query(description="Only this topic; else all that the group has begun to read.")
+    str, Query(description="Only this topic. Default: all topics that the group reads.")
 ]
 Horizon = Annotated[
     int,
@@ -28,7 +28,7 @@ Horizon = Annotated[
         alias="horizonSeconds",
         ge=0,
         le=HORIZON_S_MAX,
-        description="Which delayed messages count: those due within so many seconds.",
+        description="Delayed messages count if they are due within so many seconds.",
     ),
 ]
 Target = Annotated[
@@ -37,11 +37,11 @@ Target = Annotated[
         alias="messagesPerReplica",
         ge=1,
         le=MESSAGES_MAX,
-        description="How many of these messages are for one consumer.",
+        description="Number of messages per consumer.",
     ),
 ]
 InFlight = Annotated[
-    bool, Query(alias="countInFlight", description="Whether messages that consumers have count.")
+    bool, Query(alias="countInFlight", description="Whether messages in flight count.")
 ]
 
 
@@ -54,9 +54,10 @@ async def get_scaling(
     messages_per_replica: Target = None,
     count_in_flight: InFlight = True,
 ) -> ConsumerGroupScalingView:
-    """Show how much there is to do for a group, now and within a horizon: what KEDA is told.
+    """Show the demand of a group, now and within a horizon, as KEDA receives it.
 
-    It is as of the last moments, and of all broker groups: 503 while one cannot be asked.
+    The numbers are at most some seconds old. They include all broker groups: the answer is 503
+    while one of them is unreachable.
     """
     demand = await demands.of(demand_query(group, topic, horizon_s=horizon))
     value = demand.value(counts_in_flight=count_in_flight)

@@ -1,4 +1,4 @@
-"""Timers: delayed messages that wait for their time."""
+"""Timers: list, show, cancel, reschedule and fire delayed messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.admin.cluster.brokers import BrokerGroupClient, Brokers
 from tidemill.admin.http.paging import PAGE_SIZE, PageSize, PageToken
 from tidemill.admin.json.schema import EXACT_MAX, Instant, millis_of
 from tidemill.admin.json.timers import RescheduleRequest, TimerPageView, TimerView
-from tidemill.admin.messages.timer_pages import merged, place_of, request_behind
+from tidemill.admin.messages.timer_pages import cursor_of, merged, request_after
 from tidemill.admin.messages.views import timer_of
 from tidemill.admin.routes import BrokerName, Caller, Cluster, DryRun, refuse_foreign_pages
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict
@@ -21,7 +21,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 router = APIRouter(tags=["timers"])
 
-BODILESS = [Depends(refuse_foreign_pages)]  # of actions that need no body of type JSON
+BODILESS = [Depends(refuse_foreign_pages)]  # for actions without a JSON body
 
 TimerId = Annotated[int, Path(ge=0, le=2**63 - 1, description="Number of the timer.")]
 Topic = Annotated[str, Query(description="Only of this topic.")]
@@ -32,7 +32,7 @@ DueFrom = Annotated[
         alias="dueFrom",
         ge=0,
         le=EXACT_MAX,
-        description="Due not before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
+        description="Due at or after this time: Unix ms, or a time such as 2027-01-01T08:00:00Z.",
     ),
 ]
 DueTo = Annotated[
@@ -41,7 +41,7 @@ DueTo = Annotated[
         alias="dueTo",
         ge=0,
         le=EXACT_MAX,
-        description="Due before this time: Unix ms, or as 2027-01-01T08:00:00Z.",
+        description="Due before this time: Unix ms, or a time such as 2027-01-01T08:00:00Z.",
     ),
 ]
 
@@ -56,16 +56,16 @@ async def list_timers(
     page_size: PageSize = PAGE_SIZE,
     page_token: PageToken = None,
 ) -> TimerPageView:
-    """List pending timers of all broker groups, those due first first."""
+    """List pending timers of all broker groups, ordered by due time."""
     request = pb.ListTimersRequest(
         topic=topic, due_from_ms=due_from, due_to_ms=due_to, key=key, page_size=page_size
     )
-    place = None if page_token is None else place_of(page_token)
+    cursor = None if page_token is None else cursor_of(page_token)
 
     def ask(member: BrokerGroupClient) -> Awaitable[pb.ListTimersReply]:
-        if place is None:
+        if cursor is None:
             return member.client.call(calls.LIST_TIMERS, request)
-        return member.client.call(calls.LIST_TIMERS, request_behind(request, place, member.name))
+        return member.client.call(calls.LIST_TIMERS, request_after(request, cursor, member.name))
 
     found = await cluster.ask_all(ask)
     timers, token = merged(found.answers, page_size)
@@ -78,7 +78,7 @@ async def list_timers(
 
 @router.get("/timers/{timer_id}", response_model_exclude_none=True)
 async def get_timer(timer_id: TimerId, cluster: Cluster, broker: BrokerName = None) -> TimerView:
-    """Show a timer, also one that was delivered or cancelled not long ago."""
+    """Show a timer. Recently delivered or cancelled timers are shown too."""
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(
         await member.client.call(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id)),
@@ -94,7 +94,7 @@ async def cancel_timer(
     broker: BrokerName = None,
     dry_run: DryRun = False,
 ) -> TimerView:
-    """Cancel a timer: its message is never delivered. Doing so again is no error."""
+    """Cancel a timer, so that its message is never delivered. Repeating the call is allowed."""
     request = pb.CancelTimerRequest(timer_id=timer_id, dry_run=dry_run, requested_by=caller)
     member = await _holder_of(cluster, timer_id, broker)
     return timer_of(await member.client.call(calls.CANCEL_TIMER, request), broker=member.name)
@@ -108,7 +108,7 @@ async def reschedule_timer(
     caller: Caller,
     broker: BrokerName = None,
 ) -> TimerView:
-    """Let a timer be due at another time, earlier or later."""
+    """Change the due time of a timer to an earlier or later time."""
     request = pb.RescheduleTimerRequest(
         timer_id=timer_id,
         due_at_ms=_millis(change.due_at_ms, change.due_at) or 0,
@@ -131,27 +131,25 @@ async def fire_timer(
 
 
 async def _holder_of(cluster: Brokers, timer_id: int, broker: str | None) -> BrokerGroupClient:
-    """Return which broker group has a timer: each numbers its own.
+    """Return the broker group with a timer. Each broker group assigns its own timer ids.
 
-    Raises Conflict where several have one of that number, and nobody says which is meant.
+    Raises Conflict if several broker groups have this id and the request does not name one.
     """
     if broker is not None:
         return await cluster.member(broker)
     members = await cluster.members()
     if len(members) == 1:
         return members[0]
-    found = await cluster.ask_all(
-        lambda member: member.client.call(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id))
-    )
+    found = await cluster.call_all(calls.GET_TIMER, pb.GetTimerRequest(timer_id=timer_id))
     names = [name for name, _ in found.answers]
     if len(names) > 1:
         raise Conflict(
-            f"{', '.join(names)} have a timer {timer_id} each: name the broker group"
+            f"each of {', '.join(names)} has a timer {timer_id}: name the broker group"
             f" (?broker={names[0]}, or --broker {names[0]})"
         )
     if found.unreachable:
         raise BrokerGroupUnreachable(
-            f"{', '.join(found.unreachable)} cannot be asked whether it has a timer {timer_id} too:"
+            f"{', '.join(found.unreachable)} cannot be reached and may have a timer {timer_id} too:"
             f" name the broker group (?broker={names[0]}, or --broker {names[0]})"
         )
     return await cluster.member(names[0])

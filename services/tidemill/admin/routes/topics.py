@@ -1,4 +1,4 @@
-"""Topics."""
+"""Topics: list, create, change, show and delete them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def list_topics(
     page_token: PageToken = None,
     include_system: IncludeSystem = False,
 ) -> TopicPageView:
-    """List topics by name.
+    """List topics, ordered by name.
 
-    While the home is away it is what the other broker groups have heard of it.
+    While the home is unreachable, the other broker groups answer with their copies.
     """
     found = await read_configuration(cluster, with_system=include_system)
     page, token = page_of(found.topics, page_size, page_token)
@@ -54,9 +54,9 @@ async def list_topics(
 async def put_topic(
     topic: Name, settings: TopicSettings, cluster: Cluster, caller: Caller
 ) -> TopicPutView:
-    """Create a topic, or change one.
+    """Create or change a topic.
 
-    The type of a topic that holds messages, or that groups read, is changed with `force` only.
+    Without `force`, the type of a topic with messages or readers does not change.
     """
     kind = settings.message_type
     request = pb.PutTopicRequest(
@@ -78,12 +78,8 @@ async def put_topic(
 
 @router.get("/topics/{topic}", response_model_exclude_none=True)
 async def get_topic(topic: Name, cluster: Cluster) -> TopicDetailsView:
-    """Show a topic and what its queues hold, at every broker group that has it."""
-    found = await cluster.ask_all(
-        lambda member: member.client.call(
-            calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
-        )
-    )
+    """Show a topic and its queues at all broker groups."""
+    found = await cluster.call_all(calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic))
     return TopicDetailsView(
         **render.topic_of(found.answers[0].value.topic).model_dump(),
         queue_status=[
@@ -99,28 +95,29 @@ async def get_topic(topic: Name, cluster: Cluster) -> TopicDetailsView:
     "/topics/{topic}",
     status_code=HTTPStatus.NO_CONTENT,
     response_model=None,
-    responses={200: {"description": "The dry run.", "model": TopicDeletionView}},
+    responses={200: {"description": "Result of a dry run.", "model": TopicDeletionView}},
 )
 async def delete_topic(
     topic: Name, cluster: Cluster, caller: Caller, dry_run: DryRun = False
 ) -> Response | None:
     """Delete a topic with its messages.
 
-    The home deletes it, and tells the other broker groups as soon as it reaches them. A dead-letter
-    topic is each broker group's own, and deleted at all, or at none while one is away.
+    The home deletes it first, and the other broker groups as soon as the home reaches them. Each
+    broker group has its own dead-letter topics: these are deleted at all broker groups, or at none
+    while one is unreachable.
     """
     request = pb.DeleteTopicRequest(name=topic, dry_run=dry_run, requested_by=caller)
     if not dry_run and topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
-        planned_request = pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller)
         await cluster.change_all(
-            lambda member: member.client.call(calls.DELETE_TOPIC, planned_request),
-            lambda member: member.client.call(calls.DELETE_TOPIC, request),
+            calls.DELETE_TOPIC,
+            dry_run=pb.DeleteTopicRequest(name=topic, dry_run=True, requested_by=caller),
+            request=request,
         )
         return None
     if not dry_run:
         await (await cluster.home()).call(calls.DELETE_TOPIC, request)
         return None
-    planned = await cluster.ask_all(lambda member: member.client.call(calls.DELETE_TOPIC, request))
+    planned = await cluster.call_all(calls.DELETE_TOPIC, request)
     replies = [reply for _, reply in planned.answers]
     deletion = TopicDeletionView(
         dry_run=True,

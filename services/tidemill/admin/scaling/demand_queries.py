@@ -88,10 +88,8 @@ class DemandQueries:
 
     async def _measure(self, question: DemandQuery) -> Demand:
         scheduled = await self._scheduled(question.horizon_s)
-        answers = await self._brokers.ask_all(
-            lambda member: member.client.call(
-                calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=question.group)
-            )
+        answers = await self._brokers.call_all(
+            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=question.group)
         )
         found = dict(_whole(answers).answers)
         begun = {broker: topics_begun(progress) for broker, progress in found.items()}
@@ -119,10 +117,8 @@ class DemandQueries:
         horizons = sorted(self._horizons)
         within_ms = [horizon_s * 1000 for horizon_s in horizons]
         answers = _whole(
-            await self._brokers.ask_all(
-                lambda member: member.client.call(
-                    calls.COUNT_TIMERS, pb.CountTimersRequest(within_ms=within_ms)
-                )
+            await self._brokers.call_all(
+                calls.COUNT_TIMERS, pb.CountTimersRequest(within_ms=within_ms)
             )
         )
         sums: dict[int, Counter[str]] = {horizon_s: Counter() for horizon_s in horizons}

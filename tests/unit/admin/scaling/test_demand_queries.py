@@ -105,6 +105,9 @@ class FakeBrokers:
     async def members(self) -> Sequence[FakeMember]:
         return self._members
 
+    async def call_all(self, call: object, request: object) -> BrokerAnswers[Any]:
+        return await self.ask_all(lambda member: member.client.call(call, request))
+
     async def ask_all(self, ask: Callable[[FakeMember], Awaitable[Any]]) -> BrokerAnswers[Any]:
         answers, unreachable, refusal = [], [], None
         for member in self._members:
