@@ -100,7 +100,7 @@ def test_a_file_that_is_not_whole_does_not_count(cluster: FakeCluster, archive: 
         (path,) = Path(archive.path).rglob("*.parquet")
         os.truncate(path, 9)
 
-    with pytest.raises(ArchiveError, match="is not there as it was written"):
+    with pytest.raises(ArchiveError, match="is missing or has another size than written"):
         stands_still(archive.job(), is_cut).append()
     assert archive.append().rows == 5
 

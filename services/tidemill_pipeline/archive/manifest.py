@@ -1,12 +1,12 @@
-"""The manifest of an archive: entries in order, and what they make together.
+"""The manifest of an archive: entries in order, and their fold.
 
-Pure. An entry is a file of its own, `manifest/00000000000000000012.json`, whose number nobody else
-can take; the fold of all of them is the archive (`snapshot.py` has what a fold has come to). A data
-file that no entry names is not part of it, so a process that is killed before its entry leaves
-nothing behind that a reader would see.
+Pure. Each entry is a file, `manifest/00000000000000000012.json`. Only one process can take its
+number. The archive is the fold of all entries; `snapshot.py` stores a fold. A data file that no
+entry names is not part of the archive. A process that is killed before its entry therefore leaves
+nothing that a reader sees.
 
-A queue is archived in ranges of offsets that follow each other without gap or overlap; the end of
-the last is where the next batch begins. An entry that does not follow is refused by the fold.
+A queue is archived in ranges of offsets without gaps and overlaps. The next batch begins at the end
+of the last range. The fold rejects an entry that does not follow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_checked(text: str, *, what: str) -> dict[str, Any]:
 
 
 class QueueKey(NamedTuple):
-    """One queue, for as long as its offsets mean the same, as it is written."""
+    """A queue in the manifest: one incarnation of it in one namespace."""
 
     namespace: str
     topic: str
@@ -69,7 +69,7 @@ class QueueKey(NamedTuple):
 
     @property
     def queue(self) -> SourceQueue:
-        """Return the queue, as others than an archive know it."""
+        """Return the queue without its namespace."""
         incarnation = Incarnation.of(self.incarnation)
         return SourceQueue(self.topic, self.broker, self.queue_id, incarnation)
 
@@ -84,7 +84,7 @@ ClosedRanges: TypeAlias = tuple[tuple[QueueKey, int, int], ...]  # ranges of que
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedRange:
-    """What one batch archived of one queue: a row of the manifest; once sealed, all of an hour."""
+    """Offsets of one queue that one batch archived; after sealing, those of one hour."""
 
     key: QueueKey
     start: int
@@ -93,27 +93,26 @@ class ArchivedRange:
     bytes: int  # of bodies
     min_store_ms: int
     max_store_ms: int
-    crc_xor: int  # of body_crc32 of all rows
-    # Offsets that were gone before they could be archived.
-    lost: int = 0
+    crc_xor: int  # exclusive or of body_crc32 of all rows
+    lost: int = 0  # offsets that were lost before they were archived
     last_offset: int = -1  # of the last row; -1: no rows
     last_store_ms: int = -1  # of the last row; -1: no rows
 
     @property
     def is_lost(self) -> bool:
-        """Say whether nothing of it could be archived."""
+        """Return whether all offsets were lost."""
         return self.lost == self.end - self.start
 
     @property
     def hour(self) -> int:
-        """Return the hour that its last message was stored in."""
+        """Return the hour in which the last message was stored."""
         return self.max_store_ms // HOUR_MS
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSpan:
-    """What one file has of one queue: rows between these offsets, and none of others."""
+    """Offsets between which a file has all archived rows of a queue."""
 
     key: QueueKey
     start: int
@@ -146,23 +145,23 @@ class ManifestEntry:
     schema_version: int
     ranges: tuple[ArchivedRange, ...] = ()
     files: tuple[DataFile, ...] = ()
-    # Paths that count no more; of vacuum: that are deleted, and may never count again.
+    # Files that the entry removes. A vacuum deletes them, so that no later entry may name them.
     removed: tuple[str, ...] = ()
-    # Of seal: what is sealed of each queue ends there. Of expire: what is left begins there.
+    # Seal: the end of the sealed offsets. Expire: the first remaining offset.
     marks: QueueMarks = ()
-    # Of seal: what no broker had any more to compare with. The files agree with the manifest.
-    # Of append: queues that are over. Such a range is where the queue ends, and has no offset:
-    # what stood behind it was lost, and nobody can say how much that was.
+    # Seal: ranges that no broker has any more, so that only files and manifest were compared.
+    # Append: an empty range at the end of each queue that no longer exists. The number of messages
+    # that were lost after this end is unknown.
     closed: ClosedRanges = ()
 
     def as_json(self) -> str:
-        """Return the text of its file."""
+        """Return the text of the entry's file."""
         text = json.dumps({"v": VERSION, **asdict(self)}, sort_keys=True, separators=(",", ":"))
         return with_crc(text)
 
     @classmethod
     def from_json(cls, text: str) -> ManifestEntry:
-        """Read the text of a file. Raises ArchiveError for what is no entry."""
+        """Read the text of a file. Raises ArchiveError for a text that is not an entry."""
         try:
             found = read_checked(text, what="a manifest entry")
             if found["kind"] not in get_args(Kind):
@@ -180,7 +179,7 @@ class ManifestEntry:
                 }
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArchiveError(f"an entry of the manifest cannot be read: {error}") from error
+            raise ArchiveError(f"cannot read a manifest entry: {error}") from error
 
 
 def _range(found: Mapping[str, Any]) -> ArchivedRange:
@@ -188,7 +187,7 @@ def _range(found: Mapping[str, Any]) -> ArchivedRange:
 
 
 def data_file(found: Mapping[str, Any]) -> DataFile:
-    """Read a data file as `asdict` wrote it."""
+    """Return a data file from the mapping that `asdict` made."""
     spans = tuple(FileSpan(**{**each, "key": QueueKey(*each["key"])}) for each in found["spans"])
     return DataFile(**{**found, "spans": spans})
 
@@ -196,44 +195,42 @@ def data_file(found: Mapping[str, Any]) -> DataFile:
 @final
 @dataclass(slots=True)
 class ArchivedQueue:
-    """What is archived of one queue: from `start`, before `end`, sealed before `sealed`."""
+    """The archived offsets of one queue: `start` to `end`, sealed up to `sealed`."""
 
     ranges: list[ArchivedRange] = field(default_factory=list)
     start: int = 0
     end: int = 0
     sealed: int = 0
-    closed: list[tuple[int, int]] = field(default_factory=list)  # sealed, and never compared
-    # Of what was let go of: the last range with rows, by which another store is known.
-    last: ArchivedRange | None = None
+    closed: list[tuple[int, int]] = field(default_factory=list)  # sealed without a broker
+    last: ArchivedRange | None = None  # the last expired range with rows; it identifies the store
 
     @property
     def has_ended(self) -> bool:
-        """Say whether it was written down that the queue is there no more."""
+        """Return whether the manifest records that the queue no longer exists."""
         return (self.end, self.end) in self.closed
 
     @property
     def needed_from(self) -> int:
-        """Return from where on it is needed: behind what is sealed, or what was let go of."""
+        """Return the first offset that the broker must keep: neither sealed nor expired."""
         return max(self.sealed, self.start)
 
     def unsealed(self) -> list[ArchivedRange]:
-        """Return the ranges that are to be compared with the broker."""
+        """Return the ranges that are not yet compared with the broker."""
         return [each for each in self.ranges if each.start >= self.sealed]
 
     def last_before(self, at: int) -> ArchivedRange | None:
-        """Return the last range with rows before an offset, if there is one, or was."""
-        there = [*([self.last] if self.last is not None else []), *self.ranges]
-        return next((each for each in reversed(there) if each.end <= at and each.rows), None)
+        """Return the last range with rows before an offset, also an expired one."""
+        known = [*([self.last] if self.last is not None else []), *self.ranges]
+        return next((each for each in reversed(known) if each.end <= at and each.rows), None)
 
     def lost_between(self, start: int, end: int) -> list[ArchivedRange]:
-        """Return the ranges that have offsets there, and of which something was lost."""
+        """Return the ranges with lost offsets that overlap the given range."""
         return [each for each in self.ranges if each.lost and each.start < end and each.end > start]
 
     def seal(self, at: int) -> None:
-        """Seal what lies before an offset; of it the ranges of an hour become one.
+        """Seal the offsets before `at`, and join the sealed ranges of each hour.
 
-        Nothing asks for less: what is sealed goes by its hour. So a manifest that is read whole has
-        as many ranges as hours, however many batches there were.
+        Sealed ranges expire by the hour. A fold then has one range per hour, not one per batch.
         """
         self.sealed = max(self.sealed, at)
         joined: list[ArchivedRange] = []
@@ -271,25 +268,25 @@ def _joined(first: ArchivedRange, second: ArchivedRange) -> ArchivedRange:
 @final
 @dataclass(slots=True)
 class Archive:
-    """The fold of all entries. It may be shared: see `ArchiveStore.archive`."""
+    """The fold of all entries. Callers may share it: see `ArchiveStore.archive`."""
 
     next_number: int = 0
-    # Of one name, one after the other, in the order in which they came.
+    # In order of creation: the last key of a name is its current incarnation.
     queues: dict[QueueKey, ArchivedQueue] = field(default_factory=dict)
     files: dict[str, DataFile] = field(default_factory=dict)
-    # Files that count no more, and since when: who planned before may still be reading them.
+    # Removed files with the time of removal. Readers with an earlier plan may still read them.
     released_at_ms: dict[str, int] = field(default_factory=dict)
-    # Files that a vacuum deletes, and the number of its entry.
+    # Files that a vacuum deletes, with the number of its entry.
     deleted_by: dict[str, int] = field(default_factory=dict)
     # Invariant: the spans of a queue do not overlap, in order of offsets: (start, end, path).
     _spans: dict[QueueKey, list[tuple[int, int, str]]] = field(default_factory=dict)
 
     def check(self, entry: ManifestEntry) -> None:
-        """Raise ArchiveError where an entry does not follow."""
+        """Raise ArchiveError if an entry does not follow."""
         if entry.number != self.next_number:
             raise ArchiveError(
-                f"the manifest has entry {entry.number} where {self.next_number} should be: a file"
-                " of it is missing"
+                f"the manifest has entry {entry.number} after entry {self.next_number - 1}: a file"
+                " of the manifest is missing; restore it from a copy"
             )
         ends: dict[QueueKey, int] = {}
         for each in entry.ranges:
@@ -297,13 +294,13 @@ class Archive:
             end = ends.get(each.key, each.start if queue is None else queue.end)
             if each.start != end or each.end <= each.start:
                 raise ArchiveError(
-                    f"{each.key}: a range from {each.start} to {each.end} does not follow what ends"
-                    f" at {end}"
+                    f"{each.key}: the range from {each.start} to {each.end} does not begin at the"
+                    f" archived end {end}"
                 )
             ends[each.key] = each.end
         for path in entry.removed:
             if (path in self.files) == (entry.kind == "vacuum"):
-                why = "counts" if path in self.files else "is not there"
+                why = "is in use" if path in self.files else "does not exist"
                 raise ArchiveError(f"entry {entry.number} removes {path}, which {why}")
         for file in entry.files:
             if file.path in self.deleted_by or file.path in self.released_at_ms:
@@ -312,10 +309,10 @@ class Archive:
                 )
         for key, _ in entry.marks:
             if key not in self.queues and key not in ends:
-                raise ArchiveError(f"entry {entry.number} marks {key}, which is not there")
+                raise ArchiveError(f"entry {entry.number} marks {key}, which does not exist")
 
     def apply(self, entry: ManifestEntry) -> None:
-        """Take an entry in. Raises ArchiveError where it does not follow, and changes nothing."""
+        """Apply an entry. If it does not follow, raise ArchiveError and change nothing."""
         self.check(entry)
         for each in entry.ranges:
             self._append(each)
@@ -352,7 +349,7 @@ class Archive:
         queue.end = added.end
 
     def put(self, file: DataFile) -> None:
-        """Take a file in."""
+        """Add a file."""
         self.files[file.path] = file
         for span in file.spans:
             insort(self._spans.setdefault(span.key, []), (span.start, span.end, file.path))
@@ -364,7 +361,7 @@ class Archive:
         self.released_at_ms[path] = at_ms
 
     def holding(self, key: QueueKey, start: int, end: int) -> list[DataFile]:
-        """Return the files that have rows of a queue between two offsets, in order of offsets."""
+        """Return the files with rows of a queue between two offsets, in order of offsets."""
         spans = self._spans.get(key, [])
         # The span before the first that begins at `start` or later may reach over it.
         first = max(0, bisect_left(spans, (start,)) - 1)
@@ -378,7 +375,7 @@ class Archive:
 
 
 def fold(entries: Iterable[ManifestEntry]) -> Archive:
-    """Return what entries make together."""
+    """Return the fold of entries."""
     archive = Archive()
     for entry in entries:
         archive.apply(entry)
@@ -386,7 +383,10 @@ def fold(entries: Iterable[ManifestEntry]) -> Archive:
 
 
 def sealing(archive: Archive, passed: Iterable[ArchivedRange]) -> QueueMarks:
-    """Return how far each queue is sealed when these ranges have passed, without a gap."""
+    """Return the offset up to which each queue can be sealed after these ranges passed.
+
+    A queue is sealed without gaps: up to the first range that did not pass.
+    """
     by_key: dict[QueueKey, dict[int, int]] = {}
     for each in passed:
         by_key.setdefault(each.key, {})[each.start] = each.end
@@ -401,51 +401,50 @@ def sealing(archive: Archive, passed: Iterable[ArchivedRange]) -> QueueMarks:
 
 
 def by_incarnation(files: Iterable[DataFile]) -> list[list[DataFile]]:
-    """Return files by what may be together in one: of each broker group one incarnation of a topic.
+    """Return files in groups that may be merged: one incarnation of each topic and broker group.
 
-    A row says its queue's name and not its incarnation, so those of two could not be told apart.
+    A row has the name of its queue but not the incarnation, so a file must not mix two of them.
     """
-    together: list[tuple[dict[tuple[str, str], str], list[DataFile]]] = []
+    groups: list[tuple[dict[tuple[str, str], str], list[DataFile]]] = []
     for file in files:
         own = {(each.key.topic, each.key.broker): each.key.incarnation for each in file.spans}
-        for known, fitting in together:
+        for known, members in groups:
             if all(known.get(name, own[name]) == own[name] for name in own):
                 known.update(own)
-                fitting.append(file)
+                members.append(file)
                 break
         else:
-            together.append((own, [file]))
-    return [fitting for _, fitting in together]
+            groups.append((own, [file]))
+    return [members for _, members in groups]
 
 
 def expiring(
     archive: Archive, *, before_ms: int, namespace: str, topics: Iterable[str]
 ) -> tuple[QueueMarks, tuple[str, ...]]:
-    """Return where queues begin when what was stored before `before_ms` goes, and which files go.
+    """Return the new first offsets and the expired files for messages stored before `before_ms`.
 
-    Whole ranges go, from the first on, and files of which nothing is left. Where a queue ends stays
-    known, and so do the times of its last range. Topics are those of one namespace; without any all
-    queues are meant.
+    Only whole ranges expire, beginning with the first, and files without remaining rows. The end of
+    a queue and its last range stay known. `topics` are those of one namespace; none: all queues.
     """
-    wanted = {(namespace, topic) for topic in topics}
+    chosen = {(namespace, topic) for topic in topics}
     marks: dict[QueueKey, int] = {}
     for key, queue in archive.queues.items():
-        if wanted and (key.namespace, key.topic) not in wanted:
+        if chosen and (key.namespace, key.topic) not in chosen:
             continue
         for each in queue.ranges:
             if each.max_store_ms >= before_ms:
                 break
             marks[key] = each.end
-    gone = tuple(
+    expired = tuple(
         path
         for path, file in sorted(archive.files.items())
         if all(
             span.end <= marks.get(span.key, archive.queues[span.key].start) for span in file.spans
         )
     )
-    return tuple(sorted(marks.items())), gone
+    return tuple(sorted(marks.items())), expired
 
 
 def renumbered(entry: ManifestEntry, number: int) -> ManifestEntry:
-    """Return an entry as another one in order."""
+    """Return a copy of an entry with another number."""
     return replace(entry, number=number)

@@ -1,9 +1,7 @@
-"""Reading rows back out of an archive, without Spark: one queue, a range of offsets, in order.
+"""Reading rows of an archive, without Spark: a range of offsets of one queue, in order.
 
-What a disk has changed is not handed out: pages have checksums, a body is compared with the one
-that its row has, and the footer, which says where everything is and has no checksum of its own,
-with the one that the manifest has of it. Of a file that is older than that there are as many rows
-as the manifest says, at least. Raises ArchiveError for a file that is not what it was.
+A reader raises ArchiveError for a damaged file. It checks the page checksums, the body checksum of
+each row, and the footer checksum in the manifest. Parquet has no checksum for a footer.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from tidemill_pipeline.archive.manifest import Archive, DataFile, QueueKey
 from tidemill_pipeline.archive.store import ArchiveStore
 from tidemill_pipeline.errors import ArchiveError
 
-_TAIL: Final = struct.Struct("<I4s")  # of a Parquet file: how long its metadata are, and a mark
+_TAIL: Final = struct.Struct("<I4s")  # end of a Parquet file: size of the metadata, magic
 _MARK: Final = b"PAR1"
-BATCH_ROWS = 2_048  # as many as a batch from a broker has; with bodies of 1 KiB 2 MiB
-BATCH_BYTES = 8 << 20  # and about as much of them, as rows of a file are on average
+BATCH_ROWS = 2_048  # as in a batch from a broker: 2 MiB with bodies of 1 KiB
+BATCH_BYTES = 8 << 20  # limit by the average size of the rows of a file
 
-Piece = tuple[int, int, DataFile]  # from an offset, before another one
+Piece = tuple[int, int, DataFile]  # first offset, end offset, file
 
 
 def read_range(
@@ -39,10 +37,7 @@ def read_range(
     end: int,
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a queue from `start`, before `end`, out of the files that hold them.
-
-    Columns come as they are in the files, in the order that was asked for. Bodies are checked.
-    """
+    """Yield the rows of a queue from `start` to before `end` with the given columns."""
     for first, last, file in pieces(files, key, start=start, end=end):
         yield from read_piece(store, file, key, start=first, end=last, columns=columns)
 
@@ -69,30 +64,30 @@ def read_piece(
     end: int,
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a queue out of one file."""
+    """Yield the rows of a queue from one file."""
     rows = 0
     try:
         for batch in _read_piece(store, file, key, start, end, columns):
             rows += batch.num_rows
             yield batch
-    # A name in a footer that is not what it was is no column, or no text.
+    # KeyError and UnicodeDecodeError: a damaged column name in the footer.
     except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError) as error:
         raise ArchiveError(f"{file.path} cannot be read: {error}") from error
     expected = _rows_of(file, key, start=start, end=end)
     if expected is not None and rows != expected:
         raise ArchiveError(
-            f"{file.path} is damaged: of {key} it has {rows} rows at offsets from {start} to {end},"
-            f" and the manifest {expected}"
+            f"{file.path} is damaged: it has {rows} rows of {key} at offsets from {start} to {end},"
+            f" but the manifest has {expected}"
         )
 
 
 def _rows_of(file: DataFile, key: QueueKey, *, start: int, end: int) -> int | None:
-    """Return how many rows a file has between two offsets; None where the manifest cannot say."""
+    """Return the number of rows between two offsets of a file; None if the manifest lacks it."""
     for span in file.spans:
         if span.key == key and span.start <= start and end <= span.end:
             if (span.start, span.end) == (start, end):
                 return span.rows
-            # Only of one without holes it is known where they are not.
+            # For a part of a span, the number is known only if the span has no holes.
             return end - start if span.rows == span.end - span.start else None
     return None
 
@@ -117,16 +112,16 @@ def _read_group(
     end: int,
     columns: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what a row group has of a range. It is by itself, since rows of another are larger."""
+    """Yield the rows of a range in one row group. Its average row size limits the batches."""
     has_bodies = "body" in columns
     more = ["broker", "queue_id", "queue_offset", *(["body_crc32"] if has_bodies else [])]
     needed = list(dict.fromkeys([*columns, *more]))
-    of = parquet.metadata.row_group(group)
-    left = of.num_rows
-    count = max(1, min(BATCH_ROWS, BATCH_BYTES * left // max(1, of.total_byte_size)))
+    metadata = parquet.metadata.row_group(group)
+    remaining = metadata.num_rows
+    count = max(1, min(BATCH_ROWS, BATCH_BYTES * remaining // max(1, metadata.total_byte_size)))
     for batch in parquet.iter_batches(batch_size=count, row_groups=[group], columns=needed):
-        left -= batch.num_rows
-        mine = pc.and_(
+        remaining -= batch.num_rows
+        is_in_range = pc.and_(
             pc.and_(
                 pc.equal(batch["broker"], key.broker), pc.equal(batch["queue_id"], key.queue_id)
             ),
@@ -134,25 +129,25 @@ def _read_group(
                 pc.greater_equal(batch["queue_offset"], start), pc.less(batch["queue_offset"], end)
             ),
         )
-        kept = batch.filter(mine)
+        kept = batch.filter(is_in_range)
         if not kept.num_rows:
             continue
         if has_bodies:
             _check_bodies(kept, file, key)
         yield kept.select(list(columns))
-    # Where the head of a page is damaged its rows are left out, and nobody says so.
-    if left:
-        raise ArchiveError(f"{file.path} is damaged: {left} of its rows cannot be read")
+    # Parquet silently skips the rows of a page with a damaged header.
+    if remaining:
+        raise ArchiveError(f"{file.path} is damaged: {remaining} of its rows cannot be read")
 
 
 def read_footer(opened: Any) -> bytes:
-    """Return the end of an open Parquet file: its metadata, their length, and the last mark."""
+    """Return the end of an open Parquet file: metadata, their length and the magic."""
     size = opened.size()
     opened.seek(max(0, size - _TAIL.size))
     tail: bytes = opened.read()
     length, mark = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
     if mark != _MARK or length > size - _TAIL.size:
-        raise pa.ArrowInvalid("it does not end as a Parquet file does")
+        raise pa.ArrowInvalid("the end of the file is not the end of a Parquet file")
     opened.seek(size - _TAIL.size - length)
     footer: bytes = opened.read()
     return footer
@@ -161,36 +156,36 @@ def read_footer(opened: Any) -> bytes:
 def _checked_metadata(opened: Any, file: DataFile) -> pq.FileMetaData:
     if opened.size() != file.bytes:
         raise ArchiveError(
-            f"{file.path} is damaged: it has {opened.size()} bytes, and the manifest {file.bytes}"
+            f"{file.path} is damaged: it has {opened.size()} bytes, but the manifest has"
+            f" {file.bytes}"
         )
     footer = read_footer(opened)
     if zlib.crc32(footer) != file.footer_crc:
         raise ArchiveError(
-            f"{file.path} is damaged: its footer is not the one that was written, and where its"
-            " rows are cannot be known"
+            f"{file.path} is damaged: its footer does not match the checksum in the manifest"
         )
     return pq.read_metadata(pa.BufferReader(footer))
 
 
 def _check_bodies(batch: pa.RecordBatch, file: DataFile, key: QueueKey) -> None:
-    found = np.fromiter(
+    checksums = np.fromiter(
         (zlib.crc32(body) for body in batch["body"].to_pylist()), np.int64, batch.num_rows
     )
-    wrong = np.flatnonzero(found != batch["body_crc32"].to_numpy())
+    wrong = np.flatnonzero(checksums != batch["body_crc32"].to_numpy())
     if len(wrong):
         offset = batch["queue_offset"][int(wrong[0])].as_py()
         raise ArchiveError(
-            f"{file.path} is damaged: the body at offset {offset} of {key} is not the one that was"
-            " archived"
+            f"{file.path} is damaged: the body at offset {offset} of {key} does not match its"
+            " checksum"
         )
 
 
 def _row_groups(parquet: pq.ParquetFile, key: QueueKey, *, start: int, end: int) -> list[int]:
-    """Return the row groups that may have rows of a range, by their statistics."""
+    """Return the row groups that may have rows of a range, according to their statistics."""
     if not parquet.num_row_groups:
         return []
     first = parquet.metadata.row_group(0)
-    # The columns of a row group are leaves, of which a list or a map has others than one.
+    # The columns of a row group are leaves: a map has two.
     leaves = {first.column(i).path_in_schema: i for i in range(first.num_columns)}
     at, queue_at = leaves["queue_offset"], leaves["queue_id"]
     found = []
@@ -212,7 +207,7 @@ def _row_groups(parquet: pq.ParquetFile, key: QueueKey, *, start: int, end: int)
 
 
 def first_offset_at(store: ArchiveStore, archive: Archive, key: QueueKey, at_ms: int) -> int:
-    """Return the first archived offset that was stored then or later; if none was, the end."""
+    """Return the first archived offset stored at `at_ms` or later; the end if there is none."""
     queue = archive.queues[key]
     for each in queue.ranges:
         if each.max_store_ms < at_ms or not each.rows:
@@ -227,7 +222,7 @@ def first_offset_at(store: ArchiveStore, archive: Archive, key: QueueKey, at_ms:
             columns=["queue_offset", "store_timestamp"],
         ):
             instant = pa.scalar(at_ms * 1000, pa.timestamp("us", tz="UTC"))
-            young = batch.filter(pc.greater_equal(batch["store_timestamp"], instant))
-            if young.num_rows:
-                return int(young["queue_offset"][0].as_py())
+            newer = batch.filter(pc.greater_equal(batch["store_timestamp"], instant))
+            if newer.num_rows:
+                return int(newer["queue_offset"][0].as_py())
     return queue.end

@@ -1,7 +1,7 @@
-"""What the entries of a manifest have come to, as one file, so that they are not read again.
+"""Snapshots of a manifest: the fold of its entries in one file, for faster reads.
 
 Pure. `manifest/00000000000000000128.snapshot.json` is the fold of all entries before number 128.
-Everybody would write the same into it. It is derived: without it the entries are folded.
+Every process would write the same content. Without the snapshot, a reader folds the entries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DELETED_ENTRIES: Final = 1_024
 
 
 def as_json(archive: Archive) -> str:
-    """Return an archive as text. A key is written once, with everything of its queue."""
+    """Return an archive as text. Each queue key is written once."""
     numbers = {key: number for number, key in enumerate(archive.queues)}
     known_from = archive.next_number - DELETED_ENTRIES
     document = {
@@ -67,7 +67,7 @@ def as_json(archive: Archive) -> str:
 
 
 def from_json(text: str) -> Archive:
-    """Read what `as_json` wrote. Raises ArchiveError for what it has not."""
+    """Read a text of `as_json`. Raises ArchiveError for any other text."""
     try:
         found = read_checked(text, what="a snapshot")
         archive = Archive(
@@ -99,7 +99,7 @@ def from_json(text: str) -> Archive:
                 )
             )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ArchiveError(f"a snapshot of the manifest cannot be read: {error}") from error
+        raise ArchiveError(f"cannot read a manifest snapshot: {error}") from error
     return archive
 
 

@@ -1,14 +1,14 @@
-"""Where an archive lies: a folder of this machine, or an object store that pyarrow reaches.
+"""Files of an archive: in a folder of this machine or in an object store that pyarrow reaches.
 
     DIR/messages/namespace=/topic=orders/dt=2026-11-22/hour=23/RUN-....parquet
     DIR/manifest/00000000000000000129.json
-    DIR/manifest/00000000000000000128.snapshot.json    what the entries before it have come to
+    DIR/manifest/00000000000000000128.snapshot.json    the fold of the entries before it
 
-An entry is committed by taking its number: on a file system by a link, which fails where the number
-is taken, after the data files and the entry itself are synced.
+A process commits an entry by taking its number. On a file system, it first syncs the data files and
+the entry. Then it links the entry to its name, which fails if the number is taken.
 
-Invariant: of the entries before a snapshot the last one stays. Whoever was stopped so long that the
-number it is about to take was deleted finds that the one before it is gone, too.
+Invariant: the last entry before a snapshot is never deleted. A process that was stopped for so long
+that its next number was taken and deleted finds the previous entry missing, too.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MESSAGES: Final = "messages"
 _NUMBER_DIGITS: Final = 20
 _ENTRY: Final = ".json"
 _SNAPSHOT: Final = ".snapshot.json"
-# Entries behind a snapshot until there is another one, if they are half as large as it is: so all
-# snapshots together take a few times what the entries do, and a reader twice the last one.
+# Entries after a snapshot before the next one, if they have at least half of its bytes. All
+# snapshots then take a few times the bytes of the entries. A reader reads at most twice the last.
 SNAPSHOT_ENTRIES: Final = 64
 
 
-Mark: TypeAlias = tuple[int, int]  # of a file: its bytes, and when it was written
+Mark: TypeAlias = tuple[int, int]  # bytes and modification time of a file
 
 
 class ArchiveStore:
@@ -52,47 +52,47 @@ class ArchiveStore:
         self._is_local = isinstance(self._files, pa_fs.LocalFileSystem)
         self._archive: Archive | None = None
         self._last: Mark | None = None  # of the last entry that was read
-        # Of the snapshot that was read, and of what was read behind it.
-        self._snapshot_bytes = 0
-        self._behind_count = 0
-        self._behind_bytes = 0
+        self._snapshot_bytes = 0  # of the last snapshot that was read
+        self._newer_count = 0  # entries read after that snapshot
+        self._newer_bytes = 0
 
     # ------------------------------------------------------------ the manifest
 
     @property
     def has_entries(self) -> bool:
-        """Say whether anything was ever archived."""
+        """Return whether the manifest has an entry."""
         return self.archive().next_number > 0
 
     def archive(self) -> Archive:
-        """Return what the manifest says now, of which only what is new is read.
+        """Return the current fold of the manifest. Only new entries are read.
 
-        An archive that is not there yet is empty. What is returned is shared and goes on with the
-        next call: whoever tries something out on it checks and does not apply. Raises ArchiveError.
+        A missing archive is empty. Callers share the result, and the next call changes it. To test
+        an entry, call `check` and not `apply`. Raises ArchiveError.
         """
         try:
-            return self._read_on()
+            return self._read_new()
         except OSError as error:
             raise ArchiveError(f"{self.path} cannot be read: {error}") from error
 
-    def _read_on(self) -> Archive:
+    def _read_new(self) -> Archive:
         archive, self._archive = self._archive, None
         if archive is None or self._mark_of_last(archive) != self._last:
             archive = self._read_whole()
         while True:
             try:
-                self._take(archive, self._entry_path(archive.next_number))
+                self._apply(archive, self._entry_path(archive.next_number))
             except FileNotFoundError:
                 break
-        # One that is empty is not kept: it may be an archive that is away for a moment, and its
-        # first entries may have gone into a snapshot.
+        # Do not keep an empty fold. The volume may be unmounted for a moment, and a snapshot may
+        # already have replaced the first entries.
         self._archive = archive if archive.next_number else None
         return archive
 
     def existing(self) -> Archive:
-        """Return the same to a reader. Raises ArchiveError where there is no archive.
+        """Return the current fold for a reader. Raises ArchiveError if there is no archive.
 
-        To one that is away for a moment all queues would seem to be gone, and new when it is back.
+        If an unmounted archive looked empty, a stream would take its queues as lost and later as
+        new.
         """
         archive = self.archive()
         if not archive.next_number:
@@ -100,10 +100,10 @@ class ArchiveStore:
         return archive
 
     def _mark_of_last(self, archive: Archive) -> Mark | None:
-        """Return by what the last entry that was read is known, as it is there now.
+        """Return the current mark of the last entry that was read.
 
-        Another one, or none: what is here is another archive, or so far on that entries were
-        deleted which were never read.
+        If the mark differs or is missing, this is another archive, or entries were deleted before
+        this process read them.
         """
         return self._mark(self._entry_path(archive.next_number - 1))
 
@@ -114,10 +114,10 @@ class ArchiveStore:
         return int(info.size), int(info.mtime_ns or 0)
 
     def _read_whole(self) -> Archive:
-        """Read the last snapshot, and the entries that are there behind it."""
+        """Read the last snapshot and the entries after it."""
         archive = Archive()
         self._last = None
-        self._snapshot_bytes = self._behind_count = self._behind_bytes = 0
+        self._snapshot_bytes = self._newer_count = self._newer_bytes = 0
         numbers: list[int] = []
         snapshots = [0]
         for name, _ in self._manifest():
@@ -130,51 +130,51 @@ class ArchiveStore:
             with _file_named(path):
                 archive, self._snapshot_bytes = snapshot.from_json(text), len(text)
             self._last = self._mark(self._entry_path(first - 1))
-        # By a listing, so that one that is missing in the middle is found out.
+        # The listing reveals a missing entry in the middle.
         for number in sorted(number for number in numbers if number >= first):
-            self._take(archive, self._entry_path(number))
+            self._apply(archive, self._entry_path(number))
         return archive
 
-    def _take(self, archive: Archive, path: str) -> None:
+    def _apply(self, archive: Archive, path: str) -> None:
         text = self._read(path)
         with _file_named(path):
             archive.apply(ManifestEntry.from_json(text))
         self._last = self._mark(path)
-        self._behind_count += 1
-        self._behind_bytes += len(text)
+        self._newer_count += 1
+        self._newer_bytes += len(text)
 
     def _manifest(self) -> Iterator[tuple[str, int]]:
-        """Yield entries and snapshots by name, and when each was made."""
-        for name, made_at_ms in self._named(MANIFEST):
+        """Yield name and creation time of each entry and snapshot."""
+        for name, made_at_ms in self._files_of(MANIFEST):
             if name.endswith(_ENTRY) and name[:_NUMBER_DIGITS].isdigit():
                 yield name, made_at_ms
 
-    def _named(self, folder: str) -> Iterator[tuple[str, int]]:
+    def _files_of(self, folder: str) -> Iterator[tuple[str, int]]:
         selector = pa_fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
         for info in self._files.get_file_info(selector):
             yield info.base_name, int(info.mtime_ns or 0) // 1_000_000
 
     def commit(self, entry: ManifestEntry) -> None:
-        """Make an entry count. Raises AnotherWriter where its number is taken, and ArchiveError."""
+        """Commit an entry. Raises AnotherWriter if its number is taken, and ArchiveError."""
         path = self._entry_path(entry.number)
         self._check_files(entry)
         with write_errors(path):
             self._files.create_dir(f"{self._root}/{MANIFEST}", recursive=True)
             self._put(path, entry.as_json().encode())
         if entry.number and not self._has(self._entry_path(entry.number - 1)):
-            # This process stood still until its number was long taken, and deleted: see above.
+            # This process was stopped until its number was taken and deleted: see above.
             self._files.delete_file(path)
             raise AnotherWriter(_taken(path))
         self._write_snapshot_if_due()
 
     def _check_files(self, entry: ManifestEntry) -> None:
-        """Raise ArchiveError where a file is not there, or not whole."""
+        """Raise ArchiveError if a data file is missing or has another size."""
         paths = [f"{self._root}/{file.path}" for file in entry.files]
         for file, info in zip(entry.files, self._files.get_file_info(paths), strict=True):
             if info.type != pa_fs.FileType.File or info.size != file.bytes:
                 raise ArchiveError(
-                    f"{self.path}/{file.path} is not there as it was written, and nothing of it"
-                    " counts; start this again"
+                    f"{self.path}/{file.path} is missing or has another size than written; nothing"
+                    " was committed; start this again"
                 )
 
     def _put(self, path: str, text: bytes) -> None:
@@ -187,23 +187,23 @@ class ArchiveStore:
             file.write(text)
 
     def _write_snapshot_if_due(self) -> None:
-        """Write a snapshot where enough was committed since the last one."""
+        """Write a snapshot if enough entries follow the last one."""
         archive = self.archive()
-        if self._behind_count < SNAPSHOT_ENTRIES or self._behind_bytes < self._snapshot_bytes / 2:
+        if self._newer_count < SNAPSHOT_ENTRIES or self._newer_bytes < self._snapshot_bytes / 2:
             return
         text = snapshot.as_json(archive).encode()
-        # Whoever else writes it now writes the same.
+        # Another process would write the same content.
         try:
             with contextlib.suppress(AnotherWriter):
                 self._put(self._path(archive.next_number, _SNAPSHOT), text)
         except (ArchiveError, OSError) as error:
-            # All that it would say the entries say, of which the last one counts already.
-            log.warning("no snapshot of the manifest is written: %s", error)
+            # The last entry is already committed, and the entries have the same content.
+            log.warning("cannot write a snapshot of the manifest: %s", error)
             return
-        self._snapshot_bytes, self._behind_count, self._behind_bytes = len(text), 0, 0
+        self._snapshot_bytes, self._newer_count, self._newer_bytes = len(text), 0, 0
 
     def delete_old_entries(self, *, before_ms: int) -> int:
-        """Delete what a snapshot of before an instant has made needless; return how many files."""
+        """Delete the files that a snapshot from before `before_ms` replaces; return their count."""
         made = dict(self._manifest())
         old = [
             int(name[:_NUMBER_DIGITS])
@@ -211,21 +211,21 @@ class ArchiveStore:
             if name.endswith(_SNAPSHOT) and made_at_ms <= before_ms
         ]
         last = max(old, default=0)
-        gone = [
+        replaced = [
             name
             for name in sorted(made)
             if int(name[:_NUMBER_DIGITS]) < last - (not name.endswith(_SNAPSHOT))
         ]
-        # Of processes that were killed between link and unlink.
+        # Drafts remain of processes that were killed between link and unlink.
         drafts = [
             name
-            for name, made_at_ms in self._named(MANIFEST)
+            for name, made_at_ms in self._files_of(MANIFEST)
             if name.startswith(".") and made_at_ms <= before_ms
         ]
-        # The first ones first: what is left has no gap.
-        for name in [*gone, *drafts]:
+        # In order, so that the remaining entries have no gap.
+        for name in [*replaced, *drafts]:
             self._files.delete_file(f"{self._root}/{MANIFEST}/{name}")
-        return len(gone) + len(drafts)
+        return len(replaced) + len(drafts)
 
     def _entry_path(self, number: int) -> str:
         return self._path(number, _ENTRY)
@@ -255,14 +255,14 @@ class ArchiveStore:
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Any]:
-        """Open a new data file for the block; synced at its end. Raises OSError."""
+        """Open a new data file for the block, and sync it at the end. Raises OSError."""
         full = f"{self._root}/{path}"
         if self._is_local:
             Path(full).parent.mkdir(parents=True, exist_ok=True)
         with self._files.open_output_stream(full) as file:
             yield file
         if self._is_local:
-            # Its name, too, up to where folders may have been made for it.
+            # Sync the names, too: parent folders may be new.
             for each in (Path(full), *Path(full).parents):
                 _sync(str(each))
                 if str(each) == self._root:
@@ -273,10 +273,7 @@ class ArchiveStore:
         return self._files.open_input_file(f"{self._root}/{path}")
 
     def data_files(self) -> Iterator[tuple[str, int]]:
-        """Yield every data file that is there, named by the manifest or not, and when it was made.
-
-        (path below the archive, milliseconds since 1970)
-        """
+        """Yield path below the archive and creation time in ms of each data file on disk."""
         selector = pa_fs.FileSelector(
             f"{self._root}/{MESSAGES}", allow_not_found=True, recursive=True
         )
@@ -285,33 +282,34 @@ class ArchiveStore:
                 yield info.path[len(self._root) + 1 :], int(info.mtime_ns or 0) // 1_000_000
 
     def names(self) -> Iterator[str]:
-        """Yield what lies right below; nothing where there is no such folder."""
+        """Yield the names in the archive's folder; none if the folder is missing."""
         selector = pa_fs.FileSelector(self._root, allow_not_found=True)
         for info in self._files.get_file_info(selector):
             yield info.base_name
 
     def move(self, path: str, to: str) -> None:
-        """Give a file another name, of which there may be one. Raises FileNotFoundError."""
+        """Rename a file and replace a file of that name. Raises FileNotFoundError."""
         self._files.move(f"{self._root}/{path}", f"{self._root}/{to}")
         if self._is_local:
             _sync(self._root)
 
     def delete(self, path: str) -> None:
-        """Delete a data file; one that is gone already is no failure."""
+        """Delete a data file. A missing file is not an error."""
         with contextlib.suppress(FileNotFoundError):
             self._files.delete_file(f"{self._root}/{path}")
 
 
 def no_archive(path: str) -> str:
-    """Return what is said where an archive was meant, and none is."""
+    """Return the error text for a missing archive."""
     return (
-        f"there is no archive at {path}: nothing was archived there yet, or what it lies on is away"
+        f"there is no archive at {path}: nothing was archived there yet, or the volume is not"
+        " mounted"
     )
 
 
 @contextlib.contextmanager
 def write_errors(path: str) -> Iterator[None]:
-    """Raise ArchiveError for the block that says which file a full or read-only folder refused."""
+    """Turn an OSError of the block into an ArchiveError that names the file."""
     try:
         yield
     except OSError as error:
@@ -320,7 +318,7 @@ def write_errors(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _file_named(path: str) -> Iterator[None]:
-    """Have an ArchiveError of the block say which file it is about."""
+    """Add the file to the text of an ArchiveError of the block."""
     try:
         yield
     except ArchiveError as error:
@@ -331,7 +329,7 @@ _stores: dict[tuple[int, str], ArchiveStore] = {}
 
 
 def shared_store(path: str) -> ArchiveStore:
-    """Return this process's store of an archive, for those who look at it again and again."""
+    """Return this process's store of an archive. It reads each entry once."""
     key = (os.getpid(), path)
     if key not in _stores:
         _stores[key] = ArchiveStore(path)
@@ -346,12 +344,12 @@ def _file_system(path: str) -> tuple[Any, str]:
     try:
         files, root = pa_fs.FileSystem.from_uri(uri)
     except (OSError, ValueError) as error:
-        raise ArchiveError(f"{path} cannot be reached: {error}") from error
+        raise ArchiveError(f"{path} is unreachable: {error}") from error
     return files, root.rstrip("/")
 
 
 def _link(path: Path, text: bytes) -> None:
-    """Link a synced file to its name, which exactly one process can."""
+    """Link a synced file to its name. The link fails if the name exists."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     draft.write_bytes(text)
     _sync(str(draft))
@@ -365,7 +363,7 @@ def _link(path: Path, text: bytes) -> None:
 
 
 def _taken(path: str) -> str:
-    return f"{path} is there already: another archiver works on this archive; run one at a time"
+    return f"{path} already exists: another archiver works on this archive; run one at a time"
 
 
 def _sync(path: str) -> None:
