@@ -28,27 +28,27 @@ TROUBLE_S = 10.0  # virtual time with faults
 # `tests.simulation.find_mutants` searches for new ones among all situations.
 SEEN = {
     "the minimum is counted on the union": ("left alone", 4),
-    "no union while a proposal is under way": ("joined without a word", 0),
+    "no union while a proposal is under way": ("joined unnoticed", 0),
     "eligible is not cleared": ("once eligible", 0),
     "an unclean start stays a member": ("memory lost twice", 0),
     "unclean is not sticky": ("memory lost twice", 0),
     "acks before the sync": ("power cut of all", 1),
     "no minimum": ("left alone", 0),
-    "a proposal ends with the next one": ("a proposal that was replaced", 0),
+    "a proposal ends with the next one": ("a replaced proposal", 0),
     "an unclean start is eligible": ("memory lost of two", 1),
-    "a proposal against an older version": ("a proposal of before", 0),
+    "a proposal against an older version": ("an outdated proposal", 0),
     "a proposal of an older epoch": ("a proposal of a deposed master", 0),
-    "another run joins": ("taken for a former run", 1),
-    "every live replica joins": ("behind, and alone", 0),
-    "any replica is elected": ("behind, and alone", 0),
+    "another run joins": ("mistaken for an earlier run", 1),
+    "every live replica joins": ("behind and alone", 0),
+    "any replica is elected": ("behind and alone", 0),
     "the unclean are elected": ("memory lost of two", 1),
     "logs agree where both go on": ("a proposal of a deposed master", 0),
     "the journal keeps cut epochs": ("a journal without records", 0),
     "an epoch begins where another did": ("two epochs at one place", 0),
-    "an older view is news": ("a view of before", 0),
-    "an older epoch begins again": ("elected again unawares", 0),
+    "an older view is news": ("an outdated view", 0),
+    "an older epoch begins again": ("elected again unnoticed", 0),
     "another run is master": ("power cut at the beginning", 0),
-    "a deposed master serves, and is followed": ("elected again unawares", 0),
+    "a deposed master serves, and is followed": ("elected again unnoticed", 0),
 }
 FORGOTTEN = [name for name in OPERATED if name.startswith("forgotten")]
 FORGOTTEN_WITH_ENGINES = [name for name in FORGOTTEN if name in Clients.situations]
@@ -101,11 +101,13 @@ def test_a_replica_with_a_slow_disk_is_removed_and_comes_back(whose: str) -> Non
 
 def test_a_master_that_was_paused_during_its_replacement_acknowledges_nothing() -> None:
     """An operator's order may lose records at once, and none afterwards."""
-    runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]
+    runs = [run_seed(seed, trouble_s=0, situation="replaced while paused") for seed in range(10)]
     assert not any(run.findings for run in runs), "\n".join(map(str, runs))
     assert any(run.was_staged for run in runs)
     with replaced(fencing, "is_late", lambda _silent_ms, *, silence_ms: silence_ms < 0):
-        runs = [run_seed(seed, trouble_s=0, situation="replaced while still") for seed in range(10)]
+        runs = [
+            run_seed(seed, trouble_s=0, situation="replaced while paused") for seed in range(10)
+        ]
     assert any("C1" in finding for run in runs for finding in run.findings)
 
 

@@ -1,4 +1,4 @@
-"""Broker and proxies on virtual time, in an order that a seed chooses (`tests/simulation`)."""
+"""Brokers and proxies on virtual time; a seed chooses the order of events (`tests/simulation`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.simulation.push import run_push
 from tests.simulation.run import run_seed
 from tests.support.seeds import each, seed_chunks, seeds
 
-TROUBLE_S = 15.0  # of virtual time, for which things happen
-SEEDS = 100  # of a full round, as all such constants: see tests/support/seeds.py
+TROUBLE_S = 15.0  # of virtual time with failures
+SEEDS = 100  # of a full round; see tests/support/seeds.py
 CHUNKS = 12  # the seeds are split into this many tests
 
 
@@ -32,11 +32,11 @@ def test_no_promise_is_broken_with_several_broker_groups(chunk: list[int]) -> No
 
 
 @pytest.mark.parametrize("seed", seeds("simulation of push consumers", 2))  # of ten minutes each
-def test_nobody_gets_what_a_living_push_consumer_has(seed: int) -> None:
-    run, holding = run_push(seed)
+def test_no_consumer_receives_a_message_that_a_living_push_consumer_has(seed: int) -> None:
+    run, held = run_push(seed)
     assert not run.findings, str(run)
-    assert holding.longest_s > 120, "they work longer than messages are hidden at first"
-    assert holding.deaths > 0
+    assert held.longest_s > 120, "no consumer works longer than the first invisible duration"
+    assert held.deaths > 0
 
 
 def test_a_seed_repeats_its_run() -> None:

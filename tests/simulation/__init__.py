@@ -1,12 +1,13 @@
-"""A broker group's processes in one, on virtual time, in an order that a seed chooses.
+"""All processes of a broker group in one process, on virtual time, in an order that a seed chooses.
 
-    loop       an event loop without I/O: it runs what is ready in a random order, and when nothing
-               is, time jumps to the next timer
-    network    links between proxies and brokers: delays, and ends at any moment
-    processes  a broker over a faulty disk, a proxy; each can be killed, clocks are their own
-    clients    producers and consumers, whose histories are judged
-    push       consumers that work for minutes, in a run of their own
-    run        one seed from its begin to its verdict; `python -m tests.simulation.run --seeds 200`
+    loop       the event loop: it runs ready callbacks in random order; if none is ready, the time
+               jumps to the next timer
+    network    links between proxies and brokers, with delays; a link can end at any moment
+    processes  brokers over faulty disks, and proxies; a test can kill each and set its clock
+    clients    producers and consumers that record their history
+    push       consumers that process messages for minutes
+    run        one seed with its verdict: `python -m tests.simulation.run --seeds 200`
+    replica_*  replicas, controllers and their store: `tests.simulation.replica_group`
 
-A seed says it all: the same seed is the same run, operation by operation.
+The same seed repeats the same run, callback by callback.
 """

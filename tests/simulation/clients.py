@@ -1,4 +1,4 @@
-"""Clients of a simulated broker group, and what they note of what they saw."""
+"""Clients of a simulated broker group, which record the history of their calls."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 DEADLINE_S = 4.0
 INVISIBLE_MS = 10_000
 POLL_MS = 5_000
-# Refused before anything was done: the same message may be sent again under its key.
-REFUSED = frozenset({v2.TOO_MANY_REQUESTS})
+# The broker did nothing: a client may send the same message again under its key.
+REJECTED = frozenset({v2.TOO_MANY_REQUESTS})
 
 
-class Gone(Exception):
-    """The proxy has left in the middle of a call, or the caller has."""
+class CallBroken(Exception):
+    """The proxy was killed during a call, or the caller stopped waiting; the outcome is unknown."""
 
 
 class Client:
@@ -40,7 +40,7 @@ class Client:
         self.random = random
 
     async def call(self, method: str, request: Message, response: type[Response]) -> Response:
-        """Call a method of some proxy. Raises Gone when the outcome is unknown."""
+        """Call a method of a random proxy. Raises CallBroken."""
         proxy = self.random.choice(self._proxies)
         call = self._new_call()
         handler = proxy.methods.unary[method]
@@ -50,9 +50,9 @@ class Client:
         return response.FromString(answer)
 
     async def receive(self, request: service.ReceiveMessageRequest) -> list[v2.Message]:
-        """Receive messages; those of an answer that broke off are not seen. Raises Gone."""
+        """Receive messages; drop those of an incomplete response. Raises CallBroken."""
         proxy = self.random.choice(self._proxies)
-        responses = Received()
+        responses = ReceiveResponses()
         await self._run(
             proxy,
             proxy.boundary.streaming(
@@ -63,8 +63,8 @@ class Client:
                 responses,
             ),
         )
-        # Not of an answer that its caller did not wait for.
-        responses.tell_read()
+        # A client that stopped waiting does not read its responses.
+        responses.report_read()
         return responses.messages
 
     def _new_call(self, deadline_s: float = DEADLINE_S) -> Call:
@@ -72,7 +72,7 @@ class Client:
         return Call(headers, peer=lambda: self.name, time_remaining_s=deadline_s)
 
     async def _run(self, proxy: Proxy, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a call in the proxy's process; now and then the caller does not wait for its end."""
+        """Run a call in the proxy's process; a few callers stop waiting after 50 ms."""
         task = asyncio.ensure_future(proxy.serve(coroutine))
         proxy.tasks.append(task)
         patience_s = 0.05 if self.random.random() < 0.03 else None
@@ -81,25 +81,25 @@ class Client:
                 return await asyncio.shield(task)
         except TimeoutError:
             task.cancel()
-            raise Gone from None
+            raise CallBroken from None
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 task.cancel()
                 raise
-            raise Gone from None  # It is the proxy that was killed.
+            raise CallBroken from None  # The proxy was killed, not the caller.
         finally:
             with contextlib.suppress(ValueError):
                 proxy.tasks.remove(task)
 
 
-class Received:
-    """The items of a receive."""
+class ReceiveResponses:
+    """The responses of one receive call."""
 
     def __init__(self) -> None:
         self.messages: list[v2.Message] = []
         self.sent_count = 0
-        self.tell_read: Callable[[], None] = lambda: None
+        self.report_read: Callable[[], None] = lambda: None
 
     @property
     def connection(self) -> Hashable:
@@ -115,13 +115,13 @@ class Received:
         return True
 
     async def hold_in_turn(self, _size_bytes: int, *, timeout_s: float) -> bool:
-        raise AssertionError("there always is room")
+        raise AssertionError("has_room is always true")
 
     def release(self, _size_bytes: int) -> None:
         pass
 
-    def when_read(self, tell: Callable[[], None]) -> None:
-        self.tell_read = tell
+    def when_read(self, report: Callable[[], None]) -> None:
+        self.report_read = report
 
     async def send(self, encoded: bytes) -> None:
         item = service.ReceiveMessageResponse.FromString(encoded)
@@ -135,35 +135,35 @@ class Received:
 
 
 class Subscription:
-    """A topic, its one group, and the history of both."""
+    """A topic, its only consumer group, and their history."""
 
     def __init__(self, topic: str, group: str) -> None:
         self.topic = topic
         self.group = group
         self.history = History()
-        self.recalled: dict[str, bool] = {}  # by key: whether that is certain
+        self.recalled: dict[str, bool] = {}  # by key: whether the recall is certain
         self.count = 0
 
     def new_key(self) -> str:
         self.count += 1
         return f"{self.topic}-{self.count}"
 
-    def left(self) -> set[str]:
-        """Return what has to come yet."""
+    def backlog(self) -> set[str]:
+        """Return the keys of messages that a consumer must still receive."""
         return self.history.unsettled() - self.recalled.keys()
 
     def judge(self) -> str:
-        """Return what is wrong, "" for nothing."""
+        """Return the broken promises, or "" if there are none."""
         for key in self.recalled:
-            # Its owner wants it never to come.
+            # A recalled message may or may not be delivered.
             self.history.sends[key].outcome = Outcome.UNKNOWN
         verdict = self.history.judge()
         received = {receive.key for receive in self.history.receives}
-        came = sorted(key for key, is_certain in self.recalled.items() if is_certain)
-        came = [key for key in came if key in received]
-        if verdict.is_clean and not came:
+        certain = sorted(key for key, is_certain in self.recalled.items() if is_certain)
+        delivered = [key for key in certain if key in received]
+        if verdict.is_clean and not delivered:
             return ""
-        return f"{self.topic}:\n{verdict}\nrecalled, and came: {came}"
+        return f"{self.topic}:\n{verdict}\nrecalled and delivered: {delivered}"
 
 
 async def produce(
@@ -174,7 +174,7 @@ async def produce(
     tags: tuple[str, ...] = ("",),
     pause_s: float = 0.125,
 ) -> None:
-    """Send one message after the other; what another tag has is not for the subscription."""
+    """Send messages one by one; the subscription must receive those with the first tag."""
     while True:
         await asyncio.sleep(client.random.expovariate(1 / pause_s))
         tag, key = client.random.choice(tags), subscription.new_key()
@@ -187,13 +187,13 @@ async def produce(
         request = service.SendMessageRequest(
             messages=[message(body, topic=subscription.topic, message_id=key, **fields)]
         )
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(CallBroken):
             response = await client.call("SendMessage", request, service.SendMessageResponse)
             send.ended(_outcome_of(response.status.code))
 
 
 async def schedule(client: Client, subscription: Subscription, wall_ms: Any) -> None:
-    """Send delayed messages, and recall some."""
+    """Send delayed messages and recall some of them."""
     while True:
         await asyncio.sleep(client.random.expovariate(4))
         key = subscription.new_key()
@@ -207,7 +207,7 @@ async def schedule(client: Client, subscription: Subscription, wall_ms: Any) -> 
                 service.SendMessageRequest(messages=[one]),
                 service.SendMessageResponse,
             )
-        except Gone:
+        except CallBroken:
             continue
         send.ended(_outcome_of(response.status.code))
         handle = response.entries[0].recall_handle if response.entries else ""
@@ -222,7 +222,7 @@ async def _recall(client: Client, subscription: Subscription, key: str, handle: 
     request = service.RecallMessageRequest(
         topic=v2.Resource(name=subscription.topic), recall_handle=handle
     )
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(CallBroken):
         response = await client.call("RecallMessage", request, service.RecallMessageResponse)
         if response.status.code == v2.OK:
             subscription.recalled[key] = key not in received
@@ -233,7 +233,7 @@ async def _recall(client: Client, subscription: Subscription, key: str, handle: 
 async def consume(
     client: Client, subscription: Subscription, *, batch_size: int = 8, tag: str = "*"
 ) -> None:
-    """Receive, and ack most of what comes."""
+    """Receive messages and ack most of them."""
     request = receive_request(
         subscription.topic,
         subscription.group,
@@ -246,7 +246,7 @@ async def consume(
         await asyncio.sleep(client.random.expovariate(20))
         try:
             messages = await client.receive(request)
-        except Gone:
+        except CallBroken:
             continue
         if messages:
             keys = [one.body.decode().rstrip() for one in messages]
@@ -261,7 +261,7 @@ async def _settle(
     random = client.random
     handles = [one.system_properties.receipt_handle for one in messages]
     if random.random() < 0.1:
-        return  # It has died, and its messages come again.
+        return  # The consumer dies, so its messages become available again.
     if random.random() < 0.15:
         handles = [
             await _renew(client, subscription, handle) if random.random() < 0.5 else handle
@@ -274,13 +274,13 @@ async def _settle(
 async def ack(
     client: Client, subscription: Subscription, messages: list[v2.Message], handles: list[str]
 ) -> None:
-    """Ack messages, and note what came of it."""
+    """Ack messages and record the outcome of each."""
     keys = [one.body.decode().rstrip() for one in messages]
     acks = [
         subscription.history.ack(key, place=one.system_properties.store_host)
         for key, one in zip(keys, messages, strict=True)
     ]
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(CallBroken):
         response = await client.call(
             "AckMessage",
             ack_request(*handles, topic=subscription.topic, group=subscription.group),
@@ -300,7 +300,7 @@ async def _renew(client: Client, subscription: Subscription, handle: str) -> str
         receipt_handle=handle,
         invisible_duration=milliseconds(INVISIBLE_MS),
     )
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(CallBroken):
         response = await client.call(
             "ChangeInvisibleDuration", request, service.ChangeInvisibleDurationResponse
         )
@@ -312,4 +312,4 @@ async def _renew(client: Client, subscription: Subscription, handle: str) -> str
 def _outcome_of(code: int) -> Outcome:
     if code == v2.OK:
         return Outcome.OK
-    return Outcome.FAILED if code in REFUSED else Outcome.UNKNOWN
+    return Outcome.FAILED if code in REJECTED else Outcome.UNKNOWN

@@ -20,7 +20,7 @@ TROUBLE_S = 10.0
 
 
 def broken_by(name: str, seed: int) -> str:
-    """Say what is found of one seed under one relaxed rule; empty: nothing."""
+    """Return the first finding of a seed under a relaxed rule, or "" if there is none."""
     with mutated(name):
         run = run_seed(seed, trouble_s=TROUBLE_S)
     return f"{run.situation}: {run.findings[0]}" if run.findings else ""
@@ -34,13 +34,13 @@ def main() -> int:
     chosen = parser.parse_args()
     missed = 0
     for name, test in NEVER_ASKED.items():
-        sys.stdout.write(f"{name}: processes never come to ask: {test}\n")
+        sys.stdout.write(f"{name}: processes never use this rule: {test}\n")
     for name in chosen.names:
         seeds = range(chosen.first, chosen.first + chosen.seeds)
         found = next(((seed, why) for seed in seeds if (why := broken_by(name, seed))), None)
         missed += found is None
-        told = "not found" if found is None else f"seed {found[0]}: {found[1]}"
-        sys.stdout.write(f"{name}: {told}\n")
+        text = "not found" if found is None else f"seed {found[0]}: {found[1]}"
+        sys.stdout.write(f"{name}: {text}\n")
         sys.stdout.flush()
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""An event loop without I/O: virtual time, and a random order of what is ready."""
+"""An event loop without I/O: it has virtual time and runs ready callbacks in random order."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from unittest import mock
 T = TypeVar("T")
 
 BEGIN_S = 1_000.0  # monotonic time when a run begins
-STEPS_MAX = 3_000_000  # callbacks of one run: beyond it something spins
+STEPS_MAX = 3_000_000  # callbacks of one run; a run with more has an endless loop
 
 
-class Deadlocked(AssertionError):
-    """Nothing is ready, and no timer is set."""
+class Deadlock(AssertionError):
+    """No callback is ready and no timer is set, or callbacks run without end."""
 
 
 class SimulationLoop(asyncio.base_events.BaseEventLoop):
-    """Runs one callback at a time."""
+    """A loop that runs one callback at a time."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
         self._random = random
         self.now_s = BEGIN_S
         self.steps = 0
-        self.trace = 0  # a hash over the order of all callbacks: equal for equal runs
+        self.trace = 0  # a hash of the order of all callbacks; equal for equal runs
 
     def time(self) -> float:
         return self.now_s
@@ -39,7 +39,7 @@ class SimulationLoop(asyncio.base_events.BaseEventLoop):
         while scheduled and scheduled[0].cancelled():
             self._drop(heapq.heappop(scheduled))
         if not ready and not scheduled:
-            raise Deadlocked("nothing is ready, and nothing will be")
+            raise Deadlock("no callback is ready and no timer is set")
         if not ready:
             self.now_s = max(self.now_s, scheduled[0].when())
         while scheduled and scheduled[0].when() <= self.now_s:
@@ -54,7 +54,7 @@ class SimulationLoop(asyncio.base_events.BaseEventLoop):
         del ready[at]
         self.steps += 1
         if self.steps > STEPS_MAX:
-            raise Deadlocked(f"{STEPS_MAX} callbacks by {self.now_s:.3f} s: something spins")
+            raise Deadlock(f"{STEPS_MAX} callbacks by {self.now_s:.3f} s: an endless loop")
         self.trace = hash((self.trace, at, len(ready), round(self.now_s * 1e6)))
         if not handle.cancelled():
             handle._run()
@@ -64,23 +64,23 @@ class SimulationLoop(asyncio.base_events.BaseEventLoop):
         handle._scheduled = False  # type: ignore[attr-defined]  # as the base does
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Let it be: it is dropped when its time comes."""
+        """Do nothing: the loop drops a cancelled timer when it is due."""
 
     def _write_to_self(self) -> None:
         """Do nothing: no other thread wakes this loop."""
 
     def _process_events(self, _events: object) -> None:
-        """Do nothing: there are none."""
+        """Do nothing: a loop without I/O has no events."""
 
 
 def simulate(main: Coroutine[Any, Any, T], random: Random) -> tuple[T, SimulationLoop]:
-    """Run `main` to its end on a loop of its own, on which `time.monotonic` is the loop's."""
+    """Run `main` to its end on a new loop, whose time replaces `time.monotonic`."""
     loop = SimulationLoop(random)
     with _virtual_time(loop, random), contextlib.closing(loop):
         asyncio.set_event_loop(loop)
         try:
             result = loop.run_until_complete(main)
-            assert not asyncio.all_tasks(loop), "what a run has begun ends with it"
+            assert not asyncio.all_tasks(loop), "a task has outlived the run that began it"
             return result, loop
         finally:
             asyncio.set_event_loop(None)
@@ -88,9 +88,10 @@ def simulate(main: Coroutine[Any, Any, T], random: Random) -> tuple[T, Simulatio
 
 @contextlib.contextmanager
 def _virtual_time(loop: SimulationLoop, random: Random) -> Iterator[None]:
-    """Let whoever asks for the time be told the loop's; each look takes up to half a millisecond.
+    """Replace the monotonic clock by the time of the loop.
 
-    So work in slices gives way at moments that the seed chooses.
+    Each reading in nanoseconds adds up to 5 ms of chance, so work in slices yields at moments that
+    the seed chooses.
     """
     state = global_random.getstate()
     global_random.seed(random.random())

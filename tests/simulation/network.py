@@ -1,4 +1,4 @@
-"""Links between proxies and brokers: bytes arrive late, in order, or not at all."""
+"""Links between proxies and brokers: messages arrive late and in order, or are lost."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Protocol
 
 from tidemill.transport.grpc.status import RpcCode, RpcError
 
-DELAY_S_MAX = 0.004  # of most messages
-SLOW_PART = 0.05  # of messages that are slow, by up to
-SLOW_S_MAX = 0.4
+DELAY_S_MAX = 0.004  # of a normal message
+SLOW_PART = 0.05  # the share of slow messages
+SLOW_S_MAX = 0.4  # of a slow message
 
 
 class Server(Protocol):
-    """Who takes calls at an address."""
+    """A process that serves calls at an address."""
 
     async def serve(self, path: str, call: ServerEnd) -> None:
         """Serve one call of a method until it ends."""
 
 
 class Network:
-    """Who listens where, and all links."""
+    """The servers by address, and all links."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.servers: dict[str, Server] = {}
         self.links: list[NetworkLink] = []
-        self.half_open: list[NetworkLink] = []  # closed for the proxy, and not yet for the broker
+        self.half_open: list[NetworkLink] = []  # closed at the proxy, still open at the broker
 
     @contextlib.asynccontextmanager
     async def connect(
         self, address: str, _limits: object, *, message_bytes_max: int, timeout_s: float
     ) -> AsyncIterator[NetworkLink]:
-        """Connect a proxy; as `tidemill.transport.aio.channel.connected` does."""
+        """Connect a proxy, with the signature of `tidemill.transport.aio.channel.connected`."""
         del message_bytes_max, timeout_s
         await asyncio.sleep(self.delay_s())
         server = self.servers.get(address)
         if server is None:
-            raise RpcError(RpcCode.UNAVAILABLE, f"nobody listens at {address}")
+            raise RpcError(RpcCode.UNAVAILABLE, f"no server listens at {address}")
         link = NetworkLink(self, server)
         self.links.append(link)
         try:
@@ -54,7 +54,7 @@ class Network:
         return self.random.uniform(0, DELAY_S_MAX)
 
     def close_server(self, address: str) -> None:
-        """End all links of a process that is gone."""
+        """Close all links of a process that has ended."""
         server = self.servers.pop(address, None)
         for link in [link for link in self.links + self.half_open if link.server is server]:
             link.close()
@@ -62,7 +62,7 @@ class Network:
 
 
 class NetworkLink:
-    """One connection with its one call, seen from the proxy."""
+    """The proxy's end of a connection with one call."""
 
     def __init__(self, network: Network, server: Server) -> None:
         self.server = server
@@ -86,7 +86,7 @@ class NetworkLink:
 
     @property
     def heard_at_s(self) -> float:
-        """When the broker gave its last sign of life; pings are answered as long as it is there."""
+        """The time of the broker's last message; an open link answers pings, so it is now."""
         return self._heard_at_s if self.is_closed else self._loop.time()
 
     def write(self, message: bytes) -> None:
@@ -106,28 +106,28 @@ class NetworkLink:
     async def wait_ended(self) -> None:
         await asyncio.shield(self._outcome)
 
-    # ------------------------------------------------------------ both
+    # ------------------------------------------------------------ both sides
 
-    def answer(self, message: bytes) -> None:
-        """Bring a reply of the broker to the proxy."""
+    def reply(self, message: bytes) -> None:
+        """Carry a reply of the broker to the proxy."""
         self._carry("down", self._deliver, message)
 
     def close(self) -> None:
-        """End the link: what is on its way arrives nowhere."""
+        """Close the link; messages in flight are lost."""
         if not self.is_closed:
             self._lose()
             self._end.closed()
 
     def close_at_broker(self) -> None:
-        """Let the broker see the end of a link that its proxy has lost."""
+        """Close a link at the broker that its proxy has lost before."""
         if self in self._network.half_open:
             self._network.half_open.remove(self)
             self._end.closed()
 
     def lose_at_proxy(self, late_s: float, end_s: float) -> None:
-        """Let the proxy see the end now, and the broker in `end_s`.
+        """Close the link at the proxy now and at the broker after `end_s`.
 
-        What is on its way to the broker arrives, `late_s` from now or when it would have.
+        Messages in flight to the broker still arrive, at the earliest `late_s` from now.
         """
         if self.is_closed:
             return
@@ -149,7 +149,7 @@ class NetworkLink:
     def _carry(self, way: str, to: Callable[[bytes], None], message: bytes) -> None:
         if self.is_closed:
             return
-        # In order: nothing overtakes what was sent before it.
+        # Messages of one direction arrive in the order in which they were sent.
         at_s = max(self._arrives_at_s[way], self._loop.time() + self._network.delay_s())
         self._arrives_at_s[way] = at_s + 1e-6
         self._loop.call_at(at_s, self._arrive, to, message)
@@ -162,13 +162,13 @@ class NetworkLink:
             if now_s >= self._late_until_s:
                 to(message)
             else:
-                # In order: each a little later than the one before.
+                # Each message arrives a little after the message before.
                 self._late_until_s += 1e-6
                 self._loop.call_at(self._late_until_s, to, message)
 
     def _deliver(self, message: bytes) -> None:
         self._heard_at_s = self._loop.time()
-        assert self._on_message is not None, "the call is open"
+        assert self._on_message is not None, "a message arrives before the call is open"
         self._on_message(message)
 
     async def _serve(self, path: str) -> None:
@@ -178,7 +178,7 @@ class NetworkLink:
 
 
 class ServerEnd:
-    """The call as the broker has it; it does what `RpcCall` does."""
+    """The broker's end of the call, with the methods of `RpcCall`."""
 
     unsent_bytes = 0
 
@@ -202,10 +202,10 @@ class ServerEnd:
         return request
 
     def write(self, message: bytes) -> None:
-        self._link.answer(message)
+        self._link.reply(message)
 
     async def send(self, message: bytes) -> None:
-        self._link.answer(message)
+        self._link.reply(message)
 
     async def wait_drained(self) -> None:
         await asyncio.sleep(0)

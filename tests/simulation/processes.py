@@ -1,4 +1,4 @@
-"""The processes of a broker group: a broker over a faulty disk, and proxies."""
+"""The simulated processes: brokers over faulty disks, and proxies."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from tidemill.proxy.settings import ProxySettings
 T = TypeVar("T")
 
 EPOCH_MS = 1_700_000_000_000
-RESTART_S = 0.3  # what the supervisor and a start take
-SYNC_S_MAX = 0.003
-STALL_PART = 0.02  # of syncs, that take up to
-STALL_S_MAX = 0.5
+RESTART_S = 0.3  # the time that the supervisor and a start take
+SYNC_S_MAX = 0.003  # of a normal sync
+STALL_PART = 0.02  # the share of slow syncs
+STALL_S_MAX = 0.5  # of a slow sync
 CONFIG = EngineConfig(
     segment_bytes=64 << 10,
     checkpoint_log_bytes=48 << 10,
@@ -53,23 +53,23 @@ CONFIG = EngineConfig(
 
 
 class MachineClock:
-    """A machine's clocks: its wall clock may be set, its monotonic one may not."""
+    """The clocks of a machine: a wall clock that can be set, and a monotonic clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.wrong_by_ms = 0
-        self._wall_ms = 0  # the last answer of this process, and when it was given
-        self._answered_at_ms = 0
+        self._wall_ms = 0  # the last reading of this process
+        self._read_at_ms = 0  # the monotonic time of that reading
 
     def process_began(self) -> None:
-        """Forget what the process before was told."""
-        self._wall_ms = self._answered_at_ms = 0
+        """Forget the readings of the previous process."""
+        self._wall_ms = self._read_at_ms = 0
 
     def wall_ms(self) -> int:
         wall_ms, monotonic_ms = self.unsteady_wall_ms(), self.monotonic_ms()
         if wall_ms < self._wall_ms:
-            wall_ms = self._wall_ms + monotonic_ms - self._answered_at_ms
-        self._wall_ms, self._answered_at_ms = wall_ms, monotonic_ms
+            wall_ms = self._wall_ms + monotonic_ms - self._read_at_ms
+        self._wall_ms, self._read_at_ms = wall_ms, monotonic_ms
         return wall_ms
 
     def unsteady_wall_ms(self) -> int:
@@ -83,7 +83,7 @@ class MachineClock:
 
 
 class Syncs:
-    """A sync takes its time, and makes durable what was written by its end."""
+    """Syncs that take a random time and make all writes before their end durable."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -96,7 +96,7 @@ class Syncs:
 
 
 class Process:
-    """Tasks that end together, without a last word."""
+    """Tasks that a kill ends together."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[Any]] = []
@@ -120,7 +120,7 @@ class Broker(Process):
         self.disk = FaultyDisk(random)
         self.clock = MachineClock(asyncio.get_running_loop())
         self.lives = 0
-        self.failure: BaseException | None = None  # of a life that nobody has ended
+        self.failure: BaseException | None = None  # the error that ended a life
         self._network = network
         self._random = random
         self.rounds: Rounds
@@ -130,7 +130,7 @@ class Broker(Process):
         self._is_alive = False
 
     def start(self) -> None:
-        """Begin a life on the disk as it is. Raises CorruptStore."""
+        """Start the broker on its disk. Raises CorruptStore."""
         self.lives += 1
         self.clock.process_began()
         config = replace(CONFIG, broker_name=self.address)
@@ -148,12 +148,12 @@ class Broker(Process):
         self._homes = BrokerHomeService(rounds)
         self.begin(self._run(rounds))
         self.members = ClusterMembers(rounds, self._connect, life=f"{self.address} {self.lives}")
-        self.begin(self._keep_told(self.members))
+        self.begin(self._follow_members(self.members))
         self._network.servers[self.address] = self
         self._is_alive = True
 
     def try_to_start(self) -> None:
-        """Begin a life; a disk that fails meanwhile ends it at once."""
+        """Start the broker; if the disk fails during the start, the broker ends."""
         try:
             self.start()
         except (DiskFailed, PowerCut):
@@ -168,7 +168,7 @@ class Broker(Process):
             self.failure = error
             raise
 
-    async def _keep_told(self, members: ClusterMembers) -> None:
+    async def _follow_members(self, members: ClusterMembers) -> None:
         async with members.running():
             await asyncio.Event().wait()
 
@@ -176,16 +176,16 @@ class Broker(Process):
         return self._network.connect(address.removesuffix(":1"), limits, **options)
 
     async def serve(self, path: str, call: ServerEnd) -> None:
-        """Serve one stream: a proxy's, or the home's."""
+        """Serve one stream of a proxy or of the home broker."""
         task = asyncio.current_task()
-        assert task is not None, "a link has a task"
+        assert task is not None, "a link is served outside a task"
         self.tasks.append(task)
         serve = self._homes.follow if path == FOLLOW else self._links.exchange
         await serve(call)  # type: ignore[arg-type]  # it does what RpcCall does
 
     async def stop(self, how: str) -> None:
-        """End this life: "kill" or "power cut"; the disk is as it leaves it."""
-        # The disk first: nothing that a dying task still does reaches it.
+        """End the broker by "kill" or "power cut", with the effect of that on its disk."""
+        # The new disk comes first, so nothing that a cancelled task still writes reaches it.
         before, self.disk = self.disk, self.disk
         self.disk = before.after_power_cut() if how == "power cut" else before.after_kill()
         before.cut_at = -1
@@ -198,19 +198,19 @@ class Broker(Process):
         return self._is_alive
 
     def check(self) -> None:
-        """Raise what has ended a life that nobody has ended; a failed sync may."""
-        if self.failure is not None and not _is_of_disk(self.failure):
+        """Raise the error that ended the broker, unless the disk caused it."""
+        if self.failure is not None and not _is_disk_failure(self.failure):
             raise AssertionError("the broker failed by itself") from self.failure
 
 
-def _is_of_disk(error: BaseException) -> bool:
+def _is_disk_failure(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return all(map(_is_of_disk, error.exceptions))
+        return all(map(_is_disk_failure, error.exceptions))
     return isinstance(error, DiskFailed | PowerCut)
 
 
 class Proxy(Process):
-    """A proxy; its clients call the methods."""
+    """A proxy, whose methods clients call."""
 
     def __init__(self, network: Network, brokers: list[str], *, name: str) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class Proxy(Process):
         return self._network.connect(address.removesuffix(":1"), limits, **options)
 
     async def serve(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a call; nobody gets in before the proxy serves."""
+        """Run a call; it waits until the proxy knows its brokers."""
         try:
             await self.cluster.configured()
         except asyncio.CancelledError:

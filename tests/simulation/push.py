@@ -1,12 +1,12 @@
-"""Push consumers that work for minutes, and live on while proxies die: who gets their messages?
+"""Push consumers that process messages for minutes while proxies, links and the broker fail.
 
-Each has an id of its own for each life, sends heartbeats at any proxy, and often dies under its
-messages, with a word or without. While it lives nobody else may get what it holds, whatever happens
-to proxies and links, and to the broker; when it is dead somebody must.
+A consumer has a new client id for each life and sends heartbeats to any proxy. It often dies while
+it processes messages, with or without a notice. While it lives, no other consumer may receive its
+messages. After its death another consumer must receive them.
 
-Two things are forgiven, since a broker extends only what it knows to be handed over: what was
-received within a moment of some trouble, since a proxy tells a tenth of a second later; and what
-was not extended before a broker starts, where a proxy that could tell of it has died meanwhile.
+A broker extends only deliveries of which a proxy has reported the receipt. So two cases are
+excused: a receive within a moment of a failure, because a proxy reports after a tenth of a second;
+and a delivery that the proxy could not report before the broker restarted, because the proxy died.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import contextlib
 import itertools
 from random import Random
 
-from tests.simulation.clients import POLL_MS, Client, Gone, Subscription, ack, produce
+from tests.simulation.clients import POLL_MS, CallBroken, Client, Subscription, ack, produce
 from tests.simulation.loop import simulate
 from tests.simulation.network import Network
 from tests.simulation.processes import Broker, Proxy
@@ -26,76 +26,76 @@ from tidemill.broker.engine.metadata.catalog import TopicType
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 
-TROUBLE_S = 600.0  # of virtual time: some lives
-DRAIN_S_MAX = 30_000.0  # far more than what a few deaths in a row cost
-FORGIVEN_S = 3.0  # around trouble; links are lost to a proxy seconds before its broker knows
-FIRST_S = 60.0  # for which a delivery is hidden before it is extended
+TROUBLE_S = 600.0  # of virtual time: several lives of a consumer
+DRAIN_S_MAX = 30_000.0  # far more than a few deaths in a row cost
+EXCUSED_S = 3.0  # around a failure; a proxy loses a link seconds before its broker notices
+FIRST_S = 60.0  # the invisible duration of a delivery before its first extension
 CONSUMERS = 3  # of each kind
-WORK_S = (0.1, 5.0, 70.0, 130.0, 400.0)  # from within the first minute to the third step
+WORK_S = (0.1, 5.0, 70.0, 130.0, 400.0)  # from the first minute to the third extension
 HEARTBEAT_S = 10.0
-DEATHS_PART = 0.2  # of messages
+DEATHS_PART = 0.2  # the share of messages whose consumer dies
 LOOK_S = 1.0
 
 
-class Holding:
-    """What living consumers hold."""
+class HeldMessages:
+    """The messages that living consumers process."""
 
     def __init__(self) -> None:
         self.findings: list[str] = []
         self.longest_s = 0.0
         self.deaths = 0
-        self._held: dict[str, tuple[str, float]] = {}  # key -> whose it is, and since when
-        self._trouble_s: list[float] = []
+        self._held: dict[str, tuple[str, float]] = {}  # by key: the consumer, and since when
+        self._failures_s: list[float] = []
         self._starts_s: list[float] = []
         self._proxy_deaths_s: list[float] = []
 
-    def trouble(self, now_s: float, kind: str) -> None:
-        """Note that something happened: to a proxy, a link, or the broker."""
-        self._trouble_s.append(now_s)
+    def record_failure(self, now_s: float, kind: str) -> None:
+        """Record the failure of a proxy, a link or the broker."""
+        self._failures_s.append(now_s)
         if kind == "proxy":
             self._proxy_deaths_s.append(now_s)
         elif kind != "link":
             self._starts_s.append(now_s)
 
-    def _is_forgiven(self, since_s: float) -> bool:
-        if any(abs(at_s - since_s) < FORGIVEN_S for at_s in self._trouble_s):
+    def _is_excused(self, since_s: float) -> bool:
+        if any(abs(at_s - since_s) < EXCUSED_S for at_s in self._failures_s):
             return True
         return any(
             0 <= start_s - since_s < FIRST_S
-            and any(since_s <= death_s <= start_s + FORGIVEN_S for death_s in self._proxy_deaths_s)
+            and any(since_s <= death_s <= start_s + EXCUSED_S for death_s in self._proxy_deaths_s)
             for start_s in self._starts_s
         )
 
-    def got(self, key: str, name: str, now_s: float) -> None:
-        """Note a delivery: nobody who lives may have the message."""
+    def record_receive(self, key: str, name: str, now_s: float) -> None:
+        """Record a delivery; it is a finding if a living consumer has the message."""
         if key in self._held:
             holder, since_s = self._held[key]
-            if not self._is_forgiven(since_s):
+            if not self._is_excused(since_s):
                 self.findings.append(
-                    f"{now_s:.3f} s: {key} came to {name}, and {holder} has it since {since_s:.3f}"
+                    f"{now_s:.3f} s: {name} received {key}, which {holder} has since {since_s:.3f}"
                 )
         self._held[key] = name, now_s
 
-    def has_let_go(self, key: str, name: str) -> None:
-        """Note that somebody has a message no longer."""
+    def record_release(self, key: str, name: str) -> None:
+        """Record that a consumer acks a message or dies."""
         if self._held.get(key, ("", 0.0))[0] == name:
             del self._held[key]
 
 
-async def push_consume(client: Client, subscription: Subscription, holding: Holding) -> None:
-    """Live again and again."""
+async def push_consume(client: Client, subscription: Subscription, held: HeldMessages) -> None:
+    """Consume in one life after another."""
     name = client.name
     for life in itertools.count():
         client.name = f"{name}-{life}"
         beating = asyncio.ensure_future(_beat(client))
         try:
-            await _live(client, subscription, holding)
+            await _live(client, subscription, held)
         finally:
             beating.cancel()
             await asyncio.wait([beating])
-        holding.deaths += 1
+        held.deaths += 1
         if client.random.random() < 0.5:
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(CallBroken):
                 await client.call(
                     "NotifyClientTermination",
                     service.NotifyClientTerminationRequest(
@@ -108,13 +108,13 @@ async def push_consume(client: Client, subscription: Subscription, holding: Hold
 async def _beat(client: Client) -> None:
     request = service.HeartbeatRequest(client_type=v2.PUSH_CONSUMER)
     while True:
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(CallBroken):
             await client.call("Heartbeat", request, service.HeartbeatResponse)
         await asyncio.sleep(HEARTBEAT_S)
 
 
-async def _live(client: Client, subscription: Subscription, holding: Holding) -> None:
-    """Receive and work, until death under a message."""
+async def _live(client: Client, subscription: Subscription, held: HeldMessages) -> None:
+    """Receive and process messages until the consumer dies."""
     random, loop = client.random, asyncio.get_running_loop()
     request = receive_request(subscription.topic, subscription.group, poll_ms=POLL_MS, batch_size=3)
     request.ClearField("invisible_duration")
@@ -123,40 +123,40 @@ async def _live(client: Client, subscription: Subscription, holding: Holding) ->
         await asyncio.sleep(random.expovariate(20))
         try:
             messages = await client.receive(request)
-        except Gone:
+        except CallBroken:
             continue
         began_s = loop.time()
         keys = [one.body.decode().rstrip() for one in messages]
         places = [one.system_properties.store_host for one in messages]
         subscription.history.received(keys, places=places)
         for key in keys:
-            holding.got(key, client.name, began_s)
+            held.record_receive(key, client.name, began_s)
         if not keys:
             continue
         await asyncio.sleep(random.choice(WORK_S))
         is_dead = random.random() < DEATHS_PART
         for key in keys:
-            # Before the ack: from there on its outcome decides.
-            holding.has_let_go(key, client.name)
+            # This comes before the ack: from then on the outcome of the ack decides.
+            held.record_release(key, client.name)
         if is_dead:
             return
-        holding.longest_s = max(holding.longest_s, loop.time() - began_s)
+        held.longest_s = max(held.longest_s, loop.time() - began_s)
         handles = [one.system_properties.receipt_handle for one in messages]
         await ack(client, subscription, messages, handles)
 
 
-def run_push(seed: int, *, trouble_s: float = TROUBLE_S) -> tuple[Run, Holding]:
-    """Run a seed; nothing is raised, all is in the run."""
-    run, holding, random = Run(seed), Holding(), Random(seed)
+def run_push(seed: int, *, trouble_s: float = TROUBLE_S) -> tuple[Run, HeldMessages]:
+    """Run a seed; an error becomes a finding of the run."""
+    run, held, random = Run(seed), HeldMessages(), Random(seed)
     try:
-        _, loop = simulate(_main(run, holding, random, trouble_s), random)
+        _, loop = simulate(_main(run, held, random, trouble_s), random)
         run.trace = loop.trace
     except Exception as error:  # noqa: BLE001 - a finding of any kind
         run.findings.append(f"{type(error).__name__}: {error}")
-    return run, holding
+    return run, held
 
 
-async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) -> None:
+async def _main(run: Run, held: HeldMessages, random: Random, trouble_s: float) -> None:
     network = Network(random)
     broker = Broker(network, random)
     broker.start()
@@ -176,9 +176,7 @@ async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) ->
     for proxy in proxies:
         await proxy.cluster.configured()
     consuming = [
-        asyncio.ensure_future(
-            push_consume(Client(f"{one.topic}-{n}", proxies, random), one, holding)
-        )
+        asyncio.ensure_future(push_consume(Client(f"{one.topic}-{n}", proxies, random), one, held))
         for one in (plain, ordered)
         for n in range(CONSUMERS)
     ]
@@ -194,7 +192,7 @@ async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) ->
         for one in (plain, ordered)
     ]
     try:
-        await _trouble(run, holding, random, (network, broker, proxies), trouble_s)
+        await _trouble(run, held, random, (network, broker, proxies), trouble_s)
         for task in producing:
             task.cancel()
         await _drain((plain, ordered))
@@ -202,7 +200,7 @@ async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) ->
         for task in (*producing, *consuming):
             task.cancel()
         await asyncio.gather(*producing, *consuming, return_exceptions=True)
-    run.findings += holding.findings
+    run.findings += held.findings
     for one in (plain, ordered):
         run.sent += len(one.history.sends)
         run.received += len(one.history.receives)
@@ -217,7 +215,7 @@ async def _main(run: Run, holding: Holding, random: Random, trouble_s: float) ->
 
 async def _trouble(
     run: Run,
-    holding: Holding,
+    held: HeldMessages,
     random: Random,
     processes: tuple[Network, Broker, list[Proxy]],
     trouble_s: float,
@@ -240,12 +238,12 @@ async def _trouble(
             await broker.stop(kind)
             broker.start()
         for at_s in (began_s, loop.time()):
-            holding.trouble(at_s, kind)
+            held.record_failure(at_s, kind)
         run.story.append(f"{loop.time():.3f} s: {kind}")
 
 
 async def _drain(subscriptions: tuple[Subscription, ...]) -> None:
     loop = asyncio.get_running_loop()
     end_s = loop.time() + DRAIN_S_MAX
-    while any(one.left() for one in subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
+    while any(one.backlog() for one in subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
         await asyncio.sleep(LOOK_S)

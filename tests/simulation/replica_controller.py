@@ -1,7 +1,7 @@
-"""Simulated controllers, over a store that is slow, forgets to answer, and answers of late.
+"""Simulated controllers, over a store whose replies are slow, late or lost.
 
-What a controller does is in `tidemill.controller.election`; here is only the loop around it: read,
-decide, swap, find out what became of it, tell everybody.
+The decisions are those of `tidemill.controller.election`. This module has the loop around them:
+read the record, decide, swap, find out the outcome of the swap, send the view to all replicas.
 """
 
 from __future__ import annotations
@@ -54,39 +54,39 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.1
 CALL_TIMEOUT_S = 1.0
-TELL_AGAIN_S = 0.3
-LOST_PART = 0.04  # of swaps: half of them were done
-LATE_PART = 0.03  # of swaps that arrive when nobody waits any more
+SEND_AGAIN_S = 0.3  # until a view is sent again that no heartbeat has confirmed
+LOST_PART = 0.04  # the share of swaps without a reply; half of them are done
+LATE_PART = 0.03  # the share of swaps that are done after the caller has given up
 LATE_S_MAX = 3.0
 
 
 class Drain(NamedTuple):
-    """An operator empties a replica, or takes that back."""
+    """An operator drains a replica, or undoes that."""
 
     replica_id: ReplicaId
     undo: bool
 
 
 class Forget(NamedTuple):
-    """The pod of a replica that was retired is gone."""
+    """The pod of a retired replica was removed."""
 
     replica_id: ReplicaId
 
 
 class Replace(NamedTuple):
-    """An operator makes a replica master, whatever it lacks."""
+    """An operator makes a replica master, although it may lack acknowledged messages."""
 
     replica_id: ReplicaId
 
 
 class MinInSync(NamedTuple):
-    """An operator says how many replicas must have a message."""
+    """An operator changes how many replicas must have a message before it is acknowledged."""
 
-    wanted: int
+    replicas: int
 
 
 class ForgetGroup(NamedTuple):
-    """An operator takes away what is known of the group: all its replicas seem to be gone."""
+    """An operator deletes the record of the group, because all its replicas seem lost."""
 
 
 Change = Registration | Proposal | MastershipRelease | Drain | Forget | Replace | MinInSync
@@ -95,49 +95,49 @@ Request = Change | ForgetGroup
 
 @final
 class ModelStore:
-    """A linearizable store of one record and one lease, as seen through a bad network."""
+    """A linearizable store of one record and one lease, behind an unreliable network."""
 
     def __init__(self, record: GroupRecord, random: Random) -> None:
-        self.stored = StoredRecord(
-            record, "0"
-        )  # what is there, or would be if the group were made now
-        self.is_there = True
-        self.removals = 0  # a watch tells of each
+        # The stored record, or the first one of the group while it is deleted.
+        self.stored = StoredRecord(record, "0")
+        self.has_group = True
+        self.removals = 0  # a watch reports each
         self._first = record
         self.lease: LeaseSeen | None = None
-        self.is_away = False
+        self.is_unreachable = False
         self.writes = 0
-        self.on_replaced: Callable[[GroupRecord], None] = lambda _: None  # by an operator
+        # Called after an operator has replaced the master.
+        self.on_replaced: Callable[[GroupRecord], None] = lambda _: None
         self.on_removed: Callable[[], None] = lambda: None
         self._random = random
 
     async def _call(self) -> None:
         slow = self._random.random() < 0.03
         await asyncio.sleep(self._random.uniform(0.001, 0.9 if slow else 0.01))
-        if self.is_away:
+        if self.is_unreachable:
             await asyncio.sleep(CALL_TIMEOUT_S)
-            raise StoreUnreachable("it does not answer")
+            raise StoreUnreachable("the store does not answer")
 
     async def get(self) -> StoredRecord:
         await self._call()
-        if not self.is_there:
-            raise StoreUnreachable("there is no such group")
+        if not self.has_group:
+            raise StoreUnreachable("the store has no such group")
         return self.stored
 
     async def create(self) -> None:
-        """Store the first record of the group, if there is none."""
+        """Store the first record of the group if there is none."""
         await self._call()
-        self.is_there = True
+        self.has_group = True
 
     async def remove(self, token: str) -> bool:
-        """Forget the group, if its record is as it was read; whether it is."""
+        """Delete the record if it has not changed since it was read; return whether it was."""
         await self._call()
         if token != self.stored.token:
             return False
         self.writes += 1
         self.removals += 1
-        # A token is never used twice: what is late finds another one.
-        self.stored, self.is_there = StoredRecord(self._first, str(self.writes)), False
+        # A token is never used twice, so a late swap fails.
+        self.stored, self.has_group = StoredRecord(self._first, str(self.writes)), False
         self.on_removed()
         return True
 
@@ -158,7 +158,7 @@ class ModelStore:
         return self.stored
 
     def _write(self, made: WriteAttempt) -> bool:
-        if not self.is_there or made.base.token != self.stored.token:
+        if not self.has_group or made.base.token != self.stored.token:
             return False
         self.writes += 1
         before, self.stored = self.stored.record, StoredRecord(made.record, str(self.writes))
@@ -189,65 +189,65 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin without any memory."""
+        """Start the process, without memory."""
         self.is_alive, self.is_paused = True, False
         self._leadership = Leadership(self.name, LeaseTiming())
         self._requests: list[Request] = []
         self._has_work = asyncio.Event()
-        self._know_nothing()
+        self._forget_group()
         self._tasks = [asyncio.ensure_future(work()) for work in (self._work, self._lead)]
 
-    def _know_nothing(self) -> None:
-        """Begin anew with a group."""
+    def _forget_group(self) -> None:
+        """Drop everything known about the group."""
         self._sessions = ReplicaSessions(self._timing)
         self._known: StoredRecord | None = None
-        self._told: dict[ReplicaRun, tuple[int, float]] = {}
-        self._seen: dict[ReplicaRun, int] = {}  # versions, of heartbeats
+        self._sent: dict[ReplicaRun, tuple[int, float]] = {}  # the last view and its time
+        self._seen: dict[ReplicaRun, int] = {}  # the version in the last heartbeat
         self._removals = self._world.store.removals
 
     def stop(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.is_alive = False
         for task in self._tasks:
             task.cancel()
 
     def check(self) -> None:
-        """Raise what has ended one of its tasks."""
+        """Raise the error that has ended a task."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ messages
 
-    def heard(self, member: ReplicaRun, beat: Heartbeat) -> None:
-        """Take a heartbeat."""
+    def heartbeat(self, member: ReplicaRun, beat: Heartbeat) -> None:
+        """Process a heartbeat."""
         if self.is_alive:
             self._sessions.note_heartbeat(member, beat, self._world.now_ms())
             self._seen[member] = beat.version_seen
 
-    def died(self, member: ReplicaRun) -> None:
-        """Take a death certificate."""
+    def report_death(self, member: ReplicaRun) -> None:
+        """Process a death certificate."""
         if self.is_alive:
             self._sessions.note_death(member, self._world.now_ms())
             self._has_work.set()
 
     def ask(self, request: Request) -> None:
-        """Take a request that changes the record."""
+        """Queue a request that changes the record."""
         if self.is_alive and len(self._requests) < 100:
             self._requests.append(request)
             self._has_work.set()
 
     async def registered_of(self, replica: ReplicaProcess) -> str | None:
-        """Say which run of a replica is registered, as far as is known; None: no answer."""
+        """Return the registered run of a replica, "" if it has none, None without an answer."""
         network = self._world.network
         await asyncio.sleep(network.delay_s())
         ways = {(replica.name, self.name), (self.name, replica.name)}
         if not self.is_alive or ways & network.blocked:
             return None
         if self._known is None:
-            # Who begins a group, or has seen an epoch of it, has it made by coming.
-            makes_it = replica.id == FOUNDER or replica.log.epoch_seen > 0
-            return "" if makes_it and not self._world.store.is_there else None
+            # The founder, or a replica that has seen an epoch, creates a missing group.
+            creates_it = replica.id == FOUNDER or replica.log.epoch_seen > 0
+            return "" if creates_it and not self._world.store.has_group else None
         found = self._known.record.find(replica.id)
         return "" if found is None else found.incarnation
 
@@ -261,19 +261,19 @@ class Controller:
             except TimeoutError:
                 pass
             self._has_work.clear()
-            await self._awake()
+            await self._until_awake()
             if self._removals != self._world.store.removals:
-                self._know_nothing()
+                self._forget_group()
             try:
-                if self._world.store.is_there:
+                if self._world.store.has_group:
                     await self._look()
                 requests, self._requests = self._requests, []
                 for request in requests:
                     await self._serve(request)
             except StoreUnreachable:
-                self._world.counts["store away"] += 1
+                self._world.counts["store unreachable"] += 1
 
-    async def _awake(self) -> None:
+    async def _until_awake(self) -> None:
         while self.is_paused:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(0.05)
 
@@ -288,12 +288,12 @@ class Controller:
         view = view_of(self._known.record)
         now_s = self._world.loop.time()
         for replica in self._world.replicas:
-            # Heartbeats say what was heard: what is not is told again.
-            told_version, told_at_s = self._told.get(replica.member, (-1, 0.0))
-            is_due = view.version > told_version or now_s - told_at_s > TELL_AGAIN_S
+            # A heartbeat reports the version that has arrived; a lost view is sent again.
+            sent_version, sent_at_s = self._sent.get(replica.member, (-1, 0.0))
+            is_due = view.version > sent_version or now_s - sent_at_s > SEND_AGAIN_S
             if self._seen.get(replica.member, -1) < view.version and is_due:
-                self._world.tell(self, replica, view)
-                self._told[replica.member] = (view.version, now_s)
+                self._world.send_view(self, replica, view)
+                self._sent[replica.member] = (view.version, now_s)
 
     async def _look(self) -> None:
         stored = await self._read()
@@ -311,32 +311,32 @@ class Controller:
             self._world.note(f"{self.name} {intent.reason}: {_text(intent.record)}")
             await self._swap(stored, intent.record)
         elif isinstance(intent, TransferRequest):
-            self._world.ask_to_hand_over(self, record, intent.target)
+            self._world.request_transfer(self, record, intent.target)
         elif isinstance(intent, NoEligibleReplica):
             self._world.counts["unavailable"] += 1
         elif isinstance(intent, MetaRollback):
-            self._world.counts["newer than what was read"] += 1
+            self._world.counts["meta rollback"] += 1
 
     async def _serve(self, request: Request) -> None:
-        await self._awake()
-        if isinstance(request, Registration) and not self._world.store.is_there:
+        await self._until_awake()
+        if isinstance(request, Registration) and not self._world.store.has_group:
             await self._world.store.create()
         stored = await self._read()
         if isinstance(request, ForgetGroup):
             await self._forget(stored)
             return
-        after = self._answer(stored.record, request)
+        after = self._changed(stored.record, request)
         if after is not None:
             await self._swap(stored, after)
 
-    def _answer(self, record: GroupRecord, request: Change) -> GroupRecord | None:
+    def _changed(self, record: GroupRecord, request: Change) -> GroupRecord | None:
         sight = self._sessions.observe(rank=0, now_ms=self._world.now_ms())
         live = live_of(record, sight, self._timing)
         if isinstance(request, Registration):
             before = presence_of(record, request.member.replica_id, sight, self._timing)
             registered = register(record, request, before)
             if isinstance(registered, ChangeRejection):
-                return None  # It asks again.
+                return None  # The replica asks again.
             if isinstance(registered, FencedRun):
                 self._world.counts["fenced"] += 1
                 return None
@@ -344,15 +344,15 @@ class Controller:
         if isinstance(request, Proposal):
             changed = change_sync_state_set(record, request, {one.member for one in live})
             if isinstance(changed, ChangeRejection):
-                self._world.tell_refused(self, request)
+                self._world.reject_proposal(self, request)
                 return None
             return changed
         if isinstance(request, Replace | MinInSync):
-            wanted = self._ordered(record, request, live)
-            if isinstance(wanted, ChangeRejection):
-                self._world.counts["order refused"] += 1
+            ordered = self._ordered(record, request, live)
+            if isinstance(ordered, ChangeRejection):
+                self._world.counts["order rejected"] += 1
                 return None
-            return None if wanted is record else wanted
+            return None if ordered is record else ordered
         if isinstance(request, Drain | Forget):
             after = _retired(record, request)
             if isinstance(after, ChangeRejection):
@@ -374,11 +374,11 @@ class Controller:
     def _ordered(
         self, record: GroupRecord, order: Replace | MinInSync, live: list[Candidate]
     ) -> GroupRecord | ChangeRejection:
-        """Return what comes of what an operator orders."""
+        """Return the record after an order of an operator."""
         if isinstance(order, Replace):
             return replace_master(record, order.replica_id, live, reason="simulated")
         is_led = record.master in {one.member for one in live}
-        return with_min_in_sync(record, order.wanted, is_led=is_led)
+        return with_min_in_sync(record, order.replicas, is_led=is_led)
 
     async def _swap(self, base: StoredRecord, record: GroupRecord) -> None:
         made = attempt_write(base, record, self._world.new_id())
@@ -390,7 +390,7 @@ class Controller:
                 return
             tries += 1
             if tries > 1:
-                # It may arrive for as long as nothing else is written.
+                # The first swap may still arrive until another write changes the token.
                 result = await self._world.store.swap(
                     attempt_no_change(found, self._world.new_id())
                 )
@@ -400,7 +400,7 @@ class Controller:
     async def _lead(self) -> None:
         store, leadership, world = self._world.store, self._leadership, self._world
         while True:
-            await self._awake()
+            await self._until_awake()
             try:
                 await store._call()
                 seen = store.lease
@@ -414,7 +414,7 @@ class Controller:
                     else:
                         leadership.note_loss()
             except StoreUnreachable:
-                world.counts["lease away"] += 1
+                world.counts["lease unreachable"] += 1
             now_ms = world.now_ms()
             await asyncio.sleep((leadership.next_try_ms(now_ms) - now_ms) / 1000)
 
@@ -432,7 +432,7 @@ def _text(record: GroupRecord) -> str:
 
 
 def view_text(view: ReplicationView) -> str:
-    """Return a view in a few words, for a trace."""
+    """Return a short text of a view for the trace."""
     names = ",".join(sorted(member.incarnation for member in view.sss))
-    master = "nobody" if view.master is None else view.master.incarnation
+    master = "none" if view.master is None else view.master.incarnation
     return f"master {master} sss {names} eligible {sorted(view.eligible)}"

@@ -1,22 +1,23 @@
-"""The same broker group with what it is for: engines, and clients of queues, timers and offsets.
+"""Engines as the contents of simulated replicas, with clients of queues, timers and offsets.
 
     python -m tests.simulation.replica_engines --seeds 20 --first 0
 
 Volumes are `FaultyDisk`s. Each replica is a `ReplicaEngine`. Clients call the engine of the master,
-as the round loop does. An answer leaves when the group has confirmed what it depends on. The model
-notes it then.
-What was noted must hold for ever (failover.md Part VI):
+as the round loop does. An answer leaves after the group has confirmed the records before it. Then
+the model records the answer, and the following promises must hold until the end of the run
+(failover.md Part VI):
 
-    C1  what was sent is delivered until it is acked, and nothing else is
-    C3  of an ordered queue nothing is delivered while an earlier message is not acked
-    C4  nothing is delivered again before its invisible duration has ended
-    C5  what was acked is not delivered again
-    C6  queue offsets are dense and nobody's twice; offsets that consumers set stay where they are
-    C8  nothing that waits for its time comes before it, and all of it comes
-    C9  topics that were made are there
+    C1  a sent message is delivered until it is acked; no other message is delivered
+    C3  an ordered queue delivers no message while an earlier message is not acked
+    C4  a message is not delivered again before its invisible duration has ended
+    C5  an acked message is not delivered again
+    C6  queue offsets are dense and unique; offsets that consumers set do not go back
+    C8  a delayed message is not delivered early, and is delivered
+    C9  a created topic exists
 
-The log of each replica is folded at the end, too (`tests/support/disk/log_checker.py`). Where a bit
-flips in what is confirmed, it is asked for elsewhere, and nobody is served what it has become.
+At the end, an independent checker folds the log of each replica
+(`tests/support/disk/log_checker.py`). If a bit of a confirmed message flips, the replica gets the
+message from another replica and serves no damaged bytes.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ from tidemill.broker.engine.pop.consumption import AckResult, Delivery
 from tidemill.broker.engine.replica.opening import FreshIdentity, open_replica_engine
 from tidemill.broker.engine.replica.replica_engine import ReplicaEngine
 from tidemill.broker.engine.replication.config import AckMode
-from tidemill.broker.engine.store.damaged_ranges import MendOutcome as Found
-from tidemill.broker.engine.store.damaged_ranges import MendRequest
+from tidemill.broker.engine.store.damaged_ranges import MendOutcome, MendRequest
 from tidemill.broker.engine.store.mending import mend
 from tidemill.broker.engine.store.whole_records import find_frame
 from tidemill.broker.engine.timer.patch import with_due_time
@@ -54,15 +54,15 @@ from tidemill.message import stored_message
 if TYPE_CHECKING:
     from tests.simulation.replica_process import Answer, ReplicaProcess
 
-WALL_MS: Final = 1_700_000_000_000  # when the monotonic clock of a run is 0
+WALL_MS: Final = 1_700_000_000_000  # the wall time at which the monotonic clock is 0
 CONFIG: Final = replace(SMALL, segment_bytes=128 << 10, timer=TIMERS)
-NO_ROOM_BYTES: Final = 1 << 20  # below what a replica leaves free
+NO_ROOM_BYTES: Final = 1 << 20  # less than a replica keeps free
 INVISIBLE_MS: Final = (300, 2_000, 8_000)
 DELAYS_MS: Final = (50, 500, 3_000, 9_000)
 FIRST_SEGMENT: Final = f"log/{0:020}.log"
-ROT_S: Final = 2.0  # until there is something that may rot
-ANSWER_S_MAX: Final = 1.0  # until somebody else is asked for it
-DRAIN_S_MAX: Final = 60.0  # far more than any delay, or what nobody acks is hidden for
+ROT_S: Final = 2.0  # until a bit flips: the log has confirmed messages then
+ANSWER_S_MAX: Final = 1.0  # until the next replica is asked for damaged bytes
+DRAIN_S_MAX: Final = 60.0  # far more than any delay or invisible duration
 ACKS_MAX: Final = 8
 ACKED_PART: Final = 0.8
 TOPICS_MAX: Final = 20
@@ -70,7 +70,7 @@ TOPICS_MAX: Final = 20
 
 @final
 class EngineVolume:
-    """A replica's disk, and the engine of its present life."""
+    """The disk of a replica, and the engine of its current run."""
 
     def __init__(self, world: World, replica: ReplicaProcess) -> None:
         self.is_stuck = False
@@ -79,16 +79,16 @@ class EngineVolume:
         self._world = world
         self._replica = replica
         self._identity = FreshIdentity(world.random.randbytes(16), ENTROPY)
-        self._asked: MendRequest | None = None  # another replica, for what is damaged here
+        self._asked: MendRequest | None = None  # in flight to another replica
 
     @property
     def store_uuid(self) -> str:
-        """Which store this is."""
+        """The id of the store."""
         return self.log.files.store_uuid.hex()
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing that a master sends has room."""
+        """Whether the disk has no room for messages of a master."""
         return self.disk.capacity_bytes < UNBOUNDED
 
     @is_full.setter
@@ -97,7 +97,7 @@ class EngineVolume:
         self.disk.capacity_bytes = used_bytes + NO_ROOM_BYTES if is_full else UNBOUNDED
 
     def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> ReplicaEngine:
-        """Begin a life on the disk as it is."""
+        """Open the engine for a run."""
         self.log, _ = open_replica_engine(
             self.disk,
             CONFIG,
@@ -111,23 +111,23 @@ class EngineVolume:
         return self.log
 
     def close(self) -> None:
-        """Leave the disk as a killed process does."""
+        """Leave the disk as a killed process leaves it."""
         self.disk = self.disk.after_kill()
 
     def cut_power(self, _random: Random) -> None:
-        """Lose of what is not durable any part."""
+        """Lose a random part of what is not durable."""
         self.disk = self.disk.after_power_cut()
 
-    def _confirmed(self, tell: Callable[[int], None]) -> None:
+    def _confirmed(self, report: Callable[[int], None]) -> None:
         self._apply()
-        tell(self.log.confirm_offset)
+        report(self.log.confirm_offset)
 
     def _apply(self) -> None:
         for _ in self.log.apply_slices():
             pass
 
     def begin_sync(self) -> Callable[[], None]:
-        """Begin to make durable what is written."""
+        """Begin a sync of all written bytes; return the function that ends it."""
         log = self.log
         log.files.request_mark(log.durable_offset)
         end, files = log.engine.log.begin_sync()
@@ -143,11 +143,11 @@ class EngineVolume:
 
     @property
     def now_ms(self) -> int:
-        """Wall time, which is the same everywhere."""
+        """The wall time, which is the same on all machines."""
         return WALL_MS + self._world.now_ms()
 
     def pass_time(self) -> None:
-        """Tell the log what time it is, and ask others for what is damaged."""
+        """Set the time of the log, and request damaged bytes from another replica."""
         self.log.now_ms = self.now_ms
         damage, me = self.log.engine.log.damage, self._replica
         if not damage.has_requests or self._asked is not None:
@@ -156,21 +156,21 @@ class EngineVolume:
         question = self._asked = damage.next_request(others, self.now_ms)
         if question is not None:
             other = self._world.replicas[question.replica_id]
-            self._world.loop.call_later(ANSWER_S_MAX, self._hear, self.log, question, None)
+            self._world.loop.call_later(ANSWER_S_MAX, self._mend, self.log, question, None)
             self._world.network.send(me.name, other.name, lambda: self._serve(other, question))
 
     def _serve(self, other: ReplicaProcess, question: MendRequest) -> None:
         if other.is_alive and not other.is_paused:
-            assert isinstance(other.volume, EngineVolume), "all are"
+            assert isinstance(other.volume, EngineVolume), "another kind of volume"
             found, log = served(other.volume.log, question.begin, question.end), self.log
             self._world.network.send(
-                other.name, self._replica.name, lambda: self._hear(log, question, found)
+                other.name, self._replica.name, lambda: self._mend(log, question, found)
             )
 
-    def _hear(self, log: ReplicaEngine, question: MendRequest, found: bytes | None) -> None:
+    def _mend(self, log: ReplicaEngine, question: MendRequest, found: bytes | None) -> None:
         if question is not self._asked or log is not self.log or not self._replica.is_alive:
             return
-        answer = Found.SILENT if found is None else Found.NOTHING
+        answer = MendOutcome.SILENT if found is None else MendOutcome.NOTHING
         if found:
             files = [
                 one
@@ -179,30 +179,30 @@ class EngineVolume:
             ]
             for file in files:
                 file.sync()
-            answer = Found.MENDED if files else Found.SOUND
+            answer = MendOutcome.MENDED if files else MendOutcome.SOUND
         self._asked = None
         log.engine.log.damage.handle_outcome(question, answer, self.now_ms)
 
     def claims_clean(self, _mode: AckMode) -> bool:
-        """Say whether this log has all that was acked."""
+        """Return whether this log has everything that its replica acked."""
         return not self.log.files.known_end.is_doubtful
 
     def is_registered(self) -> None:
-        """Do nothing: what is claimed stays until it is a member."""
+        """Do nothing: the claim holds until the replica is a member."""
 
     def is_member(self) -> None:
-        """Hear that the master has seen this run catch up."""
+        """Clear the doubt about the end of the log: the master has seen this run catch up."""
         self.log.files.known_end.clear_doubt()
 
     def log_bytes(self) -> bytes:
-        """Return the whole log, whatever of it is known here to be confirmed."""
+        """Return the whole log, also its unconfirmed part."""
         log, found = self.log.engine.log, bytearray()
         while (frame := find_frame(log, LogOffset(len(found)), 1 << 20)) is not None:
             found += frame[0]
         return bytes(found)
 
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
-        """Return the log, checked record by record, as far as it is confirmed."""
+        """Return the confirmed and intact records of a range."""
         found = bytearray()
         while begin + len(found) < end:
             piece = self.log.frames.read_confirmed(
@@ -215,19 +215,19 @@ class EngineVolume:
 
 
 async def bit_flips_at_a_replica(stage: Stage) -> None:
-    """A bit of what is confirmed flips on the disk of a replica."""
+    """A bit of a confirmed message flips on the disk of a replica."""
     await _flip(stage, stage.third)
 
 
 async def bit_flips_at_the_master(stage: Stage) -> None:
-    """A bit of what is confirmed flips on the disk of the master."""
+    """A bit of a confirmed message flips on the disk of the master."""
     await _flip(stage, stage.master)
 
 
 async def _flip(stage: Stage, victim: ReplicaProcess) -> None:
     await asyncio.sleep(ROT_S)
     volume = victim.volume
-    assert isinstance(volume, EngineVolume), "of this kind of contents"
+    assert isinstance(volume, EngineVolume), "another kind of contents"
     log, random = volume.log, stage.world.random
     end = log.confirm_offset
     volume.disk.damage(
@@ -235,16 +235,16 @@ async def _flip(stage: Stage, victim: ReplicaProcess) -> None:
         random.randrange(min(end, CONFIG.segment_bytes)),
         bits=1 << random.randrange(8),
     )
-    # Whoever looks at it notes it: here at all of it, as a check of the log does.
+    # A read finds the damage. This one reads everything, as a check of the log does.
     if len(volume.confirmed_bytes(0, end)) < end:
         await stage.until(lambda: log.engine.log.damage.mended_count > 0)
     if len(volume.confirmed_bytes(0, end)) < end:
-        stage.world.findings.append(f"row 25: {victim.name} is damaged, and is not mended")
+        stage.world.findings.append(f"row 25: {victim.name} is damaged and not mended")
 
 
 @dataclass
-class Received:
-    """One message that a client was given."""
+class ReceivedMessage:
+    """One message that a client has received."""
 
     key: str
     topic: str
@@ -255,12 +255,12 @@ class Received:
 
 @final
 class Clients:
-    """What they ask for, and what they were told."""
+    """Clients of engines, with their requests and the answers."""
 
-    mode: AckMode | None = AckMode.SYNC_FSYNC  # what engines know of their ends is of that mode
+    mode: AckMode | None = AckMode.SYNC_FSYNC  # the only mode in which engines know their ends
     situations: Mapping[str, Situation] = {
         **SITUATIONS,
-        **{name: OPERATED[name] for name in ("forgotten while away", "forgotten while down")},
+        **{name: OPERATED[name] for name in ("forgotten while cut off", "forgotten while down")},
         "a bit flips at a replica": Situation(bit_flips_at_a_replica),
         "a bit flips at the master": Situation(bit_flips_at_the_master),
     }
@@ -270,15 +270,15 @@ class Clients:
         self._random = world.random
         self._is_draining = False
         self._counts = dict.fromkeys(("plain", "fifo", "delayed"), 0)
-        self._asked: set[str] = set()  # keys that were sent, whatever was answered
-        self._sent: set[str] = set()  # of those the ones that were answered
+        self._asked: set[str] = set()  # keys of all sends
+        self._sent: set[str] = set()  # keys of acknowledged sends
         self._due_ms: dict[str, int] = {}
-        self._places: dict[tuple[str, int], str] = {}
-        self._acked: dict[str, int] = {}  # key: behind which log offset
+        self._keys: dict[tuple[str, int], str] = {}  # by topic and queue offset
+        self._acked: dict[str, int] = {}  # by key: the log offset after which it is acked
         self._ack_asked: set[str] = set()
-        self._deliveries: dict[str, list[Received]] = {}
-        self._held: list[Received] = []
-        self._made: set[str] = set()
+        self._deliveries: dict[str, list[ReceivedMessage]] = {}
+        self._held: list[ReceivedMessage] = []
+        self._created: set[str] = set()
         self._pulled: dict[str, int] = {}
 
     def volume(self, replica: ReplicaProcess) -> EngineVolume:
@@ -286,8 +286,8 @@ class Clients:
         return EngineVolume(self._world, replica)
 
     def act(self, replica: ReplicaProcess) -> Answer:
-        """Ask for one thing, of many; what is due happens before."""
-        assert isinstance(replica.volume, EngineVolume), "of this kind of volume"
+        """Send a random request; due timers fire before it."""
+        assert isinstance(replica.volume, EngineVolume), "another kind of volume"
         self._engine, self._now_ms = replica.volume.log.engine, replica.volume.now_ms
         engine, now_ms = self._engine, self._now_ms
         missing = self._missing()
@@ -295,44 +295,44 @@ class Clients:
         answer = self._choose()()
         engine.write(now_ms)
 
-        def answered() -> None:
-            # Who is deposed lacks what came since, and confirms nothing.
-            for what in missing:
-                self._found(what)
+        def record_answer() -> None:
+            # A deposed master lacks newer records, but it confirms nothing.
+            for finding in missing:
+                self._add_finding(finding)
             answer()
-            self._world.answered()
+            self._world.count_answer()
 
-        return answered
+        return record_answer
 
     def _choose(self) -> Callable[[], Answer]:
         # A master may die between the two records of a topic and its group.
         groups = {one.name for one in self._engine.catalog.groups.values()}
         for name in ("plain", "fifo", "delayed"):
             if name not in self._names() or f"of {name}" not in groups:
-                return functools.partial(self._make, name)
+                return functools.partial(self._create, name)
         takes: list[Callable[[], Answer]] = [self._pop, self._pop, self._ack, self._ack]
         if self._is_draining:
             return self._random.choice(takes)
         sends = [self._send, self._send, self._send_ordered, self._delay]
-        others = [self._make_another, self._pull]
+        others = [self._create_another, self._pull]
         return self._random.choice([*takes, *sends, *sends, *others])
 
-    # ------------------------------------------------------------ what is asked for
+    # ------------------------------------------------------------ requests
 
     def _names(self) -> set[str]:
         return {one.name for one in self._engine.catalog.topics.values()}
 
-    def _make(self, name: str) -> Answer:
+    def _create(self, name: str) -> Answer:
         administration, now_ms = self._engine.administration, self._now_ms
         type_ = TopicType.FIFO if name == "fifo" else TopicType.NORMAL
         administration.put_topic(name, type_=type_, queues=1, now_ms=now_ms)
         administration.put_group(
             f"of {name}", is_ordered=name == "fifo", max_attempts=1_000, now_ms=now_ms
         )
-        return lambda: self._made.add(name)
+        return lambda: self._created.add(name)
 
-    def _make_another(self) -> Answer:
-        return self._make(f"made-{self._random.randrange(TOPICS_MAX)}")
+    def _create_another(self) -> Answer:
+        return self._create(f"made-{self._random.randrange(TOPICS_MAX)}")
 
     def _send(self) -> Answer:
         return self._store("plain")
@@ -354,7 +354,7 @@ class Clients:
             patched, crc = with_due_time(data, crc32(data), due_ms)
             data = bytes(patched)
         found = self._engine.catalog.find_topic(topic)
-        assert found is not None, "it was made"
+        assert found is not None, "the topic does not exist"
         offset, _ = self._engine.commands.send(
             found.id,
             QueueId(0),
@@ -364,14 +364,14 @@ class Clients:
             firing_ms=self._now_ms,
         )
 
-        def answered() -> None:
+        def record_answer() -> None:
             self._sent.add(key)
             if due_ms:
                 self._due_ms[key] = due_ms
-            elif (known := self._places.setdefault((topic, offset), key)) != key:
-                self._found(f"C6: {known} and {key} are at offset {offset}")
+            elif (known := self._keys.setdefault((topic, offset), key)) != key:
+                self._add_finding(f"C6: {known} and {key} are at offset {offset}")
 
-        return answered
+        return record_answer
 
     def _pop(self) -> Answer:
         topic = self._random.choice(("plain", "fifo", "delayed"))
@@ -396,19 +396,19 @@ class Clients:
                     group_id, topic_id, batch.slot, batch.delivery_id, index, batch.visible_at_ms
                 )
                 key = body_of(record.blob).decode().rstrip(".")
-                received.append(Received(key, topic, delivery, offset, self._now_ms))
+                received.append(ReceivedMessage(key, topic, delivery, offset, self._now_ms))
         asked = set(self._ack_asked)
         return lambda: self._receive(received, asked)
 
     def _ids(self, topic: str) -> tuple[GroupId, TopicId]:
         group = self._engine.catalog.find_group(f"of {topic}")
         found = self._engine.catalog.find_topic(topic)
-        assert group is not None, "it was made"
-        assert found is not None, "it was made"
+        assert group is not None, "the group does not exist"
+        assert found is not None, "the topic does not exist"
         return group.id, found.id
 
     def _ack(self) -> Answer:
-        """Ack some of what is held; some of it nobody ever acks."""
+        """Ack some of the held messages; some messages are never acked."""
         held = [one for one in self._held if one.delivery.visible_at_ms > self._now_ms]
         self._random.shuffle(held)
         count = len(held) if self._is_draining else self._random.randint(0, ACKS_MAX)
@@ -424,7 +424,7 @@ class Clients:
         return lambda: self._acked.update(dict.fromkeys(acked, begin))
 
     def _pull(self) -> Answer:
-        """Set how far a group has pulled: always further."""
+        """Advance the pull offset of a group."""
         group_id, topic_id = self._ids("plain")
         key = group_id, topic_id, QueueId(0)
         end = self._engine.catalog.queue(topic_id, QueueId(0)).max_offset
@@ -432,51 +432,51 @@ class Clients:
         offset = self._random.randint(known, max(known, end))
         self._engine.administration.update_pull_offset(*key, offset, self._now_ms)
 
-        def answered() -> None:
+        def record_answer() -> None:
             self._pulled["plain"] = offset
 
-        return answered
+        return record_answer
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ invariants
 
-    def _found(self, what: str) -> None:
-        self._world.findings.append(what)
+    def _add_finding(self, finding: str) -> None:
+        self._world.findings.append(finding)
 
-    def _receive(self, received: list[Received], asked: set[str]) -> None:
-        # In the order of the log: what a master that stood still has answered may be heard of late.
+    def _receive(self, received: list[ReceivedMessage], asked: set[str]) -> None:
+        # Compare in log order: an answer of a paused master may arrive late.
         for one in received:
             at = one.delivery.delivery_id
             if one.key not in self._asked:
-                self._found(f"C1: nobody has sent {one.key}")
+                self._add_finding(f"C1: {one.key} was not sent")
             if self._acked.get(one.key, at) < at:
-                self._found(f"C5: {one.key} comes again, and was acked")
+                self._add_finding(f"C5: {one.key} is delivered after its ack")
             if self._due_ms.get(one.key, 0) > one.popped_at_ms:
-                self._found(f"C8: {one.key} comes before its time")
+                self._add_finding(f"C8: {one.key} is delivered early")
             known = self._deliveries.setdefault(one.key, [])
             known.append(one)
             known.sort(key=lambda other: other.delivery.delivery_id)
             for earlier, later in itertools.pairwise(known):
                 if later.popped_at_ms < earlier.delivery.visible_at_ms:
-                    self._found(f"C4: {one.key} comes again before its time")
+                    self._add_finding(f"C4: {one.key} is delivered while it is invisible")
         self._check_order([one for one in received if one.topic == "fifo"], asked)
         self._held += received
 
-    def _check_order(self, received: list[Received], asked: set[str]) -> None:
-        """Check C3: whatever lies before is acked, or comes along."""
+    def _check_order(self, received: list[ReceivedMessage], asked: set[str]) -> None:
+        """Check C3: earlier messages are acked or in the same batch."""
         if not received:
             return
         together = {one.key for one in received}
-        for (topic, offset), key in self._places.items():
+        for (topic, offset), key in self._keys.items():
             if topic == "fifo" and offset < received[0].offset and key not in asked | together:
-                self._found(f"C3: {received[0].key} comes before {key} is acked")
+                self._add_finding(f"C3: {received[0].key} is delivered before the ack of {key}")
 
     def _missing(self) -> list[str]:
-        """Return what this engine lacks of what was answered: C9, and offsets of C6."""
+        """Return the acknowledged topics and pull offsets that this engine lacks: C9 and C6."""
         catalog = self._engine.catalog
         groups = {one.name for one in catalog.groups.values()}
         found = [
-            f"C9: {name} is gone, or its group is"
-            for name in sorted(self._made)
+            f"C9: {name} or its group is missing"
+            for name in sorted(self._created)
             if name not in self._names() or f"of {name}" not in groups
         ]
         for topic, offset in self._pulled.items() if not found else ():
@@ -486,30 +486,30 @@ class Clients:
 
     def give_up(self, confirmed: bytes) -> None:
         """See Contents."""
-        raise AssertionError(f"nobody gives up here what is behind {len(confirmed)}")
+        raise AssertionError(f"no operator gives up bytes here: {len(confirmed)} are confirmed")
 
     async def drain(self) -> None:
-        """Take what is left, until all that was sent is acked."""
+        """Receive until all acknowledged sends are acked."""
         self._is_draining = True
-        await self._world.until(lambda: not self._left(), DRAIN_S_MAX)
-        if left := self._left():
-            self._found(f"C1, C8: {len(left)} never came, or were never acked: {sorted(left)[:5]}")
+        await self._world.until(lambda: not self._backlog(), DRAIN_S_MAX)
+        if keys := sorted(self._backlog()):
+            self._add_finding(f"C1, C8: {len(keys)} messages were not delivered: {keys[:5]}")
         self._world.sends = False
 
-    def _left(self) -> set[str]:
+    def _backlog(self) -> set[str]:
         return self._sent - self._ack_asked
 
     def judge(self, confirmed: bytes) -> None:
-        """Fold the log of each replica that is there."""
-        assert confirmed, "something was"
+        """Check the log of each running replica."""
+        assert confirmed, "nothing is confirmed"
         for replica in self._world.replicas:
             if not replica.is_alive:
                 continue
-            assert isinstance(replica.volume, EngineVolume), "of this kind of volume"
+            assert isinstance(replica.volume, EngineVolume), "another kind of volume"
             try:
                 check_log(replica.volume.disk)
             except BrokenPromise as broken:
-                self._found(f"{replica.name}, {broken}")
+                self._add_finding(f"{replica.name}, {broken}")
 
 
 if __name__ == "__main__":

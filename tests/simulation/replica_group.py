@@ -2,10 +2,10 @@
 
     python -m tests.simulation.replica_group --seeds 200 --first 0
 
-Production code decides everything: `broker.engine.replication` and `controller.election`. Network,
-disks, store and time are the simulation's. A run begins with a situation that its seed draws
-(`situations.py`), and goes on with faults at random. A client sends, and notes what was answered.
-At each confirmation, and when all has healed, the history is judged (failover.md Part VI).
+Production code makes all decisions: `broker.engine.replication` and `controller.election`. Network,
+disks, store and time are simulated. A run begins with a situation that its seed chooses
+(`situations.py`) and continues with random faults. A client sends and records the answers. The
+history is judged at each confirmation and after all faults are repaired (failover.md Part VI).
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from tidemill.controller.election.record import GroupRecord, view_of
 from tidemill.controller.election.retirement import is_out
 from tidemill.controller.election.sessions import ElectionTiming
 
-TROUBLE_S = 40.0  # of virtual time, for which things happen
-WRITABLE_S_MAX = 8.0  # after all has healed
+TROUBLE_S = 40.0  # of virtual time with faults
+WRITABLE_S_MAX = 8.0  # after all faults are repaired
 IN_SYNC_S_MAX = 60.0
 SEND_EVERY_S = 0.02
-REPLICAS = 3  # at the beginning and at the end; in between there may be
-REPLICAS_MAX = 5
+REPLICAS = 3  # at the beginning and at the end
+REPLICAS_MAX = 5  # in between
 MIN_IN_SYNC = 2
 LOOK_S = 0.05
-PODS_EVERY_S = 0.5  # who makes and removes pods looks so often
+PODS_EVERY_S = 0.5  # the period of the simulated StatefulSet
 NOTES_MAX = 400
 
 
 @dataclass
 class Run:
-    """What came of one seed."""
+    """The record and the verdict of one seed."""
 
     seed: int
     findings: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Run:
     writable_after_s: float = 0.0
     trace: int = 0
     situation: str = ""
-    was_staged: bool = False  # the situation has come to its end
+    was_staged: bool = False  # the situation was played to its end
     faults: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -79,30 +79,30 @@ class Run:
 
 
 class Contents(Protocol):
-    """What replicas hold, and what clients do with it and remember of it."""
+    """The contents of the replicas, with the clients that use and judge them."""
 
-    mode: AckMode | None  # in which it can be held; None: in any
-    situations: Mapping[str, Situation]  # of which a run draws one
+    mode: AckMode | None  # the only possible mode; None: any mode
+    situations: Mapping[str, Situation]  # a run chooses one of them
 
     def volume(self, replica: ReplicaProcess) -> Volume:
         """Return an empty volume."""
 
     def act(self, replica: ReplicaProcess) -> Answer:
-        """Ask a master for something; what is returned is called when it is answered."""
+        """Send a request to a master; return the function that delivers its answer."""
 
     def give_up(self, confirmed: bytes) -> None:
-        """Hear that an operator has given up what is not in `confirmed`."""
+        """Forget everything that is not in `confirmed`: an operator has given it up."""
 
     async def drain(self) -> None:
-        """Let clients take what they wait for, when all has healed."""
+        """Let clients receive their backlog after all faults are repaired."""
 
     def judge(self, confirmed: bytes) -> None:
-        """Judge what all replicas have."""
+        """Judge the contents, which all replicas have."""
 
 
 @final
 class World:
-    """All processes, what lies between them, and what was promised."""
+    """All processes, the network, and the promises that they have made."""
 
     def __init__(
         self, run: Run, random: Random, situation: str, contents: Callable[[World], Contents]
@@ -112,7 +112,7 @@ class World:
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._failed)
         self.network = ReplicaNetwork(random)
-        # Half of the seeds: acks that a power cut of everybody would break.
+        # In memory mode, a power cut of all replicas would lose acknowledged messages.
         drawn = AckMode.SYNC_FSYNC if random.random() < 0.5 else AckMode.SYNC_MEMORY
         self.findings = run.findings
         self.contents = contents(self)
@@ -123,45 +123,47 @@ class World:
         config = ReplicationConfig(ack_mode=mode)
         self.replicas = [ReplicaProcess(self, n, config) for n in range(REPLICAS_MAX)]
         self.wanted_replicas = REPLICAS
-        self._pods = 0  # the replicas below this number run, or start again by themselves
+        self._pods = 0  # replicas below this number have a pod, which restarts them
         self.controllers = [Controller(self, n, ElectionTiming()) for n in range(2)]
         self.counts: Counter[str] = run.faults
         self.latest: dict[str, ReplicationView] = {}
-        self.sends = True  # clients do, all the time
-        self.has_stalls = True  # disks do, now and then: for longer than a member may lag
+        self.sends = True  # whether clients send
+        self.has_stalls = True  # whether syncs stall for longer than a member may lag
         self._ids = 0
-        self._confirmed = bytearray()  # what was ever confirmed by a master
+        self._confirmed = bytearray()  # every byte that a master has confirmed
         self._masters: dict[int, ReplicaRun] = {}
-        # Of a replica and its life, up to where what it confirmed was compared.
+        # By replica: its life, and up to which offset its confirmed bytes were compared.
         self._checked: dict[str, tuple[int, int]] = {}
-        self.was_replaced = False  # what is confirmed may be cut: an operator has said so
-        self.store.on_replaced = self._given_up
-        self.store.on_removed = self._forgotten
+        self.was_replaced = False  # an operator has replaced a master: confirmed bytes may be cut
+        self.store.on_replaced = self._give_up
+        self.store.on_removed = self._register_again
         self._paused_at_s: dict[str, float] = {}
         self._answered_at_s = self.loop.time()
 
-    # ------------------------------------------------------------ small things
+    # ------------------------------------------------------------ services of the world
 
     def now_ms(self) -> int:
         """Return monotonic time."""
         return round(self.loop.time() * 1000)
 
     def new_id(self) -> str:
-        """Return an id that nobody has."""
+        """Return a unique id."""
         self._ids += 1
         return f"write {self._ids}"
 
     def note(self, what: str) -> None:
-        """Keep a line for whoever reads a trace."""
+        """Add a line to the trace."""
         self.run.notes.append(f"{self.loop.time() - 1000:8.3f} {what}")
         del self.run.notes[:-NOTES_MAX]
 
     def paused_for_s(self, replica: ReplicaProcess) -> float:
-        """Return since when a process stands still."""
+        """Return for how long a process has been paused."""
         return self.loop.time() - self._paused_at_s.get(replica.name, self.loop.time())
 
-    def tell(self, controller: Controller, replica: ReplicaProcess, view: ReplicationView) -> None:
-        """Push a view."""
+    def send_view(
+        self, controller: Controller, replica: ReplicaProcess, view: ReplicationView
+    ) -> None:
+        """Send a view to a replica."""
         run = replica.lives
 
         def arrive() -> None:
@@ -171,18 +173,20 @@ class World:
             if registered == replica.member:
                 replica.is_registered = True
             if replica.is_paused:
-                replica.asleep.append(lambda: replica.learn(view))
+                replica.deferred.append(lambda: replica.learn(view))
             else:
                 replica.learn(view)
 
         self.network.send(controller.name, replica.name, arrive)
 
-    def tell_refused(self, controller: Controller, proposal: Proposal) -> None:
-        """Answer a proposal that does not hold."""
+    def reject_proposal(self, controller: Controller, proposal: Proposal) -> None:
+        """Send the rejection of a proposal to its master."""
         replica = self.replicas[proposal.master.replica_id]
-        self.network.send(controller.name, replica.name, lambda: replica.refused(proposal.version))
+        self.network.send(
+            controller.name, replica.name, lambda: replica.proposal_rejected(proposal.version)
+        )
 
-    def ask_to_hand_over(
+    def request_transfer(
         self, controller: Controller, record: GroupRecord, target: ReplicaId
     ) -> None:
         """Ask the master for a transfer."""
@@ -191,13 +195,13 @@ class World:
             self.network.send(controller.name, replica.name, lambda: replica.hand_over(target))
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Take what a callback has raised for a finding: the loop itself would go on."""
+        """Record the error of a callback as a finding: the loop would only log it."""
         error = context.get("exception")
         self.findings.append(f"{type(error).__name__}: {error}, in {context['message']}")
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ invariants
 
-    def promoted(self, replica: ReplicaProcess, view: ReplicationView) -> None:
+    def check_promotion(self, replica: ReplicaProcess, view: ReplicationView) -> None:
         """Check C11 and F-1: an epoch has one master."""
         self.note(f"{replica.name} leads epoch {view.epoch}: {view_text(view)}")
         self._checked.pop(replica.name, None)
@@ -206,55 +210,56 @@ class World:
             self.findings.append(f"C11: {other} and {replica.member} lead epoch {view.epoch}")
 
     def check_confirmed(self, replica: ReplicaProcess, offset: int) -> None:
-        """Check F-5 and F-7: what one master confirms, no other one contradicts."""
+        """Check F-5 and F-7: the confirmed bytes of all masters are the same."""
         checked = self._checked.get(replica.name, (replica.lives, 0))
         begin = checked[1] if checked[0] == replica.lives else 0
         written = replica.volume.confirmed_bytes(begin, offset)
         if len(written) != offset - begin:
-            self.findings.append(f"F-5: {replica.name} confirms {offset}, which it has not")
+            self.findings.append(f"F-5: {replica.name} confirms {offset} beyond its log")
         common = min(offset, len(self._confirmed)) - begin
         if written[:common] != self._confirmed[begin : begin + common]:
             self.findings.append(f"F-5: {replica.name} confirms {offset} of another log")
         self._confirmed += written[common:]
         self._checked[replica.name] = replica.lives, offset
 
-    def _given_up(self, record: GroupRecord) -> None:
-        """Let go what an operator gives up: what the replica lacks that is master from here on.
+    def _give_up(self, record: GroupRecord) -> None:
+        """Forget the confirmed bytes that the replica lacks which an operator makes master.
 
-        From here on: whatever else is confirmed by who does not know it is a loss.
+        A replica that confirms other bytes later, because it does not know the order, causes a
+        finding.
         """
-        assert record.master is not None, "who was named"
+        assert record.master is not None, "an operator names a master"
         survivor = self.replicas[record.master.replica_id]
-        there = survivor.volume.log_bytes()
-        kept = next(
+        log = survivor.volume.log_bytes()
+        common = next(
             (
                 n
-                for n, two in enumerate(zip(self._confirmed, there, strict=False))
+                for n, two in enumerate(zip(self._confirmed, log, strict=False))
                 if len(set(two)) > 1
             ),
-            min(len(self._confirmed), len(there)),
+            min(len(self._confirmed), len(log)),
         )
-        self.note(f"{survivor.name} is master: {len(self._confirmed) - kept} bytes are lost")
+        self.note(f"{survivor.name} is master: {len(self._confirmed) - common} bytes are lost")
         self.was_replaced = True
         self._checked.clear()
-        if kept < len(self._confirmed):
-            del self._confirmed[kept:]
+        if common < len(self._confirmed):
+            del self._confirmed[common:]
             self.contents.give_up(bytes(self._confirmed))
 
-    def _forgotten(self) -> None:
+    def _register_again(self) -> None:
         for replica in self.replicas:
-            replica.forgotten()
+            replica.register_again()
 
     def check_ack(self, replica: ReplicaProcess, ack: Ack) -> None:
-        """Check F-10: nothing of an epoch is acked when a later one was seen."""
+        """Check F-10: a replica does not ack an epoch after it has seen a later one."""
         seen = replica.log.epoch_seen
         if ack.epoch < seen:
             self.findings.append(
-                f"F-10: {replica.name} acks epoch {ack.epoch}, and has seen {seen}"
+                f"F-10: {replica.name} acks epoch {ack.epoch} after it has seen {seen}"
             )
 
-    def answered(self) -> None:
-        """Note that a client was told OK."""
+    def count_answer(self) -> None:
+        """Count a request that was answered with OK."""
         now_s = self.loop.time()
         self.run.longest_gap_s = max(self.run.longest_gap_s, now_s - self._answered_at_s)
         self._answered_at_s = now_s
@@ -263,7 +268,7 @@ class World:
     # ------------------------------------------------------------ the run
 
     async def go(self, trouble_s: float) -> None:
-        """Run faults, heal, and judge."""
+        """Run the situation and the faults, repair everything, and judge."""
         for controller in self.controllers:
             controller.start()
         pods = asyncio.ensure_future(self._keep_pods())
@@ -279,7 +284,7 @@ class World:
         healed_s = self.loop.time()
         undrain = asyncio.ensure_future(self._undo_all())
         if not await self._until_writable(WRITABLE_S_MAX):
-            self.findings.append(f"C12: not writable {WRITABLE_S_MAX} s after all has healed")
+            self.findings.append(f"C12: not writable {WRITABLE_S_MAX} s after the last fault")
         self.run.writable_after_s = self.loop.time() - healed_s
         if not await self.until(self._is_in_sync, IN_SYNC_S_MAX):
             self.findings.append(f"C12: {view_text_of(self.store)} after {IN_SYNC_S_MAX} s")
@@ -299,16 +304,16 @@ class World:
         await asyncio.sleep(0.1)
 
     async def _stage(self) -> None:
-        """Play the situation of this run in a group that is well, and bring back who is down."""
+        """Play the situation of this run in a group without faults, then repair everything."""
         if not await self.until(self._is_in_sync, IN_SYNC_S_MAX):
-            return  # The verdict at the end will be the same.
+            return  # The verdict at the end reports this.
         stalls, self.has_stalls = self.has_stalls, False
-        self.note(f"the situation is: {self.run.situation}")
+        self.note(f"situation: {self.run.situation}")
         try:
             await self._situation.play(Stage(self))
             self.run.was_staged = True
         except NotReached:
-            self.note("it has not come about")
+            self.note("the situation was not reached")
         self._heal()
         self.has_stalls = stalls
         for replica in self.replicas:
@@ -319,11 +324,11 @@ class World:
             await asyncio.sleep(self.random.uniform(0, 2 * SEND_EVERY_S))
             takers = [one for one in self.replicas if one.is_alive and one.takes_sends]
             if takers and self.sends:
-                # Also to one that is deposed and does not know it yet.
+                # The replica may be deposed without knowing it.
                 self.random.choice(takers).carry_out(self.contents.act)
 
     async def _keep_pods(self) -> None:
-        """Do what a StatefulSet does for a leading controller: one more, or one less."""
+        """Add or remove one replica after the other, as a StatefulSet does."""
         while True:
             record = self.store.stored.record
             if self._pods < self.wanted_replicas:
@@ -343,14 +348,14 @@ class World:
             await asyncio.sleep(PODS_EVERY_S)
 
     def start_again(self, replica: ReplicaProcess) -> None:
-        """Start a process anew, unless its pod is gone, or has been made anew."""
+        """Start a process unless it runs or its pod was removed."""
         if replica.id < self._pods and not replica.is_alive:
             replica.start()
 
     async def until(
         self, holds: Callable[[], bool], seconds: float, *, look_s: float = LOOK_S
     ) -> bool:
-        """Wait for something, for so long; whether it has come."""
+        """Wait until a condition holds or the time is over; return whether it holds."""
         end_s = self.loop.time() + seconds
         while not holds():
             if self.loop.time() > end_s:
@@ -378,7 +383,7 @@ class World:
             self._partition,
             self._one_way,
             self._isolate,
-            self._store_away,
+            self._store_unreachable,
             self._transfer,
             self._kill_controller,
             self._wipe,
@@ -398,16 +403,18 @@ class World:
         return self.random.choice(alive) if alive else None
 
     def _all_are_well(self) -> bool:
-        """Whether one volume may be lost: all others hold what is confirmed."""
+        """Return whether one volume may be lost, because all others have the confirmed bytes."""
         return self._is_in_sync() and not any(one.is_paused for one in self.replicas)
 
     async def _down_and_up(self, replica: ReplicaProcess) -> None:
         member = replica.member
         replica.stop()
         if self.random.random() < 0.7:
-            # Its supervisor lives, and says so.
+            # The supervisor lives and reports the death.
             for controller in self.controllers:
-                self.network.send(replica.name, controller.name, partial(controller.died, member))
+                self.network.send(
+                    replica.name, controller.name, partial(controller.report_death, member)
+                )
         await asyncio.sleep(self.random.uniform(0.1, 4.0))
         self.start_again(replica)
 
@@ -418,7 +425,7 @@ class World:
             await self._down_and_up(replica)
 
     async def _cut_power(self) -> None:
-        """End a machine; of all of them only where disks have what was acked."""
+        """Cut the power of one machine, or of all if acknowledged bytes are on their disks."""
         replica = self._any_alive()
         if replica is None or (self.mode is AckMode.SYNC_MEMORY and not self._all_are_well()):
             return
@@ -434,7 +441,7 @@ class World:
             self.start_again(victim)
 
     async def _wipe(self) -> None:
-        """Replace a volume by an empty one."""
+        """Replace a volume by an empty volume."""
         replica = self._any_alive()
         if replica is None or not self._all_are_well() or self.random.random() < 0.5:
             return
@@ -443,11 +450,11 @@ class World:
         replica.volume = self.contents.volume(replica)
         await asyncio.sleep(self.random.uniform(0.1, 2.0))
         self.start_again(replica)
-        # Another one may be lost when this one has caught up.
+        # The next volume may be lost only after this replica has caught up.
         await self.until(self._is_in_sync, 5.0)
 
     async def _pause(self) -> None:
-        """Let a broker stand still; its supervisor may, or may not."""
+        """Pause a broker, with or without its supervisor."""
         replica = self._any_alive()
         if replica is None:
             return
@@ -457,7 +464,7 @@ class World:
         self.thaw(replica, run)
 
     def freeze(self, replica: ReplicaProcess, *, is_whole_pod: bool) -> None:
-        """Let a broker stand still; where it is the whole pod its supervisor does so, too."""
+        """Pause a broker; the pause of a whole pod also stops its heartbeats."""
         self.note(f"pause {replica.name}")
         replica.is_paused = True
         self._paused_at_s[replica.name] = self.loop.time()
@@ -465,13 +472,13 @@ class World:
             self.network.blocked |= {(replica.name, one.name) for one in self.controllers}
 
     def thaw(self, replica: ReplicaProcess, run: int) -> None:
-        """Let a run of a replica go on that stands still: it hears all that has come meanwhile."""
+        """Continue a paused run, which then processes the messages that came meanwhile."""
         self.network.blocked -= {(replica.name, one.name) for one in self.controllers}
         if replica.lives == run and replica.is_alive:
-            self.note(f"go on {replica.name}")
+            self.note(f"continue {replica.name}")
             replica.is_paused = False
-            asleep, replica.asleep = replica.asleep, []
-            for act in asleep:
+            deferred, replica.deferred = replica.deferred, []
+            for act in deferred:
                 if replica.is_alive and replica.lives == run:
                     act()
 
@@ -493,7 +500,7 @@ class World:
 
     async def _one_way(self) -> None:
         a, b = self.random.sample(self._names(), 2)
-        await self._block({(a, b)}, f"nothing of {a} gets to {b}")
+        await self._block({(a, b)}, f"block messages from {a} to {b}")
 
     async def _isolate(self) -> None:
         name = self.random.choice([one.name for one in self.replicas])
@@ -504,31 +511,31 @@ class World:
         ways = {(name, one) for one in others} | {(one, name) for one in others}
         await self._block(ways, f"isolate {name} from {others}")
 
-    async def _store_away(self) -> None:
-        self.note("the store is away")
-        self.store.is_away = True
+    async def _store_unreachable(self) -> None:
+        self.note("the store is unreachable")
+        self.store.is_unreachable = True
         await asyncio.sleep(self.random.uniform(0.2, 5.0))
-        self.store.is_away = False
+        self.store.is_unreachable = False
 
     async def _transfer(self) -> None:
         for replica in self.replicas:
             if replica.is_alive and not replica.is_paused and replica.takes_sends:
-                self.note(f"{replica.name} is to hand over")
+                self.note(f"request a transfer from {replica.name}")
                 replica.hand_over(None)
 
     async def _drain(self) -> None:
-        """Empty a replica of its duties, and take that back after a while."""
+        """Drain a replica and undo that later."""
         replica = self._any_alive()
         if replica is None:
             return
-        self.note(f"{replica.name} is drained")
+        self.note(f"drain {replica.name}")
         self.random.choice(self.controllers).ask(Drain(replica.id, undo=False))
         await asyncio.sleep(self.random.uniform(0.5, 8.0))
-        self.note(f"{replica.name} is to count again")
+        self.note(f"undo the drain of {replica.name}")
         self.random.choice(self.controllers).ask(Drain(replica.id, undo=True))
 
     async def _undo_all(self) -> None:
-        """Take back what operators have ordered; it may be carried out of late."""
+        """Undo the orders of operators until the end, since an order may take effect late."""
         while True:
             record = self.store.stored.record
             for id_ in view_of(record).retired:
@@ -538,7 +545,7 @@ class World:
             await asyncio.sleep(PODS_EVERY_S)
 
     async def _resize(self) -> None:
-        """Let the group have more replicas, and as many as before."""
+        """Add replicas to the group and remove them later."""
         if self.wanted_replicas != REPLICAS:
             return
         self.wanted_replicas = self.random.randint(REPLICAS + 1, REPLICAS_MAX)
@@ -548,20 +555,20 @@ class World:
         self.note(f"{REPLICAS} replicas are wanted")
 
     async def _slow_down(self) -> None:
-        """Let each sync of a disk take longer than a second, for longer than that is a stall."""
+        """Make all syncs of a disk so slow, for so long, that the replica counts as slow."""
         replica = self.random.choice(self.replicas[:REPLICAS])
         self.note(f"the disk of {replica.name} is slow")
         replica.sync_s = self.random.uniform(1.1, 2.0)
         await asyncio.sleep(self.random.uniform(4.0, 12.0))
         replica.sync_s = 0.0
-        self.note(f"the disk of {replica.name} is well")
+        self.note(f"the disk of {replica.name} is fast again")
 
     async def _lower(self) -> None:
-        """Let one replica be enough, and after a while as many as before."""
-        self.note("one replica is enough")
+        """Lower the minimum of replicas in sync to one and restore it later."""
+        self.note("one replica in sync is enough")
         self.random.choice(self.controllers).ask(MinInSync(1))
         await asyncio.sleep(self.random.uniform(0.5, 8.0))
-        self.note("one replica is not enough")
+        self.note(f"{MIN_IN_SYNC} replicas in sync are required")
         self.random.choice(self.controllers).ask(MinInSync(MIN_IN_SYNC))
 
     async def _kill_controller(self) -> None:
@@ -577,7 +584,7 @@ class World:
         for replica in self.replicas:
             replica.volume.is_stuck = replica.volume.is_full = False
             replica.sync_s = 0.0
-        self.sends, self.store.is_away = True, False
+        self.sends, self.store.is_unreachable = True, False
         self.has_stalls = False
 
     # ------------------------------------------------------------ the verdict
@@ -585,19 +592,19 @@ class World:
     def _judge(self) -> None:
         run = self.run
         run.epochs = self.store.stored.record.epoch
-        there = self.replicas[: self._pods]
-        logs = [one.volume.confirmed_bytes(0, one.log.log_end) for one in there]
+        replicas = self.replicas[: self._pods]
+        logs = [one.volume.confirmed_bytes(0, one.log.log_end) for one in replicas]
         confirmed = bytes(self._confirmed)
-        for replica, log in zip(there, logs, strict=True):
+        for replica, log in zip(replicas, logs, strict=True):
             if log[: len(confirmed)] != confirmed:
-                run.findings.append(f"C2: {replica.name} lacks what is confirmed")
+                run.findings.append(f"C2: {replica.name} lacks confirmed bytes")
         if len(set(logs)) > 1:
             run.findings.append(f"F-24: logs of {[len(log) for log in logs]} bytes differ")
         self.contents.judge(confirmed)
 
 
 def view_text_of(store: ModelStore) -> str:
-    """Return what is recorded, in a few words."""
+    """Return a short text of the stored record."""
     record = store.stored.record
     names = ",".join(sorted(member.incarnation for member in record.sss))
     return f"epoch {record.epoch}, sss {names}, master {record.master}"
@@ -610,7 +617,7 @@ def run_seed(
     situation: str = "",
     contents: Callable[[World], Contents] = Values,
 ) -> Run:
-    """Run one seed: a situation, which it draws where none is named, and faults for so long."""
+    """Run a seed: a situation, by default one that the seed chooses, and then random faults."""
     run, random = Run(seed), Random(seed)
 
     async def main() -> None:
@@ -618,7 +625,7 @@ def run_seed(
         try:
             await world.go(trouble_s)
         finally:
-            # A task that has failed says so here, and ends the run.
+            # The error of a failed task ends the run.
             for replica in world.replicas:
                 replica.check()
             for controller in world.controllers:
@@ -636,7 +643,7 @@ def main(contents: Callable[[World], Contents] = Values) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--trace", action="store_true", help="what happened, too")
+    parser.add_argument("--trace", action="store_true", help="print all events")
     arguments = parser.parse_args()
     failed = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):

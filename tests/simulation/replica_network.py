@@ -1,4 +1,4 @@
-"""What lies between simulated processes: streams in order, and messages that may get lost."""
+"""The simulated network: ordered streams, and single messages that may be lost or doubled."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tidemill.common.replica_group import ReplicaId
 if TYPE_CHECKING:
     from tests.simulation.replica_process import ReplicaProcess
 
-DELAY_S_MAX = 0.004
-SLOW_PART = 0.03
-SLOW_S_MAX = 0.4
-LOST_PART = 0.02  # of messages that belong to no stream
-TWICE_PART = 0.02
+DELAY_S_MAX = 0.004  # of a normal message
+SLOW_PART = 0.03  # the share of slow messages
+SLOW_S_MAX = 0.4  # of a slow message
+LOST_PART = 0.02  # the share of single messages that are lost
+TWICE_PART = 0.02  # the share of single messages that arrive twice
 
 
 @final
 class Stream:
-    """One stream between a replica that dials and its master; what is lost stalls a direction."""
+    """A stream between a dialling replica and its master; a lost message stalls its direction."""
 
     def __init__(self, number: int, dialler: ReplicaProcess, master: ReplicaProcess) -> None:
         self.number = number
         self.ends = {dialler.name: master, master.name: dialler}
         self.runs = {one.name: one.lives for one in (dialler, master)}
         self.arrives_at_s = dict.fromkeys(self.ends, 0.0)
-        # What is on its way, by its sender, first first: what is due at one moment comes in any
-        # order on this loop. None: the end of the stream.
+        # Messages in flight by sender, the oldest first. The loop runs callbacks of one moment in
+        # any order, so a callback takes the oldest message. None is the end of the stream.
         self.carried: dict[str, deque[object | None]] = {name: deque() for name in self.ends}
         self.is_stalled = dict.fromkeys(self.ends, False)
         self.closed_by: set[str] = set()
@@ -38,25 +38,25 @@ class Stream:
 
 @final
 class ReplicaNetwork:
-    """Who reaches whom, and what is on its way."""
+    """The open and blocked directions between processes, and the messages in flight."""
 
     def __init__(self, random: Random) -> None:
-        self.blocked: set[tuple[str, str]] = set()  # from, to
+        self.blocked: set[tuple[str, str]] = set()  # (source, target)
         self._random = random
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, Stream] = {}
         self._numbers = 0
-        self.heard_s: dict[tuple[str, str], float] = {}  # by whom, of whom
-        # What belongs to no stream, and is on its way until somebody lets it arrive.
+        self.heard_s: dict[tuple[str, str], float] = {}  # by (receiver, sender): the last message
+        # Single messages that stay in flight until `let_arrive`, by (source, target).
         self.held: dict[tuple[str, str], list[Callable[[], object]]] = {}
-        self.holds: set[tuple[str, str]] = set()  # ways on which what is sent is held
+        self.holds: set[tuple[str, str]] = set()  # directions whose messages are held
 
     def delay_s(self) -> float:
         slow = self._random.random() < SLOW_PART
         return self._random.uniform(0, SLOW_S_MAX if slow else DELAY_S_MAX)
 
     def send(self, source: str, target: str, arrive: Callable[[], object]) -> None:
-        """Bring a message that belongs to no stream: late, never, or twice."""
+        """Carry a single message; it arrives late, twice, or never."""
         if (source, target) in self.holds:
             self.held.setdefault((source, target), []).append(arrive)
             return
@@ -70,13 +70,13 @@ class ReplicaNetwork:
             arrive()
 
     def let_arrive(self, way: tuple[str, str]) -> None:
-        """Bring what was held on a way, in the order in which it was sent."""
+        """Deliver the held messages of a direction in the order in which they were sent."""
         self.holds.discard(way)
         for arrive in self.held.pop(way, []):
             arrive()
 
     def heal(self) -> None:
-        """Let all pass, and all arrive that was held."""
+        """Open all directions and deliver all held messages."""
         self.blocked.clear()
         self.holds.clear()
         for way in list(self.held):
@@ -85,7 +85,7 @@ class ReplicaNetwork:
     # ------------------------------------------------------------ streams
 
     def dial(self, dialler: ReplicaProcess, master: ReplicaProcess) -> None:
-        """Open a stream, if both ways are open and somebody listens."""
+        """Open a stream if both directions are open and the master runs."""
         run = dialler.lives
         self._loop.call_later(self.delay_s(), self._connect, dialler, run, master)
 
@@ -102,7 +102,7 @@ class ReplicaNetwork:
         self._when_awake(dialler, run, lambda: dialler.stream_opened(stream.number))
 
     def send_on(self, number: int, source: str, message: object) -> None:
-        """Send on a stream, behind all that was sent before."""
+        """Send a message on a stream, behind all earlier messages of its sender."""
         stream = self._streams.get(number)
         if stream is None or source in stream.closed_by:
             return
@@ -114,7 +114,7 @@ class ReplicaNetwork:
     def _deliver(self, stream: Stream, source: str) -> None:
         message = stream.carried[source].popleft()
         if message is None:
-            self._tell_of_end(stream, source)
+            self._report_end(stream, source)
             return
         target = stream.ends[source]
         if (source, target.name) in self.blocked:
@@ -127,11 +127,11 @@ class ReplicaNetwork:
             self.heard_s[target.name, source] = self._loop.time()
             target.receive(stream.number, message)
 
-        # Streams are in order: whoever was paused hears all of it, as it came.
+        # A paused replica receives all messages later, in their order.
         self._when_awake(target, run, receive)
 
     def close(self, number: int, source: str) -> None:
-        """End a stream; the other end hears of it, unless nothing gets there."""
+        """Close a stream; the other end is notified if its direction is open."""
         stream = self._streams.get(number)
         if stream is None or source in stream.closed_by:
             return
@@ -140,7 +140,7 @@ class ReplicaNetwork:
         stream.carried[source].append(None)
         self._loop.call_at(at_s, self._deliver, stream, source)
 
-    def _tell_of_end(self, stream: Stream, source: str) -> None:
+    def _report_end(self, stream: Stream, source: str) -> None:
         target = stream.ends[source]
         if (source, target.name) in self.blocked or stream.is_stalled[source]:
             return
@@ -150,7 +150,7 @@ class ReplicaNetwork:
             self._when_awake(target, run, lambda: target.stream_closed(stream.number))
 
     def end_streams_of(self, name: str) -> None:
-        """End all streams of a process that is gone: its machine says so to the others."""
+        """Close all streams of a process that has ended, as its operating system does."""
         for number, stream in list(self._streams.items()):
             if name in stream.ends:
                 self.close(number, name)
@@ -161,12 +161,12 @@ class ReplicaNetwork:
         if target.lives != run or not target.is_alive:
             return
         if target.is_paused:
-            target.asleep.append(act)
+            target.deferred.append(act)
         else:
             act()
 
     def silences(self, one: ReplicaProcess) -> tuple[tuple[ReplicaId, int], ...]:
-        """Return how long a replica has heard nothing of each other: probes come through, too."""
+        """Return the milliseconds since a replica heard from each other replica."""
         return tuple(
             (ReplicaId(int(other[-1])), round(1000 * (self._loop.time() - at_s)))
             for (name, other), at_s in sorted(self.heard_s.items())

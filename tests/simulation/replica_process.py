@@ -33,60 +33,60 @@ if TYPE_CHECKING:
 
     from tests.simulation.replica_group import World
 
-Answer = Callable[[], None]  # what a client hears, and notes
+Answer = Callable[[], None]  # delivers a reply to the client, which records it
 TICK_S = 0.05
 HEARTBEAT_S = 0.2
 SYNC_S_MAX = 0.004
 STALL_PART = 0.005
 STALL_S_MAX = 2.0
 REOPEN_S = 0.1
-AGAIN_S = 0.3  # until it asks again to be registered
+AGAIN_S = 0.3  # between two requests for registration
 
 
 class Volume(Protocol):
-    """What of a replica survives its process."""
+    """The part of a replica that survives its process."""
 
-    is_stuck: bool  # no sync of it ends
-    is_full: bool  # nothing that a master sends has room
+    is_stuck: bool  # its syncs do not end
+    is_full: bool  # it has no room for messages of a master
 
     @property
     def store_uuid(self) -> str:
-        """Which store this is."""
+        """The id of the store."""
 
     def open(self, replica: ReplicaProcess, confirmed: Callable[[int], None]) -> ReplicatedLog:
-        """Begin a life; `confirmed` is called when more is known to be."""
+        """Open the log for a run; `confirmed` is called when the confirm offset grows."""
 
     def close(self) -> None:
-        """End a life, with or without a word."""
+        """Close the log at the end of a run, which may be a kill."""
 
     def cut_power(self, random: Random) -> None:
-        """Lose of what is not durable any part."""
+        """Lose a random part of what is not durable."""
 
     def begin_sync(self) -> Callable[[], None]:
-        """Begin to make durable what is written; what is returned ends it."""
+        """Begin a sync of all written bytes; return the function that ends it."""
 
     def pass_time(self) -> None:
-        """Hear that something is about to happen."""
+        """Prepare for an event at the current time."""
 
     def claims_clean(self, mode: AckMode) -> bool:
-        """Say whether this log has all that was acked."""
+        """Return whether this log has everything that its replica acked."""
 
     def is_registered(self) -> None:
-        """Hear that what was claimed was accepted."""
+        """Process the acceptance of the claim."""
 
     def is_member(self) -> None:
-        """Hear that the master has seen this run catch up."""
+        """Process the entry into the sync state set."""
 
     def log_bytes(self) -> bytes:
-        """Return the whole log, whatever of it is known to be confirmed."""
+        """Return the whole log, also its unconfirmed part."""
 
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
-        """Return the log, where it is confirmed."""
+        """Return a confirmed range of the log."""
 
 
 @final
 class ReplicaProcess:
-    """One replica: its volume, and the process that runs on it, if any."""
+    """One replica: its volume, and its process while that runs."""
 
     def __init__(self, world: World, replica_id: int, config: ReplicationConfig) -> None:
         self.id = ReplicaId(replica_id)
@@ -100,21 +100,21 @@ class ReplicaProcess:
         self.machine: Replication | None = None
         self.log: ReplicatedLog
         self.is_registered = False
-        self._is_clean = False  # by its claim
-        self.sync_s = 0.0  # what each sync of its disk takes beyond what one does
+        self._is_clean = False  # the last claim
+        self.sync_s = 0.0  # the additional time of each sync
         self._pace = SyncPace()
         self.world = world
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
-        self._waiting: list[tuple[int, Answer]] = []  # log offsets, and what they let go
+        self._waiting: list[tuple[int, Answer]] = []  # answers by the offset to be confirmed
         self._written = asyncio.Event()
         self._blocked_since_s: float | None = None
-        self.asleep: list[Callable[[], object]] = []  # what came while it stood still
+        self.deferred: list[Callable[[], object]] = []  # messages that came during a pause
 
     # ------------------------------------------------------------ life and death
 
     def start(self) -> None:
-        """Begin a run."""
+        """Start a run."""
         self.lives += 1
         self.is_alive, self.is_paused, self.is_registered = True, False, False
         self.member = ReplicaRun(self.id, f"{self.id}.{self.lives}")
@@ -125,16 +125,16 @@ class ReplicaProcess:
             self._tasks.append(asyncio.ensure_future(work()))
 
     def stop(self) -> None:
-        """Kill the process; its supervisor says so, if it lives."""
+        """Kill the process."""
         self.is_alive = self.is_paused = False
         for task in self._tasks:
             task.cancel()
-        self.asleep, self._waiting, self.machine = [], [], None
+        self.deferred, self._waiting, self.machine = [], [], None
         self.volume.close()
         self.world.network.end_streams_of(self.name)
 
     def check(self) -> None:
-        """Raise what has ended one of its tasks."""
+        """Raise the error that has ended a task."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
@@ -157,19 +157,19 @@ class ReplicaProcess:
             self.learn(self.world.latest[self.name])
 
     async def _register(self) -> None:
-        """Tell controllers of this run, until one of them has it in the record."""
+        """Register this run with the controllers."""
         volume = self.volume
         self._is_clean = volume.claims_clean(self._config.ack_mode)
-        await self._come(volume, is_clean=self._is_clean)
+        await self._request_registration(volume, is_clean=self._is_clean)
 
-    def forgotten(self) -> None:
-        """Hear that the record is gone: its run comes again, and claims what it did."""
+    def register_again(self) -> None:
+        """Register the run with the same claim, after its record was deleted."""
         if self.is_alive and self.is_registered:
             self.is_registered = False
-            coming = self._come(self.volume, is_clean=self._is_clean)
-            self._tasks.append(asyncio.ensure_future(coming))
+            again = self._request_registration(self.volume, is_clean=self._is_clean)
+            self._tasks.append(asyncio.ensure_future(again))
 
-    async def _come(self, volume: Volume, *, is_clean: bool) -> None:
+    async def _request_registration(self, volume: Volume, *, is_clean: bool) -> None:
         while not self.is_registered:
             for controller in self.world.controllers:
                 instead_of = await controller.registered_of(self)
@@ -183,14 +183,14 @@ class ReplicaProcess:
         volume.is_registered()
 
     def _now_ms(self) -> int:
-        """Return monotonic time; whoever asks is about to do something, which its log is told."""
+        """Return the monotonic time of an event, for which the log prepares."""
         self.volume.pass_time()
         return self.world.now_ms()
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ messages
 
     def learn(self, view: ReplicationView) -> None:
-        """Take a view from a controller."""
+        """Process a view from a controller."""
         machine = self.machine
         if machine is not None and self.is_registered:
             self.world.latest[self.name] = view
@@ -200,7 +200,7 @@ class ReplicaProcess:
             self._act()
 
     def receive(self, stream: int, message: object) -> None:
-        """Take a message of a stream."""
+        """Process a message of a stream."""
         machine, now_ms = self.machine, self._now_ms()
         if machine is None:
             return
@@ -214,19 +214,19 @@ class ReplicaProcess:
         self._act()
 
     def stream_closed(self, stream: int | None) -> None:
-        """Hear of the end of a stream."""
+        """Process the end of a stream."""
         if self.machine is not None:
             self.machine.handle_closed(stream, self._now_ms())
             self._act()
 
     def stream_opened(self, stream: int) -> None:
-        """Hear that a dial has come through."""
+        """Process a successful dial."""
         if self.machine is not None:
             self.machine.handle_connected(stream, self._now_ms())
             self._act()
 
-    def refused(self, version: int) -> None:
-        """Hear that a proposal was refused."""
+    def proposal_rejected(self, version: int) -> None:
+        """Process the rejection of a proposal."""
         if self.machine is not None:
             self.machine.handle_rejection(version, self._now_ms())
 
@@ -240,16 +240,16 @@ class ReplicaProcess:
 
     @property
     def takes_sends(self) -> bool:
-        """Whether clients may send here."""
+        """Whether clients may send to this replica."""
         master = self.machine.master if self.machine is not None else None
         if master is None or self.is_paused:
             return False
         return master.accepts_sends and not master.sync_state.is_short
 
     def carry_out(self, act: Callable[[ReplicaProcess], Answer]) -> None:
-        """Do what a client asks; what it is answered leaves when all so far is confirmed."""
+        """Execute a request; the answer leaves when everything recorded so far is confirmed."""
         answer = act(self)
-        assert self.machine is not None, "it is there"
+        assert self.machine is not None, "the replica is starting"
         self._waiting.append((self.log.log_end, answer))
         self.machine.handle_progress(self._now_ms())
         self._written.set()
@@ -257,9 +257,9 @@ class ReplicaProcess:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it leads."""
-        assert self.machine is not None, "it is there"
-        assert self.machine.master is not None, "and a master"
+        """The epoch of which this replica is master."""
+        assert self.machine is not None, "the replica is starting"
+        assert self.machine.master is not None, "the replica is not the master"
         return self.machine.master.epoch
 
     def _confirmed(self, offset: int) -> None:
@@ -269,7 +269,7 @@ class ReplicaProcess:
                 _, answer = self._waiting.pop(0)
                 answer()
 
-    # ------------------------------------------------------------ what is done
+    # ------------------------------------------------------------ actions
 
     def _act(self) -> None:
         if self.machine is None:
@@ -297,7 +297,7 @@ class ReplicaProcess:
                 for controller in world.controllers:
                     world.network.send(self.name, controller.name, partial(controller.ask, action))
             case Promotion(view):
-                world.promoted(self, view)
+                world.check_promotion(self, view)
                 self._written.set()
             case StepDown():
                 self._waiting = []
@@ -329,7 +329,7 @@ class ReplicaProcess:
             while self.is_paused or self.volume.is_stuck:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(TICK_S)
             self._pace.note_end(self.world.now_ms())
-            # What was cut meanwhile is written anew, and synced by the next one.
+            # After a reopen, the next sync covers the bytes of this one.
             if machine is not None and machine is self.machine:
                 finish()
                 machine.handle_progress(self._now_ms())
@@ -339,7 +339,7 @@ class ReplicaProcess:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its disk is too slow for it to be waited for."""
+        """Whether the disk is so slow that the master does not wait for this replica."""
         return self._pace.is_slow(self.world.now_ms())
 
     async def _beat(self) -> None:
@@ -348,7 +348,7 @@ class ReplicaProcess:
                 for controller in self.world.controllers:
                     beat = self._heartbeat()
                     self.world.network.send(
-                        self.name, controller.name, partial(controller.heard, self.member, beat)
+                        self.name, controller.name, partial(controller.heartbeat, self.member, beat)
                     )
             await asyncio.sleep(HEARTBEAT_S)
 

@@ -1,4 +1,4 @@
-"""What replicas of a simulated group hold: a log of numbers, quick to write and to compare.
+"""A log of numbers as the contents of simulated replicas: quick to write and to compare.
 
 0         4             12           16
 ┌────────┬─────────────┬────────────┐
@@ -29,7 +29,7 @@ RECORD = struct.Struct(">IQI")  # epoch, value (0: the epoch begins), checksum
 
 @final
 class ValueVolume:
-    """What of a replica survives its process, and what of that a power cut."""
+    """The log of a replica; its durable part survives a power cut."""
 
     def __init__(self, replica: ReplicaProcess, random: Random) -> None:
         self.store_uuid = f"store {replica.id}.{replica.lives}"
@@ -39,28 +39,28 @@ class ValueVolume:
         self.durable = 0
         self.epoch_seen = 0
         self.journal: Journal = ()
-        self.confirm = 0  # saved now and then: never above what is confirmed
+        self.confirm = 0  # saved now and then: at most the confirm offset
         self.last = LastRun("")
-        self.is_stuck = False  # no sync of it ends
-        self.is_full = False  # nothing that a master sends has room
+        self.is_stuck = False  # its syncs do not end
+        self.is_full = False  # it has no room for messages of a master
 
     @property
     def may_lose_confirmed(self) -> bool:
-        """Whether an operator has given up what a master lacks."""
+        """Whether an operator has replaced a master and given up confirmed bytes."""
         return self._replica.world.was_replaced
 
     def open(self, _replica: ReplicaProcess, confirmed: Callable[[int], None]) -> ValueLog:
-        """Begin a life."""
+        """Open the log for a run."""
         return ValueLog(self, self._random, confirmed)
 
     def close(self) -> None:
-        """Do nothing: what is written is written."""
+        """Do nothing: written bytes survive a kill."""
 
     def pass_time(self) -> None:
-        """Do nothing: no record says when it was made."""
+        """Do nothing: records have no time."""
 
     def begin_sync(self) -> Callable[[], None]:
-        """Begin to make durable what is written."""
+        """Begin a sync of all written bytes; return the function that ends it."""
         end = len(self.written)
 
         def finish() -> None:
@@ -69,7 +69,7 @@ class ValueVolume:
         return finish
 
     def claims_clean(self, mode: AckMode) -> bool:
-        """Say whether this log has all that was acked."""
+        """Return whether this log has everything that its replica acked."""
         boot_id, last = str(self._replica.boot), self.last
         self.last = after_registration(last, boot_id=boot_id, is_accepted=False)
         return claims_clean(
@@ -80,23 +80,23 @@ class ValueVolume:
         )
 
     def is_registered(self) -> None:
-        """Hear that what was claimed was accepted."""
+        """Record the acceptance of the claim."""
         boot_id = str(self._replica.boot)
         self.last = after_registration(self.last, boot_id=boot_id, is_accepted=True)
 
     def is_member(self) -> None:
-        """Do nothing: that it registered was enough."""
+        """Do nothing: the registration was enough."""
 
     def log_bytes(self) -> bytes:
         """Return the whole log."""
         return bytes(self.written)
 
     def confirmed_bytes(self, begin: int, end: int) -> bytes:
-        """Return the log, whatever is confirmed."""
+        """Return a range of the log, confirmed or not."""
         return bytes(self.written[begin:end])
 
     def cut_power(self, random: Random) -> None:
-        """Keep what is durable, and any part of the rest; the last record may be torn."""
+        """Keep the durable bytes and a random part of the others, in whole records."""
         kept = random.randint(self.durable, len(self.written))
         del self.written[kept - kept % RECORD.size :]
         self.durable = len(self.written)
@@ -105,7 +105,7 @@ class ValueVolume:
 
 @final
 class ValueLog:
-    """One life's log: `ReplicatedLog` over a volume."""
+    """The log of one run: a `ReplicatedLog` over a volume."""
 
     def __init__(
         self, volume: ValueVolume, random: Random, confirmed: Callable[[int], None]
@@ -151,13 +151,13 @@ class ValueLog:
         return self.log_end
 
     def append_value(self, epoch: int, value: int) -> int:
-        """Append a record, and return where it begins."""
+        """Append a record and return its offset."""
         begin = self.log_end
         self._volume.written += RECORD.pack(epoch, value, crc32(f"{epoch} {value}".encode()))
         return begin
 
     def frame_at(self, offset: int, size_max: int) -> Data | None:
-        del size_max  # Frames are small here, so that many are on their way.
+        del size_max  # Frames are small, so many are in flight.
         data = bytes(self._volume.written[offset : offset + 4 * RECORD.size])
         return Data(0, offset, data, crc32(data), 0, 0, 1 << 40) if data else None
 
@@ -173,17 +173,17 @@ class ValueLog:
 
     def truncate(self, cut: int) -> None:
         is_allowed = cut >= self.confirm_offset or self._volume.may_lose_confirmed
-        assert is_allowed, "F-5: what is confirmed is never cut"
+        assert is_allowed, "F-5: confirmed bytes are cut"
         self.confirm_offset = min(self.confirm_offset, cut)
         self._volume.confirm = min(self._volume.confirm, cut)
         del self._volume.written[cut:]
         self._volume.durable = min(self._volume.durable, cut)
 
     def start_at(self, log_min: int) -> None:
-        raise AssertionError(f"nobody is so far behind here that it begins at {log_min}")
+        raise AssertionError(f"a log begins at {log_min}, but nothing retires segments here")
 
     def confirm(self, offset: int) -> None:
-        assert offset <= self.log_end, "what is confirmed is there"
+        assert offset <= self.log_end, "an offset beyond the log is confirmed"
         self.confirm_offset = offset
         if self._random.random() < 0.1:
             self._volume.confirm = offset
@@ -192,7 +192,7 @@ class ValueLog:
 
 @final
 class Values:
-    """Clients that send numbers, and what they were promised."""
+    """Clients that send numbers, and the promises that they got."""
 
     mode: AckMode | None = None  # any
     situations: Mapping[str, Situation] = {**SITUATIONS, **OPERATED}
@@ -211,17 +211,17 @@ class Values:
         self._count += 1
         self._world.run.sent += 1
         value, log = self._count, replica.log
-        assert isinstance(log, ValueLog), "of this kind of volume"
+        assert isinstance(log, ValueLog), "another kind of volume"
         offset = log.append_value(replica.epoch, value)
 
-        def answered() -> None:
+        def record_answer() -> None:
             self._promised[value] = offset
-            self._world.answered()
+            self._world.count_answer()
 
-        return answered
+        return record_answer
 
     def give_up(self, confirmed: bytes) -> None:
-        """Expect no more what an operator has given up."""
+        """Forget the promises that an operator has given up."""
         self._promised = {
             value: offset
             for value, offset in self._promised.items()
@@ -229,10 +229,10 @@ class Values:
         }
 
     async def drain(self) -> None:
-        """Do nothing: nobody waits for anything but answers."""
+        """Do nothing: clients only send."""
 
     def judge(self, confirmed: bytes) -> None:
-        """Judge what all replicas have."""
+        """Find lost values and epochs out of order."""
         findings, epochs = self._world.findings, []
         for at in range(0, len(confirmed), RECORD.size):
             epoch, value, _ = RECORD.unpack_from(confirmed, at)
@@ -247,9 +247,9 @@ class Values:
             if not _is_at(confirmed, offset, value)
         ]
         if lost:
-            findings.append(f"C1: {len(lost)} messages that were answered are lost: {lost[:5]}")
+            findings.append(f"C1: {len(lost)} acknowledged messages are lost: {lost[:5]}")
 
 
 def _is_at(log: bytes, offset: int, value: int) -> bool:
-    """Whether a value stands at an offset of a log."""
+    """Return whether a log has a value at an offset."""
     return offset + RECORD.size <= len(log) and RECORD.unpack_from(log, offset)[1] == value

@@ -1,4 +1,4 @@
-"""One seed from its begin to its verdict."""
+"""The simulation of brokers, proxies and clients from one seed, with its verdict."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tidemill.transport.grpc.status import RpcError
 
 HOUR_MS = 3600 * 1000
 TROUBLE_S = 60.0  # of virtual time
-QUIET_S = 3 * INVISIBLE_MS / 1000  # in which nothing may come any more
-DRAIN_S_MAX = 600.0  # far more than any delay, invisible duration or hold
+QUIET_S = 3 * INVISIBLE_MS / 1000  # after the drain; no consumer may receive anything in it
+DRAIN_S_MAX = 600.0  # far more than any delay, invisible duration or long poll
 LOOK_S = 1.0
-EMPTY_LOOKS = 4  # of an operator who waits for consumers to empty a broker group
-JOIN_S = 5.0  # an operator who has patience: a member is told, or asked, within less
+EMPTY_LOOKS = 4  # attempts of an operator who waits until a broker group is empty
+JOIN_S = 5.0  # the timeout of a patient operator; members answer sooner
 TAGS = ("red", "blue")
 STEPS_NEAR_MS = (700, -700)
 STEPS_MS = (HOUR_MS, -HOUR_MS, 4 * 24 * HOUR_MS, *STEPS_NEAR_MS)
@@ -38,7 +38,7 @@ STEPS_MS = (HOUR_MS, -HOUR_MS, 4 * 24 * HOUR_MS, *STEPS_NEAR_MS)
 
 @dataclass
 class Run:
-    """What became of one seed."""
+    """The record and the verdict of one seed."""
 
     seed: int
     story: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Run:
 
 
 def run_seed(seed: int, *, trouble_s: float = TROUBLE_S, groups: int = 1) -> Run:
-    """Run a seed with so many broker groups; nothing is raised, all is in the run."""
+    """Run a seed with a number of broker groups; an error becomes a finding of the run."""
     run = Run(seed)
     random = Random(seed)
     try:
@@ -87,17 +87,17 @@ class _Simulation:
             self._delayed,
             self._tagged,
         )
-        # In every other run of several there is a group that polls when all is over: a broker group
-        # that was removed before would have taken its messages along. In the others it would keep
-        # every removal from being done.
+        # Half of the runs with several broker groups have a consumer group that polls only at the
+        # end: if a broker group was removed with its messages, they are missing then. The other
+        # half has none, because its backlog prevents every removal.
         self._late = Subscription("quiet", "late-group")
         self._has_late = groups > 1 and random.random() < 0.5
         if self._has_late:
             self._subscriptions += (self._late,)
-        # In half of those it starts at the latest: it polls the home once before anything is sent,
-        # so that all of it is its own, wherever it is stored.
+        # In half of these runs it starts at the latest message. It polls the home broker once
+        # before the first send, so it must receive all messages of all broker groups.
         self._is_at_latest = self._has_late and random.random() < 0.5
-        # Of this one nothing is judged: its topic and group come and go.
+        # This subscription is not judged: an operator deletes its topic and its group.
         self._fickle = Subscription("fickle", "fickle-group")
         self._consuming: list[asyncio.Task[None]] = []
         self.resized: Counter[str] = Counter()  # changes of the list of broker groups
@@ -143,7 +143,7 @@ class _Simulation:
             await proxy.kill()
 
     async def _declare(self) -> None:
-        """Make topics and groups, as an operator would before the first client."""
+        """Create topics and groups before the first client starts."""
         home = self._brokers[0]
         engine = home.rounds.engine
 
@@ -219,7 +219,7 @@ class _Simulation:
     # ------------------------------------------------------------ trouble
 
     async def _trouble(self, trouble_s: float) -> None:
-        """Let things happen until the time is over; then let all be well."""
+        """Cause failures until the time is over, then repair all of them."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + trouble_s
         kinds = {
@@ -248,19 +248,19 @@ class _Simulation:
                 await asyncio.sleep(LOOK_S)
 
     async def _resize(self) -> str:
-        """Let an operator drain, remove, force out or take back, who may give up at any moment."""
+        """Drain, remove or add a broker group, as an operator who may give up at any moment."""
         random = self._random
         what = random.choice(("drain", "remove", "remove", "remove", "force", "add"))
         name = random.choice(self._brokers[1:]).address
         patience_s = random.choice((0.001, 0.01, 0.1, JOIN_S))
         if what == "force":
-            # Whoever is not heard out may have been obeyed, and when is not known.
+            # After a timeout, the change may happen at any later time.
             patience_s = JOIN_S
         if what in {"remove", "force"}:
             await self._ask_home("drain", name, JOIN_S)
         refusal = await self._ask_home(what, name, patience_s)
         if what == "force":
-            # What the broker group has comes when it is back, behind what was sent meanwhile.
+            # Messages of the broker group come after it returns, behind newer messages.
             self._ordered.history.give_up_order()
         for _ in range(EMPTY_LOOKS if what == "remove" and refusal else 0):
             await asyncio.sleep(LOOK_S)
@@ -268,7 +268,7 @@ class _Simulation:
         return f"{what} {name}: {refusal or 'done'}"
 
     async def _ask_home(self, what: str, name: str, patience_s: float) -> str:
-        """Change the list of broker groups; return why that failed."""
+        """Change the list of broker groups; return the reason if that fails."""
         home = self._brokers[0]
         admin = BrokerGroupAdmin(home.rounds, home.members, replica_name="")
         try:
@@ -289,7 +289,7 @@ class _Simulation:
         return ""
 
     def _any_broker(self) -> Broker:
-        # One broker alone takes no chance, so that seeds of before are the runs that they were.
+        # With one broker no random number is drawn, so older seeds still give the same runs.
         return self._brokers[0] if self._groups == 1 else self._random.choice(self._brokers)
 
     async def _close_link(self) -> str:
@@ -298,7 +298,7 @@ class _Simulation:
         return "a link is closed"
 
     async def _half_open_link(self) -> str:
-        """Let a proxy lose a link of which the broker still hears, for seconds perhaps."""
+        """Close a link at its proxy, and at its broker up to six seconds later."""
         random = self._random
         if self._network.links:
             link = random.choice(self._network.links)
@@ -306,7 +306,7 @@ class _Simulation:
         return "a link is half-open"
 
     async def _stop_broker(self) -> str:
-        """End the broker, often a second time soon after its next start."""
+        """Stop a broker, often again soon after its next start."""
         random, broker = self._random, self._any_broker()
         ends: list[str] = []
         while not ends or random.random() < 0.5:
@@ -319,10 +319,10 @@ class _Simulation:
         return ", ".join(ends)
 
     async def _cut_operation(self) -> str:
-        """End the broker in the middle of a disk operation; the supervisor says how."""
+        """End a broker in a disk operation; the supervisor chooses a kill or a power cut."""
         disk = self._any_broker().disk
         disk.cut_at = len(disk.operations) + self._random.randrange(30)
-        return "the broker is ended at an operation of the disk"
+        return "a broker ends in a disk operation"
 
     async def _fail_sync(self) -> str:
         disk = self._any_broker().disk
@@ -330,7 +330,7 @@ class _Simulation:
         return "a sync fails"
 
     async def _step_clock(self) -> str:
-        # Since when a group reads a topic is a time, and holds as far as clocks agree.
+        # The start of a group at the latest message is a time, so its clocks must nearly agree.
         step_ms = self._random.choice(STEPS_NEAR_MS if self._is_at_latest else STEPS_MS)
         clock = self._any_broker().clock
         clock.wrong_by_ms = step_ms
@@ -348,7 +348,7 @@ class _Simulation:
         return "the disk was nearly full"
 
     async def _administer(self) -> str:
-        """Let an operator change something, who gives up when the broker goes meanwhile."""
+        """Change or delete a topic or a group, as an operator who gives up after a second."""
         admin_of = {
             "grow": lambda admin, now_ms: admin.put_topic(
                 "plain", type_=None, queues=self._random.randint(2, 6), now_ms=now_ms
@@ -374,7 +374,7 @@ class _Simulation:
         return f"{proxy.name} is killed"
 
     async def _supervise(self, broker: Broker) -> None:
-        """Start a broker again whenever it has ended."""
+        """Restart a broker after each end."""
         while True:
             await asyncio.sleep(RESTART_S)
             broker.check()
@@ -387,13 +387,13 @@ class _Simulation:
     # ------------------------------------------------------------ the end
 
     async def _drain(self) -> None:
-        """Wait until all has come, and for a while that nothing more does."""
+        """Wait until consumers have received everything, and then for late deliveries."""
         loop = asyncio.get_running_loop()
         if self._has_late:
             late = consume(self._client("consumer-late"), self._late)
             self._consuming.append(asyncio.ensure_future(late))
         end_s = loop.time() + DRAIN_S_MAX
-        while any(one.left() for one in self._subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
+        while any(one.backlog() for one in self._subscriptions) and loop.time() < end_s:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(LOOK_S)
         for broker in self._brokers:
             if broker.is_alive:

@@ -1,12 +1,12 @@
-"""Situations in which one rule alone stands between a group and a loss.
+"""Situations in which a single rule of replication prevents a loss.
 
-Random faults seldom come in the order in which a rule is needed. Each situation here is such an
-order: it waits for one thing before it does the next. A run begins with one of them, which its seed
-draws, and so are the parts that replicas have in it, delays, and what a power cut leaves.
-`tests/property/test_replica_simulation.py` says which rule is missed in which.
+Random faults seldom happen in the order in which a rule is needed. Each situation is such an order:
+each step waits until the step before has had its effect. A run begins with one situation. The seed
+chooses the situation, the roles of the replicas, the delays, and what a power cut leaves.
+`tests/property/test_replica_simulation.py` lists which relaxed rule is found in which situation.
 
-A situation whose next thing does not come, since the seed's network lost what would have brought
-it, ends there: `Run.was_staged` says which have come to their end.
+A situation ends early if the network of the seed loses the message that the next step waits for.
+`Run.was_staged` is true for a situation that was played to its end.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from tests.simulation.replica_group import World
     from tests.simulation.replica_process import ReplicaProcess
 
-STEP_S_MAX = 6.0  # the longest wait here is for a lag to be noticed, and a proposal to get through
+STEP_S_MAX = 6.0  # the longest step: notice a lag and get a proposal through
 LOOK_S = 0.005
-WORK_S = 0.3  # in which clients send some messages, and they are confirmed if they are going to be
-ELECTION_S = 3.0  # in which whoever may be master is
-SLOW_SYNC_S = 1.5  # and what a sync takes: no disk that anybody would wait for
-# An election is followed by no other for half a minute, but where nothing is confirmed.
+WORK_S = 0.3  # clients send some messages, which are confirmed if that is possible
+ELECTION_S = 3.0  # an election takes place if it is possible
+SLOW_SYNC_S = 1.5  # added to each sync of a slow disk: a master does not wait so long
+# After an election, the next one waits half a minute, unless the master confirms nothing.
 GUARDED_S = 45.0
 ANSWERS = 50
-ORDER_EVERY_S = 0.5  # an operator who is refused tries again
+ORDER_EVERY_S = 0.5  # an operator repeats a rejected order
 ORDERS_MAX = 20
-FORGETTING_S_MAX = 60  # longer than a group must be silent for
-BOTH_S = 2.0  # in which a stream falls silent, its member is missed, and a proposal is made of it
+FORGETTING_S_MAX = 60  # longer than the silence after which a group may be forgotten
+NOTICE_S = 2.0  # a stream falls silent, its member is missed, and the master proposes a change
 
 
 class NotReached(Exception):
-    """What a situation waits for has not come."""
+    """The state that a step waits for did not come in time."""
 
 
 @final
 class Stage:
-    """A group of three that is in sync: its master, and the other two in an order of the seed."""
+    """A group of three replicas in sync: the master and two others in random order."""
 
     def __init__(self, world: World) -> None:
         record = world.store.stored.record
-        assert record.master is not None, "a group in sync has one"
+        assert record.master is not None, "a group in sync has a master"
         self.world = world
         self.master = world.replicas[record.master.replica_id]
         others = [one for one in world.replicas if one.is_alive and one is not self.master]
@@ -58,15 +58,15 @@ class Stage:
 
     @property
     def record(self) -> GroupRecord:
-        """What is recorded now."""
+        """The stored record."""
         return self.world.store.stored.record
 
     def is_member(self, replica: ReplicaProcess) -> bool:
-        """Whether a replica is in the recorded sync state set, in whichever run."""
+        """Return whether any run of a replica is in the recorded sync state set."""
         return replica.id in ids_of(self.record.sss)
 
     def leads(self, replica: ReplicaProcess) -> bool:
-        """Whether a replica is the recorded master, and knows it."""
+        """Return whether a replica is the recorded master and knows it."""
         machine = replica.machine
         return (
             self.record.master == replica.member
@@ -75,53 +75,53 @@ class Stage:
             and machine.master.epoch == self.record.epoch
         )
 
-    # ------------------------------------------------------------ who hears whom
+    # ------------------------------------------------------------ network
 
     def cut(self, one: ReplicaProcess, *others: ReplicaProcess) -> None:
-        """Let nothing pass between replicas."""
+        """Block all messages between a replica and others."""
         for other in others:
             self.world.network.blocked |= {(one.name, other.name), (other.name, one.name)}
 
     def join(self, one: ReplicaProcess, *others: ReplicaProcess) -> None:
-        """Let all pass between replicas."""
+        """Allow messages between a replica and others."""
         for other in others:
             self.world.network.blocked -= {(one.name, other.name), (other.name, one.name)}
 
     def cut_one_way(self, one: ReplicaProcess, other: ReplicaProcess) -> None:
-        """Let nothing pass from one to the other."""
+        """Block messages in one direction."""
         self.world.network.blocked.add((one.name, other.name))
 
     def deafen(self, replica: ReplicaProcess) -> None:
-        """Let controllers' words not come to a replica."""
+        """Block messages from controllers to a replica."""
         self.world.network.blocked |= {(name, replica.name) for name in self.controllers}
 
     def mute(self, replica: ReplicaProcess) -> None:
-        """Let a replica's words not come to controllers."""
+        """Block messages from a replica to controllers."""
         self.world.network.blocked |= {(replica.name, name) for name in self.controllers}
 
-    def give_voice(self, replica: ReplicaProcess) -> None:
-        """End what `mute` and `deafen` have begun."""
+    def reconnect(self, replica: ReplicaProcess) -> None:
+        """Undo `mute` and `deafen`."""
         for name in self.controllers:
             self.world.network.blocked -= {(name, replica.name), (replica.name, name)}
 
     def hold(self, replica: ReplicaProcess, *controllers: str) -> None:
-        """Keep on their way what a replica says to controllers from here on."""
+        """Keep messages from a replica to controllers in flight from now on."""
         self.world.network.holds |= {(replica.name, name) for name in controllers}
 
     def let_arrive(self, replica: ReplicaProcess, *controllers: str) -> None:
-        """Bring what was kept on its way."""
+        """Deliver the messages that `hold` has kept in flight."""
         for name in controllers:
             self.world.network.let_arrive((replica.name, name))
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ processes
 
     def kill(self, *replicas: ReplicaProcess) -> None:
-        """Kill processes; their supervisors die with them."""
+        """Kill processes and their supervisors."""
         for one in replicas:
             one.stop()
 
     def cut_power(self, *replicas: ReplicaProcess) -> None:
-        """End machines, with what their disks have not synced, and mend those disks."""
+        """Cut the power of machines; afterwards their disks sync again."""
         for one in replicas:
             one.stop()
             one.boot += 1
@@ -129,63 +129,63 @@ class Stage:
             one.volume.is_stuck = False
 
     def start(self, *replicas: ReplicaProcess) -> None:
-        """Start processes anew."""
+        """Start processes again."""
         for one in replicas:
             self.world.start_again(one)
 
     # ------------------------------------------------------------ time
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something. Raises NotReached."""
+        """Wait until a condition holds. Raises NotReached."""
         if not await self.world.until(holds, STEP_S_MAX, look_s=LOOK_S):
             raise NotReached
 
-    async def leaves(self, replica: ReplicaProcess, *others: ReplicaProcess) -> None:
-        """Cut a replica off from others, and wait until it is no member, and its master knows."""
+    async def expel(self, replica: ReplicaProcess, *others: ReplicaProcess) -> None:
+        """Cut a replica off, and wait until the master knows that it is not a member."""
         self.cut(replica, *others)
         await self.until(lambda: not self.is_member(replica))
         await self.until(lambda: _knows_version(self.master, self.record.version))
 
-    async def is_elected(self, replica: ReplicaProcess) -> None:
+    async def until_elected(self, replica: ReplicaProcess) -> None:
         """Wait until a replica leads."""
         await self.until(lambda: self.leads(replica))
 
-    async def registers(self, replica: ReplicaProcess) -> None:
-        """Wait until the present run of a replica is the recorded one."""
+    async def until_registered(self, replica: ReplicaProcess) -> None:
+        """Wait until the current run of a replica is recorded."""
         await self.until(lambda: self.record.find_member(replica.id) == replica.member)
 
 
 async def left_alone(stage: Stage) -> None:
-    """A master that is left alone goes on with one who joins it, and another one is elected."""
+    """A master without replicas goes on with a new member; another master is elected."""
     master, second, third = stage.all
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     stage.cut(master, second)
     await stage.until(lambda: stage.record.sss == {master.member})
     stage.mute(master)
     stage.deafen(master)
     stage.deafen(third)
     stage.join(master, third)
-    await stage.is_elected(second)
-    await asyncio.sleep(BOTH_S)
+    await stage.until_elected(second)
+    await asyncio.sleep(NOTICE_S)
 
 
-async def joined_without_a_word(stage: Stage) -> None:
-    """A replica becomes a member, its master does not hear of it, and members of before die."""
+async def joined_unnoticed(stage: Stage) -> None:
+    """A replica becomes a member without its master knowing, and the earlier members die."""
     master, second, third = stage.all
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     stage.deafen(master)
     stage.join(third, master, second)
     await stage.until(lambda: stage.is_member(third))
     stage.cut_one_way(master, third)
     await asyncio.sleep(WORK_S)
     stage.kill(master, second)
-    await stage.is_elected(third)
+    await stage.until_elected(third)
 
 
 async def once_eligible(stage: Stage) -> None:
-    """Who was eligible beside a master alone is left over when both of a new set die."""
+    """Both members of a new set die; an earlier eligible replica is the only survivor."""
     master, second, third = stage.all
-    await stage.leaves(second, master, third)
+    await stage.expel(second, master, third)
     stage.cut(third, master)
     await stage.until(lambda: stage.record.sss == {master.member})
     stage.join(second, master)
@@ -196,44 +196,44 @@ async def once_eligible(stage: Stage) -> None:
 
 
 async def behind_and_alone(stage: Stage) -> None:
-    """Members die one after the other, and who is left had fallen behind."""
+    """Members die one after the other; the only survivor had fallen behind."""
     master, second, third = stage.all
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     stage.kill(master)
-    await stage.is_elected(second)
+    await stage.until_elected(second)
     stage.kill(second)
     await asyncio.sleep(ELECTION_S)
 
 
 async def memory_lost_twice(stage: Stage) -> None:
-    """A member's machine loses power, and its process dies before it could say so."""
+    """The machine of a member loses power, and its next process dies before it can report that."""
     master, second, third = stage.all
     await _lose_memory(stage)
     stage.mute(third)
     stage.start(third)
     await asyncio.sleep(WORK_S)
     stage.kill(third)
-    stage.give_voice(third)
+    stage.reconnect(third)
     stage.start(third)
-    await stage.registers(third)
+    await stage.until_registered(third)
     stage.mute(second)
     stage.kill(master)
     await asyncio.sleep(ELECTION_S)
 
 
 async def memory_lost_of_two(stage: Stage) -> None:
-    """One of two members loses its memory, and the other one dies."""
+    """One of two members loses its memory, and the other member dies."""
     master, second, third = stage.all
-    await stage.leaves(second, master, third)
+    await stage.expel(second, master, third)
     await _lose_memory(stage)
     stage.start(third)
-    await stage.registers(third)
+    await stage.until_registered(third)
     stage.kill(master)
     await asyncio.sleep(ELECTION_S)
 
 
 async def _lose_memory(stage: Stage) -> None:
-    """Cut the power of the third's machine; its master cannot propose it away meanwhile."""
+    """Cut the power of the third replica; the master cannot propose its removal meanwhile."""
     master, second, third = stage.all
     third.volume.is_stuck = True
     await asyncio.sleep(WORK_S)
@@ -242,8 +242,8 @@ async def _lose_memory(stage: Stage) -> None:
     stage.cut_power(third)
 
 
-async def taken_for_a_former_run(stage: Stage) -> None:
-    """A master still has the stream of a run whose machine lost power, and proposes that run."""
+async def mistaken_for_an_earlier_run(stage: Stage) -> None:
+    """A master has a stream of a run whose machine lost power, and proposes this run."""
     master, second, third = stage.all
     third.volume.is_stuck = True
     await asyncio.sleep(WORK_S)
@@ -252,7 +252,7 @@ async def taken_for_a_former_run(stage: Stage) -> None:
     stage.cut(third, master, second)
     stage.cut_power(third)
     stage.start(third)
-    await stage.registers(third)
+    await stage.until_registered(third)
     await asyncio.sleep(WORK_S)
     stage.world.sends = True
     stage.mute(second)
@@ -261,32 +261,32 @@ async def taken_for_a_former_run(stage: Stage) -> None:
 
 
 async def replaced_proposal(stage: Stage) -> None:
-    """A proposal arrives of late, when its master has proposed the opposite."""
+    """A proposal arrives late, after its master has proposed the opposite."""
     master, second, third = stage.all
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     stage.hold(master, *stage.controllers)
     stage.join(third, master, second)
     await stage.until(lambda: third.member in _proposed(master))
     stage.cut(third, master)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
     stage.deafen(master)
     stage.let_arrive(master, *stage.controllers)
     await stage.until(lambda: stage.is_member(third))
     await asyncio.sleep(WORK_S)
     stage.kill(master, second)
-    await stage.is_elected(third)
+    await stage.until_elected(third)
 
 
 async def outdated_proposal(stage: Stage) -> None:
-    """A copy of a proposal arrives when it was carried out, and undone, long ago."""
+    """A copy of a proposal arrives long after the proposal was accepted and undone."""
     master, second, third = stage.all
     slow = stage.controllers[0]
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     stage.hold(master, slow)
     stage.join(third, master, second)
     await stage.until(lambda: stage.is_member(third))
     stage.world.network.holds.clear()
-    await stage.leaves(third, master)
+    await stage.expel(third, master)
     stage.deafen(master)
     stage.let_arrive(master, slow)
     await asyncio.sleep(2 * WORK_S)
@@ -295,36 +295,36 @@ async def outdated_proposal(stage: Stage) -> None:
 
 
 async def proposal_of_a_deposed_master(stage: Stage) -> None:
-    """What a master has proposed that was cut off arrives when another one leads."""
+    """The proposal of a master that was cut off arrives after the next election."""
     master, second, third = stage.all
     stage.hold(master, *stage.controllers)
     stage.deafen(master)
     stage.cut(master, second, third)
     await stage.until(lambda: stage.leads(second) or stage.leads(third))
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
     stage.let_arrive(master, *stage.controllers)
     await asyncio.sleep(WORK_S)
 
 
 async def journal_without_records(stage: Stage) -> None:
-    """A replica far behind knows of an epoch of which it has nothing, and that master dies."""
+    """A replica knows of an epoch without having its records, and the master of it dies."""
     master, second, third = stage.all
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     stage.kill(master)
-    await stage.is_elected(second)
+    await stage.until_elected(second)
     third.volume.is_full = True
     stage.join(third, second)
     await stage.until(lambda: _knows_epoch(third, stage.record.epoch))
     stage.kill(second)
     stage.start(master)
-    await stage.is_elected(master)
+    await stage.until_elected(master)
     third.volume.is_full = False
     stage.join(third, master)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
 
 
 async def two_epochs_at_one_place(stage: Stage) -> None:
-    """A master dies before anybody has the first record of its epoch; the next begins there."""
+    """A master dies before another replica has its first record; two epochs begin at one offset."""
     master, second, third = stage.all
     stage.kill(master)
     second.volume.is_full = third.volume.is_full = True
@@ -332,18 +332,18 @@ async def two_epochs_at_one_place(stage: Stage) -> None:
     first, other = (second, third) if stage.leads(second) else (third, second)
     await stage.until(lambda: _knows_epoch(other, stage.record.epoch))
     stage.kill(first)
-    await stage.is_elected(other)
+    await stage.until_elected(other)
     second.volume.is_full = third.volume.is_full = False
     stage.start(first, master)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
 
 
-async def view_of_before(stage: Stage) -> None:
-    """A view that lacks a member comes to its master late, and members of before die."""
+async def outdated_view(stage: Stage) -> None:
+    """A view without the newest member arrives late at the master, and earlier members die."""
     master, second, third = stage.all
     network, way = stage.world.network, (stage.controllers[0], master.name)
     network.holds.add(way)
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     await asyncio.sleep(WORK_S)
     network.holds.clear()
     stage.join(third, master, second)
@@ -352,27 +352,27 @@ async def view_of_before(stage: Stage) -> None:
     stage.deafen(master)
     stage.mute(master)
     stage.cut(third, master)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
     network.let_arrive(way)
     await asyncio.sleep(WORK_S)
     stage.kill(master, second)
-    await stage.is_elected(third)
+    await stage.until_elected(third)
 
 
-async def elected_again_unawares(stage: Stage) -> None:
-    """A master that hears nothing hands over, and is elected again; a replica tells it so."""
+async def elected_again_unnoticed(stage: Stage) -> None:
+    """A master cut off from controllers hands over, is elected again, and hears it of a replica."""
     master, second, third = stage.all
     stage.mute(third)
     stage.deafen(third)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
     stage.deafen(master)
     master.hand_over(second.id)
-    await stage.is_elected(second)
+    await stage.until_elected(second)
     stage.kill(second)
     await stage.until(lambda: stage.record.master == master.member)
-    stage.give_voice(third)
+    stage.reconnect(third)
     await stage.until(lambda: third.log.epoch_seen == stage.record.epoch)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
 
 
 async def power_cut_at_the_beginning(stage: Stage) -> None:
@@ -385,12 +385,12 @@ async def power_cut_at_the_beginning(stage: Stage) -> None:
     first = second if stage.leads(second) else third
     stage.cut_power(first)
     stage.start(first)
-    await stage.registers(first)
+    await stage.until_registered(first)
     await asyncio.sleep(WORK_S)
 
 
 async def power_cut_of_all(stage: Stage) -> None:
-    """All machines lose power before what was sent is durable anywhere."""
+    """All machines lose power before the last messages are durable anywhere."""
     for one in stage.all:
         one.volume.is_stuck = True
     await asyncio.sleep(WORK_S)
@@ -398,7 +398,7 @@ async def power_cut_of_all(stage: Stage) -> None:
 
 
 async def slow_disk_of_a_master(stage: Stage) -> None:
-    """No sync of a master comes back within a second: another one leads, and it is done without."""
+    """The syncs of a master take over a second: it is replaced and removed, and comes back."""
     world, master = stage.world, stage.master
     master.sync_s = SLOW_SYNC_S
     if not await world.until(lambda: stage.record.master != master.member, GUARDED_S):
@@ -411,7 +411,7 @@ async def slow_disk_of_a_master(stage: Stage) -> None:
 
 
 async def slow_disk_of_a_replica(stage: Stage) -> None:
-    """No sync of a replica comes back within a second: it is done without, and comes back."""
+    """The syncs of a replica take over a second: it is removed, and comes back."""
     world, third = stage.world, stage.third
     third.sync_s = SLOW_SYNC_S
     if not await world.until(lambda: not stage.is_member(third), GUARDED_S):
@@ -420,7 +420,7 @@ async def slow_disk_of_a_replica(stage: Stage) -> None:
     third.sync_s = 0.0
     if not await world.until(lambda: stage.is_member(third), GUARDED_S):
         raise NotReached
-    assert stage.record.master == stage.master.member, "nobody else was needed"
+    assert stage.record.master == stage.master.member, "the master was replaced without need"
 
 
 async def _goes_on(stage: Stage) -> None:
@@ -429,19 +429,19 @@ async def _goes_on(stage: Stage) -> None:
     await stage.until(lambda: stage.world.run.answered > answered + ANSWERS)
 
 
-async def replaced_while_still(stage: Stage) -> None:
-    """Who has everything stands still, an operator replaces it, and it goes on."""
+async def replaced_while_paused(stage: Stage) -> None:
+    """Both members pause, an operator replaces the master, and the members continue."""
     world, (master, second, third) = stage.world, stage.all
-    await stage.leaves(third, master, second)
+    await stage.expel(third, master, second)
     await asyncio.sleep(WORK_S)
     stage.join(third, master, second)
-    # One after the other: of what the second has acked, some waits at the master.
+    # They pause one after the other: some acks of the second replica are in flight to the master.
     for one in (master, second):
         world.freeze(one, is_whole_pod=True)
         await asyncio.sleep(world.random.uniform(0, 0.01))
     runs = {one: one.lives for one in (master, second)}
     for _ in range(ORDERS_MAX):
-        # Refused as long as anybody is heard who lacks nothing.
+        # Controllers reject the order while a replica with all messages sends heartbeats.
         world.random.choice(world.controllers).ask(Replace(third.id))
         await asyncio.sleep(ORDER_EVERY_S)
         if world.was_replaced:
@@ -450,11 +450,11 @@ async def replaced_while_still(stage: Stage) -> None:
         world.thaw(one, runs[one])
     if not world.was_replaced:
         raise NotReached
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
 
 
-async def forgotten_while_away(stage: Stage) -> None:
-    """No controller hears of a group that goes on; it is forgotten, and somebody leads it again."""
+async def forgotten_while_cut_off(stage: Stage) -> None:
+    """A running group is cut off from controllers and forgotten; an operator names a master."""
     world = stage.world
     for one in stage.all:
         stage.mute(one)
@@ -462,12 +462,12 @@ async def forgotten_while_away(stage: Stage) -> None:
     await _forget(stage)
     for one in world.random.sample(stage.all, 3):
         await asyncio.sleep(world.random.uniform(0, ORDER_EVERY_S))
-        stage.give_voice(one)
+        stage.reconnect(one)
     await _replace(stage, world.random.choice(stage.all))
 
 
 async def forgotten_while_down(stage: Stage) -> None:
-    """All processes have ended, their group is forgotten, and they come back."""
+    """All processes end, their group is forgotten, and some of them start again."""
     world = stage.world
     stage.kill(*stage.all)
     await _forget(stage)
@@ -476,28 +476,28 @@ async def forgotten_while_down(stage: Stage) -> None:
     await _replace(stage, world.random.choice(back))
 
 
-async def forgotten_with_an_epoch_that_one_has_seen(stage: Stage) -> None:
-    """Of the last epoch only its master knows, which is away while another one is named."""
+async def forgotten_with_an_epoch(stage: Stage) -> None:
+    """Only its master has seen the last epoch, and is cut off while another master is named."""
     master, second, third = stage.all
     stage.mute(third)
     stage.deafen(third)
     stage.cut(third, master, second)
     stage.kill(master)
-    await stage.is_elected(second)
+    await stage.until_elected(second)
     stage.cut(second, third)
     stage.mute(second)
     stage.deafen(second)
     await _forget(stage)
-    stage.give_voice(third)
+    stage.reconnect(third)
     await _replace(stage, third)
-    stage.give_voice(second)
+    stage.reconnect(second)
     stage.join(second, third)
     stage.start(master)
-    await asyncio.sleep(BOTH_S)
+    await asyncio.sleep(NOTICE_S)
 
 
 async def _forget(stage: Stage) -> None:
-    """Take away what is known of the group, as soon as that may be. Raises NotReached."""
+    """Delete the record of the group as soon as controllers allow it. Raises NotReached."""
     world, removals = stage.world, stage.world.store.removals
     for _ in range(FORGETTING_S_MAX):
         world.random.choice(world.controllers).ask(ForgetGroup())
@@ -508,14 +508,14 @@ async def _forget(stage: Stage) -> None:
 
 
 async def _replace(stage: Stage, replica: ReplicaProcess) -> None:
-    """Make a replica master, whatever it lacks. Raises NotReached."""
+    """Make a replica master, although it may lack messages. Raises NotReached."""
     world = stage.world
     for _ in range(ORDERS_MAX):
         if world.was_replaced:
             break
         world.random.choice(world.controllers).ask(Replace(replica.id))
         await asyncio.sleep(ORDER_EVERY_S)
-    await stage.is_elected(replica)
+    await stage.until_elected(replica)
 
 
 def _proposed(replica: ReplicaProcess) -> frozenset[object]:
@@ -533,7 +533,7 @@ def _knows_version(replica: ReplicaProcess, version: int) -> bool:
 
 
 class Situation(NamedTuple):
-    """What is played, and in which mode; None: in whichever the seed draws."""
+    """The function that plays a situation, and its mode; None: a random mode."""
 
     play: Callable[[Stage], Awaitable[None]]
     mode: AckMode | None = None
@@ -542,29 +542,30 @@ class Situation(NamedTuple):
 FSYNC, MEMORY = AckMode.SYNC_FSYNC, AckMode.SYNC_MEMORY
 SITUATIONS: Final[Mapping[str, Situation]] = {
     "left alone": Situation(left_alone),
-    "joined without a word": Situation(joined_without_a_word),
+    "joined unnoticed": Situation(joined_unnoticed),
     "once eligible": Situation(once_eligible),
-    "behind, and alone": Situation(behind_and_alone),
+    "behind and alone": Situation(behind_and_alone),
     "memory lost twice": Situation(memory_lost_twice, MEMORY),
     "memory lost of two": Situation(memory_lost_of_two, MEMORY),
-    "taken for a former run": Situation(taken_for_a_former_run, MEMORY),
-    "a proposal that was replaced": Situation(replaced_proposal),
-    "a proposal of before": Situation(outdated_proposal),
+    "mistaken for an earlier run": Situation(mistaken_for_an_earlier_run, MEMORY),
+    "a replaced proposal": Situation(replaced_proposal),
+    "an outdated proposal": Situation(outdated_proposal),
     "a proposal of a deposed master": Situation(proposal_of_a_deposed_master),
     "a journal without records": Situation(journal_without_records),
     "two epochs at one place": Situation(two_epochs_at_one_place),
-    "a view of before": Situation(view_of_before),
-    "elected again unawares": Situation(elected_again_unawares),
+    "an outdated view": Situation(outdated_view),
+    "elected again unnoticed": Situation(elected_again_unnoticed),
     "power cut at the beginning": Situation(power_cut_at_the_beginning, FSYNC),
     "power cut of all": Situation(power_cut_of_all, FSYNC),
     "slow disk of a master": Situation(slow_disk_of_a_master, FSYNC),
     "slow disk of a replica": Situation(slow_disk_of_a_replica, FSYNC),
 }
 
-# With what an operator orders: what is lost by it is no finding, and whatever else is lost is one.
+# Situations with an order of an operator. The loss that the order causes is not a finding, but any
+# other loss is.
 OPERATED: Final[Mapping[str, Situation]] = {
-    "replaced while still": Situation(replaced_while_still),
-    "forgotten while away": Situation(forgotten_while_away),
+    "replaced while paused": Situation(replaced_while_paused),
+    "forgotten while cut off": Situation(forgotten_while_cut_off),
     "forgotten while down": Situation(forgotten_while_down),
-    "forgotten with an epoch": Situation(forgotten_with_an_epoch_that_one_has_seen),
+    "forgotten with an epoch": Situation(forgotten_with_an_epoch),
 }
