@@ -43,7 +43,7 @@ class PollCounts:
         self.coalesced: Counter[tuple[str, ...]] = Counter()
         self.notified_pops: Counter[tuple[str, ...]] = Counter()  # hit or miss
         self.false_empties: Counter[tuple[str, ...]] = Counter()
-        self.switches: Counter[str] = Counter()  # to which mode
+        self.switches: Counter[str] = Counter()  # the new mode
         self.inflight: Counter[str] = Counter()  # mode
         self.waits: Histogram[tuple[str, str]] = Histogram(WAIT_BUCKETS_MS)  # mode, outcome
 

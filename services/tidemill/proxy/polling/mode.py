@@ -12,21 +12,21 @@ from typing import Final, Literal, TypeAlias, final
 
 WINDOW_MS: Final = 10_000  # window of the average: half of a long poll
 BUCKET_MS: Final = 1_000
-UNCOVERED_RATIO: Final = 0.01  # share of time in which a broker may have no parked poll
+UNCOVERED_RATIO: Final = 0.01  # share of time without a parked poll at a broker
 BACK_RATIO: Final = 0.7  # below this part of the threshold, notifications return; avoids flapping
-DWELL_MS: Final = 10_000  # shortest time in a mode, so that a window shows its effect
+DWELL_MS: Final = 10_000  # shortest time in a mode: the effect of the mode fills the window
 
 Name: TypeAlias = Literal["notify", "direct"]
 
 
 def threshold(brokers: int) -> float:
-    """Return the number of polls from which on pops are parked."""
+    """Return the smallest number of polls whose pops are parked."""
     return brokers * math.log(1 / UNCOVERED_RATIO)
 
 
 @final
 class Mode:
-    """The way in which the polls of one (topic, group) wait.
+    """The wait mode of the polls of one (topic, group).
 
     It depends on the average number of waiting polls: receives per second times seconds waited per
     receive (Little's law).
@@ -106,5 +106,5 @@ def _first_bucket(now_ms: int) -> int:
 
 
 def _span_ms(now_ms: int) -> int:
-    """Return the length of the window, whose last second is incomplete."""
+    """Return the length of the window. Its last second is incomplete."""
     return now_ms - _first_bucket(now_ms) * BUCKET_MS

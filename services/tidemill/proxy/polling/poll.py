@@ -107,7 +107,7 @@ class Poll:
         self, pair: Pair, number: int, *, began_ms: int, end_ms: int, is_long: bool, is_direct: bool
     ) -> None:
         self.pair = pair
-        self.number = number  # in the order in which they came
+        self.number = number  # in the order of arrival
         self.began_ms = began_ms
         self.end_ms = end_ms
         self.is_long = is_long  # whether it may wait
@@ -125,7 +125,7 @@ class Poll:
 
     @property
     def hard_end_ms(self) -> int:
-        """Time at which the poll ends in any case."""
+        """Latest end of the poll."""
         return self.end_ms + LAST_LOOK_MS
 
     @property

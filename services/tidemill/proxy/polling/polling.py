@@ -103,7 +103,7 @@ class Polling:
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
     ) -> Poll:
-        """Begin a poll at `brokers`, some of which may be down or `silent`.
+        """Begin a poll at `brokers`; some may be down or `silent`.
 
         With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
         `asks_all`, it does so before it waits. If no broker is reachable, it waits for one.
