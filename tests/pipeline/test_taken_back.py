@@ -189,7 +189,7 @@ def test_a_broker_group_that_was_removed_has_taken_its_queues_with_it(cluster: F
     cluster.remove("b")
     # One that gives no answer, and never told its name, may be it.
     cluster.add("orders", "10.0.0.2:8082", 0, 1)
-    cluster.brokers["10.0.0.2:8082"].error = "it has not told"
+    cluster.brokers["10.0.0.2:8082"].error = "the broker group has not reported yet"
     reader = MessageStreamReader(strict.options, COLUMNS, short_s=0)
     end = reader.latestOffset(strict.start, ReadAllAvailable())
     assert set(end["o"]["orders"]) == {"a", "b"}

@@ -20,7 +20,7 @@ from tidemill.proxy.clients.metrics import ClientMetrics
 from tidemill.proxy.clients.questions import Questions
 from tidemill.proxy.clients.relay import Relays
 from tidemill.proxy.clients.settings import measured_languages
-from tidemill.proxy.clients.settings_news import SettingsNews
+from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.cluster.cluster import Cluster
 from tidemill.proxy.cluster.routing import scheme_of
@@ -125,7 +125,7 @@ async def serve(settings: ProxySettings) -> None:
             cluster.running(),
             calls.running(),
             relays.running(),
-            telling(telemetry.news),
+            sending(telemetry.updates),
         ):
             if await first_of(cluster.configured(), stop):
                 async with (
@@ -145,7 +145,7 @@ async def serve(settings: ProxySettings) -> None:
                     announce_ready(settings.supervisor_fd, **addresses)
                     await stop.wait()
                     metrics.is_serving, readiness.phase = False, "draining"
-                    server.tell_health(False)
+                    server.report_health(False)
                     # Balancers hear of it before clients are told to leave.
                     await asyncio.sleep(settings.drain_delay_ms / 1000)
                     # First: who is asked comes at once, and is not to come here again.
@@ -158,10 +158,10 @@ async def serve(settings: ProxySettings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def telling(news: SettingsNews) -> AsyncIterator[None]:
-    """Tell clients of changed consumer groups until the block ends."""
+async def sending(updates: SettingsUpdates) -> AsyncIterator[None]:
+    """Send the settings of changed consumer groups to clients until the block ends."""
     async with asyncio.TaskGroup() as tasks:
-        run = tasks.create_task(news.run(), name="settings news")
+        run = tasks.create_task(updates.run(), name="settings updates")
         yield
         run.cancel()
 
@@ -170,7 +170,7 @@ async def telling(news: SettingsNews) -> AsyncIterator[None]:
 async def watched(readiness: ProcessReadiness, server: GrpcServer) -> AsyncIterator[None]:
     """Tell gRPC health of each change of readiness until the block ends."""
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(readiness.report_changes(server.tell_health), name="readiness")
+        watch = tasks.create_task(readiness.report_changes(server.report_health), name="readiness")
         yield
         watch.cancel()
 

@@ -118,7 +118,7 @@ class World:
             seen_at_ms=self.clock.monotonic_ms(),
             address="ipv4:10.1.2.3:4",
         )
-        self.clients.seen(client_id, client, settings)
+        self.clients.record(client_id, client, settings)
 
     async def proxy(self) -> pb.ProxyName:
         """Return the proxy, once it is attached."""
@@ -166,7 +166,7 @@ class ClientStream:
             field = command.WhichOneof("command")
             assert field is not None
             nonce = getattr(command, field).nonce
-            self._world.clients.streams.answered(self._client_id, nonce, self._answer)
+            self._world.clients.streams.resolve(self._client_id, nonce, self._answer)
 
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
@@ -290,12 +290,9 @@ def test_a_message_to_verify_goes_to_no_one_who_would_not_be_given_it() -> None:
 
         for is_forced in False, True:
             error, message = await rpc_error("producer", is_forced=is_forced)
-            assert (error, "no push consumer" in message) == ("ClientCannot", True)
+            assert (error, "not a push consumer" in message) == ("ClientCannot", True)
             error, message = await rpc_error("other", is_forced=is_forced)
-            assert (error, "subscribes to a, b, and not to orders" in message) == (
-                "BadRequest",
-                True,
-            )
+            assert (error, "subscribes to a, b, not to orders" in message) == ("BadRequest", True)
         error, message = await rpc_error("unknown")
         assert (error, "force" in message) == ("BadRequest", True)
         assert not any(stream.commands for stream in streams.values())
@@ -449,7 +446,7 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
                 seen_at_ms=world.clock.monotonic_ms(),
             )
             settings = v2.Settings(user_agent=v2.UA(hostname="h" * 60)).SerializeToString()
-            world.clients.seen(f"c{n}", client, settings)
+            world.clients.record(f"c{n}", client, settings)
         answer = await world.ask(ALL)
         assert [state.client_id for state in answer.clients.clients] == ["c0", "c1"]
         assert answer.clients.has_more
@@ -458,7 +455,7 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_broker_that_is_listed_no_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.proxy.clients.relay.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tidemill.proxy.clients.relay.REFRESH_PERIOD_S", 0.0)
 
     async def scenario(world: World) -> None:
         await world.proxy()

@@ -80,7 +80,7 @@ def test_what_cannot_be_taken_is_counted_in_the_answer() -> None:
         assert answer(await export(request(), metadata=metadata)).rejected_data_points == 0
         refused = answer(await export(request("none"), metadata=metadata))
         assert refused.rejected_data_points == 1
-        assert "not here" in refused.error_message
+        assert "is unknown" in refused.error_message
 
     run(scenario)
 

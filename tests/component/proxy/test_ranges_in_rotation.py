@@ -172,7 +172,7 @@ def test_for_the_queues_of_a_broker_that_hangs_nobody_waits_long_for_a_turn() ->
             ]
             for page in await asyncio.gather(*asked):
                 assert [group.error for group in page.groups] == [
-                    "BrokerTimeout: others ask it, and there was no turn in time"
+                    "BrokerTimeout: no turn in time, because other readers wait for this broker"
                 ]
 
     run(scenario)

@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 from tests.support.clocks import ManualClock
 from tests.support.worlds.proxy_world import HEADERS
 from tidemill.common.errors import GroupNotFound
-from tidemill.proxy.clients import settings_news
+from tidemill.proxy.clients import settings_updates
 from tidemill.proxy.clients.clients import Clients
 from tidemill.proxy.clients.settings import DEFAULT_GROUP
-from tidemill.proxy.clients.settings_news import SettingsNews
+from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.clients.telemetry_streams import ClientAnswer, TelemetryStreams
 from tidemill.proxy.cluster.cluster import Cluster
 from tidemill.proxy.server import telemetry
@@ -192,7 +192,9 @@ def test_the_room_of_a_repeated_answer_is_given_back_when_it_is_sent(
         await stream.repeated.wait()
         await stream.released.wait()
         assert (len(stream.answers), stream.held_bytes) == (2, [])
-        [repeat] = [one for one in kept(stream.serving) if isinstance(one, telemetry._Repeat)]
+        [repeat] = [
+            one for one in kept(stream.serving) if isinstance(one, telemetry._RepeatedAnswer)
+        ]
         assert repeat._task is None
         await cancelled(task)
 
@@ -202,7 +204,7 @@ def test_the_room_of_a_repeated_answer_is_given_back_when_it_is_sent(
 def test_a_stream_has_so_many_commands_at_once() -> None:
     async def scenario() -> None:
         stream = Stream(PRODUCER, count=COMMANDS_BURST + 1)
-        with pytest.raises(RpcError, match="1 command a second") as refused:
+        with pytest.raises(RpcError, match="1 command per second") as refused:
             await stream.serving
         assert refused.value.code is RpcCode.RESOURCE_EXHAUSTED
         assert len(stream.answers) == COMMANDS_BURST
@@ -285,7 +287,7 @@ def test_what_a_client_answers_goes_to_who_asked(
 ) -> None:
     taken: list[tuple[str, str, ClientAnswer]] = []
     monkeypatch.setattr(
-        TelemetryStreams, "answered", lambda _self, *arguments: taken.append(arguments)
+        TelemetryStreams, "resolve", lambda _self, *arguments: taken.append(arguments)
     )
 
     async def scenario() -> None:
@@ -346,43 +348,43 @@ def test_a_consumer_is_told_when_its_group_changes() -> None:
         stream.cluster.answers.set()
         task = asyncio.create_task(stream.serving)
         await stream.waits.wait()
-        news, groups = stream.served.news, stream.cluster.groups
+        updates, groups = stream.served.updates, stream.cluster.groups
         assert len(stream.answers) == 1
-        await news.tell()
+        await updates.send()
         assert len(stream.answers) == 1, "nothing has changed"
         for told, group in enumerate(
             (group_of(1, attempts=3), group_of(2, attempts=5), group_of(1, id_=8, attempts=9)), 2
         ):
             groups["group"] = group
-            await news.tell()
-            await news.tell()
+            await updates.send()
+            await updates.send()
             assert len(stream.answers) == told
             assert stream.last.status.code == v2.OK
             assert stream.last.settings.backoff_policy.max_attempts == group.max_attempts
             assert stream.last.settings.subscription.group.name == "group"
             del groups["group"]
-            await news.tell()
-            assert len(stream.answers) == told, "a group that is deleted is no news"
+            await updates.send()
+            assert len(stream.answers) == told, "a group that is deleted is no updates"
         assert not stream.held_bytes
         await cancelled(task)
-        assert not len(news), "nothing is kept of a stream that has ended"
+        assert not len(updates), "nothing is kept of a stream that has ended"
 
     asyncio.run(scenario())
 
 
 def test_a_change_of_the_configuration_sets_the_news_going(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_news, "GATHER_S", 0)
+    monkeypatch.setattr(settings_updates, "GATHER_S", 0)
 
     async def scenario() -> None:
         stream = Stream(CONSUMER)
         told = asyncio.Event()
-        news = stream.served.news
+        updates = stream.served.updates
 
-        async def tell(_news: SettingsNews) -> None:
+        async def send(_updates: SettingsUpdates) -> None:
             told.set()
 
-        monkeypatch.setattr(SettingsNews, "tell", tell)
-        running = asyncio.create_task(news.run())
+        monkeypatch.setattr(SettingsUpdates, "send", send)
+        running = asyncio.create_task(updates.run())
         stream.cluster.changed()
         await told.wait()
         await cancelled(running)

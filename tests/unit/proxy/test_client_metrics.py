@@ -20,7 +20,7 @@ from tidemill.proxy.clients.metrics import (
     PARTS_MAX,
     SILENT_MS,
     ClientMetrics,
-    Taken,
+    ExportResult,
 )
 from tidemill.proxy.clients.points import ATTRIBUTES_MAX, HISTOGRAMS, POINT_BYTES_MAX
 
@@ -47,16 +47,20 @@ class World:
             knows=lambda topic, group: topic in self.topics and group in self.groups,
         )
 
-    def take(self, *metrics: otlp.Metric, client_id: str = "c", address: str = "10.0.0.1") -> Taken:
+    def take(
+        self, *metrics: otlp.Metric, client_id: str = "c", address: str = "10.0.0.1"
+    ) -> ExportResult:
         return self.take_wire(export(*metrics), client_id=client_id, address=address)
 
-    def take_wire(self, wire: bytes, *, client_id: str = "c", address: str = "10.0.0.1") -> Taken:
-        slices = self.metrics.take(address, client_id, wire)
+    def take_wire(
+        self, wire: bytes, *, client_id: str = "c", address: str = "10.0.0.1"
+    ) -> ExportResult:
+        slices = self.metrics.add(address, client_id, wire)
         while True:
             try:
                 next(slices)
             except StopIteration as ended:
-                taken: Taken = ended.value
+                taken: ExportResult = ended.value
                 return taken
 
     def shown(self, sample_name: str, **labels: str) -> float | None:
@@ -122,7 +126,7 @@ def gauge(value: float, *, name: str = CACHED, attributes: dict[str, str] = PAIR
 
 def test_what_a_client_has_counted_is_counted_once() -> None:
     world = World()
-    assert world.take(histogram(1, 2)) == Taken(1, 0, "")
+    assert world.take(histogram(1, 2)) == ExportResult(1, 0, "")
     assert world.count() == 3
     world.take(histogram(1, 2, age_ns=61 * SECOND_NS))
     assert world.count() == 3
@@ -241,7 +245,7 @@ def test_what_is_deleted_leaves_the_metrics() -> None:
 
 def test_an_export_is_taken_in_slices_and_up_to_its_bound() -> None:
     world = World()
-    slices = world.metrics.take("10.0.0.1", "c", export(*[histogram(1) for _ in range(PARTS_MAX)]))
+    slices = world.metrics.add("10.0.0.1", "c", export(*[histogram(1) for _ in range(PARTS_MAX)]))
     turns = 0
     while True:
         try:
@@ -260,7 +264,7 @@ def test_an_export_is_taken_in_slices_and_up_to_its_bound() -> None:
 def test_an_export_of_empty_points_is_walked_up_to_its_bound(kind: int, name: str) -> None:
     wire = empty_points(kind, name)
     world = World()
-    slices = world.metrics.take("10.0.0.1", "c", wire)
+    slices = world.metrics.add("10.0.0.1", "c", wire)
     turns = sum(1 for _ in slices)
     assert turns <= PARTS_MAX // PARTS_A_TURN
     result = "rocketmq_proxy_client_metric_points_total"
@@ -279,7 +283,7 @@ def test_a_point_is_not_parsed_that_is_too_large() -> None:
 
 def test_every_prefix_of_an_export_is_refused_or_taken() -> None:
     wire = export(histogram(1), gauge(1))
-    assert World().take_wire(wire) == Taken(2, 0, "")
+    assert World().take_wire(wire) == ExportResult(2, 0, "")
     for end in range(1, len(wire)):
         with pytest.raises(MalformedWire):
             World().take_wire(wire[:end])
@@ -404,7 +408,7 @@ def test_nobody_counts_faster_than_a_client_can() -> None:
 def test_two_exports_of_a_client_do_not_double_its_gauges() -> None:
     world = World()
     wire = export(*[histogram(1) for _ in range(PARTS_A_TURN)], gauge(3))
-    both = [world.metrics.take("10.0.0.1", "c", wire) for _ in range(2)]
+    both = [world.metrics.add("10.0.0.1", "c", wire) for _ in range(2)]
     while both:
         both = [slices for slices in both if next(slices, "ended") is None]
     assert world.shown(CACHED) == 3

@@ -38,7 +38,7 @@ class World:
         client = Client(
             client_type=kind, group=group, language="GO", version=version, seen_at_ms=self.now_ms
         )
-        self.clients.seen(client_id, client, settings)
+        self.clients.record(client_id, client, settings)
 
     def told(self, name: str) -> dict[tuple[str, ...], float]:
         [family] = [one for one in self.clients.collect() if one.name == name]

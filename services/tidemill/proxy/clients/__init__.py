@@ -1,1 +1,1 @@
-"""Connected clients: their settings, metrics, telemetry streams, and operators' questions."""
+"""Connected clients: their settings, metrics and telemetry streams, and questions of operators."""

@@ -1,7 +1,7 @@
-"""Which clients there are: what each told of itself, and when it last gave a sign of life.
+"""The clients of this proxy: what each reports about itself, and its last sign of life.
 
-Nothing here decides how a call is answered: a client may call a proxy that has just started, and
-another client may never announce itself. It is for people, and for metrics.
+This serves operators and metrics. It does not affect the answers to calls, because a client may
+call a proxy that has just started, or never announce itself.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 EXPIRY_MS = 120_000  # clients give a sign of life every 10 s, some every 30 s
-# Forgotten in a turn of the loop, at some two microseconds each: a crowd falls silent at once, and
-# a sign of life, or a scrape, is not to pay for all of it.
+# Clients removed per turn of the event loop, in about two microseconds each. If many clients fall
+# silent together, one heartbeat or scrape must not remove all of them.
 EXPIRED_A_TURN = 1_000
-# Of each of the two gauges. What they tell apart is what clients say of themselves; beyond it they
-# are counted together.
+# Per gauge. Clients choose these labels; further label sets are counted together.
 LABEL_SETS_MAX = 1_000
-# Settings as clients have sent them, which is some hundred bytes each. Of one client, so that few
-# strangers do not take all of it, and of all clients; beyond it settings are not kept.
+# Stored settings, usually some hundred bytes each: of one client, so that few clients cannot use
+# all memory, and of all clients. Settings above these limits are not stored.
 SETTINGS_BYTES_MAX: Final = 16 << 10
 ALL_SETTINGS_BYTES_MAX: Final = 16 << 20
-# Looked at in a turn of the loop by who lists clients: half a millisecond. Settings are parsed to
-# see whether they name a topic, which takes a millisecond for this much of the shortest names.
+# Clients that a listing inspects per turn of the event loop: half a millisecond. Parsing this many
+# bytes of settings, to find a topic, takes a millisecond for the shortest names.
 LISTED_A_TURN: Final = 256
 PARSED_BYTES_A_TURN: Final = 8 << 10
 
@@ -43,59 +42,59 @@ _CONSUMER_LABELS = ("protocol_type", "consume_mode", "consumer_group", "language
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What is known of one client instance."""
+    """One client instance, as it reports itself."""
 
     client_type: int
     group: str
     language: str
     version: str
     seen_at_ms: int  # monotonic
-    address: str = ""  # where it called from
+    address: str = ""  # from which it called
 
 
 @dataclass(slots=True)
-class _Known:
-    """A client, and what is kept beside what it said last."""
+class _ClientRecord:
+    """A client, with its settings and the gauge that counts it."""
 
     client: Client
-    connected: Connected
+    gauge: ClientGauge
     labels: Labels
     since_ms: int
     settings: bytes
 
 
-class Listed(NamedTuple):
-    """A client as a list shows it."""
+class ClientListing(NamedTuple):
+    """A client as a listing shows it."""
 
     client_id: str
     client: Client
     since_ms: int  # monotonic
-    settings: bytes  # v2.Settings; empty where none are kept
+    settings: bytes  # v2.Settings; empty if not stored
 
 
-class Page(NamedTuple):
-    """Some clients, by their ids, and whether there are more behind them."""
+class ClientPage(NamedTuple):
+    """Some clients in the order of their ids."""
 
-    clients: list[Listed]
+    clients: list[ClientListing]
     has_more: bool
 
 
 class Clients:
-    """The clients of this proxy, the one silent longest first."""
+    """The clients of this proxy, the one with the oldest sign of life first."""
 
     def __init__(self, *, clients_max: int, monotonic_ms: Callable[[], int]) -> None:
-        self._clients: OrderedDict[str, _Known] = OrderedDict()
+        self._clients: OrderedDict[str, _ClientRecord] = OrderedDict()
         self._clients_max = clients_max
         self._monotonic_ms = monotonic_ms
-        self._settings_bytes = 0  # of all
-        self._producers, self._consumers = Connected(), Connected()
-        self.streams = TelemetryStreams()  # over which clients are spoken to
+        self._settings_bytes = 0  # of all clients
+        self._producers, self._consumers = ClientGauge(), ClientGauge()
+        self.streams = TelemetryStreams()
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def seen(self, client_id: str, client: Client, settings: bytes | None = None) -> None:
-        """Note a sign of life, and the settings that came with it; None: those of before hold."""
+    def record(self, client_id: str, client: Client, settings: bytes | None = None) -> None:
+        """Record a sign of life and new settings; with None, keep the earlier settings."""
         before = self._clients.get(client_id)
         since_ms = client.seen_at_ms if before is None else before.since_ms
         if settings is None:
@@ -103,15 +102,15 @@ class Clients:
         self.forget(client_id)
         self._expire(client.seen_at_ms, room_for=1)
         labels: Labels = "grpc", client.language, client.version
-        connected = self._producers
+        gauge = self._producers
         if client.client_type not in _PRODUCERS:
             labels = "grpc", "pop", client.group, client.language, client.version
-            connected = self._consumers
+            gauge = self._consumers
         if not self._has_room(len(settings)):
             settings = b""
         self._settings_bytes += len(settings)
-        self._clients[client_id] = _Known(
-            client, connected, connected.add(labels), since_ms, settings
+        self._clients[client_id] = _ClientRecord(
+            client, gauge, gauge.add(labels), since_ms, settings
         )
 
     def _has_room(self, settings_bytes: int) -> bool:
@@ -119,51 +118,54 @@ class Clients:
         return settings_bytes <= SETTINGS_BYTES_MAX and all_bytes <= ALL_SETTINGS_BYTES_MAX
 
     def forget(self, client_id: str) -> None:
-        """Forget a client that says it ends."""
-        known = self._clients.pop(client_id, None)
-        if known is not None:
-            self._settings_bytes -= len(known.settings)
-            known.connected.remove(known.labels)
+        """Remove a client."""
+        record = self._clients.pop(client_id, None)
+        if record is not None:
+            self._settings_bytes -= len(record.settings)
+            record.gauge.remove(record.labels)
 
-    def find(self, client_id: str) -> Listed | None:
+    def find(self, client_id: str) -> ClientListing | None:
         """Return a client that gave a sign of life within two minutes."""
-        known = self._clients.get(client_id)
-        if known is None or self._monotonic_ms() - known.client.seen_at_ms > EXPIRY_MS:
+        record = self._clients.get(client_id)
+        if record is None or self._monotonic_ms() - record.client.seen_at_ms > EXPIRY_MS:
             return None
-        return Listed(client_id, known.client, known.since_ms, known.settings)
+        return ClientListing(client_id, record.client, record.since_ms, record.settings)
 
     def list_slices(
         self, *, group: str, topic: str, after: str, clients_max: int
-    ) -> Generator[None, None, Page]:
-        """Return the first clients by id behind `after`, in slices: of a group, of a topic."""
-        kept: dict[str, Listed] = {}
-        end: str | None = None  # from where on an id is of no use: there are enough below it
-        named = topic.encode()
-        looked_at, parsed_bytes = 0, 0
-        # A millisecond for 100,000; in their order it would be seven.
+    ) -> Generator[None, None, ClientPage]:
+        """Return the first clients by id after `after`, in slices.
+
+        `group` and `topic` are filters if not empty.
+        """
+        listings: dict[str, ClientListing] = {}
+        end: str | None = None  # first id that cannot be on the page
+        topic_bytes = topic.encode()
+        inspected, parsed_bytes = 0, 0
+        # dict.keys takes a millisecond for 100,000 clients, iteration in order seven.
         for client_id in list(dict.keys(self._clients)):
-            if looked_at >= LISTED_A_TURN or parsed_bytes >= PARSED_BYTES_A_TURN:
-                looked_at, parsed_bytes = 0, 0
+            if inspected >= LISTED_A_TURN or parsed_bytes >= PARSED_BYTES_A_TURN:
+                inspected, parsed_bytes = 0, 0
                 yield
-            looked_at += 1
+            inspected += 1
             if client_id <= after or (end is not None and client_id >= end):
                 continue
-            # Who is silent takes no place in the page: whoever is behind it would be left out.
-            one = self.find(client_id)
-            if one is None or (group and one.client.group != group):
+            # An expired client must not displace another one from the page.
+            listing = self.find(client_id)
+            if listing is None or (group and listing.client.group != group):
                 continue
             if topic:
-                if named not in one.settings:
-                    continue  # Most of them, without parsing.
-                parsed_bytes += len(one.settings)
-                if not _names_topic(one.settings, topic):
+                if topic_bytes not in listing.settings:
+                    continue  # This skips most clients without parsing.
+                parsed_bytes += len(listing.settings)
+                if not _names_topic(listing.settings, topic):
                     continue
-            kept[client_id] = one
-            if len(kept) > clients_max + LISTED_A_TURN:
-                kept = {first: kept[first] for first in sorted(kept)[: clients_max + 1]}
-                end = next(reversed(kept))
-        page = [kept[client_id] for client_id in sorted(kept)[:clients_max]]
-        return Page(page, len(kept) > clients_max)
+            listings[client_id] = listing
+            if len(listings) > clients_max + LISTED_A_TURN:
+                listings = {key: listings[key] for key in sorted(listings)[: clients_max + 1]}
+                end = next(reversed(listings))
+        page = [listings[key] for key in sorted(listings)[:clients_max]]
+        return ClientPage(page, len(listings) > clients_max)
 
     def _expire(self, now_ms: int, *, room_for: int = 0) -> None:
         for _ in range(min(EXPIRED_A_TURN, len(self._clients))):
@@ -175,14 +177,14 @@ class Clients:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of connected clients."""
-        # Here too: where nobody lives on, nobody's heartbeat forgets the dead.
+        # Without heartbeats of other clients, only a scrape removes expired ones.
         self._expire(self._monotonic_ms())
-        yield self._producers.gauge(
+        yield self._producers.family(
             "rocketmq_producer_connections",
             "Producers that gave a sign of life within two minutes.",
             _PRODUCER_LABELS,
         )
-        yield self._consumers.gauge(
+        yield self._consumers.family(
             "rocketmq_consumer_connections",
             "Consumers that gave a sign of life within two minutes.",
             _CONSUMER_LABELS,
@@ -190,7 +192,7 @@ class Clients:
 
 
 def _names_topic(settings: bytes, topic: str) -> bool:
-    """Whether a client publishes to a topic, or subscribes to it."""
+    """Whether a client publishes or subscribes to a topic."""
     parsed = v2.Settings.FromString(settings)
     return any(
         each.name == topic
@@ -202,28 +204,28 @@ def _names_topic(settings: bytes, topic: str) -> bool:
 
 
 @final
-class Connected:
-    """How many clients there are of each kind, of a bounded number of kinds."""
+class ClientGauge:
+    """Number of clients by label set; the number of label sets is limited."""
 
     def __init__(self) -> None:
         self._counts: Counter[Labels] = Counter()
 
     def add(self, labels: Labels) -> Labels:
-        """Count one more; return under which labels."""
+        """Count one more client. Return its labels in the gauge."""
         if labels not in self._counts and len(self._counts) >= LABEL_SETS_MAX:
-            # What is not the client's to say stays.
+            # Labels that the client does not choose stay.
             fixed = sum(value in {"grpc", "pop"} for value in labels[:2])
             labels = (*labels[:fixed], *[OVERFLOW] * (len(labels) - fixed))
         self._counts[labels] += 1
         return labels
 
     def remove(self, labels: Labels) -> None:
-        """Count one less."""
+        """Count one client less."""
         self._counts[labels] -= 1
         if not self._counts[labels]:
             del self._counts[labels]
 
-    def gauge(self, name: str, documentation: str, label_names: Labels) -> GaugeMetricFamily:
+    def family(self, name: str, documentation: str, label_names: Labels) -> GaugeMetricFamily:
         """Return the counts as a metric."""
         family = GaugeMetricFamily(name, documentation, labels=label_names)
         for labels, count in self._counts.items():

@@ -1,4 +1,4 @@
-"""The gauges of clients, added up: of each client those that its newest export told of."""
+"""The sums of the gauges in the newest export of each client."""
 
 from __future__ import annotations
 
@@ -9,71 +9,74 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from prometheus_client.core import GaugeMetricFamily
 
 from tidemill.common.metrics import Labels, full_parts
-from tidemill.proxy.clients.points import GAUGES, PAIR, Refused
+from tidemill.proxy.clients.points import GAUGES, PAIR, PointRejection
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# Address and client id: who knows the id only is somebody else.
+# Address and client id. The id alone is not enough, because other clients may know it.
 ExporterKey: TypeAlias = tuple[str, str]
 Gauge: TypeAlias = tuple[str, Labels]  # name and labels
 
 
 @final
 class GaugeSums:
-    """The sums, and what each client has told of."""
+    """The sums by gauge, and the newest values of each client."""
 
     def __init__(
         self,
-        enter: Callable[[ExporterKey, str, Labels], None],
-        leave: Callable[[ExporterKey, str, Labels], bool],
+        reserve: Callable[[ExporterKey, str, Labels], None],
+        release: Callable[[ExporterKey, str, Labels], bool],
     ) -> None:
-        """Ask `enter` for room, which raises Refused; `leave` says if nobody tells any more."""
-        self._enter = enter
-        self._leave = leave
+        """Use `reserve` and `release` for the room of a gauge.
+
+        `reserve` raises PointRejection. `release` returns whether no client reports the gauge now.
+        """
+        self._reserve = reserve
+        self._release = release
         self._sums: Counter[Gauge] = Counter()
-        # When each client told of its gauges, and of which; silent longest first.
-        self._told: OrderedDict[ExporterKey, tuple[int, dict[Gauge, int]]] = OrderedDict()
+        # Time and gauges of the newest export of each client, the oldest first.
+        self._newest: OrderedDict[ExporterKey, tuple[int, dict[Gauge, int]]] = OrderedDict()
 
     def swap(self, key: ExporterKey, newest: Mapping[Gauge, int], *, now_ms: int) -> list[str]:
-        """Have a client's gauges be those of its newest export; return why some were refused."""
-        _, known = self._told.get(key, (0, {}))
-        for gauge in known.keys() - newest.keys():
-            self._drop(key, known, gauge)
-        refusals = []
+        """Replace the gauges of a client. Return the reasons of rejections."""
+        _, values = self._newest.get(key, (0, {}))
+        for gauge in values.keys() - newest.keys():
+            self._drop(key, values, gauge)
+        rejections = []
         for gauge, value in newest.items():
-            if gauge not in known:
+            if gauge not in values:
                 try:
-                    self._enter(key, *gauge)
-                except Refused as refused:
-                    refusals.append(str(refused))
+                    self._reserve(key, *gauge)
+                except PointRejection as rejection:
+                    rejections.append(str(rejection))
                     continue
-            self._sums[gauge] += value - known.get(gauge, 0)
-            known[gauge] = value
-        if known:
-            self._told[key] = now_ms, known
-            self._told.move_to_end(key)
+            self._sums[gauge] += value - values.get(gauge, 0)
+            values[gauge] = value
+        if values:
+            self._newest[key] = now_ms, values
+            self._newest.move_to_end(key)
         else:
-            self._told.pop(key, None)
-        return refusals
+            self._newest.pop(key, None)
+        return rejections
 
-    def _drop(self, key: ExporterKey, known: dict[Gauge, int], gauge: Gauge) -> None:
-        self._sums[gauge] -= known.pop(gauge)
-        if self._leave(key, *gauge):
+    def _drop(self, key: ExporterKey, values: dict[Gauge, int], gauge: Gauge) -> None:
+        self._sums[gauge] -= values.pop(gauge)
+        if self._release(key, *gauge):
             del self._sums[gauge]
 
     def expire(self, *, silent_since_ms: int, count_max: int) -> None:
-        """Forget clients that have told of none since, until so many gauges are dropped."""
+        """Drop the gauges of clients without an export since then, up to about `count_max`."""
         count = 0
-        while self._told and count < count_max:
-            key, (told_at_ms, known) = next(iter(self._told.items()))
-            if told_at_ms >= silent_since_ms:
+        while self._newest and count < count_max:
+            key, (exported_at_ms, values) = next(iter(self._newest.items()))
+            if exported_at_ms >= silent_since_ms:
                 break
-            count += len(known)
-            self.swap(key, {}, now_ms=told_at_ms)
+            count += len(values)
+            self.swap(key, {}, now_ms=exported_at_ms)
 
     def collect(self, is_known: Callable[[Labels, Labels], bool]) -> Iterator[Metric]:
-        """Yield the sums of what is still there, by label names and labels."""
+        """Yield the sums. `is_known` gets label names and labels and hides deleted resources."""
         families = {
             name: GaugeMetricFamily(name, documentation, labels=PAIR)
             for name, documentation in GAUGES.items()

@@ -1,7 +1,7 @@
-"""What an export of clients' metrics says: its points, one by one.
+"""The points of an OTLP export of a client, read one by one.
 
-Clients send OTLP. A label is a topic or a consumer group, and what stands beside it is one of two
-words; what is not collected here, or cannot be, is refused with a reason.
+Labels are a topic, a consumer group, and a status of two values. Other points are rejected with a
+reason.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as otlp
 from tidemill.common.metrics import Labels
 from tidemill.message import outline
 
-# Of a point: five hundred bytes, and twice that with names of their longest. Parsed it takes sixty
-# times as much in the worst case, and is forgotten before the next one.
+# A point has about 500 bytes, and twice that with the longest names. A parsed point takes up to
+# sixty times as much; it is freed before the next one is parsed.
 POINT_BYTES_MAX: Final = 2_048
-NAME_BYTES_MAX: Final = 64  # of a metric's name; those that are collected are shorter
-ATTRIBUTES_MAX: Final = 8  # of a point; clients send four
-VALUE_MAX: Final = 1 << 53  # of a count or a sum: above it they are not exact
-GAUGE_MAX: Final = 1 << 40  # bytes in one client, and more than its machine has
+NAME_BYTES_MAX: Final = 64  # of a metric; the names of collected metrics are shorter
+ATTRIBUTES_MAX: Final = 8  # per point; clients send four
+VALUE_MAX: Final = 1 << 53  # of a count or a sum, which are exact up to this value
+GAUGE_MAX: Final = 1 << 40  # bytes; more than the memory of a client
 
-# Numbers of fields, from the messages' own descriptors.
+# Field numbers from the descriptors of the messages.
 _RESOURCE_METRICS: Final = collector.ExportMetricsServiceRequest.RESOURCE_METRICS_FIELD_NUMBER
 _SCOPE_METRICS: Final = otlp.ResourceMetrics.SCOPE_METRICS_FIELD_NUMBER
 _METRICS: Final = otlp.ScopeMetrics.METRICS_FIELD_NUMBER
@@ -48,29 +48,29 @@ _PROCESS: Final = (*PAIR, "invocation_status")
 STATUSES: Final = frozenset({"success", "failure"})
 
 
-class Shape(NamedTuple):
-    """A histogram of the clients: its labels, and the upper bounds of its buckets, in ms."""
+class HistogramShape(NamedTuple):
+    """A histogram of clients: its labels, and the upper bounds of its buckets in ms."""
 
     documentation: str
     label_names: Labels
     bounds: tuple[int, ...]
 
 
-HISTOGRAMS: Final[Mapping[str, Shape]] = {
-    "rocketmq_send_cost_time": Shape(
+HISTOGRAMS: Final[Mapping[str, HistogramShape]] = {
+    "rocketmq_send_cost_time": HistogramShape(
         "Milliseconds of a send, as producers measure it.", _SEND, (1, 5, 10, 20, 50, 200, 500)
     ),
-    "rocketmq_delivery_latency": Shape(
+    "rocketmq_delivery_latency": HistogramShape(
         "Milliseconds from the proxy to a consumer, by both clocks, as consumers measure it.",
         PAIR,
         (1, 5, 10, 20, 50, 200, 500),
     ),
-    "rocketmq_await_time": Shape(
+    "rocketmq_await_time": HistogramShape(
         "Milliseconds that a message waited in a push consumer.",
         PAIR,
         (1, 5, 20, 100, 1_000, 5_000, 10_000),
     ),
-    "rocketmq_process_time": Shape(
+    "rocketmq_process_time": HistogramShape(
         "Milliseconds that the listener of a push consumer took.",
         _PROCESS,
         (1, 5, 10, 100, 1_000, 10_000, 60_000),
@@ -83,12 +83,12 @@ GAUGES: Final[Mapping[str, str]] = {
 COLLECTED: Final[Mapping[str, Collection[str]]] = {"histogram": HISTOGRAMS, "gauge": GAUGES}
 
 
-class Refused(Exception):
-    """Raised for a point that cannot be taken, with the reason."""
+class PointRejection(Exception):
+    """The reason why a point is rejected."""
 
 
-class Found(NamedTuple):
-    """A point, not yet parsed, and what its metric says of it."""
+class RawPoint(NamedTuple):
+    """An unparsed point with the name, kind and temporality of its metric."""
 
     name: str
     kind: str
@@ -96,12 +96,11 @@ class Found(NamedTuple):
     wire: bytes
 
 
-def points_of(request: bytes) -> Iterator[Found | None]:
-    """Yield each point of what is collected here, and None for whatever else is walked.
+def points_of(request: bytes) -> Iterator[RawPoint | None]:
+    """Yield each point of a collected metric, and None for every other part.
 
-    So that whoever counts what is yielded has counted everything. An export of 128 KiB of empty
-    points would be 8 MB parsed; so it is walked, and a point is parsed when it is its turn. Raises
-    MalformedWire.
+    The number of items is therefore the number of parts. The export is walked and not parsed,
+    because an export of 128 KiB of empty points would take 8 MB. Raises MalformedWire.
     """
     for resource in outline.entries(request, 0, len(request)):
         yield None
@@ -117,7 +116,7 @@ def points_of(request: bytes) -> Iterator[Found | None]:
                     yield from _points_of_metric(request, metric)
 
 
-def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[Found | None]:
+def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[RawPoint | None]:
     name, data = "", None
     for entry in outline.entries(request, metric.begin, metric.end):
         yield None
@@ -130,21 +129,21 @@ def _points_of_metric(request: bytes, metric: outline.WireField) -> Iterator[Fou
         return
     kind = _KINDS[data.field]
     if name not in COLLECTED.get(kind, ()):
-        # One for all of its points, which nobody looks for then.
-        yield Found(name, kind, 0, b"")
+        # One item stands for all points of the metric.
+        yield RawPoint(name, kind, 0, b"")
         return
     temporality = 0
     if kind == "histogram":
-        # It stands behind the points: they are walked twice, so that none has to be kept.
+        # The temporality follows the points. Walking them twice avoids storing them.
         for entry in outline.entries(request, data.begin, data.end):
             yield None
             if entry.field == _TEMPORALITY and entry.wire_type == outline.VARINT:
                 temporality = entry.value
     for entry in outline.entries(request, data.begin, data.end):
         if _is_part(entry, _POINTS):
-            # One byte more of what is too large, so that it is seen to be.
+            # One byte more than the limit shows that a point is too large.
             wire = request[entry.begin : min(entry.end, entry.begin + POINT_BYTES_MAX + 1)]
-            yield Found(name, kind, temporality, wire)
+            yield RawPoint(name, kind, temporality, wire)
         else:
             yield None
 
@@ -153,38 +152,38 @@ def _is_part(entry: outline.WireField, field_number: int) -> bool:
     return entry.field == field_number and entry.wire_type == outline.LENGTH_DELIMITED
 
 
-def parsed(found: Found) -> Any:
-    """Return a point of its kind; raise Refused for what is none."""
-    if len(found.wire) > POINT_BYTES_MAX:
-        raise Refused(f"a point has at most {POINT_BYTES_MAX} bytes")
-    point_type = otlp.HistogramDataPoint if found.kind == "histogram" else otlp.NumberDataPoint
+def parse_point(raw: RawPoint) -> Any:
+    """Return the parsed point of its kind. Raises PointRejection."""
+    if len(raw.wire) > POINT_BYTES_MAX:
+        raise PointRejection(f"a point has at most {POINT_BYTES_MAX} bytes")
+    point_type = otlp.HistogramDataPoint if raw.kind == "histogram" else otlp.NumberDataPoint
     try:
-        return point_type.FromString(found.wire)
+        return point_type.FromString(raw.wire)
     except DecodeError:
-        raise Refused("the point is no protobuf message of its kind") from None
+        raise PointRejection("the point is not a protobuf message of its kind") from None
 
 
 def attributes_of(point: Any) -> dict[str, str]:
-    """Return what a point is of; raise Refused for too many."""
+    """Return the attributes of a point; raise PointRejection if there are too many."""
     if len(point.attributes) > ATTRIBUTES_MAX:
-        raise Refused(f"a point has at most {ATTRIBUTES_MAX} attributes")
+        raise PointRejection(f"a point has at most {ATTRIBUTES_MAX} attributes")
     return {each.key: each.value.string_value for each in point.attributes}
 
 
 def gauge_value(point: otlp.NumberDataPoint) -> int:
-    """Return the value of a gauge; raise Refused for what no client can hold."""
+    """Return the value of a gauge; raise PointRejection if it is not plausible."""
     value = point.as_double if point.HasField("as_double") else point.as_int
-    if not 0 <= value <= GAUGE_MAX:  # Not a number is neither.
-        raise Refused("a gauge is 0 or more, and of what a client can hold")
+    if not 0 <= value <= GAUGE_MAX:  # Rejects NaN, too.
+        raise PointRejection(f"a gauge must be between 0 and {GAUGE_MAX}")
     return int(value)
 
 
 def buckets_of(point: otlp.HistogramDataPoint, bounds: tuple[int, ...]) -> tuple[array[int], float]:
-    """Return the counts and the sum of a point; raise Refused for what does not fit together."""
+    """Return the counts and the sum of a point; raise PointRejection if they are not valid."""
     if tuple(point.explicit_bounds) != bounds or len(point.bucket_counts) != len(bounds) + 1:
-        raise Refused("the buckets are not those of the official clients")
+        raise PointRejection("the buckets are not those of the official clients")
     if max(point.bucket_counts) > VALUE_MAX:
-        raise Refused("a count is not exact any more")
+        raise PointRejection(f"a count is above {VALUE_MAX} and not exact")
     if not (math.isfinite(point.sum) and 0 <= point.sum <= VALUE_MAX):
-        raise Refused("the sum is no sum of durations")
+        raise PointRejection(f"the sum of durations must be between 0 and {VALUE_MAX}")
     return array("Q", point.bucket_counts), point.sum

@@ -1,4 +1,4 @@
-"""What operators ask of this proxy about its clients, and of its clients through it."""
+"""Questions of operators to this proxy about its clients, and to its clients."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 if TYPE_CHECKING:
-    from tidemill.proxy.clients.clients import Clients, Listed
+    from tidemill.proxy.clients.clients import ClientListing, Clients
 
 log = structlog.get_logger()
 
-CLIENTS_MAX: Final = 1_000  # of a page, whatever is asked for
-PAGE_BYTES_MAX: Final = 1 << 20  # and the settings in it; a page ends with the client beyond it
-TOPICS_SHOWN: Final = 10  # that a client subscribes to, in a refusal
+CLIENTS_MAX: Final = 1_000  # per page
+PAGE_BYTES_MAX: Final = 1 << 20  # settings per page; a page ends with the client that exceeds it
+TOPICS_SHOWN: Final = 10  # subscriptions in an error text
 
-# Those that have a listener, which is what consumes the message.
+# Types with a listener that consumes the message.
 _PUSH_CONSUMERS = frozenset({v2.PUSH_CONSUMER, v2.LITE_PUSH_CONSUMER})
 
 
 @final
 class Questions:
-    """Answers them."""
+    """The answers to the questions of operators."""
 
     def __init__(self, clients: Clients, monotonic_ms: Callable[[], int]) -> None:
         self._clients = clients
         self._monotonic_ms = monotonic_ms
 
     async def answer(self, question: pb.ProxyQuestion) -> pb.ProxyAnswer:
-        """Return the answer; a refusal is one too."""
+        """Return the answer or the error in it."""
         answer = pb.ProxyAnswer(id=question.id)
         try:
             match question.WhichOneof("question"):
@@ -47,7 +47,7 @@ class Questions:
                 case "command":
                     answer.client.CopyFrom(await self._command(question.command))
                 case _:
-                    raise BadRequest("this proxy is older than the question, and knows no such")
+                    raise BadRequest("this proxy is older than the question; upgrade it")
         except ServiceError as error:
             answer.error, answer.message = type(error).__name__, error.message
         return answer
@@ -72,7 +72,7 @@ class Questions:
             size += len(listed.settings)
         return reply
 
-    def _state(self, listed: Listed) -> pb.ClientState:
+    def _state(self, listed: ClientListing) -> pb.ClientState:
         now_ms, client = self._monotonic_ms(), listed.client
         return pb.ClientState(
             client_id=listed.client_id,
@@ -80,7 +80,7 @@ class Questions:
             group=client.group,
             language=client.language,
             version=client.version,
-            # Without the kind of address in front, which only a log needs.
+            # Only log lines show the kind of address.
             address=client.address.removeprefix("ipv4:").removeprefix("ipv6:"),
             connected_ms=now_ms - listed.since_ms,
             silent_ms=now_ms - client.seen_at_ms,
@@ -94,14 +94,14 @@ class Questions:
             raise ClientNotFound(f"no client {asked.client_id!r} is connected to this proxy")
         match asked.WhichOneof("command"):
             case "print_stack":
-                told = service.PrintThreadStackTraceCommand()
-                command = service.TelemetryCommand(print_thread_stack_trace_command=told)
+                stack_trace = service.PrintThreadStackTraceCommand()
+                command = service.TelemetryCommand(print_thread_stack_trace_command=stack_trace)
             case "verify":
                 _check_verifier(client, asked.verify)
                 verified = service.VerifyMessageCommand(message=_message(asked.verify))
                 command = service.TelemetryCommand(verify_message_command=verified)
             case _:
-                raise BadRequest("this proxy is older than the command, and knows no such")
+                raise BadRequest("this proxy is older than the command; upgrade it")
         log.info(
             "client asked",
             client=asked.client_id,
@@ -114,23 +114,21 @@ class Questions:
         return pb.ClientAnswer(code=answer.code, message=answer.message, stack=answer.stack)
 
 
-def _check_verifier(listed: Listed, verified: pb.VerifiedMessage) -> None:
-    """Raise where a message is not one that this client would be given."""
-    who = f"client {listed.client_id}"
+def _check_verifier(listed: ClientListing, verified: pb.VerifiedMessage) -> None:
+    """Raise if the client would not receive the message."""
+    client = f"client {listed.client_id}"
     if listed.client.client_type not in _PUSH_CONSUMERS:
-        raise ClientCannot(f"{who} is no push consumer; only those are handed a message to verify")
+        raise ClientCannot(f"{client} is not a push consumer; only those can verify a message")
     if not listed.settings:
         if verified.is_forced:
             return
-        raise BadRequest(
-            f"what {who} subscribes to is not known here; with force it is handed the message"
-        )
+        raise BadRequest(f"the subscriptions of {client} are unknown; use force to skip this check")
     entries = v2.Settings.FromString(listed.settings).subscription.subscriptions
     topics = sorted({entry.topic.name for entry in entries})
     if verified.topic not in topics:
-        told = ", ".join(topics[:TOPICS_SHOWN]) or "nothing"
+        shown = ", ".join(topics[:TOPICS_SHOWN]) or "nothing"
         more = f" and {len(topics) - TOPICS_SHOWN} more" if len(topics) > TOPICS_SHOWN else ""
-        raise BadRequest(f"{who} subscribes to {told}{more}, and not to {verified.topic}")
+        raise BadRequest(f"{client} subscribes to {shown}{more}, not to {verified.topic}")
 
 
 def _message_id(command: service.TelemetryCommand) -> str:
@@ -138,7 +136,7 @@ def _message_id(command: service.TelemetryCommand) -> str:
 
 
 def _message(verified: pb.VerifiedMessage) -> v2.Message:
-    """Return a stored message as consumers get it, but for a receipt handle: nothing is acked."""
+    """Return a stored message as consumers get it, without a receipt handle."""
     found = verified.message
     try:
         fields = stored_message.decode(found.blob)
@@ -146,7 +144,7 @@ def _message(verified: pb.VerifiedMessage) -> v2.Message:
         system = message.system_properties
         system.MergeFromString(found.blob[fields.system_at : fields.user_at])
     except (DecodeError, ValueError) as error:
-        raise BadRequest(f"the message cannot be read: {error}") from None
+        raise BadRequest(f"failed to decode the stored message: {error}") from None
     message.topic.name = verified.topic
     system.store_timestamp.FromMilliseconds(found.stored_at_ms)
     system.queue_id, system.queue_offset = found.queue_id, found.queue_offset

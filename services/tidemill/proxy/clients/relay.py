@@ -1,6 +1,6 @@
-"""The streams over which operators' questions come: one to each broker, beside the link (ADR 0032).
+"""The streams that carry questions of operators: one to each broker, beside the link (ADR 0032).
 
-A proxy is asked through one broker at a time; which one, the admin process chooses.
+The admin process sends each question through one broker, which it chooses.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ATTACH: Final = "/tidemill.broker.v1.ClientRelay/Attach"
-PROCESS_ID_BYTES: Final = 16  # random: no two processes have the same
+PROCESS_ID_BYTES: Final = 16  # random, so unique per process
 CONNECT_TIMEOUT_S: Final = 2.0
-RECONNECT_S: Final = 1.0  # give or take a half; nobody waits for it but an operator
-LOOK_EVERY_S: Final = 1.0  # at which brokers there are
-QUESTION_BYTES_MAX: Final = 8 << 20  # a message of 4 MiB to verify, and its properties
+RECONNECT_S: Final = 1.0  # plus or minus half of it; only operators wait for it
+REFRESH_PERIOD_S: Final = 1.0  # of the list of brokers
+QUESTION_BYTES_MAX: Final = 8 << 20  # a message of 4 MiB to verify, with its properties
 LIMITS: Final = Limits(
     stream_window_bytes=1 << 20,
     large_messages_bytes=QUESTION_BYTES_MAX + (1 << 10),
@@ -43,7 +43,7 @@ LIMITS: Final = Limits(
 
 @final
 class Relays:
-    """The streams to all brokers."""
+    """The streams for questions, one to each broker."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Relays:
         *,
         connect: Connector = connected,
     ) -> None:
-        """Offer this proxy, by its name, to the brokers that `addresses` returns."""
+        """Register this proxy, by its name, at the brokers that `addresses` returns."""
         self._name = pb.ProxyName(process_id=os.urandom(PROCESS_ID_BYTES), name=name)
         self._addresses = addresses
         self._answer = answer
@@ -62,13 +62,13 @@ class Relays:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Be attached to all brokers until the block ends."""
+        """Keep the streams to all brokers open until the block ends."""
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._follow(tasks), name="relays")
+            refresh = tasks.create_task(self._follow(tasks), name="relays")
             try:
                 yield
             finally:
-                looking.cancel()
+                refresh.cancel()
                 for task in self._tasks.values():
                     task.cancel()
 
@@ -80,7 +80,7 @@ class Relays:
             for address in addresses - self._tasks.keys():
                 task = tasks.create_task(self._keep(address), name=f"relay at {address}")
                 self._tasks[address] = task
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(REFRESH_PERIOD_S)
 
     async def _keep(self, address: str) -> None:
         while True:
@@ -89,8 +89,8 @@ class Relays:
                 await self._attach(address)
             except RpcError as error:
                 reason = str(error)
-            # The link says what is wrong with a broker, for both.
-            log.debug("not attached to a broker", address=address, reason=reason)
+            # The link logs failures of a broker at a higher level.
+            log.debug("question stream ended", address=address, reason=reason)
             await asyncio.sleep(random.uniform(RECONNECT_S / 2, RECONNECT_S * 3 / 2))
 
     async def _attach(self, address: str) -> None:
@@ -99,9 +99,9 @@ class Relays:
             self._connect(
                 address, LIMITS, message_bytes_max=QUESTION_BYTES_MAX, timeout_s=CONNECT_TIMEOUT_S
             ) as channel,
-            _Answering(self._answer) as answering,
+            _QuestionTasks(self._answer) as questions,
         ):
-            stream = answering.stream = channel.open(ATTACH, answering.on_message)
+            stream = questions.stream = channel.open(ATTACH, questions.on_message)
             stream.write(pb.ProxyAnswer(proxy=self._name).SerializeToString())
             try:
                 await stream.wait_ended()
@@ -110,8 +110,8 @@ class Relays:
 
 
 @final
-class _Answering:
-    """The questions of one stream that are being answered."""
+class _QuestionTasks:
+    """The questions in progress on one stream."""
 
     stream: OpenStream
 
@@ -119,7 +119,7 @@ class _Answering:
         self._answer = answer
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> _Answering:
+    async def __aenter__(self) -> _QuestionTasks:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -129,14 +129,15 @@ class _Answering:
             await asyncio.wait(self._tasks)
 
     def on_message(self, encoded: bytes) -> None:
-        """Begin to answer a question."""
+        """Start a task that answers the question."""
         try:
             question = pb.ProxyQuestion.FromString(encoded)
         except DecodeError:
-            self.stream.fail(RpcError(RpcCode.INTERNAL, "the broker sent what is no question"))
+            reason = "the broker sent an invalid question"
+            self.stream.fail(RpcError(RpcCode.INTERNAL, reason))
             return
         if len(self._tasks) >= QUESTIONS_MAX:
-            # The broker does not ask so many; it hears of it by the time that it waits.
+            # The broker respects this limit. If not, its question times out.
             return
         task = asyncio.create_task(self._reply(question), name="question")
         self._tasks.add(task)
@@ -148,10 +149,10 @@ class _Answering:
         except Exception as error:  # The boundary of every question.
             kind = question.WhichOneof("question")
             log.exception("question failed unexpectedly", question=kind)
-            # Whoever asked is not to wait for as long as a client may take.
+            # Without an answer, the operator would wait for the timeout.
             answer = pb.ProxyAnswer(
                 id=question.id,
                 error=ProxyUnreachable.__name__,
-                message=f"this proxy failed to answer, and its log says why: {error!r}",
+                message=f"internal error of the proxy; see its log: {error!r}",
             )
         self.stream.write(answer.SerializeToString())

@@ -1,7 +1,8 @@
-"""What a client should work with: the answer to its settings, by its language.
+"""The effective settings of a client, by its language.
 
-The answer is the client's own settings with what the server decides written over them. The clients
-of some languages accept only one of the two kinds of back-off, or read it in a way of their own.
+The answer is a copy of the client's own settings, in which the server overwrites some fields.
+Clients of some languages support only one of the two kinds of back-off, or interpret it
+differently.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ RECEIVE_BATCH_SIZE = 32
 LITE_SUBSCRIPTION_QUOTA = 2000
 LITE_TOPIC_CHARS_MAX = 64
 
-# How producers repeat a failed send.
+# Retries of failed sends.
 _PRODUCER_ATTEMPTS = 3
 _PRODUCER_BACKOFF = v2.ExponentialBackoff(
     initial=Duration(nanos=10_000_000), max=Duration(seconds=1), multiplier=2.0
 )
-# An exponential policy that has to be written out as a list gets at most this many steps.
+# Steps of an exponential policy that is sent as a list.
 _CUSTOMIZED_STEPS_MAX = 32
 
-# What a group that has never been used is going to be.
+# A consumer group that has never been used.
 DEFAULT_GROUP = link_pb2.GroupConfig(
     delivery_order=link_pb2.DELIVERY_ORDER_CONCURRENT,
     max_attempts=17,
@@ -40,19 +41,19 @@ _LITE_TYPES = frozenset({v2.LITE_PUSH_CONSUMER, v2.LITE_SIMPLE_CONSUMER})
 
 
 def check_client_type(client_type: int) -> None:
-    """Raise where a client does not say what it is, or is what nobody knows."""
+    """Raise UnrecognizedClientType for a missing or unknown client type."""
     if client_type == v2.CLIENT_TYPE_UNSPECIFIED:
-        raise UnrecognizedClientType("the client does not say what type of client it is")
+        raise UnrecognizedClientType("the client type is missing")
     if client_type not in _CLIENT_TYPES:
-        raise UnrecognizedClientType(f"there is no client type {client_type}")
+        raise UnrecognizedClientType(f"unknown client type {client_type}")
 
 
 def check_settings(settings: v2.Settings) -> None:
-    """Raise what is wrong with the settings of a client, if anything is."""
+    """Raise RequestError if the settings of a client are not valid."""
     check_client_type(settings.client_type)
     agent = settings.user_agent
-    for told in (agent.version, agent.platform, agent.hostname):
-        limits.USER_AGENT.check_text(told)
+    for text in (agent.version, agent.platform, agent.hostname):
+        limits.USER_AGENT.check_text(text)
     match settings.WhichOneof("pub_sub"):
         case "publishing":
             limits.SETTINGS_ENTRIES.check_count(len(settings.publishing.topics))
@@ -72,7 +73,7 @@ def producer_settings(
 ) -> v2.Settings:
     """Return the settings for a producer.
 
-    Clients of the languages in `measured` send metrics to where they have connected.
+    Clients of the languages in `measured` send metrics to this proxy.
     """
     answer = _copy(settings, measured)
     answer.publishing.max_body_size = limits.BODY.limit
@@ -107,7 +108,7 @@ def consumer_settings(
 def _copy(settings: v2.Settings, measured: Collection[int]) -> v2.Settings:
     answer = v2.Settings()
     answer.CopyFrom(settings)
-    # Clients would send their metrics somewhere else if they were told to.
+    # The client's own value could name another endpoint.
     answer.metric.Clear()
     answer.metric.on = False
     if settings.user_agent.language in measured and settings.access_point.addresses:
@@ -117,13 +118,13 @@ def _copy(settings: v2.Settings, measured: Collection[int]) -> v2.Settings:
 
 
 def measured_languages(*, is_on: bool, is_tls_required: bool) -> frozenset[int]:
-    """Return whose clients are to send metrics.
+    """Return the languages whose clients send metrics.
 
-    Those of Go and C++ speak OpenCensus, and Node.js and Rust clients have none.
+    Go and C++ clients use OpenCensus. Node.js and Rust clients have no metrics.
     """
     if not is_on:
         return frozenset()
-    # Python clients send them without TLS, whatever they use otherwise.
+    # Python clients always send metrics without TLS.
     return frozenset({v2.JAVA} if is_tls_required else {v2.JAVA, v2.PYTHON})
 
 
@@ -131,11 +132,11 @@ def _backoff(group: link_pb2.GroupConfig, language: int) -> v2.RetryPolicy:
     policy = v2.RetryPolicy(max_attempts=group.max_attempts)
     match language:
         case v2.PYTHON:
-            # It takes anything else for one second, and drops fractions.
+            # Python clients read any other policy as one second, and drop fractions.
             steps = [Duration(seconds=max(-(-step // 1000), 1)) for step in _steps_ms(group)]
             policy.customized_backoff.next.extend(steps)
         case v2.NODE_JS:
-            # It takes anything else for no pause at all.
+            # Node.js clients read any other policy as no pause.
             policy.exponential_backoff.CopyFrom(_exponential(group))
         case _ if group.HasField("customized"):
             policy.customized_backoff.next.extend(map(_duration, _steps_ms(group)))

@@ -1,8 +1,8 @@
-"""Tells clients of changed consumer groups: their settings once more, on their open streams.
+"""Updates of client settings after an operator has changed a consumer group.
 
-A client gets its settings when it asks, and works with them for minutes: how often a message is
-tried, how long it waits between two of them, whether messages come in order. Nothing else in the
-settings comes from what operators change; topics have no part in them.
+A client asks for its settings and then uses them for minutes. The attempts, the back-off and the
+delivery order in them come from the consumer group. If the group changes, the proxy sends the
+settings again on the open streams. Changes of topics do not affect settings.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 if TYPE_CHECKING:
-    from tidemill.proxy.clients.telemetry_streams import Outlet, TelemetryStreams
+    from tidemill.proxy.clients.telemetry_streams import TelemetrySink, TelemetryStreams
     from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
-# From a change until groups are looked at: what an operator, or a script, changes within it is told
-# together.
+# Delay after a change, so that changes in quick succession cause one update.
 GATHER_S: Final = 0.5
-GROUPS_A_TURN: Final = 1_000  # looked at in one turn of the loop, in some 300 microseconds
-# Clients of one look are told within that: each of them parses its settings, and some ask anew.
+GROUPS_A_TURN: Final = 1_000  # checked per turn of the event loop, in about 300 microseconds
+# Updates are spread over this time: each client parses its settings, and some ask again.
 SPREAD_S: Final = 1.0
-SPREAD_EACH_S: Final = 0.002  # few are told sooner: 500 take the whole of it
-TOLD_AT_ONCE_MAX: Final = 500  # whose settings are under way; a crowd takes as many times SPREAD_S
-PATIENCE_S: Final = 1.0  # for a client that does not read; it asks by itself within minutes
+SPREAD_EACH_S: Final = 0.002  # per client, if there are fewer than 500
+UPDATES_MAX: Final = 500  # concurrent updates; more clients take a multiple of SPREAD_S
+SEND_TIMEOUT_S: Final = 1.0  # of a client that does not read; it asks by itself within minutes
 
-# Which state of a group its clients were told of: its home's id and version; None: of none.
-State: TypeAlias = "tuple[int, int] | None"
+# Id and version of a group in the configuration of its home; None if the group does not exist.
+GroupVersion: TypeAlias = "tuple[int, int] | None"
 
 
 class _Follower(NamedTuple):
     client_id: str
-    outlet: Outlet
+    sink: TelemetrySink
 
 
 @final
-class SettingsNews:
-    """Who works with the settings of which group, and of which state of it that was told."""
+class SettingsUpdates:
+    """The clients of each consumer group, and the version of the group that they have."""
 
     def __init__(
         self,
@@ -45,76 +44,76 @@ class SettingsNews:
         find_group: Callable[[str], link_pb2.GroupConfig | None],
         settings_of: Callable[[str, link_pb2.GroupConfig], bytes | None],
     ) -> None:
-        """`settings_of` returns the command for a client; None where nothing is known of it."""
+        """`settings_of` returns the command for a client; None if the client is unknown."""
         self._streams = streams
         self._find_group = find_group
         self._settings_of = settings_of
         self._followers: dict[str, set[_Follower]] = {}
-        self._told: dict[str, State] = {}  # by group, of those that somebody follows
+        self._versions: dict[str, GroupVersion] = {}  # sent to the followers, by group
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        """Return how many groups are followed."""
+        """Return the number of followed groups."""
         return len(self._followers)
 
-    def follow(self, group: str, client_id: str, outlet: Outlet) -> None:
-        """Know that the client of a stream has got the settings of a group."""
-        # Where others follow it already they may not have been told yet of what this one was.
-        self._told.setdefault(group, self._state(group))
-        self._followers.setdefault(group, set()).add(_Follower(client_id, outlet))
+    def follow(self, group: str, client_id: str, sink: TelemetrySink) -> None:
+        """Record that the client of a stream has the settings of a group."""
+        # Earlier followers may still have an older version, so keep that one.
+        self._versions.setdefault(group, self._version(group))
+        self._followers.setdefault(group, set()).add(_Follower(client_id, sink))
 
-    def leave(self, group: str, client_id: str, outlet: Outlet) -> None:
-        """Know that a stream ends, or that its client is of another group now."""
-        left = self._followers.get(group, set())
-        left.discard(_Follower(client_id, outlet))
-        if not left:
+    def unfollow(self, group: str, client_id: str, sink: TelemetrySink) -> None:
+        """Remove a stream that ends or whose client has another group now."""
+        followers = self._followers.get(group, set())
+        followers.discard(_Follower(client_id, sink))
+        if not followers:
             self._followers.pop(group, None)
-            self._told.pop(group, None)
+            self._versions.pop(group, None)
 
-    def changed(self) -> None:
-        """Know that the configuration has changed somewhere; clients are told soon."""
+    def schedule(self) -> None:
+        """Schedule updates, because the configuration has changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Tell clients of changes until cancelled."""
+        """Send updates until cancelled."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(GATHER_S)
             self._changed.clear()
-            await self.tell()
+            await self.send()
 
-    async def tell(self) -> None:
-        """Tell the clients of all groups that are not as their clients were told."""
+    async def send(self) -> None:
+        """Send updates to the clients of all changed groups."""
         groups = list(self._followers)
         for first in range(0, len(groups), GROUPS_A_TURN):
             for group in groups[first : first + GROUPS_A_TURN]:
-                state = self._state(group)
-                # One that was deleted is no news: its clients hear of it from their calls.
-                if state is None or group not in self._told or self._told[group] == state:
+                version = self._version(group)
+                # Clients learn from their calls that a group was deleted.
+                if version is None or self._versions.get(group, version) == version:
                     continue
-                self._told[group] = state
+                self._versions[group] = version
                 followers = list(self._followers[group])
-                for begin in range(0, len(followers), TOLD_AT_ONCE_MAX):
-                    await self._tell_some(group, followers[begin : begin + TOLD_AT_ONCE_MAX])
+                for begin in range(0, len(followers), UPDATES_MAX):
+                    await self._send_some(group, followers[begin : begin + UPDATES_MAX])
             await asyncio.sleep(0)
 
-    def _state(self, group: str) -> State:
+    def _version(self, group: str) -> GroupVersion:
         found = self._find_group(group)
         return None if found is None else (found.id, found.version)
 
-    async def _tell_some(self, group: str, followers: list[_Follower]) -> None:
+    async def _send_some(self, group: str, followers: list[_Follower]) -> None:
         spread_s = min(SPREAD_S, SPREAD_EACH_S * len(followers))
         async with asyncio.TaskGroup() as tasks:
             for follower in followers:
                 delay_s = random.uniform(0, spread_s)
-                tasks.create_task(self._tell_one(group, follower, delay_s))
+                tasks.create_task(self._send_one(group, follower, delay_s))
 
-    async def _tell_one(self, group: str, follower: _Follower, delay_s: float) -> None:
+    async def _send_one(self, group: str, follower: _Follower, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        # Only now: it may have gone, and the group may have changed once more.
+        # During the delay, the client may have disconnected and the group may have changed again.
         found = self._find_group(group)
         if found is None or follower not in self._followers.get(group, set()):
             return
         command = self._settings_of(follower.client_id, found)
         if command is not None:
-            await self._streams.tell(follower.outlet, command, timeout_s=PATIENCE_S)
+            await self._streams.try_send(follower.sink, command, timeout_s=SEND_TIMEOUT_S)

@@ -1,7 +1,7 @@
-"""The telemetry streams of this proxy: commands go out on them, and answers come back by a nonce.
+"""The telemetry streams of this proxy. They carry commands to clients; a nonce finds the answer.
 
-A client may have several streams, to several of its endpoints or one that it has left and that we
-have yet to notice. The newest is the one to speak on; an answer counts on any of the same client.
+A client may have several streams: one per endpoint, or an old one whose end is not noticed yet. The
+proxy sends on the newest stream and accepts an answer on any stream of the client.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from tidemill.transport.aio.call import DisconnectError
 if TYPE_CHECKING:
     from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-ASKED_MAX: Final = 64  # commands under way to clients: operators, and their scripts
-ASKED_OF_A_CLIENT_MAX: Final = 2  # of those: one that never answers is not to take them all
-NONCE_BYTES: Final = 16  # random: whoever has not seen a command cannot answer it
-# A proxy that drains tells all clients within that: each may come again at once, somewhere else.
+ASKED_MAX: Final = 64  # concurrent commands of operators and their scripts
+ASKED_OF_A_CLIENT_MAX: Final = 2  # of those; some clients never answer
+NONCE_BYTES: Final = 16  # random, so that only a client that has the command can answer
+# Time over which a draining proxy spreads the reconnects of its clients.
 SPREAD_S: Final = 1.0
-SPREAD_EACH_S: Final = 0.002  # few are told sooner: 500 take the whole of it
-# For clients to take what they were told before the connections are closed.
-SPREAD_PATIENCE_S: Final = 0.5
+SPREAD_EACH_S: Final = 0.002  # per connection, if there are fewer than 500
+# Time for clients to read the last command before their connections are closed.
+SPREAD_GRACE_S: Final = 0.5
 
 
-class Outlet(Protocol):
-    """Where what a client is told goes."""
+class TelemetrySink(Protocol):
+    """The sending side of a telemetry stream."""
 
     @property
     def connection(self) -> Hashable:
-        """What the streams of one connection have in common, and those of others do not."""
+        """Key of the connection: equal for all streams of one connection."""
 
     def drain_connection(self) -> None:
         """Ask the client to leave its connection."""
 
     def hold(self, size_bytes: int) -> bool:
-        """Take room for what is going to be sent; False: there is none."""
+        """Reserve room for a message. Return False if there is none."""
 
     def release(self, size_bytes: int) -> None:
-        """Give back room that was taken."""
+        """Release reserved room."""
 
     async def send(self, message: bytes) -> None:
         """Hand over one message. Raises DisconnectError."""
 
 
 class ClientAnswer(NamedTuple):
-    """What a client has answered."""
+    """The answer of a client to a command."""
 
     code: v2.Code.ValueType
     message: str
@@ -60,33 +60,33 @@ class ClientAnswer(NamedTuple):
 
 @final
 class TelemetryStreams:
-    """Who can be spoken to, and what is being asked."""
+    """The open streams by client, and the commands in flight."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, list[Outlet]] = {}  # by client id, the newest last
+        self._streams: dict[str, list[TelemetrySink]] = {}  # by client id, the newest last
         self._asked: dict[str, tuple[str, asyncio.Future[ClientAnswer]]] = {}  # by nonce
 
     @contextlib.contextmanager
-    def open(self, client_id: str, outlet: Outlet) -> Iterator[None]:
-        """Know the stream of a client until the block ends."""
-        self._streams.setdefault(client_id, []).append(outlet)
+    def open(self, client_id: str, sink: TelemetrySink) -> Iterator[None]:
+        """Register the stream of a client until the block ends."""
+        self._streams.setdefault(client_id, []).append(sink)
         try:
             yield
         finally:
-            left = self._streams[client_id]
-            left.remove(outlet)
-            if not left:
+            sinks = self._streams[client_id]
+            sinks.remove(sink)
+            if not sinks:
                 del self._streams[client_id]
 
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._streams
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ commands
 
     async def ask(
         self, client_id: str, command: service.TelemetryCommand, *, timeout_ms: int
     ) -> ClientAnswer:
-        """Send a command that has a nonce, and return the answer.
+        """Send a command with a nonce, and return the answer.
 
         Raises ClientMute, ClientTimeout, Overloaded.
         """
@@ -94,13 +94,14 @@ class TelemetryStreams:
         if not streams:
             raise ClientMute.of(client_id)
         if sum(client_id == asked for asked, _ in self._asked.values()) >= ASKED_OF_A_CLIENT_MAX:
-            already = f"{ASKED_OF_A_CLIENT_MAX} commands wait for the answer of client {client_id}"
-            raise Overloaded(f"{already} already")
+            raise Overloaded(
+                f"{ASKED_OF_A_CLIENT_MAX} commands already wait for client {client_id}; retry later"
+            )
         if len(self._asked) >= ASKED_MAX:
-            raise Overloaded(f"{ASKED_MAX} commands wait for the answers of clients already")
+            raise Overloaded(f"{ASKED_MAX} commands already wait for clients; retry later")
         nonce = secrets.token_hex(NONCE_BYTES)
         field = command.WhichOneof("command")
-        assert field is not None, "a command says what to do"
+        assert field is not None, "an empty command"
         getattr(command, field).nonce = nonce
         answer: asyncio.Future[ClientAnswer] = asyncio.get_running_loop().create_future()
         self._asked[nonce] = client_id, answer
@@ -111,82 +112,82 @@ class TelemetryStreams:
         except TimeoutError:
             raise ClientTimeout(
                 f"client {client_id} did not answer within {timeout_ms} ms; clients in Java and Go"
-                f" do, those in Python never"
+                f" answer, clients in Python never do"
             ) from None
         except DisconnectError:
-            raise ClientTimeout(f"client {client_id} went away while it was asked") from None
+            raise ClientTimeout(f"client {client_id} disconnected before it answered") from None
         finally:
             del self._asked[nonce]
 
     def is_asked(self, client_id: str) -> bool:
-        """Whether an answer of a client is waited for."""
+        """Whether a command waits for an answer of the client."""
         return any(client_id == asked for asked, _ in self._asked.values())
 
-    def answered(self, client_id: str, nonce: str, answer: ClientAnswer) -> None:
-        """Take the answer of a client; one that nobody waits for is nothing."""
+    def resolve(self, client_id: str, nonce: str, answer: ClientAnswer) -> None:
+        """Return an answer to its command, if the command still waits."""
         asked, waiting = self._asked.get(nonce, ("", None))
         if waiting is not None and asked == client_id and not waiting.done():
             waiting.set_result(answer)
 
-    async def tell(self, outlet: Outlet, encoded: bytes, *, timeout_s: float) -> None:
-        """Send a command that wants no answer; who does not read, or has gone, is left out."""
+    async def try_send(self, sink: TelemetrySink, encoded: bytes, *, timeout_s: float) -> None:
+        """Send a command without an answer, unless the client does not read or has disconnected."""
         with contextlib.suppress(TimeoutError, DisconnectError, Overloaded):
             async with asyncio.timeout(timeout_s):
-                await _send(outlet, encoded)
+                await _send(sink, encoded)
 
-    def answered_too_much(self, client_id: str, size_bytes: int) -> None:
-        """Let those go on who wait for a client: what it sent was thrown away.
+    def reject_large_answer(self, client_id: str, size_bytes: int) -> None:
+        """Fail all commands of a client whose answer was too large.
 
-        What was asked is not known, since that was thrown away as well: all of them are told.
+        The answer was dropped with its nonce, so its command is unknown.
         """
         for asked, waiting in self._asked.values():
             if asked == client_id and not waiting.done():
                 sentence = f"the answer of client {client_id} has {size_bytes} bytes, too many"
                 waiting.set_exception(ClientCannot(sentence))
 
-    # ------------------------------------------------------------ leaving
+    # ------------------------------------------------------------ drain
 
     async def ask_to_reconnect(self) -> None:
-        """Tell all clients to connect anew, spread over a while; returns when that is over.
+        """Ask all clients to reconnect, spread over some time. Return after that time.
 
-        Their transports are told in the same moment, a connection each: many clients do as those
-        are told, and would else come all at once.
+        Each transport is drained together with its streams. Many clients react to the transport,
+        and would otherwise reconnect all at once.
         """
-        connections: dict[Hashable, list[Outlet]] = {}
-        for streams in self._streams.values():
-            for outlet in streams:
-                connections.setdefault(outlet.connection, []).append(outlet)
+        connections: dict[Hashable, list[TelemetrySink]] = {}
+        for sinks in self._streams.values():
+            for sink in sinks:
+                connections.setdefault(sink.connection, []).append(sink)
         spread_s = min(SPREAD_S, SPREAD_EACH_S * len(connections))
-        # Who does not read is told by the end of the connection.
+        # A client that does not read notices the end of its connection.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(spread_s + SPREAD_PATIENCE_S), asyncio.TaskGroup() as tasks:
-                for outlets in connections.values():
-                    tasks.create_task(_tell_all(outlets, random.uniform(0, spread_s)))
+            async with asyncio.timeout(spread_s + SPREAD_GRACE_S), asyncio.TaskGroup() as tasks:
+                for sinks in connections.values():
+                    tasks.create_task(_reconnect(sinks, random.uniform(0, spread_s)))
 
 
-async def _tell_all(outlets: Sequence[Outlet], delay_s: float) -> None:
-    """Tell those of one connection, and then its transport, which ends them."""
+async def _reconnect(sinks: Sequence[TelemetrySink], delay_s: float) -> None:
+    """Ask the clients of one connection to reconnect, then drain the connection."""
     await asyncio.sleep(delay_s)
     try:
         async with asyncio.TaskGroup() as tasks:
-            for outlet in outlets:
-                tasks.create_task(_tell(outlet))
+            for sink in sinks:
+                tasks.create_task(_send_reconnect(sink))
     finally:
-        outlets[0].drain_connection()
+        sinks[0].drain_connection()
 
 
-async def _tell(outlet: Outlet) -> None:
+async def _send_reconnect(sink: TelemetrySink) -> None:
     nonce = secrets.token_hex(NONCE_BYTES)
-    told = service.ReconnectEndpointsCommand(nonce=nonce)
-    command = service.TelemetryCommand(reconnect_endpoints_command=told)
+    reconnect = service.ReconnectEndpointsCommand(nonce=nonce)
+    command = service.TelemetryCommand(reconnect_endpoints_command=reconnect)
     with contextlib.suppress(DisconnectError, Overloaded):
-        await _send(outlet, command.SerializeToString())
+        await _send(sink, command.SerializeToString())
 
 
-async def _send(outlet: Outlet, encoded: bytes) -> None:
-    if not outlet.hold(len(encoded)):
+async def _send(sink: TelemetrySink, encoded: bytes) -> None:
+    if not sink.hold(len(encoded)):
         raise Overloaded("the client's connection has no room for the command")
     try:
-        await outlet.send(encoded)
+        await sink.send(encoded)
     finally:
-        outlet.release(len(encoded))
+        sink.release(len(encoded))

@@ -1,1 +1,1 @@
-"""The public protocol: one module a family of RPCs, behind a seam that hides what carries them."""
+"""The public protocol: one module per family of RPCs, behind a seam that hides gRPC."""

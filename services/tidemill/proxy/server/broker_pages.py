@@ -1,6 +1,6 @@
-"""Pages that a broker makes in slices between its other work: few at once, and in rotation.
+"""Pages that a broker makes in slices between its other work: few at once, in rotation.
 
-However many calls of an address want them, it has one place among those who do.
+All calls of one address share one place in the rotation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.broker_group import BrokerGroup
 
-# Of one broker group, which does a slice of one at a time: the other one is on its way. Those of
-# one that does not answer keep none of the others.
+# Per broker group. The broker makes one page while the other is in transit. A broker that does not
+# answer does not delay the pages of others.
 PAGES_AT_ONCE: Final = 2
 
 
 @final
 class BrokerPages:
-    """Asks for pages of one kind for everybody."""
+    """Requests for pages of one kind, shared by all calls."""
 
     def __init__(self, calls: BrokerCalls) -> None:
         self._calls = calls
@@ -33,9 +33,9 @@ class BrokerPages:
     async def ask(
         self, broker: BrokerGroup, method: str, request: Message, *, reader: str, timeout_ms: int
     ) -> bytes:
-        """Return a page, for which the broker has `timeout_ms` from when its turn has come.
+        """Return a page. The wait for the turn of `reader`, an address, has no timeout.
 
-        `reader`: an address. Raises as `BrokerCalls.call`.
+        The broker has `timeout_ms` from then on. Raises as `BrokerCalls.call`.
         """
         async with self._turns[broker.name].turn(reader):
             return await self._calls.call(

@@ -1,4 +1,4 @@
-"""The seam before gRPC: what an RPC is to the code that answers it.
+"""The seam before gRPC: an RPC as its method sees it.
 
 A method takes a `Call` and the bytes of its request. Nothing on this side of the seam imports a
 gRPC library, so tests call the methods without a server.
@@ -44,57 +44,57 @@ UnaryMethod = Callable[["Call", bytes], Awaitable[bytes]]
 StreamingMethod = Callable[["Call", bytes, "Responses"], Awaitable[None]]
 BidirectionalMethod = Callable[["Call", AsyncIterator[bytes], "Responses"], Awaitable[None]]
 
-# Codes of calls that did what they should; an empty poll is one of them.
 _CODE_TEXTS: dict[int, str] = {code: str(code) for code in v2.Code.values()}
+# Codes of successful calls. An empty poll is a success.
 _GOOD = frozenset({v2.OK, v2.MESSAGE_NOT_FOUND})
 
-# Of methods that answer with a stream: what the gauge of streams calls them.
+# Label of each streaming method in the gauge of streams.
 _STREAM_KINDS = {"receive_message": "receive", "pull_message": "pull"}
 
 CLIENT_ID = "x-mq-client-id"
-CLIENT_ID_TOLD_MAX = 256  # characters in a line of the log
+CLIENT_ID_LOGGED_CHARS_MAX = 256
 CLIENT_LANGUAGE = "x-mq-language"
 CLIENT_VERSION = "x-mq-client-version"
 
 
 class Responses(Protocol):
-    """Where the responses of a stream go."""
+    """The response side of a stream."""
 
     @property
     def connection(self) -> Hashable:
-        """What the streams of one connection have in common, and those of others do not."""
+        """Key of the connection: equal for all streams of one connection."""
 
     def drain_connection(self) -> None:
         """Ask the client to leave its connection, and end its streams of requests."""
 
     @property
     def sent_count(self) -> int:
-        """How many messages have left so far, also of a send that was broken off."""
+        """Number of messages sent so far, including those of a send that was cancelled."""
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether the client's connection may hold this much more, and nobody waits for it."""
+        """Whether the client's connection has this much room and no other call waits for it."""
 
     def hold(self, size_bytes: int) -> bool:
-        """Take room for what is going to be sent, until the call ends; False: there is none."""
+        """Reserve room for responses until the call ends. Return False if there is none."""
 
     async def hold_in_turn(self, size_bytes: int, *, timeout_s: float) -> bool:
-        """Do as `hold`, and wait in turn for room; False: there was none."""
+        """Do as `hold`, but wait in turn for room."""
 
     def release(self, size_bytes: int) -> None:
-        """Give back room that was taken and is not needed."""
+        """Release reserved room that is not needed."""
 
-    def when_read(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the client has read the whole answer; never where it may not have."""
+    def when_read(self, notify: Callable[[], None]) -> None:
+        """Call `notify` once the client has certainly read the whole answer."""
 
     async def send(self, message: bytes) -> None:
         """Hand over one message."""
 
     async def send_all(self, messages: Sequence[bytes]) -> None:
-        """Hand over messages, together where that can be."""
+        """Hand over messages, together if possible."""
 
 
 class Call:
-    """One RPC, as far as those who answer it need to know."""
+    """One RPC as its method sees it."""
 
     __slots__ = (
         "_deadline_at",
@@ -121,9 +121,9 @@ class Call:
         self.peer = peer
         self.started_at = time.monotonic()
         self._deadline_at = None if time_remaining_s is None else self.started_at + time_remaining_s
-        # What the metrics tell of this call; the method corrects them.
+        # Labels of this call in metrics; the method corrects them.
         self.response_code: int = v2.OK
-        self.topic = self.group = ""  # for the debug log, where the method has them at hand
+        self.topic = self.group = ""  # for the debug log, if the method knows them
         self.is_long_polling = ""
         self.is_short_polling_hit = ""
 
@@ -135,46 +135,46 @@ class Call:
 
     @property
     def language(self) -> str:
-        """What the client says of its language, cut; it goes into metrics."""
+        """Language that the client reports, cut; a label in metrics."""
         return self.metadata.get(CLIENT_LANGUAGE, "")[: limits.CLIENT_TEXT_CHARS_MAX]
 
     @property
     def version(self) -> str:
-        """What the client says of its version, cut."""
+        """Version that the client reports, cut."""
         return self.metadata.get(CLIENT_VERSION, "")[: limits.CLIENT_TEXT_CHARS_MAX]
 
     def time_remaining_ms(self) -> int | None:
-        """Return the time until the client's deadline, or None where it has set none."""
+        """Return the time until the client's deadline; None without a deadline."""
         if self._deadline_at is None:
             return None
         return int((self._deadline_at - time.monotonic()) * 1000)
 
 
 class Status(NamedTuple):
-    """The outcome of a call, as its response shows it."""
+    """The outcome of a call in its response."""
 
     code: v2.Code.ValueType
     message: str
 
     def encode(self) -> bytes:
-        """Return a response of any type that holds nothing but this status."""
+        """Return a response, of any type, with this status alone."""
         return encode_status(self.code, self.message)
 
 
 def status_of(error: ServiceError) -> Status:
-    """Return how an error of ours is shown to clients."""
+    """Return the status of a response for an error."""
     message = error.message
     if isinstance(error, InvalidReceiptHandle):
-        # Applications of the reference look for the name in the text.
+        # Applications written for the reference server search the text for this name.
         message = f"INVALID_RECEIPT_HANDLE: {message}"
     return Status(v2.Code.ValueType(codes_of(error).rocketmq), message)
 
 
 class Boundary:
-    """Where errors end: each becomes the status of a response, the unexpected ones a log line too.
+    """The error boundary of the process: an error becomes the status of a response.
 
-    It also measures every call but telemetry, which lasts as long as its client. No method is
-    called for a client that does not say who it is.
+    Unexpected errors are also logged. The boundary rejects calls without a client id. It measures
+    every call except telemetry, which lasts as long as its client.
     """
 
     def __init__(self, metrics: ProxyMetrics, clock: Clock) -> None:
@@ -188,7 +188,7 @@ class Boundary:
         try:
             call.check()
             answering = method(call, request)
-            # The method's from here on: while it waits, it keeps of it what it needs.
+            # The method alone decides how long the bytes stay in memory.
             del request
             response = await answering
             result = "success" if call.response_code in _GOOD else "process_request_failed"
@@ -205,10 +205,10 @@ class Boundary:
     async def streaming(
         self, name: str, method: StreamingMethod, call: Call, request: bytes, responses: Responses
     ) -> None:
-        """Answer a call whose responses are a stream that begins with a status.
+        """Answer a receive or a pull: a stream of responses that begins with a status.
 
-        Receives and pulls are of this kind. The method sends its status itself; an error before
-        that is answered here, of a receive with the delivery timestamp that ends every one.
+        The method sends its status itself. If it fails before, the boundary sends the status. A
+        receive always ends with a delivery timestamp.
         """
         result, kind = "cancelled", _STREAM_KINDS[name]
         self._metrics.streams[kind] += 1
@@ -244,7 +244,7 @@ class Boundary:
         requests: AsyncIterator[bytes],
         responses: Responses,
     ) -> None:
-        """Carry a stream in both directions; a fault of ours ends it with INTERNAL."""
+        """Serve a stream in both directions; end it with INTERNAL after an unexpected error."""
         self._metrics.streams["telemetry"] += 1
         try:
             call.check()
@@ -266,7 +266,7 @@ class Boundary:
             status = status_of(error)
         else:
             log.error("call failed unexpectedly", method=name, peer=call.peer(), exc_info=error)
-            status = Status(v2.INTERNAL_SERVER_ERROR, "the server failed; its log says more")
+            status = Status(v2.INTERNAL_SERVER_ERROR, "internal error; see the log of the proxy")
         call.response_code = status.code
         return status
 
@@ -283,14 +283,14 @@ class Boundary:
             (time.monotonic() - call.started_at) * 1000,
         )
         if self._is_debug:
-            self._tell(name, call, result)
+            self._log(name, call, result)
 
-    def _tell(self, name: str, call: Call, result: str) -> None:
-        """Write the debug line of a call that has ended."""
+    def _log(self, name: str, call: Call, result: str) -> None:
+        """Log a finished call."""
         log.debug(
             "call",
             method=name,
-            client=call.client_id[:CLIENT_ID_TOLD_MAX],
+            client=call.client_id[:CLIENT_ID_LOGGED_CHARS_MAX],
             topic=call.topic,
             group=call.group,
             code=call.response_code,

@@ -1,4 +1,4 @@
-"""Heartbeat and NotifyClientTermination: which clients live."""
+"""Heartbeat and NotifyClientTermination: the clients that are alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ClientLife:
-    """Answers what clients say of their own life."""
+    """Heartbeats and terminations of clients."""
 
     def __init__(self, cluster: Cluster, clients: Clients, clock: Clock) -> None:
         self._cluster = cluster
@@ -27,10 +27,10 @@ class ClientLife:
         self._clock = clock
 
     async def heartbeat(self, call: Call, request: bytes) -> bytes:
-        """Note a sign of life.
+        """Record a sign of life.
 
-        Any client with an id and a type gets OK, known or not: a successful heartbeat is what makes
-        producers use an endpoint again that they had isolated.
+        Every client with an id and a type gets OK, also an unknown one. After a successful
+        heartbeat, producers use an isolated endpoint again.
         """
         parsed = service.HeartbeatRequest.FromString(request)
         check_client_type(parsed.client_type)
@@ -39,7 +39,7 @@ class ClientLife:
         now_ms = self._clock.monotonic_ms()
         if parsed.client_type != v2.PRODUCER:
             self._cluster.client_alive(call.client_id, now_ms)
-        self._clients.seen(
+        self._clients.record(
             call.client_id,
             Client(
                 client_type=parsed.client_type,
@@ -53,9 +53,9 @@ class ClientLife:
         return OK_STATUS
 
     async def notify_client_termination(self, call: Call, request: bytes) -> bytes:
-        """Forget a client that ends, and let others have what it held."""
+        """Forget a client that ends, and release its messages to others."""
         service.NotifyClientTerminationRequest.FromString(request)
         self._clients.forget(call.client_id)
-        # Also of a producer, which holds nothing: not all clients say which they are.
+        # Producers hold no messages, but not every client reports its type.
         self._cluster.client_ended(call.client_id)
         return OK_STATUS

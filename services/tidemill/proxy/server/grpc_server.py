@@ -1,7 +1,4 @@
-"""The gRPC server of the proxy: a shell around the methods.
-
-Bytes go in and out; the methods parse and encode.
-"""
+"""The gRPC server of the proxy: a shell that passes bytes to the methods and back."""
 
 from __future__ import annotations
 
@@ -34,18 +31,18 @@ if TYPE_CHECKING:
     from tidemill.proxy.settings import ProxySettings
 
 
-# Of the proxy's memory, for what is under way on the link: frames, three at most, as they are built
-# and as they are sent, and a reply of the largest.
+# Part of the proxy's memory for the link: the largest number of frames, once while they are built
+# and once while they are sent, and the largest reply.
 LINK_BYTES: Final = 2 * FRAMES_MAX * FRAME_BYTES
 
 # Field 1 of every response is its status.
 _OVERLOAD: Final = status_of(
-    Overloaded("the proxy holds as much for its clients as it can; repeat after a pause")
+    Overloaded("the memory of the proxy is full; retry after a pause")
 ).encode()
 
 
 class GrpcServer:
-    """A running server; `address` tells where it listens."""
+    """The gRPC server; `address` is set while it runs."""
 
     def __init__(
         self,
@@ -55,9 +52,9 @@ class GrpcServer:
         pipeline: Mapping[str, RpcMethod] | None = None,
         listening: Sequence[int] = (),
     ) -> None:
-        """Serve `methods`; metrics of clients where there is a `receiver`; `pipeline`, by path.
+        """Serve `methods`, the metrics of clients if there is a `receiver`, and `pipeline` by path.
 
-        `listening` are the descriptors of sockets that listen already; without them it binds.
+        `listening`: descriptors of listening sockets. If empty, the server binds its own.
         """
         self.address = ""
         self._methods = methods
@@ -66,7 +63,7 @@ class GrpcServer:
         self._server: RpcServer | None = None
         self._pipeline = pipeline or {}
         self._listening = tuple(listening)
-        # Whoever reads for a pipeline asks for it by its own name.
+        # Health checks of a pipeline name the pipeline's service.
         self._services = (SERVICE, PIPELINE_SERVICE) if pipeline else (SERVICE,)
         self._health = health.HealthService(self._services)
 
@@ -74,7 +71,7 @@ class GrpcServer:
     async def serving(
         self, settings: ProxySettings, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[GrpcServer]:
-        """Accept calls until the block ends; raise StartError when the port is taken."""
+        """Accept calls until the block ends; raise StartError if the port is in use."""
         table = {
             **self._table(),
             **self._health.methods(),
@@ -92,22 +89,22 @@ class GrpcServer:
             self.address = self._server.address
             yield self
 
-    def tell_health(self, is_serving: bool) -> None:
-        """Tell who asks by gRPC whether this proxy is ready."""
+    def report_health(self, is_serving: bool) -> None:
+        """Report to gRPC health checks whether this proxy is ready."""
         self._health.report(is_serving=is_serving)
 
     def descriptors(self) -> Sequence[int]:
-        """Return the sockets that it listens on, for another process to keep them open."""
+        """Return the listening sockets, so that another process can keep them open."""
         assert self._server is not None, "only a running server listens"
         return self._server.listener.descriptors()
 
     def stop_accepting(self) -> None:
-        """Accept no more connections; another process may share the port."""
+        """Stop accepting connections; another process may share the port."""
         assert self._server is not None, "only a running server accepts connections"
         self._server.listener.stop_accepting()
 
     async def drain(self, timeout_ms: int) -> None:
-        """Refuse new calls, let those under way end, and end the telemetry streams with OK."""
+        """Reject new calls, finish running calls, and end the telemetry streams with OK."""
         assert self._server is not None, "only a running server can be drained"
         self._health.drain()
         await self._server.drain(timeout_ms / 1000)
@@ -154,7 +151,7 @@ class GrpcServer:
         def handle(rpc: RpcCall) -> Awaitable[None]:
             return answer(code, method, _call(rpc), rpc, rpc)
 
-        # No answer of ours would end the stream: a status does.
+        # The stream ends with a gRPC status: a response would not end it.
         policy = RequestPolicy(
             limits.request_bytes_max(name), skipped_bytes_max=limits.TELEMETRY_SKIPPED_BYTES
         )
@@ -165,17 +162,17 @@ def _export(receiver: MetricsReceiver) -> RpcMethod:
     def handle(rpc: RpcCall, request: bytes) -> Awaitable[bytes]:
         return receiver.export(_call(rpc), request)
 
-    # As for telemetry: refusals are of gRPC, since its answers have no status.
+    # Rejections are gRPC statuses, because the responses have no status field.
     return unary(handle, RequestPolicy(limits.OTHER_REQUESTS_BYTES))
 
 
 def _policy_of(name: str) -> RequestPolicy:
-    """Return how large a request may be, and how one that finds no room is answered."""
-    most = limits.request_bytes_max(name)
-    sentence = f"the request is over its limit of {most} bytes"
-    # Nothing but bodies makes a send so large.
+    """Return the size limit of a request, and the responses if it is too large or finds no room."""
+    size_bytes_max = limits.request_bytes_max(name)
+    sentence = f"the request is over its limit of {size_bytes_max} bytes"
+    # Only bodies make a send so large.
     error = MessageBodyTooLarge(sentence) if name == "SendMessage" else BadRequest(sentence)
-    return RequestPolicy(most, status_of(error).encode(), _OVERLOAD)
+    return RequestPolicy(size_bytes_max, status_of(error).encode(), _OVERLOAD)
 
 
 def _listen_settings(

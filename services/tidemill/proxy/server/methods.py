@@ -1,4 +1,4 @@
-"""The methods of the public service: which function answers which name, and what is not served."""
+"""The methods of the public service by name, and those that are not served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
 
-# Method -> what a client is told that calls it.
+# Method -> error message.
 UNSERVED_UNARY = {
     "EndTransaction": "transactional messages are not served yet",
     "SyncLiteSubscription": "lite topics are not served yet",
@@ -45,7 +45,7 @@ def methods(
     client_life: ClientLife,
     puller: Puller,
 ) -> Methods:
-    """Return the table of methods, which reads like the service's definition."""
+    """Return the table of methods."""
     return Methods(
         unary={
             "QueryRoute": routes.query_route,
@@ -67,5 +67,5 @@ def methods(
 
 
 def request_code(method: str) -> str:
-    """Return a method's name as the metrics write it: SendMessage is send_message."""
+    """Return the label of a method in metrics: SendMessage is send_message."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in method)[1:]

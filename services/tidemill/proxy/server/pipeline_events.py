@@ -1,4 +1,4 @@
-"""ReadEvents: pages of a broker's lifecycle events, passed on as they are."""
+"""ReadEvents: pages of a broker's lifecycle events, forwarded unchanged."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import Cluster
 
-LOG_BYTES_MAX: Final = 64 << 20  # of a call
-# For a page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.
+LOG_BYTES_MAX: Final = 64 << 20  # per call
+# Per page: up to 16 MiB of log from a cold disk, in slices between the broker's other work.
 PAGE_TIMEOUT_MS: Final = 30_000
 
 
 @final
 class Events:
-    """Who answers ReadEvents."""
+    """The method ReadEvents."""
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
@@ -31,30 +31,30 @@ class Events:
     async def read_events(
         self, request: pb.ReadEventsRequest, address: str
     ) -> AsyncGenerator[bytes, None]:
-        """Yield pages up to where the log was committed when the first was asked for.
+        """Yield pages up to the committed end of the log at the first page.
 
-        However many logs an address reads at once, it has one place among those who read.
+        All reads of one address share one place in the rotation.
         """
         limits.EVENT_TOPICS.check_count(len(request.topics))
         limits.EVENT_KINDS.check_count(len(request.kinds))
         broker = find_broker(self._cluster, request.broker)
-        left = min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_MAX)
+        remaining_bytes = min(request.log_bytes_max or LOG_BYTES_MAX, LOG_BYTES_MAX)
         until = request.until_position
         while True:
-            request.log_bytes_max = left
+            request.log_bytes_max = remaining_bytes
             page = await self._pages.ask(
                 broker, "ReadEvents", request, reader=address, timeout_ms=PAGE_TIMEOUT_MS
             )
             yield page
-            # What is in it stays unread: the message has a place for everything else alone.
+            # EventsPage has no field for the events, so they are not parsed.
             end = broker_pb2.EventsPage.FromString(page)
-            if not request.from_message:  # Else nobody knows here where it began.
-                left -= end.next_position - max(request.from_position, end.log_min)
-            # Behind the end nothing comes, whatever was asked for; a restored log ends sooner.
+            if not request.from_message:  # Else the start of the page is unknown.
+                remaining_bytes -= end.next_position - max(request.from_position, end.log_min)
+            # A restored log may end before the requested position.
             until = min(until or end.log_end, end.log_end)
             request.from_message = False
             request.from_position, request.from_index = end.next_position, end.next_index
-            # Positions mean this log alone from now on.
+            # The following positions are valid only in this log.
             request.log_id, request.until_position = end.log_id, until
-            if end.next_position >= until or left <= 0:
+            if end.next_position >= until or remaining_bytes <= 0:
                 return

@@ -1,4 +1,4 @@
-"""The methods of PipelineSource, one row each, and those that only pass pages of brokers on."""
+"""The methods of PipelineSource, one row each, and those that only forward pages of brokers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import Cluster
     from tidemill.proxy.server.pull_pages import PullPages
 
-# For a page: some thousands of items in slices between the broker's other work.
+# Per page: some thousands of items in slices between the broker's other work.
 PAGE_TIMEOUT_MS: Final = 10_000
-# Of the question to all: what a broker that hangs may keep the answer of the others.
+# Longest delay of GetQueues by a broker that hangs.
 QUEUES_TIMEOUT_MS: Final = 3_000
-# The same with the wait for a turn, where others wait for that broker, too.
+# The same, including the wait for a turn at that broker.
 QUEUES_ANSWER_MS: Final = 10_000
 
 
 def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -> Mapping[str, Row]:
-    """Return what is served, by name."""
+    """Return the methods by name."""
     pages = Pages(cluster, calls)
     queues = Queues(cluster, calls)
     events = Events(cluster, calls)
@@ -51,14 +51,17 @@ def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -
 
 
 class Pages:
-    """Answers that are the pages of one broker, one behind the other."""
+    """Methods that forward the pages of one broker."""
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
         self._pages = BrokerPages(calls)
 
     def of(self, name: str, reply_type: type[Any], named: Literal["topics", "groups"]) -> Any:
-        """Return who answers a method whose request names a broker, some others, and a cursor."""
+        """Return the handler of a method whose request has a broker, a list of names and a cursor.
+
+        `named`: the field with the names.
+        """
 
         async def answer(request: Any, address: str) -> AsyncGenerator[bytes, None]:
             names = getattr(request, named)
@@ -75,10 +78,9 @@ class Pages:
                 if not request.cursor:
                     return
                 if reply.missing:
-                    # They are told, and need not be looked up for each page; to name none is to
-                    # mean all.
-                    gone = frozenset(reply.missing)
-                    names[:] = [each for each in names if each not in gone]
+                    # Later pages need not look up missing names again. An empty list means all.
+                    missing = frozenset(reply.missing)
+                    names[:] = [each for each in names if each not in missing]
                     if not names:
                         return
 
@@ -86,40 +88,41 @@ class Pages:
 
 
 class Queues:
-    """GetQueues: of all broker groups, those that cannot be asked among them."""
+    """The method GetQueues, over all broker groups, including unreachable ones."""
 
     def __init__(
         self, cluster: Cluster, calls: BrokerCalls, *, answer_ms: int = QUEUES_ANSWER_MS
     ) -> None:
         self._cluster = cluster
-        # Apart from those of listings, which may have a broker that hangs for longer.
+        # Separate from listings, which may wait longer for a broker that hangs.
         self._pages = BrokerPages(calls)
         self._answer_ms = answer_ms
 
     async def get_queues(
         self, request: pb.GetQueuesRequest, address: str
     ) -> AsyncGenerator[pb.GetQueuesReply, None]:
-        """Ask all at once, and follow those that have more."""
+        """Yield the first page of every broker at once, then the other pages broker by broker."""
         limits.NAMES.check_count(len(request.topics))
         limits.TOPIC_PATTERN.check_text(request.topic_pattern)
-        told = list(self._cluster.brokers)
-        first = await asyncio.gather(*[self._ask(broker, request, address) for broker in told])
+        brokers = list(self._cluster.brokers)
+        first = await asyncio.gather(*[self._ask(broker, request, address) for broker in brokers])
         yield pb.GetQueuesReply(groups=first)
-        for broker, answer in zip(told, first, strict=True):
+        for broker, answer in zip(brokers, first, strict=True):
             request.cursor = answer.cursor
             while request.cursor:
                 page = await self._ask(broker, request, address)
                 yield pb.GetQueuesReply(groups=[page])
                 request.cursor = page.cursor
-        names = {broker.name for broker in told}
-        away = [peer for peer in self._cluster.peers() if peer.name not in names]
-        if away:
+        names = {broker.name for broker in brokers}
+        unreachable = [peer for peer in self._cluster.peers() if peer.name not in names]
+        if unreachable:
             yield pb.GetQueuesReply(
                 groups=[
                     pb.BrokerGroupQueues(
-                        broker=peer.name or peer.address, error=peer.reason or "it has not told"
+                        broker=peer.name or peer.address,
+                        error=peer.reason or "the broker group has not reported yet",
                     )
-                    for peer in away
+                    for peer in unreachable
                 ]
             )
 
@@ -134,7 +137,7 @@ class Queues:
         except TimeoutError:
             return pb.BrokerGroupQueues(
                 broker=broker.name,
-                error="BrokerTimeout: others ask it, and there was no turn in time",
+                error="BrokerTimeout: no turn in time, because other readers wait for this broker",
             )
         except ServiceError as error:
             return pb.BrokerGroupQueues(

@@ -1,11 +1,11 @@
-"""PipelineSource: what a data pipeline asks beside what it reads by the public protocol (ADR 0046).
+"""PipelineSource: requests of a data pipeline beside the public protocol (ADR 0046).
 
-One row a method: what its request is, and who makes its answer, a stream of messages or of their
-bytes. What a row asks of a broker goes over `broker_calls`, one page a call, and the next page is
-asked for when this one has room with the client: a slow reader holds one page.
+Each method is one row: the type of its request, and the function that yields its answer as messages
+or bytes. The function calls brokers over `broker_calls`, one page per call. It requests the next
+page when the connection has room for this one, so a slow reader holds one page.
 
-A new method is a row in `rows`, its function in a module of its own where it has more to do than to
-pass on, and a method of `BrokerReader` at the broker.
+A new method needs a row in `pipeline_rows` and a method of `BrokerReader` at the broker. If it does
+more than forward pages, it gets its own module.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PipelineSource"].full_name
-# Under way at once, of all clients. Each has a page with its client and may have the next one under
-# way, a megabyte each. One address alone has half of them.
+# Concurrent calls of all clients. Each holds one page for its client and may request the next one,
+# of a megabyte each. One address alone gets half of the calls.
 CALLS_MAX: Final = 128
-# For a page to find room on its client's connection, which is read or is given up.
+# Longest wait of a page for room on the client's connection.
 ROOM_WAIT_S: Final = 30.0
 
-# Takes the parsed request, and the address that asks; ends by itself, or raises ServiceError.
+# Gets the parsed request and the client's address. Raises ServiceError.
 Answer: TypeAlias = Callable[
     [Any, str], "AsyncGenerator[Message, None] | AsyncGenerator[bytes, None]"
 ]
@@ -77,7 +77,7 @@ def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressSha
             raise _refusal(error) from None
         except DecodeError:
             outcome, result = "40000", "process_request_failed"
-            reason = f"the request is no {row.request.DESCRIPTOR.name}"
+            reason = f"the request is not a valid {row.request.DESCRIPTOR.name} message"
             raise RpcError(RpcCode.INVALID_ARGUMENT, reason) from None
         except DisconnectError:
             result = "write_channel_failed"
@@ -88,7 +88,7 @@ def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressSha
         except Exception:
             outcome, result = "50001", "process_request_failed"
             log.exception("call failed unexpectedly", method=name, peer=call.peer())
-            raise RpcError(RpcCode.INTERNAL, "the server failed; its log says more") from None
+            raise RpcError(RpcCode.INTERNAL, "internal error; see the log of the proxy") from None
         finally:
             took_ms = (time.monotonic() - began_s) * 1000
             metrics.rpcs.observe(("grpc", code, outcome, result, "", ""), took_ms)
@@ -98,11 +98,11 @@ def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressSha
 
 @contextlib.contextmanager
 def _place(under_way: AddressShares, address: str) -> Iterator[None]:
-    """Have a place among the calls under way; raise Overloaded where an address has its share."""
+    """Count a running call of an address; raise Overloaded if the address has used its share."""
     if not under_way.has_room(address):
         raise Overloaded(
-            f"{CALLS_MAX} calls of pipelines may be under way at this proxy, of one address as many"
-            f" as are free; repeat after a pause"
+            f"this address has used its share of the {CALLS_MAX} concurrent pipeline calls;"
+            f" retry after a pause"
         )
     under_way.take(address)
     try:
@@ -113,12 +113,12 @@ def _place(under_way: AddressShares, address: str) -> Iterator[None]:
 
 async def _answer(call: RpcCall, row: Row, request: bytes, address: str) -> None:
     parsed = row.request.FromString(request)
-    # Closed with the call: whoever reads for a client that has gone stops at once.
+    # If the client disconnects, the function stops at once.
     async with contextlib.aclosing(row.answer(parsed, address)) as replies:
         async for reply in replies:
             encoded = reply if isinstance(reply, bytes) else reply.SerializeToString()
             if not await call.hold_in_turn(len(encoded), timeout_s=ROOM_WAIT_S):
-                raise Overloaded("this connection has much unread already; read it, and go on")
+                raise Overloaded("too much unread data on this connection; read it and continue")
             try:
                 await call.send(encoded)
             finally:
@@ -126,11 +126,11 @@ async def _answer(call: RpcCall, row: Row, request: bytes, address: str) -> None
 
 
 def _refusal(error: ServiceError) -> RpcError:
-    """Return `error` as it ends a call, named as the broker names it to the admin process."""
+    """Return the gRPC status for `error`, with its class name in the metadata as brokers do."""
     code = RpcCode.FAILED_PRECONDITION if isinstance(error, RequestError) else RpcCode.UNAVAILABLE
     return RpcError(code, error.message, ((ERROR_KEY, type(error).__name__),))
 
 
 def _code(name: str) -> str:
-    """Return a method's name as the metrics write it: GetQueues is pipeline_get_queues."""
+    """Return the label of a method in metrics: GetQueues is pipeline_get_queues."""
     return "pipeline" + "".join(f"_{each.lower()}" if each.isupper() else each for each in name)

@@ -1,7 +1,7 @@
-"""Pages of queues, as PullMessage and ReadMessages want them: asked of a broker, and joined.
+"""Pages of queues for PullMessage and ReadMessages: read from a broker and joined for a response.
 
-Few at once, in rotation among those who want them; and of all that are joined a turn of the event
-loop has one slice. So whoever reads on and on costs others little more than the copying.
+Addresses take turns, with few pages at once. A turn of the event loop joins one slice of all pages.
+A client that reads all the time therefore costs others little more than the copying.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
 
-# Of one broker group, of a megabyte each at most: one is joined while the other is on its way.
-# Those of one that does not answer keep none of the others.
+# Per broker group, at most a megabyte each: one is joined while the other is in transit. A broker
+# that does not answer does not delay the pages of others.
 PAGES_AT_ONCE: Final = 2
 
 
 class Page(NamedTuple):
-    """Messages of a queue, and what the broker says of it."""
+    """Messages of a queue, and the queue's bounds."""
 
-    next_offset: int  # where to go on
-    is_at_end: bool  # nothing else is committed
+    next_offset: int  # of the next page
+    is_at_end: bool  # no further message is committed
     min_offset: int
     end_offset: int
-    items: list[bytes]  # each with its header, as it stands in a response
+    items: list[bytes]  # encoded parts of a response, each with its header
 
 
 @final
 class PullPages:
-    """Reads pages for everybody."""
+    """Reads of pages, shared by all calls."""
 
     def __init__(self, calls: BrokerCalls) -> None:
         self._calls = calls
@@ -54,7 +54,7 @@ class PullPages:
     ) -> Page:
         """Return a page, with its messages joined for a response.
 
-        `reader`: an address; all that it reads shares a place in the rotation. Raises as
+        `reader`: an address. All its reads share one place in the rotation. Raises as
         `BrokerCalls.call`.
         """
         request = pull.SerializeToString()
@@ -75,5 +75,5 @@ class PullPages:
                 queue_id=queue.queue_id,
             )
             joined = await run_slices(joining, one_by_one=self._joining)
-        # A message of protobuf keeps the memory of all its parts, whatever is taken out of it.
+        # `reply` ends here: a protobuf message keeps the memory of all its parts.
         return Page(reply.next_offset, reply.is_at_end, reply.min_offset, reply.end_offset, joined)

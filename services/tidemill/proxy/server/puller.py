@@ -1,4 +1,4 @@
-"""PullMessage, QueryOffset, GetOffset, UpdateOffset: reading beside consumers (ADR 0046)."""
+"""PullMessage, QueryOffset, GetOffset, UpdateOffset: reads without consuming (ADR 0046)."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.queues import Queue
     from tidemill.proxy.settings import ProxySettings
 
-# What an item repeats for its message beside what the broker says: the topic's names, its store.
+# Added by the proxy to each message of the broker: the names of the topic and of the store.
 ITEM_BYTES: Final = 512
-# Of its connection, free when a pull begins: what is read and finds no room was read in vain.
+# Required free room of the connection when a pull begins. Messages without room are read in vain.
 ROOM_BYTES: Final = PULL_BYTES_MAX + PULL_MAX * ITEM_BYTES
-# Pulls that wait for a message at once, of all clients; one address alone has half of them. Each is
-# a call to a broker, and what is left of those is for who reads.
+# Pulls of all clients that wait for a message; one address alone gets half of them. Each is a call
+# to a broker; the remaining calls are for reads.
 WAITS_MAX: Final = 768
-# Where what came had no room: in between more may have come, or others have taken the room.
+# Attempts of a pull whose messages find no room, because more have arrived or others took the room.
 PULLS_MAX: Final = 4
-ROOM_WAIT_S: Final = 10.0  # for a client to read what it has asked for before
-# A wait that was over for messages that a filter does not let through: the next look is no sooner.
+ROOM_WAIT_S: Final = 10.0  # for the client to read earlier responses
+# Delay after a wait that ended for a message that the filter may reject.
 LOOK_AGAIN_S: Final = 0.1
 _NOTHING: Final = "no message became available"
-_MUCH_UNREAD: Final = "this connection has much unread already; read it, and pull again"
+_MUCH_UNREAD: Final = "too much unread data on this connection; read it and pull again"
 
 
 class Puller:
-    """Answers those who read by queue and offset."""
+    """Reads by queue and offset."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Puller:
     # ------------------------------------------------------------ messages
 
     async def pull_message(self, call: Call, request: bytes, responses: Responses) -> None:
-        """Send messages of a queue from an offset on, and where to go on."""
+        """Send messages of a queue from an offset on, and the next offset."""
         parsed = service.PullMessageRequest.FromString(request)
         del request
         resource = parsed.message_queue.topic
@@ -92,7 +92,7 @@ class Puller:
         queue = self._find_queue(call, parsed.message_queue)
         self._check_group(call, parsed.group)
         if parsed.offset < 0:
-            raise IllegalOffset(f"an offset is 0 or more, not {parsed.offset}")
+            raise IllegalOffset(f"the offset must be 0 or more, not {parsed.offset}")
         pull.topic_id, pull.queue_id = queue.topic_id, queue.queue_id
         wait_ms = self._wait_ms(call, parsed)
         call.is_long_polling = "true" if wait_ms else "false"
@@ -117,9 +117,9 @@ class Puller:
         *,
         topic_wire: bytes,
     ) -> Page:
-        """Return a page with messages; raise _Ended where there are none.
+        """Return a page with messages; raise _Ended if there are none.
 
-        While it waits it has no room.
+        While the pull waits, it holds no room.
         """
         end_ms = self._clock.monotonic_ms() + wait_ms
         while True:
@@ -127,15 +127,15 @@ class Puller:
             if page.items:
                 return page
             is_stuck = page.next_offset == pull.offset
-            if is_stuck:  # What was looked at may be gone by now, and is no loss.
+            if is_stuck:  # Otherwise the scanned messages may have expired, which is no error.
                 _check_range(pull.offset, page)
             pull.offset = page.next_offset
-            left_ms = end_ms - self._clock.monotonic_ms()
-            if left_ms <= 0 or (is_stuck and not page.is_at_end):
+            remaining_ms = end_ms - self._clock.monotonic_ms()
+            if remaining_ms <= 0 or (is_stuck and not page.is_at_end):
                 raise _Ended(MessageNotFound(_NOTHING), page.next_offset)
             if not page.is_at_end:
                 continue
-            if not await self._await_message(call, queue, pull, left_ms):
+            if not await self._await_message(call, queue, pull, remaining_ms):
                 raise _Ended(MessageNotFound(_NOTHING), pull.offset)
             if pull.tags:
                 await asyncio.sleep(LOOK_AGAIN_S)
@@ -143,10 +143,10 @@ class Puller:
     async def _await_message(
         self, call: Call, queue: Queue, pull: link_pb2.PullRequest, wait_ms: int
     ) -> bool:
-        """Wait until a queue goes on; False: it has not in that time."""
+        """Wait until the queue has a message from the offset on. Return False after `wait_ms`."""
         address = address_of(call)
         if not self._waits.has_room(address):
-            raise Overloaded("too many pulls wait here; pull again after a pause")
+            raise Overloaded("too many waiting pulls at this proxy; pull again after a pause")
         awaited = link_pb2.AwaitMessageRequest(
             topic_id=pull.topic_id, queue_id=pull.queue_id, offset=pull.offset, wait_ms=wait_ms
         )
@@ -159,14 +159,14 @@ class Puller:
         try:
             await asyncio.wait((asking, released), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                return False  # The process is to stop: nobody may wait.
+                return False  # The process stops.
             return link_pb2.AwaitMessageReply.FromString(asking.result()).is_there
         finally:
             self._waits.give_back(address)
             asking.cancel()
             released.cancel()
             if asking.done() and not asking.cancelled():
-                asking.exception()  # Whoever was to hear of it may have gone.
+                asking.exception()  # Mark it as retrieved: the caller may be cancelled.
 
     async def _pull_once(
         self,
@@ -176,17 +176,17 @@ class Puller:
         responses: Responses,
         topic_wire: bytes,
     ) -> Page:
-        """Pull what the client's connection has room for, and keep the room of what came.
+        """Pull a page that fits into the client's connection, and hold the room of its messages.
 
-        Where the client has yet to read for it the pull waits, with nothing in hand.
+        If there is no room, wait without messages in memory until the client has read.
         """
         held_bytes = 0
-        wanted_bytes = 0 if responses.has_room(ROOM_BYTES) else ROOM_BYTES
+        missing_bytes = 0 if responses.has_room(ROOM_BYTES) else ROOM_BYTES
         for _ in range(PULLS_MAX):
-            if wanted_bytes:
-                if not await responses.hold_in_turn(wanted_bytes, timeout_s=ROOM_WAIT_S):
+            if missing_bytes:
+                if not await responses.hold_in_turn(missing_bytes, timeout_s=ROOM_WAIT_S):
                     raise Overloaded(_MUCH_UNREAD)
-                held_bytes, wanted_bytes = wanted_bytes, 0
+                held_bytes, missing_bytes = missing_bytes, 0
             try:
                 page = await self._pages.read(
                     queue,
@@ -205,14 +205,14 @@ class Puller:
                 return page
             if responses.hold(size_bytes - held_bytes):
                 return page
-            # Nothing was taken: it is there for who has room for it.
+            # A pull consumes nothing, so the page can be read again.
             responses.release(held_bytes)
             del page
-            held_bytes, wanted_bytes = 0, size_bytes
+            held_bytes, missing_bytes = 0, size_bytes
         raise ConnectionBufferFull(_MUCH_UNREAD)
 
     def _wait_ms(self, call: Call, parsed: service.PullMessageRequest) -> int:
-        """Return how long a pull may wait; 0: it does not."""
+        """Return the time that a pull may wait; 0 if it does not wait."""
         duration = parsed.long_polling_timeout
         wait_ms = min(duration.seconds * 1000 + duration.nanos // 1_000_000, self._poll_max_ms)
         remaining_ms = call.time_remaining_ms()
@@ -223,7 +223,7 @@ class Puller:
     # ------------------------------------------------------------ offsets
 
     async def query_offset(self, call: Call, request: bytes) -> bytes:
-        """Say where a queue begins or ends, or the messages of a time do."""
+        """Return the first or end offset of a queue, or the offset of a timestamp."""
         parsed = service.QueryOffsetRequest.FromString(request)
         queue = self._find_queue(call, parsed.message_queue)
         query = link_pb2.QueryOffsetRequest(topic_id=queue.topic_id, queue_id=queue.queue_id)
@@ -240,7 +240,7 @@ class Puller:
         return service.QueryOffsetResponse(status=_OK, offset=offset).SerializeToString()
 
     async def get_offset(self, call: Call, request: bytes) -> bytes:
-        """Say how far a group has pulled, by its own word."""
+        """Return the pull offset that a consumer group has stored."""
         parsed = service.GetOffsetRequest.FromString(request)
         queue, group_id = self._queue_and_group(call, parsed.message_queue, parsed.group)
         query = link_pb2.GetPullOffsetRequest(
@@ -250,12 +250,12 @@ class Puller:
         offset = link_pb2.OffsetReply.FromString(answer).offset
         if offset < 0:
             raise OffsetNotFound(
-                f"the group {parsed.group.name} has not said how far it has pulled this queue"
+                f"the group {parsed.group.name} has not stored a pull offset for this queue"
             )
         return service.GetOffsetResponse(status=_OK, offset=offset).SerializeToString()
 
     async def update_offset(self, call: Call, request: bytes) -> bytes:
-        """Keep how far a group has pulled; pops are not moved by it."""
+        """Store the pull offset of a consumer group. It does not affect pops."""
         parsed = service.UpdateOffsetRequest.FromString(request)
         queue, group_id = self._queue_and_group(call, parsed.message_queue, parsed.group)
         update = link_pb2.UpdatePullOffsetRequest(
@@ -270,21 +270,21 @@ class Puller:
     def _queue_and_group(
         self, call: Call, message_queue: v2.MessageQueue, resource: v2.Resource
     ) -> tuple[Queue, int]:
-        """Return the queue and the id of the consumer group at the queue's broker."""
+        """Return the queue, and the id of the consumer group at the queue's broker."""
         queue = self._find_queue(call, message_queue)
         group = self._cluster.find_group(resource.name)
         call.group = group.name
         own = queue.broker.find_group(group)
         if own is None:
             raise TopicNotFound(
-                f"{queue.broker.name} has not heard of the group {group.name} yet; repeat"
+                f"{queue.broker.name} does not know the group {group.name} yet; retry"
             )
         return queue, own.id
 
-    # ------------------------------------------------------------ whom to ask
+    # ------------------------------------------------------------ brokers
 
     def _check_group(self, call: Call, resource: v2.Resource) -> None:
-        """Raise GroupNotFound for a group that is named and is none; nobody need name one."""
+        """Raise GroupNotFound for an unknown group. A request may omit the group."""
         if resource.name:
             call.group = self._cluster.find_group(resource.name).name
 
@@ -304,7 +304,7 @@ class Puller:
 
 
 def _milliseconds(timestamp: Timestamp) -> int:
-    """Return an instant in whole milliseconds, never an earlier one."""
+    """Return a timestamp in milliseconds, rounded up."""
     seconds, nanos = timestamp.seconds, timestamp.nanos
     if not (0 <= seconds <= TIMESTAMP_SECONDS_MAX and 0 <= nanos < 1_000_000_000):
         raise BadRequest("the timestamp is outside the years 1970 to 9999")
@@ -315,7 +315,7 @@ _OK: Final = v2.Status(code=v2.OK, message="OK")
 
 
 class _Ended(Exception):
-    """A pull that ends without a message, and where to go on."""
+    """A pull that ends without a message, with the next offset."""
 
     def __init__(self, error: RequestError, next_offset: int) -> None:
         super().__init__(error.message)
@@ -324,12 +324,12 @@ class _Ended(Exception):
 
 
 def _check_range(offset: int, page: Page) -> None:
-    """Raise _Ended for an offset that is not in the queue."""
+    """Raise _Ended if the queue does not contain the offset."""
     if offset < page.min_offset:
-        gone = OffsetNotFound(
-            f"the queue begins at {page.min_offset}: what was at {offset} is not kept any more"
+        expired = OffsetNotFound(
+            f"the message at {offset} has expired; the queue begins at {page.min_offset}"
         )
-        raise _Ended(gone, page.min_offset)
+        raise _Ended(expired, page.min_offset)
     if offset > page.end_offset:
         beyond = IllegalOffset(f"the queue ends at {page.end_offset}, before {offset}")
         raise _Ended(beyond, page.end_offset)

@@ -1,4 +1,4 @@
-"""One queue of one broker group, as those name it who read beside consumers."""
+"""One queue of one broker group, as requests that read without consuming name it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
 
 READER: Final = "/tidemill.broker.v1.BrokerReader/"
-PULL_MAX: Final = 1_024  # messages of one pull, whatever is asked for
-# Of the log, that one pull gives; a message that is larger is given alone.
+PULL_MAX: Final = 1_024  # messages per pull, even if a client requests more
+# Log bytes per pull. A larger message is returned alone.
 PULL_BYTES_MAX: Final = 1 << 20
 
 
@@ -25,7 +25,7 @@ class Queue(NamedTuple):
 
 
 def find_broker(cluster: Cluster, name: str) -> BrokerGroup:
-    """Return a broker group by its name, which may be left out where there is one.
+    """Return a broker group by its name, which may be empty if there is only one.
 
     Raises BrokerGroupNotFound.
     """
@@ -36,7 +36,7 @@ def find_broker(cluster: Cluster, name: str) -> BrokerGroup:
         if broker.name == name:
             return broker
     known = ", ".join(broker.name for broker in brokers)
-    raise BrokerGroupNotFound(f"there is no broker group {name!r}; there are {known}")
+    raise BrokerGroupNotFound(f"unknown broker group {name!r}; known: {known}")
 
 
 def find_queue(cluster: Cluster, topic: str, broker_name: str, queue_id: int) -> Queue:
@@ -47,11 +47,11 @@ def find_queue(cluster: Cluster, topic: str, broker_name: str, queue_id: int) ->
     broker = find_broker(cluster, broker_name)
     own = broker.link.configuration.topics.get(topic)
     if own is not None and own.is_system:
-        check_topic(topic)  # Of the broker's own some are hidden.
+        check_topic(topic)  # Some system topics are hidden.
     else:
         own = broker.find_topic(cluster.find_topic(topic))
     if own is None:
-        raise TopicNotFound(f"{broker.name} has not heard of the topic {topic} yet; repeat")
+        raise TopicNotFound(f"{broker.name} does not know the topic {topic} yet; retry")
     if not 0 <= queue_id < own.queues:
         raise BadRequest(
             f"the topic {topic} has the queues 0 to {own.queues - 1} at {broker.name},"

@@ -1,4 +1,4 @@
-"""QueryRoute and QueryAssignment: where clients find topics, and what consumers should poll."""
+"""QueryRoute and QueryAssignment: the queues of a topic for producers and for consumers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Routes:
-    """Answers where things are."""
+    """The methods QueryRoute and QueryAssignment."""
 
     def __init__(self, cluster: Cluster, advertised: v2.Endpoints | None) -> None:
         self._cluster = cluster
         self._advertised = advertised
 
     async def query_route(self, call: Call, request: bytes) -> bytes:
-        """Name the queues of a topic, all behind the client's own access point."""
+        """Return the queues of a topic, all with the client's own access point."""
         parsed = service.QueryRouteRequest.FromString(request)
         topic = await self._cluster.use_topic(parsed.topic.name, call)
         readables = self._cluster.readable(topic)
@@ -33,17 +33,17 @@ class Routes:
         return routing.encode_route(queues)
 
     async def query_assignment(self, call: Call, request: bytes) -> bytes:
-        """Name what a consumer of the group should poll: each queue in order, or whole brokers.
+        """Return the entries that a consumer polls: each queue of an ordered group, else brokers.
 
-        Every client of the group gets the same list: who pops what is decided by the broker, so
-        nothing has to be moved when clients come and go. An entry a broker group has a push
-        consumer wait for each of them; which one serves a receive is not bound to what it names.
+        Every client of the group gets the same list. The broker decides which client pops a
+        message, so clients may come and go without rebalancing. With one entry per broker group, a
+        push consumer polls once per entry. Any broker group may serve such a poll.
         """
         parsed = service.QueryAssignmentRequest.FromString(request)
         group = await self._cluster.use_group(parsed.group.name, call)
         topic = await self._cluster.use_topic(parsed.topic.name, call)
-        # Clients drop a queue, and what they have of it, when it is not named just as before: one
-        # of a group that drains has messages still.
+        # If an entry changes, clients drop the queue and its cached messages. A draining broker
+        # group still has messages, so its queues stay writable here.
         readables = [
             readable._replace(is_writable=True) for readable in self._cluster.readable(topic)
         ]
@@ -71,6 +71,6 @@ class Routes:
             )
             for readable in readables
         ]
-        # Clients go round the queues in this order, and so round the broker groups.
+        # Clients rotate over the queues in this order, and thereby over the broker groups.
         together = itertools.zip_longest(*of_each)
         return [queue for queues in together for queue in queues if queue is not None]
