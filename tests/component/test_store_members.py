@@ -35,21 +35,21 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_member_whose_log_is_gone_is_no_folder_to_pass_over(
+def test_a_member_without_a_log_is_damaged_and_mended(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(data / "broker-2" / "log")
     assert tidemill("check", data) == 1
     assert tidemill("copy", data, data.parent / "second") == 2
-    assert tidemill("repair", data, "--from", data.parent / "backup", "--dry-run") == 0
-    assert tidemill("repair", data, "--from", data.parent / "backup") == 0
+    assert tidemill("mend", data, "--from", data.parent / "backup", "--dry-run") == 0
+    assert tidemill("mend", data, "--from", data.parent / "backup") == 0
     assert "log/00000000000000000000.log taken from the backup" in capsys.readouterr().out
     assert opened(data / "broker-2").drain() == [f"m{n}" for n in range(20)]
 
 
-def test_a_member_that_the_backup_has_and_that_is_gone_is_told_of(
+def test_a_mend_reports_a_missing_member_of_the_backup(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(data / "broker-2")
-    assert tidemill("repair", data, "--from", data.parent / "backup") == 1
-    assert "it is not there" in capsys.readouterr().out
+    assert tidemill("mend", data, "--from", data.parent / "backup") == 1
+    assert "the directory does not" in capsys.readouterr().out

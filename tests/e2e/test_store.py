@@ -116,7 +116,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_damage_is_told_and_mended_from_a_copy(stopped: Path, tmp_path: Path) -> None:
+def test_a_check_reports_damage_and_a_mend_restores_it_from_a_copy(
+    stopped: Path, tmp_path: Path
+) -> None:
     data = tmp_path / "data"
     assert tidemill("copy", stopped / "data", data).returncode == 0
     (log,) = (data / "log").iterdir()
@@ -131,11 +133,11 @@ def test_damage_is_told_and_mended_from_a_copy(stopped: Path, tmp_path: Path) ->
         assert told in found.stdout, told
     (finding,) = json.loads(tidemill("check", data, "--output=json").stdout)["findings"]
     assert (finding["damage"], finding["concerns"][0]["queueOffset"]) == ("record", 1)
-    assert tidemill("repair", data).returncode == 1
-    dry = tidemill("repair", data, "--from", stopped / "backup", "--dry-run")
+    assert tidemill("rebuild", data).returncode == 1
+    dry = tidemill("mend", data, "--from", stopped / "backup", "--dry-run")
     assert (dry.returncode, "would be mended" in dry.stdout) == (0, True)
     assert log.read_bytes() != sound
-    assert tidemill("repair", data, "--from", stopped / "backup").returncode == 0
+    assert tidemill("mend", data, "--from", stopped / "backup").returncode == 0
     assert log.read_bytes() == sound
     assert tidemill("check", data).returncode == 0
 
@@ -158,9 +160,9 @@ def test_what_cannot_be_done_is_said_and_has_status_2(stopped: Path, tmp_path: P
         (("check", tmp_path / "none"), "is not a folder"),
         (("check", empty), "there is no store"),
         (("copy", data, stopped / "backup"), "is not empty"),
-        (("copy", data, data / "inside"), "lies inside of"),
-        (("repair", data, "--from", data), "is the store itself"),
-        (("repair", data, "--from", tmp_path / "none"), "is not a folder"),
+        (("copy", data, data / "inside"), "is inside of"),
+        (("mend", data, "--from", data), "is the store itself"),
+        (("mend", data, "--from", tmp_path / "none"), "is not a folder"),
     ):
         refused = tidemill(*arguments)
         assert (refused.returncode, refused.stdout) == (2, ""), arguments
@@ -168,8 +170,8 @@ def test_what_cannot_be_done_is_said_and_has_status_2(stopped: Path, tmp_path: P
     assert not (data / "inside").exists()
 
 
-def test_a_repair_keeps_its_hands_off_a_live_store(tmp_path: Path) -> None:
+def test_a_rebuild_rejects_the_store_of_a_running_broker(tmp_path: Path) -> None:
     with standalone(tmp_path / "data"):
-        refused = tidemill("repair", tmp_path / "data")
+        refused = tidemill("rebuild", tmp_path / "data")
     assert refused.returncode == 2
     assert "in use by another broker" in refused.stderr

@@ -92,7 +92,7 @@ def test_a_copy_has_all_broker_groups_and_a_start_needs_all(
         assert stored(running) == counts
 
 
-def test_check_and_repair_look_at_all_broker_groups(
+def test_check_and_mend_handle_all_broker_groups(
     backup: tuple[Path, dict[str, int]], tmp_path: Path
 ) -> None:
     target, _ = backup
@@ -111,8 +111,8 @@ def test_check_and_repair_look_at_all_broker_groups(
     assert damaged.returncode == 1
     states = {one["store"]: one["state"] for one in json.loads(damaged.stdout)["stores"]}
     assert states == {str(data): "sound", str(data / "broker-1"): "damaged"}
-    assert tidemill("repair", data).returncode == 1
-    mended = tidemill("repair", data, "--from", target)
+    assert tidemill("rebuild", data).returncode == 1
+    mended = tidemill("mend", data, "--from", target)
     assert mended.returncode == 0, mended.stdout + mended.stderr
     assert f"{data / 'broker-1'}: mended" in mended.stdout
     assert log.read_bytes() == content

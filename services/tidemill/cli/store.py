@@ -1,9 +1,10 @@
 """`tidemill store ...`: work on a data directory, without a broker and without the API.
 
-The folder of a standalone with several broker groups holds a store for each: the home's files lie
-in it, those of the others in folders of it by their names. Every command takes all of them.
+The folder of a standalone with several broker groups holds one store per broker group: the store of
+the home in the folder itself, the others in subfolders with their names. Every command handles all
+stores.
 
-Exit status: 0 sound or done, 1 damaged, 2 it cannot be read, or wrong usage.
+Exit status: 0 sound or done, 1 damaged, 2 unreadable or wrong usage.
 """
 
 from __future__ import annotations
@@ -27,37 +28,39 @@ from tidemill.common.times import utc
 if TYPE_CHECKING:
     from tidemill.broker.offline.check import Report
     from tidemill.broker.offline.findings import Concern, Finding, Progress
-    from tidemill.broker.offline.repair import RepairReport
+    from tidemill.broker.offline.rebuild import MendReport
 
 app = typer.Typer(
-    no_args_is_help=True, help="Check, copy and repair a data directory. Needs no running broker."
+    no_args_is_help=True, help="Check, copy, mend and rebuild a data directory without a broker."
 )
 T = TypeVar("T")
 EXIT_DAMAGED = 1
 EXIT_UNREADABLE = 2
 CONCERNS_SHOWN = 20  # of one finding; JSON has all
-# Any of these in a folder, and it is a store; the folders of a store itself have none of them.
+# A folder with any of these is a store. The subfolders of a store have none of them.
 OF_A_STORE = ("log", "checkpoint", "queues", "snapshots", "timer")
-TOLD_EVERY_S = 0.1  # how far long work has come
+PROGRESS_PERIOD_S = 0.1
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The data directory of a broker, as --data-dir.")
+    Path, typer.Argument(metavar="DIR", help="Data directory of a broker, as in --data-dir.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")
 ]
 
 
 @app.command("check")
 def check_store(context: typer.Context, directory: Directory) -> None:
-    """Read everything, and say what is damaged, whom it concerns, and what can be done.
+    """Read all files, and report damage, the messages that it concerns, and the remedy.
 
-    Changes nothing, and may run beside the broker. Exit status: 0 sound, 1 damaged, 2 it cannot be
-    read.
+    Changes nothing, and may run beside the broker. Exit status: 0 sound, 1 damaged, 2 unreadable.
 
     Example: tidemill store check ./data
     """
     reports = {}
     for store in _stores(directory):
-        with _told(store):
-            reports[store] = _watch(_check(store))
+        with _failures(store):
+            reports[store] = _run(_check(store))
     if options_of(context).output is OutputFormat.JSON:
         show(context, _together([_report_json(*each) for each in reports.items()]), (), ())
     else:
@@ -71,83 +74,84 @@ def check_store(context: typer.Context, directory: Directory) -> None:
 def copy_store(
     context: typer.Context,
     directory: Directory,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Empty, or not there yet.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Empty or missing folder.")],
 ) -> None:
-    """Copy a data directory consistently while its brokers run: a backup.
+    """Make a consistent copy of a data directory as a backup, also while its brokers run.
 
-    The copy has everything that was answered with OK before the command began, and is durable when
-    it says so. Of a standalone with several broker groups it has all of them; of brokers with
-    folders of their own copy each, the home last. To restore, put it in the place of the data
-    directory of a broker that is stopped.
+    The copy has everything that was acknowledged before the command began. It is durable when the
+    command ends. It has all broker groups of a standalone. Of brokers with their own folders, copy
+    each folder, the home last. To restore, replace the data directory of a stopped broker by it.
 
     Example: tidemill store copy ./data /backup/monday
     """
-    with _told(directory):
+    with _failures(directory):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            fail(f"{target} is not empty; name a folder that is, or is not there", EXIT_UNREADABLE)
+            fail(f"{target} is not empty; name an empty or missing folder", EXIT_UNREADABLE)
         if target.resolve().is_relative_to(directory.resolve()):
-            fail(f"{target} lies inside of {directory}", EXIT_UNREADABLE)
+            fail(f"{target} is inside of {directory}; name another folder", EXIT_UNREADABLE)
     copied = []
     stores = _stores(directory)
     with _unfinished(target) if len(stores) > 1 else contextlib.nullcontext():
-        # The home last: members that know of more than it would be told to delete that.
+        # The home last: it would make members delete topics that it does not know.
         for store in reversed(stores):
-            with _told(store):
+            with _failures(store):
                 copied.append(_copy_one(store, target / store.relative_to(directory)))
     _sync_above(target)
     say(context, _together(copied), "\n".join(map(_copy_words, copied)))
     raise typer.Exit(EXIT_DAMAGED if any(one["damaged"] for one in copied) else 0)
 
 
-@app.command("repair")
-def repair_store(
+@app.command("mend")
+def mend_store(
     context: typer.Context,
     directory: Directory,
     backup: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="BACKUP", help="A copy or backup of the same store."),
-    ] = None,
-    is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")
-    ] = False,
+        Path, typer.Option("--from", metavar="BACKUP", help="Copy or backup of the same store.")
+    ],
+    is_dry: DryRun = False,
 ) -> None:
-    """Take what is damaged in the log from a backup, and delete what a start makes again.
+    """Mend damaged segments of the log from a backup, and delete derived files to rebuild.
 
-    The broker must be stopped. Only bytes that check are written. Exit status: 0 nothing damaged is
-    left, 1 something is, 2 it cannot be read or a broker holds it.
+    The broker must be stopped. Exit status: 0 no damage is left, 1 some is left, 2 the store cannot
+    be read or a broker uses it.
 
-    Examples:
-    * `tidemill store repair ./data`
-    * `tidemill store repair ./data --from /backup/monday --dry-run`
+    Example: tidemill store mend ./data --from /backup/monday --dry-run
     """
-    from tidemill.broker.data_dir import locked_data_dir
-    from tidemill.common.lifecycle import StartError
-
-    with _told(directory):
-        if backup is not None and not backup.is_dir():
+    with _failures(directory):
+        if not backup.is_dir():
             fail(f"{backup} is not a folder", EXIT_UNREADABLE)
-        if backup is not None and backup.resolve() == directory.resolve():
+        if backup.resolve() == directory.resolve():
             fail(f"{backup} is the store itself", EXIT_UNREADABLE)
     stores = _stores(directory)
     reports = _missing_stores(directory, stores, backup)
-    with contextlib.ExitStack() as locks:
-        try:
-            for store in stores:
-                locks.enter_context(locked_data_dir(store))
-        except StartError as error:
-            fail(str(error).replace(", or choose another --data-dir", ""), EXIT_UNREADABLE)
+    with _locked(stores):
         for store in stores:
-            source = None if backup is None else backup / store.relative_to(directory)
-            if source is not None and not source.is_dir():
-                warn(f"{backup} has no {source.name}: {store} is repaired from its own files")
-                source = None
-            with _told(store):
-                reports[store] = _repair_one(store, source, is_dry=is_dry)
-    answers = [_repair_json(store, report, is_dry=is_dry) for store, report in reports.items()]
-    words = [_repair_words(store, report, is_dry=is_dry) for store, report in reports.items()]
-    say(context, _together(answers), "\n".join(words))
-    is_whole = all(report.is_whole for report in reports.values())
-    raise typer.Exit(0 if is_whole else EXIT_DAMAGED)
+            source = backup / store.relative_to(directory)
+            with _failures(store):
+                if source.is_dir():
+                    reports[store] = _mend_one(store, source, is_dry=is_dry)
+                else:
+                    warn(f"{backup} has no {source.name}: its log is not mended")
+                    reports[store] = _rebuild_one(store, is_dry=is_dry)
+    _print_mended(context, reports, is_dry=is_dry)
+
+
+@app.command("rebuild")
+def rebuild_store(context: typer.Context, directory: Directory, is_dry: DryRun = False) -> None:
+    """Delete damaged derived files if the log is sound. The next start rebuilds them.
+
+    The broker must be stopped. Exit status: 0 no damage is left, 1 the log is damaged, 2 the store
+    cannot be read or a broker uses it.
+
+    Example: tidemill store rebuild ./data
+    """
+    reports = {}
+    stores = _stores(directory)
+    with _locked(stores):
+        for store in stores:
+            with _failures(store):
+                reports[store] = _rebuild_one(store, is_dry=is_dry)
+    _print_mended(context, reports, is_dry=is_dry)
 
 
 # ---------------------------------------------------------------- one store of several
@@ -155,13 +159,13 @@ def repair_store(
 
 def _stores(directory: Path) -> list[Path]:
     """Return the folders of the stores in a data directory, the home's first."""
-    with _told(directory):
+    with _failures(directory):
         members = [folder for folder in directory.iterdir() if _is_store(folder)]
     return [directory, *sorted(members)]
 
 
 def _is_store(folder: Path) -> bool:
-    """Whether a broker has lived in a folder: also where its log is gone, that is a damaged one."""
+    """Whether a folder is the store of a broker, even one whose log is missing."""
     return any((folder / name).exists() for name in OF_A_STORE)
 
 
@@ -177,9 +181,9 @@ def _copy_one(store: Path, target: Path) -> dict[str, Json]:
     from tidemill.broker.offline.source import ReadOnlyDisk
     from tidemill.broker.posix_disk import PosixDisk
 
-    report = _watch(copy(ReadOnlyDisk(store), PosixDisk(target)))
+    report = _run(copy(ReadOnlyDisk(store), PosixDisk(target)))
     for damage in report.damaged:
-        warn(f"{store}: copied as it is, though damaged: {damage}")
+        warn(f"{store}: copied with damage: {damage}")
     return {
         "store": str(store),
         "target": str(target),
@@ -201,9 +205,9 @@ def _copy_words(copied: dict[str, Json]) -> str:
 
 @contextlib.contextmanager
 def _unfinished(target: Path) -> Iterator[None]:
-    """Let no broker start in `target` before the block has ended well.
+    """Prevent brokers from starting in `target` until the block has succeeded.
 
-    Without this a copy that ends between two stores would start as members of a new, empty home.
+    Without this, a copy that ends between two stores would start as members of a new, empty home.
     """
     from tidemill.broker.engine.store.segment import FOLDER
     from tidemill.broker.offline.copy import COPYING
@@ -211,40 +215,59 @@ def _unfinished(target: Path) -> Iterator[None]:
     mark = target / FOLDER / f"unfinished{COPYING}"
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
-    # Durable before there is a member in it; the folders above by the same reason.
+    # The mark and the folders above it are durable before the first member.
     _sync_above(mark)
     yield
     mark.unlink()
     _sync_folder(mark.parent)
 
 
-def _repair_one(store: Path, backup: Path | None, *, is_dry: bool) -> RepairReport:
-    from tidemill.broker.offline.repair import repair
+@contextlib.contextmanager
+def _locked(stores: list[Path]) -> Iterator[None]:
+    """Lock all stores, or fail if a broker uses one of them."""
+    from tidemill.broker.data_dir import locked_data_dir
+    from tidemill.common.lifecycle import StartError
+
+    with contextlib.ExitStack() as locks:
+        try:
+            for store in stores:
+                locks.enter_context(locked_data_dir(store))
+        except StartError as error:
+            fail(str(error).replace(", or choose another --data-dir", ""), EXIT_UNREADABLE)
+        yield
+
+
+def _mend_one(store: Path, backup: Path, *, is_dry: bool) -> MendReport:
+    from tidemill.broker.offline.mend import mend
     from tidemill.broker.offline.source import ReadOnlyDisk
     from tidemill.broker.posix_disk import PosixDisk
 
-    source = None if backup is None else ReadOnlyDisk(backup)
-    return _watch(repair(PosixDisk(store), source, is_dry=is_dry))
+    return _run(mend(PosixDisk(store), ReadOnlyDisk(backup), is_dry=is_dry))
 
 
-def _missing_stores(
-    directory: Path, stores: list[Path], backup: Path | None
-) -> dict[Path, RepairReport]:
-    """Return a report for each store that the backup has and that is not there at all."""
-    from tidemill.broker.offline.repair import RepairReport
+def _rebuild_one(store: Path, *, is_dry: bool) -> MendReport:
+    from tidemill.broker.offline.rebuild import rebuild
+    from tidemill.broker.posix_disk import PosixDisk
 
-    members = _stores(backup)[1:] if backup is not None else []
+    return _run(rebuild(PosixDisk(store), is_dry=is_dry))
+
+
+def _missing_stores(directory: Path, stores: list[Path], backup: Path) -> dict[Path, MendReport]:
+    """Return a report for each store of the backup that does not exist in the directory."""
+    from tidemill.broker.offline.rebuild import MendReport
+
+    members = _stores(backup)[1:]
     missing = [directory / one.name for one in members if directory / one.name not in stores]
-    why = "the backup has this store, and it is not there: if it was not removed, copy the folder"
-    return {one: RepairReport(left=[why], is_whole=False) for one in missing}
+    why = "the backup has this store, and the directory does not; copy the folder if it is needed"
+    return {one: MendReport(left=[why]) for one in missing}
 
 
 def _together(answers: list[dict[str, Json]]) -> Json:
-    """Return the answer of the one store there is, or all of them in a list."""
+    """Return the answer of a single store, or all answers in a list."""
     return answers[0] if len(answers) == 1 else {"stores": answers}
 
 
-# ---------------------------------------------------------------- how it is shown
+# ---------------------------------------------------------------- output
 
 
 def _print_report(directory: Path, report: Report) -> None:
@@ -254,7 +277,7 @@ def _print_report(directory: Path, report: Report) -> None:
         return
     for finding in report.findings:
         _print_finding(finding)
-    typer.echo(f"{directory} is damaged in {len(report.findings)} places; {counted}")
+    typer.echo(f"{directory} is damaged in {len(report.findings)} ranges; {counted}")
 
 
 def _print_finding(finding: Finding) -> None:
@@ -271,9 +294,9 @@ def _print_finding(finding: Finding) -> None:
     for concern in finding.concerns[:CONCERNS_SHOWN]:
         typer.echo(f"  concerns: {_sentence(concern)}")
     if len(finding.concerns) > CONCERNS_SHOWN:
-        typer.echo(f"  and {len(finding.concerns) - CONCERNS_SHOWN} more; -o json names them")
+        typer.echo(f"  and {len(finding.concerns) - CONCERNS_SHOWN} more; -o json lists all")
     if finding.stops_start:
-        typer.echo("  the broker does not start before this is mended")
+        typer.echo("  the broker does not start over this damage")
     typer.echo(f"  remedy: {meaning.remedy}")
 
 
@@ -281,12 +304,12 @@ def _sentence(concern: Concern) -> str:
     id_ = f"message {concern.message_id}" if concern.message_id else "a message"
     if not concern.topic:
         return id_
-    told = f"{id_}, topic {concern.topic}, queue {concern.queue_id}, offset {concern.queue_offset}"
+    text = f"{id_}, topic {concern.topic}, queue {concern.queue_id}, offset {concern.queue_offset}"
     if concern.timer is not None:
         timer = concern.timer
         due = f"due {utc(timer.due_at_ms)} on topic {timer.topic}"
-        told += f"; timer {timer.timer_id} {timer.state.lower()}, {due}"
-    return told
+        text += f"; timer {timer.timer_id} {timer.state.lower()}, {due}"
+    return text
 
 
 def _report_json(directory: Path, report: Report) -> dict[str, Json]:
@@ -329,23 +352,30 @@ def _camel(fields: dict[str, Json]) -> Json:
     return found
 
 
-def _repair_json(store: Path, report: RepairReport, *, is_dry: bool) -> dict[str, Json]:
-    return {"store": str(store), "dryRun": is_dry, "mended": report.mended, "left": report.left}
-
-
-def _repair_words(store: Path, report: RepairReport, *, is_dry: bool) -> str:
+def _print_mended(context: typer.Context, reports: dict[Path, MendReport], *, is_dry: bool) -> None:
+    """Print what was mended and what is left, and exit."""
+    answers: list[dict[str, Json]] = [
+        {"store": str(store), "dryRun": is_dry, "mended": [*one.mended], "left": [*one.left]}
+        for store, one in reports.items()
+    ]
     would = "would be " if is_dry else ""
-    lines = [f"{store}: {would}mended: {one}" for one in report.mended]
-    lines += [f"{store}: left as it is: {one}" for one in report.left]
-    return "\n".join(lines or [f"{store}: nothing to repair"])
+    lines = []
+    for store, report in reports.items():
+        lines += [f"{store}: {would}mended: {one}" for one in report.mended]
+        lines += [f"{store}: not mended: {one}" for one in report.left]
+        if not (report.mended or report.left):
+            lines.append(f"{store}: nothing to mend")
+    say(context, _together(answers), "\n".join(lines))
+    is_whole = all(report.is_whole for report in reports.values())
+    raise typer.Exit(0 if is_whole else EXIT_DAMAGED)
 
 
-# ---------------------------------------------------------------- how it runs
+# ---------------------------------------------------------------- execution
 
 
 @contextlib.contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """Say what cannot be read, and exit."""
+def _failures(directory: Path) -> Iterator[None]:
+    """Print why a store cannot be read, and exit."""
     from tidemill.broker.engine.layout.record import UnknownRecord
     from tidemill.broker.engine.store.disk import DiskFailed
     from tidemill.broker.offline.check import NoStore
@@ -361,7 +391,7 @@ def _told(directory: Path) -> Iterator[None]:
         fail(str(error), EXIT_UNREADABLE)
     except UnknownRecord as error:
         fail(
-            f"{directory} holds a {error}, which this version does not know; use the version that "
+            f"{directory} has a {error}, which this version does not know; use the version that "
             "wrote it, or a later one",
             EXIT_UNREADABLE,
         )
@@ -369,15 +399,15 @@ def _told(directory: Path) -> Iterator[None]:
         fail(f"{error.filename or directory}: {error.strerror or error}", EXIT_UNREADABLE)
 
 
-def _watch(steps: Generator[Progress, None, T]) -> T:
-    """Run long work to its end; tell a terminal how far it has come."""
+def _run(steps: Generator[Progress, None, T]) -> T:
+    """Run long work to its end; show its progress on a terminal."""
     is_terminal = sys.stderr.isatty()
-    told_at_s = 0.0
+    shown_at_s = 0.0
     try:
         while True:
             progress = next(steps)
-            if is_terminal and time.monotonic() - told_at_s > TOLD_EVERY_S:
-                told_at_s = time.monotonic()
+            if is_terminal and time.monotonic() - shown_at_s > PROGRESS_PERIOD_S:
+                shown_at_s = time.monotonic()
                 sys.stderr.write(f"\r\x1b[K{_words(progress)}")
                 sys.stderr.flush()
     except StopIteration as stop:
@@ -396,7 +426,7 @@ def _words(progress: Progress) -> str:
 
 
 def _sync_above(folder: Path) -> None:
-    """Make the name of a folder durable: it may be new, as may be those above it."""
+    """Make the names of a folder and of the folders above it durable."""
     for above in folder.resolve().parents:
         _sync_folder(above)
 

@@ -17,7 +17,7 @@ from tidemill.broker.engine.layout.block_file import BlockFileDamaged
 from tidemill.broker.engine.layout.queue_entry import ENTRY, SIZE
 from tidemill.broker.engine.store.consume_queue import ConsumeQueue
 from tidemill.broker.offline.copy import copy
-from tidemill.broker.offline.repair import repair
+from tidemill.broker.offline.mend import mend
 
 SECRETS = "secrets"
 
@@ -106,7 +106,7 @@ def test_a_file_rebuilt_from_a_damaged_log_is_rebuilt_again_after_the_mending() 
     world.background()
     assert [entry[0] for entry in queue.entries(20, 10)] == [begin] * 10
     world.disk = world.disk.after_kill()
-    report = finish(repair(world.disk, backup, is_dry=False))
+    report = finish(mend(world.disk, backup, is_dry=False))
     assert report.is_whole
     world.open()
     assert sorted(drain(world)) == sorted(sent)

@@ -1,4 +1,4 @@
-"""Check, copy and repair of a replica's store."""
+"""Check, copy and mend of a replica's store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.broker.engine.store.segment import segment_name
 from tidemill.broker.offline.check import Report, check
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.findings import Damage
-from tidemill.broker.offline.repair import UNSURE, repair
+from tidemill.broker.offline.mend import UNCONFIRMED, mend
 
 T = TypeVar("T")
 
@@ -110,15 +110,15 @@ def test_a_replica_is_mended_from_a_backup_only_where_its_group_has_confirmed_th
     found = list(node.log.engine.log.walk_between(0, node.log.log_end))
     at = found[-2].log_offset
     node.disk.damage(segment_name(0), at + 100)
-    report = run(repair(node.disk, backup, is_dry=False))
+    report = run(mend(node.disk, backup, is_dry=False))
     assert len(report.left) == 1
-    assert UNSURE in report.left[0]
+    assert UNCONFIRMED in report.left[0]
     node.disk.damage(segment_name(0), at + 100)  # as it was
     node.start()
     node.log.confirm(node.log.log_end)
     node.log.save_epoch_seen(node.log.epoch_seen)  # and that
     node.kill()
     node.disk.damage(segment_name(0), at + 100)
-    report = run(repair(node.disk, backup, is_dry=False))
+    report = run(mend(node.disk, backup, is_dry=False))
     assert report.left == []
     assert run(check(node.disk)).is_sound

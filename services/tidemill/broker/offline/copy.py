@@ -164,7 +164,7 @@ class _Copy:
             if isinstance(found, Broken):
                 raise CopyRefused(
                     f"{found.segment.name} is damaged at log offset {found.log_offset} "
-                    f"({found.why}); see `tidemill store check`, and repair it first"
+                    f"({found.why}); see `tidemill store check`, and mend it first"
                 )
             self._epoch = max(self._epoch, found.header.epoch)
         self._refuse_unreadable(folder.segments, begin)
@@ -172,7 +172,7 @@ class _Copy:
         if end < durable_offset:
             raise CopyRefused(
                 f"the log ends at offset {end} and was durable up to {durable_offset}; see "
-                "`tidemill store check`, and repair it first"
+                "`tidemill store check`, and mend it first"
             )
         return [one for one in folder.segments if one.start < end or not one.start], end
 
@@ -196,7 +196,7 @@ class _Copy:
             if is_cut(segment) or segment.end != following.start:
                 raise CopyRefused(
                     f"the log has a gap behind {segment.name}; see `tidemill store check`, and "
-                    "repair it first"
+                    "mend it first"
                 )
 
     def _need_room(self, segments: list[LogSegment], held: list[LogSegment], end: int) -> None:

@@ -1,4 +1,4 @@
-"""What a check finds: where, what it means, whom it concerns, and what can be done."""
+"""The findings of a check: position, meaning, concerned messages, and remedy."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ class Damage(StrEnum):
     UNREADABLE = "unreadable"
 
 
-# Nothing says it a second time: only a backup has it.
+# Only a backup or a replica has the damaged bytes.
 OF_THE_LOG = frozenset(
     {Damage.RECORD, Damage.HOLE, Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT, Damage.STRANGE_FILE}
 )
-_FROM_BACKUP = "`tidemill store repair DIR --from BACKUP` takes it from a backup that has it."
+_FROM_BACKUP = "Mend it: `tidemill store mend DIR --from BACKUP`."
+_SALVAGED = "the dead letters of each consumer group that reads it"
+_REBUILT = "None needed: the broker rebuilds it at its next start, or when it reads the damage."
+_TIMERS_REBUILT = "None needed: the next start rebuilds all timer files from the log."
+_WHEEL_REBUILT = "None needed: the broker rebuilds it from the state table, also while it runs."
 
 
 class Meaning(NamedTuple):
-    """What a kind of damage means, and its remedy."""
+    """The meaning of a kind of damage, and its remedy."""
 
     means: str
     remedy: str
@@ -45,82 +49,68 @@ class Meaning(NamedTuple):
 
 MEANINGS: dict[Damage, Meaning] = {
     Damage.RECORD: Meaning(
-        "one record of the log is damaged, and nothing else says what it said",
-        "A message goes to the dead letters of each group that comes to it, with what is left of "
-        f"its properties and without its body. {_FROM_BACKUP}",
+        "one record of the log is damaged, and no other file has its content",
+        f"A damaged message moves to {_SALVAGED}, with its intact properties and without its "
+        f"body. {_FROM_BACKUP}",
     ),
     Damage.HOLE: Meaning(
-        "no record can be read in this stretch of the log; besides messages there may have been "
-        "pops, acks and configuration",
-        "Messages go to the dead letters of each group that comes to them. Keep the derived files: "
-        f"they know what the log no longer says. {_FROM_BACKUP}",
+        "no record is readable in this part of the log; it may have had messages, pops, acks and "
+        "configuration",
+        f"Its messages move to {_SALVAGED}. Keep the derived files: they have what the log has "
+        f"lost. {_FROM_BACKUP}",
     ),
     Damage.SEGMENT_MISSING: Meaning(
-        "a stretch of the log is not there; the broker does not start without it", _FROM_BACKUP
+        "a part of the log is missing; the broker does not start without it", _FROM_BACKUP
     ),
     Damage.SEGMENT_CUT: Meaning(
-        "a file of the log has been cut; the broker does not start over it", _FROM_BACKUP
+        "a file of the log is cut; the broker does not start over it", _FROM_BACKUP
     ),
     Damage.STRANGE_FILE: Meaning(
-        "a file in the folder of the log is no segment; the broker does not start beside it",
-        "If it was a segment, give it its name back (the log offset at which it begins, in 20 "
-        "digits); if not, move it away. If its name ends in .copying, a copy did not come to its "
-        "end: delete the whole directory, and copy again.",
+        "a file in the folder of the log is not a segment; the broker does not start beside it",
+        "If it was a segment, give it its name again: the log offset of its begin, in 20 digits. "
+        "Otherwise move it away. If its name ends in .copying, a copy was interrupted: delete the "
+        "whole directory, and copy again.",
     ),
     Damage.HELD: Meaning(
-        "a segment that was set aside is damaged, as it is where it was kept for a delayed message "
-        "that could not be copied; nothing else is read from it",
-        "What is left of the message goes to the dead letters of timers when it is due. "
-        f"{_FROM_BACKUP} Then it is delivered as it was sent.",
+        "a segment that was set aside is damaged; it is kept only for a damaged delayed message",
+        "At its due time, the intact properties of the message move to the dead letters of timers. "
+        f"{_FROM_BACKUP} The whole message is then delivered.",
     ),
     Damage.HELD_MISSING: Meaning(
-        "the message of a delayed message that could not be copied is in no file: its segment was "
-        "set aside, and that file is missing or cut",
-        "What is left of the message goes to the dead letters of timers when it is due. "
-        f"{_FROM_BACKUP} Then it is delivered as it was sent.",
+        "a segment that was set aside for a damaged delayed message is missing or cut",
+        "At its due time, the intact properties of the message move to the dead letters of timers. "
+        f"{_FROM_BACKUP} The whole message is then delivered.",
     ),
-    Damage.QUEUES: Meaning(
-        "a file that says where messages lie is damaged; the log says it too",
-        "None needed: the broker derives it again by itself when it starts or meets the damage.",
-    ),
-    Damage.INDEX: Meaning(
-        "a file by which messages are looked up is damaged; the log says it too",
-        "None needed: the broker derives it again by itself when it starts or meets the damage.",
-    ),
+    Damage.QUEUES: Meaning("a file with entries of consume queues is damaged", _REBUILT),
+    Damage.INDEX: Meaning("a file with entries of the message index is damaged", _REBUILT),
     Damage.SNAPSHOT: Meaning(
-        "a snapshot of deliveries and positions is damaged; the log says it too",
-        "None needed: the next start takes the one before, or reads the log for longer.",
+        "a snapshot of deliveries and positions is damaged",
+        "None needed: the next start uses the previous snapshot, or replays more of the log.",
     ),
     Damage.CHECKPOINT: Meaning(
-        "nothing says how far the derived files reach, nor how far the log was durable",
-        "None needed: the next start reads the whole log, and writes it again.",
+        "the ends of the derived files and of the durable log are unknown",
+        "None needed: the next start reads the whole log, and writes the file again.",
     ),
     Damage.REPLICA: Meaning(
-        "what a replica must not forget of its broker group is damaged",
-        "Of a file that is written in turns (`.a` and `.b`) the other one does. Where the broker "
-        "does not start over it: empty the folder; the replica is copied again from its group.",
+        "a file with what this replica has acknowledged to its group is damaged",
+        "If it is one of two files that are written in turns (`.a` and `.b`), the other one is "
+        "used. If the broker does not start, empty the data directory: the replica copies the log "
+        "again.",
     ),
     Damage.TIMER_CHECKPOINT: Meaning(
-        "one of the two files that say from where timers are followed is damaged",
-        "None needed: the next start takes the other one, or makes all timer files again.",
+        "one of the two checkpoint files of timers is damaged",
+        "None needed: the next start uses the other one, or rebuilds all timer files.",
     ),
     Damage.TIMER_TABLE: Meaning(
-        "what is known of some delayed messages is damaged; the log says it too",
-        "None needed: the next start makes all timer files again from the log.",
+        "entries of delayed messages in the state table are damaged", _TIMERS_REBUILT
     ),
-    Damage.TIMER_WHEEL: Meaning(
-        "the wheel of delayed messages is damaged; the timer table says it too",
-        "None needed: the next start, or the running broker, makes it again from the table.",
-    ),
-    Damage.TIMER_LOG: Meaning(
-        "the chains of delayed messages are damaged; the timer table says it too",
-        "None needed: the next start, or the running broker, makes them again from the table.",
-    ),
+    Damage.TIMER_WHEEL: Meaning("slots of the timer wheel are damaged", _WHEEL_REBUILT),
+    Damage.TIMER_LOG: Meaning("records of the timer log are damaged", _WHEEL_REBUILT),
     Damage.UNREADABLE: Meaning(
-        "the disk does not give out these bytes; what is damaged by that is told beside this",
-        "`tidemill store copy` takes all else to a sound disk, and `tidemill store repair COPY "
-        "--from BACKUP` mends what is damaged there. Where the broker does not start over them, "
-        "nobody can say whether what was answered OK stands there: restore a backup.",
+        "the disk cannot read these bytes; other findings list the damage that follows",
+        "`tidemill store copy` copies all other bytes to a sound disk, and `tidemill store mend "
+        "COPY --from BACKUP` mends the copy. If the broker does not start over these bytes, they "
+        "may hold acknowledged messages: restore a backup.",
     ),
 }
 
@@ -131,7 +121,7 @@ class TimerConcern:
 
     timer_id: int
     due_at_ms: int
-    topic: str  # where it was to go
+    topic: str  # to which it will be delivered
     state: str
 
 
@@ -142,28 +132,27 @@ class Concern:
     topic: str
     queue_id: int
     queue_offset: int
-    message_id: str = ""  # "": it cannot be read any more
+    message_id: str = ""  # "" if it is unreadable
     timer: TimerConcern | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One damaged place."""
+    """One damaged range of a file."""
 
     damage: Damage
     file: str
     position: int  # byte in the file
-    size: int  # bytes that are damaged, 0: not known
+    size: int  # damaged bytes; 0: unknown
     detail: str
     log_offset: int | None = None
     concerns: tuple[Concern, ...] = ()
-    stops_start: bool = False  # the broker does not start before this is mended
-    # For a repair: bytes of the log that are missing or wrong.
-    log_end: int | None = None
+    stops_start: bool = False  # the broker does not start over this damage
+    log_end: int | None = None  # the end of the damaged range of the log
 
 
 class Progress(NamedTuple):
-    """How far long work has come."""
+    """The progress of long work."""
 
     what: str
     done_bytes: int

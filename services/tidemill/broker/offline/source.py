@@ -148,10 +148,6 @@ class Readable:
                 f"{name} ({why}): take the directory from the disk by other means, or from a backup"
             )
 
-    def is_unreadable(self, name: str, at: int) -> bool:
-        """Whether the page with a byte was met, and could not be read."""
-        return (name, at - at % PAGE_BYTES) in self._bad
-
     @property
     def unreadable(self) -> list[Unreadable]:
         """What was met that cannot be read, by file and place."""

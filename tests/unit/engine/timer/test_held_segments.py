@@ -27,7 +27,7 @@ from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.findings import Damage
-from tidemill.broker.offline.repair import repair
+from tidemill.broker.offline.mend import mend
 
 SEGMENT = 32 << 10
 TIMER = replace(TIMERS, flush_log_bytes=10 << 20, evacuation_lead_ms=0)
@@ -520,7 +520,7 @@ def test_a_check_reports_the_timer_of_a_held_segment(at: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "cut"])
-def test_a_repair_copies_a_missing_held_segment_from_a_backup(how: str) -> None:
+def test_a_mend_copies_a_missing_held_segment_from_a_backup(how: str) -> None:
     backup = FaultyDisk(Random(1))
     world = damaged_world(backup=backup)
     retire(world)
@@ -538,10 +538,9 @@ def test_a_repair_copies_a_missing_held_segment_from_a_backup(how: str) -> None:
     assert concern.timer is not None
     assert (concern.timer.timer_id, concern.timer.state) == (BROKEN, "PENDING")
     found = disk.names("log")
-    assert not finish(repair(disk, None, TIMER, is_dry=False)).is_whole
-    assert finish(repair(disk, backup, TIMER, is_dry=True)).is_whole
+    assert finish(mend(disk, backup, TIMER, is_dry=True)).is_whole
     assert disk.names("log") == found
-    report = finish(repair(disk, backup, TIMER, is_dry=False))
+    report = finish(mend(disk, backup, TIMER, is_dry=False))
     assert report.is_whole, report.left
     world.disk = disk.after_power_cut()
     assert finish(check(world.disk, TIMER)).is_sound
@@ -572,7 +571,7 @@ def test_a_check_misses_no_segment_of_a_timer_that_needs_none(end: str) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9, 60, 110, -1])
-def test_a_repair_mends_the_message_from_a_backup(at: int) -> None:
+def test_a_mend_takes_the_message_from_a_backup(at: int) -> None:
     backup = FaultyDisk(Random(1))
     world = damaged_world(at=at, backup=backup)
     whole = backup.read(f"{OLDEST}.log")
@@ -581,7 +580,7 @@ def test_a_repair_mends_the_message_from_a_backup(at: int) -> None:
     found = disk.read(f"{OLDEST}.held")
     for is_dry in (True, False):
         assert disk.read(f"{OLDEST}.held") == found
-        report = finish(repair(disk, backup, TIMER, is_dry=is_dry))
+        report = finish(mend(disk, backup, TIMER, is_dry=is_dry))
         assert report.is_whole, report.left
         assert len(report.mended) == 1
     world.disk = disk.after_power_cut()
@@ -596,29 +595,29 @@ def test_a_repair_mends_the_message_from_a_backup(at: int) -> None:
     assert outcomes(world) == REPAIRED
 
 
-def test_a_repair_without_the_message_in_the_backup_leaves_the_held_segment() -> None:
+def test_a_mend_without_the_message_in_the_backup_leaves_the_held_segment() -> None:
     world, other = damaged_world(), damaged_world(seed=1, at=60)
     retire(world)
     retire(other)
     lived_on = TimerWorld(config=RETAINING, timer=TIMER)
     lived_on.schedule("brOken", delay_ms=10 * DAY_MS, size=400)
     lived_on.schedule("neighbOur", delay_ms=10 * DAY_MS)
-    for source in (None, other.disk.after_kill(), lived_on.disk.after_kill()):
+    for source in (other.disk.after_kill(), lived_on.disk.after_kill()):
         disk = world.disk.after_kill()
         before = disk.read(f"{OLDEST}.held")
-        report = finish(repair(disk, source, TIMER, is_dry=False))
+        report = finish(mend(disk, source, TIMER, is_dry=False))
         assert not report.is_whole
         assert len(report.left) == 1
         assert disk.read(f"{OLDEST}.held") == before
 
 
-def test_a_check_reports_a_cut_held_segment() -> None:
+def test_a_mend_leaves_a_cut_held_segment_that_is_longer_than_the_backup() -> None:
     backup = FaultyDisk(Random(1))
     world = damaged_world(backup=backup)
     retire(world)
     disk = world.disk.after_kill()
     disk.cut(f"{OLDEST}.held", 20_001)
     assert {one.damage for one in finish(check(disk, TIMER)).findings} == {Damage.HELD}
-    report = finish(repair(disk, backup, TIMER, is_dry=False))
-    assert any("put a whole one in its place" in told for told in report.left)
+    report = finish(mend(disk, backup, TIMER, is_dry=False))
+    assert all("damaged behind the end of the backup" in one for one in report.left)
     assert not report.is_whole

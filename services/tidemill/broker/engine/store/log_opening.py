@@ -118,7 +118,7 @@ class LogOpening:
             raise CorruptStore(
                 f"{FOLDER}/{end:020d}{SUFFIX} is missing or empty: the log was durable up to log "
                 f"offset {durable_offset}, and its files end at {end}. Restore the file from a "
-                f"backup (`tidemill store repair DIR --from BACKUP`), and start again."
+                f"backup (`tidemill store mend DIR --from BACKUP`), and start again."
             )
 
     def repeat_cut(self, log_offset: int) -> None:

@@ -1,4 +1,4 @@
-"""A repair from a backup gives back every byte; what it cannot verify it does not write."""
+"""Mending from a backup restores every byte, and writes no unverified byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.offline.check import NoStore, check
 from tidemill.broker.offline.copy import CopyRefused, copy
 from tidemill.broker.offline.findings import Damage
-from tidemill.broker.offline.repair import RepairReport, repair
+from tidemill.broker.offline.mend import mend
+from tidemill.broker.offline.rebuild import MendReport, rebuild
 
 SEGMENT = 64 << 10
 MESSAGES = 120
@@ -29,7 +30,7 @@ def opened(disk: FaultyDisk) -> TimerWorld:
 
 @cache
 def disks() -> tuple[FaultyDisk, FaultyDisk]:
-    """Return a store that is stopped, and a backup of it that was made some time before."""
+    """Return a stopped store, and an older backup of it."""
     world = opened(FaultyDisk(Random(0)))
     backup = FaultyDisk(Random(1))
     for n in range(MESSAGES):
@@ -54,7 +55,7 @@ def backup() -> FaultyDisk:
 
 
 def backed_up_bytes(name: str) -> range:
-    """Return the bytes of a segment that the backup has, too."""
+    """Return the bytes of a segment that the backup has."""
     checkpoint = store_checkpoint.find(disks()[1].read("checkpoint"))
     data = disks()[0].read(name)
     assert checkpoint is not None
@@ -64,12 +65,12 @@ def backed_up_bytes(name: str) -> range:
     return range(min(end, pad + 8) if pad >= 0 else end)
 
 
-def repaired(disk: FaultyDisk, source: FaultyDisk | None, *, is_dry: bool = False) -> RepairReport:
-    return finish(repair(disk, source, TIMERS, is_dry=is_dry))
+def mended(disk: FaultyDisk, source: FaultyDisk, *, is_dry: bool = False) -> MendReport:
+    return finish(mend(disk, source, TIMERS, is_dry=is_dry))
 
 
 def contents(disk: FaultyDisk, folder: str = "log") -> dict[str, bytes | None]:
-    """Return what the files of a folder say: behind the pad of a segment nothing counts."""
+    """Return the content of the files of a folder; of segments up to the pad."""
     found: dict[str, bytes | None] = {}
     for name in disk.names(folder):
         data = disk.read(name)
@@ -89,50 +90,50 @@ def test_there_are_several_segments() -> None:
 
 
 def assert_sound_but_for_caches(disk: FaultyDisk) -> None:
-    """What was derived from the log while it was damaged is to be derived again."""
+    """Files that were derived from the damaged log are rebuilt by the next start."""
     found = {one.damage for one in finish(check(disk, TIMERS)).findings}
     assert found <= {Damage.QUEUES, Damage.INDEX}
 
 
 @pytest.mark.parametrize("name", [f"log/{n * SEGMENT:020d}.log" for n in range(4)])
-def test_a_flipped_bit_is_mended_byte_by_byte(name: str) -> None:
+def test_a_mend_restores_flipped_bits(name: str) -> None:
     random = Random(name)
     for _ in range(FLIPS):
         disk = store()
         for _ in range(random.randint(1, 3)):
             disk.damage(name, random.choice(backed_up_bytes(name)), bits=1 << random.randrange(8))
-        report = repaired(disk, backup())
+        report = mended(disk, backup())
         assert report.is_whole, report.left
         disk = disk.after_power_cut()
-        assert contents(disk) == contents(store()), "what was mended is durable"
+        assert contents(disk) == contents(store()), "the mend is durable"
         assert_sound_but_for_caches(disk)
     opened(disk)
 
 
 @pytest.mark.parametrize("page", [0, 3, 14])
-def test_a_page_that_cannot_be_read_is_written_again_from_the_backup(page: int) -> None:
+def test_a_mend_writes_an_unreadable_page_again(page: int) -> None:
     disk = store()
     name = disk.names("log")[1]
     disk.spoil(name, page)
-    report = repaired(disk, backup())
+    report = mended(disk, backup())
     assert report.is_whole, report.left
-    assert contents(disk) == contents(store()), "it can be read again"
+    assert contents(disk) == contents(store()), "it is readable again"
     assert_sound_but_for_caches(disk)
     opened(disk)
 
 
-def test_a_copy_takes_what_can_be_read_and_says_what_cannot() -> None:
+def test_a_copy_skips_and_reports_an_unreadable_page() -> None:
     disk, target = store(), FaultyDisk(Random(2))
     name = disk.names("log")[1]
     disk.spoil(name, 3)
     report = finish(copy(disk, target))
     assert any(one.startswith(f"{name}, byte 12288: reading") for one in report.damaged)
     assert Damage.UNREADABLE not in {one.damage for one in finish(check(target, TIMERS)).findings}
-    assert repaired(target, backup()).is_whole
+    assert mended(target, backup()).is_whole
     assert contents(target)[name] == contents(store())[name]
 
 
-def test_no_copy_is_made_where_what_was_answered_cannot_be_read() -> None:
+def test_a_copy_fails_at_an_unreadable_page_of_acknowledged_messages() -> None:
     disk = store()
     name = disk.names("log")[-1]
     data = disk.read(name)
@@ -144,113 +145,114 @@ def test_no_copy_is_made_where_what_was_answered_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 5000, 32768, SEGMENT - 1])
 @pytest.mark.parametrize("name", [f"log/{n * SEGMENT:020d}.log" for n in range(3)])
-def test_a_segment_that_is_cut_or_missing_is_taken_whole(name: str, size: int) -> None:
+def test_a_mend_replaces_a_cut_or_missing_segment(name: str, size: int) -> None:
     disk = store()
     if size:
         disk.cut(name, size)
     else:
         disk.remove(name)
-    report = repaired(disk, backup())
+    report = mended(disk, backup())
     assert report.is_whole, report.left
     disk = disk.after_power_cut()
     assert contents(disk) == contents(store())
     assert_sound_but_for_caches(disk)
 
 
-def test_all_segments_but_the_last_may_be_missing() -> None:
+def test_a_mend_replaces_all_segments_before_the_last() -> None:
     disk = store()
     for name in segments()[:-1]:
         disk.remove(name)
-    assert repaired(disk, backup()).is_whole
+    assert mended(disk, backup()).is_whole
     assert contents(disk) == contents(store())
 
 
-def test_a_log_of_which_nothing_is_left_is_taken_from_a_backup_that_has_all_of_it() -> None:
+def test_a_mend_replaces_a_missing_log_from_a_complete_backup() -> None:
     disk, target = store(), FaultyDisk(Random(2))
     finish(copy(disk, target))
     for name in disk.names("log"):
         disk.remove(name)
     found = {one.damage for one in finish(check(disk, TIMERS)).findings if one.stops_start}
     assert found == {Damage.SEGMENT_MISSING}
-    older = repaired(disk.after_kill(), backup())
-    assert not older.is_whole, "what was answered since is not in it"
+    older = mended(disk.after_kill(), backup())
+    assert not older.is_whole, "it lacks acknowledged messages"
     nameless = disk.after_kill()
     for name in nameless.names("snapshots"):
         nameless.remove(name)
-    assert not repaired(nameless, target).is_whole, "nothing says that it is the same store"
+    assert not mended(nameless, target).is_whole, "the store is not identified"
 
     whole = disk.after_kill()
     begin = len(whole.operations)
-    assert repaired(whole, target).is_whole
+    assert mended(whole, target).is_whole
     for cut in range(len(whole.operations) - begin):
         partly = disk.after_kill()
         partly.cut_at = len(partly.operations) + cut
         with pytest.raises(PowerCut):
-            repaired(partly, target)
+            mended(partly, target)
         partly = partly.after_power_cut()
-        report = repaired(partly, target)
+        report = mended(partly, target)
         assert report.is_whole, report.left
         if cut % 5 == 0:
             opened(partly)
     opened(whole)
 
 
-def test_what_the_backup_does_not_have_yet_is_left_as_it_is() -> None:
+def test_a_mend_leaves_damage_behind_the_end_of_the_backup() -> None:
     disk = store()
     name = segments()[-1]
     disk.damage(name, backed_up_bytes(name)[-1] + 60)
     before = contents(disk)
-    report = repaired(disk, backup())
+    report = mended(disk, backup())
     assert (len(report.left), report.mended, report.is_whole) == (1, [], False)
     assert contents(disk) == before
     disk.cut(name, 5_000)
     before = contents(disk)
-    report = repaired(disk, backup())
+    report = mended(disk, backup())
     assert not report.is_whole
     assert contents(disk) == before
 
 
-def test_what_is_damaged_in_the_backup_too_is_left_as_it_is() -> None:
+def test_a_mend_leaves_a_segment_that_is_damaged_in_the_backup_too() -> None:
     disk, source = store(), backup()
-    name = segments()[1]
-    disk.damage(name, 100)
-    disk.damage(name, 20_000)
+    name, other = segments()[1:3]
+    for damaged in (name, other):
+        disk.damage(damaged, 100)
     source.damage(name, 110)
-    report = repaired(disk, source)
+    report = mended(disk, source)
     assert (len(report.left), len(report.mended)) == (1, 1)
     (finding,) = finish(check(disk, TIMERS)).findings
-    assert finding.position <= 100
+    assert (finding.file, finding.position <= 100) == (name, True)
+    assert mended(disk, backup()).is_whole, "another backup has it"
 
 
-def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
+def test_a_dry_run_reports_the_same_and_changes_nothing() -> None:
     disk = store()
     disk.damage(segments()[0], 1_000)
     disk.remove(segments()[1])
     disk.damage(disk.names("queues")[0], 60)
     dry, operations = disk.after_kill(), len(disk.operations)
-    assert repaired(dry, backup(), is_dry=True).mended[:2] == repaired(disk, backup()).mended[:2]
+    assert mended(dry, backup(), is_dry=True).mended[:2] == mended(disk, backup()).mended[:2]
     assert dry.operations == []
     assert len(disk.operations) > operations
 
 
-def test_a_backup_of_another_store_is_refused() -> None:
+def test_a_mend_rejects_a_backup_of_another_store() -> None:
     disk, source = store(), other_store()
     disk.damage(segments()[0], 1_000)
     before = contents(disk)
     with pytest.raises(NoStore):
-        repaired(disk, source)
+        mended(disk, source)
     assert contents(disk) == before
 
 
 def other_store() -> FaultyDisk:
-    """Return a store that began like this one, with another secret."""
+    """Return a store that differs in its secret."""
     disk = FaultyDisk(Random(0))
     open_engine(disk, SMALL, now_ms=1, entropy=bytes(range(1, 33)))
     return disk
 
 
-def test_a_backup_that_was_restored_and_lived_on_gives_nothing_of_its_new_life() -> None:
-    """Its records have the same sizes at the same log offsets, and say other things."""
+def test_a_mend_takes_nothing_from_a_backup_that_lived_on() -> None:
+    """Its records have the same sizes at the same log offsets, and other content."""
     disk, source = store(), backup()
     other = opened(source)
     other.now_ms += 1
@@ -266,13 +268,13 @@ def test_a_backup_that_was_restored_and_lived_on_gives_nothing_of_its_new_life()
         name = random.choice([one for one in disk.names("log") if one > segments()[-1]][:-1])
         disk.damage(name, random.randrange(20_000))
         before = contents(disk)
-        report = repaired(disk, other.disk)
+        report = mended(disk, other.disk)
         assert not report.is_whole
         assert contents(disk) == before
 
 
 def parted(*, before: int) -> tuple[FaultyDisk, FaultyDisk, int]:
-    """Return two stores that have lived on from one, and the log offset at which they part."""
+    """Return two stores that lived on from one, and the log offset where they differ."""
     first = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     for n in range(before):
         first.send(f"m{n}", size=1_800)
@@ -291,32 +293,32 @@ def parted(*, before: int) -> tuple[FaultyDisk, FaultyDisk, int]:
     return worlds[0].disk, worlds[1].disk, end
 
 
-def test_the_record_at_which_two_lives_part_is_not_taken_from_the_other_one() -> None:
+def test_a_mend_leaves_the_first_record_that_differs_in_the_backup() -> None:
     disk, source, end = parted(before=50)
     name = disk.names("log")[end // SEGMENT]
     disk.damage(name, end % SEGMENT + 20)
     before = contents(disk)
-    report = repaired(disk, source)
+    report = mended(disk, source)
     assert (len(report.left), report.mended) == (1, [])
     assert "lived on" in report.left[0]
     assert contents(disk) == before
 
 
-def test_a_cut_segment_is_not_taken_from_another_life() -> None:
+def test_a_mend_leaves_a_cut_segment_that_differs_in_the_backup() -> None:
     disk, source, end = parted(before=40)
     name = disk.names("log")[end // SEGMENT]
     disk.cut(name, end % SEGMENT + 5_000)
     before = contents(disk)
-    assert not repaired(disk, source).is_whole
+    assert not mended(disk, source).is_whole
     assert contents(disk) == before
 
 
 @pytest.mark.parametrize("folder", ["queues", "index", "snapshots", "timer", "timer/state"])
-def test_damaged_files_that_a_start_makes_again_are_deleted(folder: str) -> None:
+def test_a_rebuild_deletes_damaged_derived_files(folder: str) -> None:
     for name in store().names(folder):
         disk = store()
         disk.damage(name, 20)
-        report = repaired(disk, None)
+        report = finish(rebuild(disk, TIMERS, is_dry=False))
         assert report.is_whole
         assert name not in disk.names(folder)
         world = opened(disk.after_power_cut())
@@ -324,20 +326,20 @@ def test_damaged_files_that_a_start_makes_again_are_deleted(folder: str) -> None
         assert len(list(world.timers.open)) == 1
 
 
-def test_derived_files_stay_where_the_log_is_damaged_too() -> None:
+def test_a_rebuild_keeps_derived_files_of_a_damaged_log() -> None:
     disk = store()
     (name, *_) = disk.names("queues")
     disk.damage(name, 20)
     disk.damage(segments()[0], 1_000)
-    report = repaired(disk, None)
+    report = finish(rebuild(disk, TIMERS, is_dry=False))
     assert (len(report.left), report.mended) == (2, [])
     assert name in disk.names("queues")
-    assert repaired(disk, backup()).is_whole
+    assert mended(disk, backup()).is_whole
     assert name not in disk.names("queues")
 
 
-def test_a_repair_that_is_cut_short_leaves_nothing_worse() -> None:
-    """Whatever was done by then, the next repair ends what it began."""
+def test_a_power_cut_during_a_mend_makes_nothing_worse() -> None:
+    """The next mend completes it."""
     cut_at = 0
     while True:
         disk = store()
@@ -346,10 +348,10 @@ def test_a_repair_that_is_cut_short_leaves_nothing_worse() -> None:
         disk.remove(segments()[2])
         disk.cut_at = len(disk.operations) + cut_at
         try:
-            repaired(disk, backup())
+            mended(disk, backup())
         except PowerCut:
             again = disk.after_power_cut()
-            assert repaired(again, backup()).is_whole
+            assert mended(again, backup()).is_whole
             assert contents(again) == contents(store()), f"cut at {cut_at}"
             cut_at += 1
             continue
@@ -357,9 +359,9 @@ def test_a_repair_that_is_cut_short_leaves_nothing_worse() -> None:
         return
 
 
-def test_a_sound_store_is_left_alone() -> None:
+def test_a_mend_does_not_write_to_a_sound_store() -> None:
     disk = store()
-    report = repaired(disk, backup())
+    report = mended(disk, backup())
     assert (report.mended, report.left, report.is_whole) == ([], [], True)
     assert disk.operations == []
     assert World(disk, segment_bytes=SEGMENT, timer=TIMERS).bodies(1, topic=TOPIC) == ["m0"]

@@ -1,4 +1,4 @@
-"""A repair beside pages that cannot be read, and one that is cut short: never worse, and told."""
+"""Mending beside unreadable pages and after power cuts: nothing becomes worse unnoticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline.check import check
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.findings import Damage
-from tidemill.broker.offline.repair import repair
+from tidemill.broker.offline.mend import mend
 
 SEGMENT = 64 << 10
 
@@ -24,10 +24,10 @@ def backup_of(disk: FaultyDisk) -> FaultyDisk:
     return target
 
 
-def test_what_was_answered_in_an_unreadable_page_is_never_written_with_zeros() -> None:
+def test_a_mend_never_replaces_acknowledged_messages_in_an_unreadable_page() -> None:
     world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT, checkpoint_log_bytes=1 << 20)
     world.send(*[f"old{n}" for n in range(30)], size=300)
-    while True:  # Until one begins in a page in which another one fits behind it.
+    while True:  # Until the page of the log end has room for another message.
         world.send("known", size=400)
         world.checkpoint()
         world.checkpoint()
@@ -39,14 +39,14 @@ def test_what_was_answered_in_an_unreadable_page_is_never_written_with_zeros() -
     disk = world.disk.after_power_cut()
     name = disk.names("log")[0]
     disk.spoil(name, durable_offset // BLOCK)
-    report = finish(repair(disk, target, is_dry=False))
+    report = finish(mend(disk, target, is_dry=False))
     assert not report.is_whole
-    assert any("may have been answered" in one for one in report.left)
+    assert any("may hold acknowledged messages" in one for one in report.left)
     with pytest.raises(CorruptStore):
         World(disk, config=world.config, now_ms=world.now_ms)
 
 
-def test_a_repair_is_not_whole_while_a_page_keeps_the_broker_from_starting() -> None:
+def test_a_mend_reports_an_unreadable_page_that_prevents_the_start() -> None:
     world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT, checkpoint_log_bytes=1 << 20)
     world.send(*[f"m{n}" for n in range(10)], size=1_500)
     world.checkpoint()
@@ -58,37 +58,34 @@ def test_a_repair_is_not_whole_while_a_page_keeps_the_broker_from_starting() -> 
     disk.damage(name, 4_000)
     disk.spoil(name, (world.engine.log.log_end - 1) // BLOCK)
     for is_dry in (True, False):
-        report = finish(repair(disk, target, is_dry=is_dry))
+        report = finish(mend(disk, target, is_dry=is_dry))
         assert not report.is_whole
         assert any(Damage.UNREADABLE.value in one for one in report.left)
 
 
-@pytest.mark.parametrize("flipped", [None, 0, 1])
-def test_a_page_behind_the_end_of_a_segment_is_written_with_zeros(flipped: int | None) -> None:
+def test_a_mended_segment_has_no_unreadable_pages() -> None:
     world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT, checkpoint_log_bytes=32 << 10)
     world.send(*[f"m{n}" for n in range(40)], size=11_000)
     world.background()
     target = backup_of(world.disk)
     disk = world.disk.after_power_cut()
-    names = disk.names("log")
-    data = disk.read(names[0])
+    name = disk.names("log")[0]
+    data = disk.read(name)
     assert data is not None
     assert 0 < data.find(b"TMPD") < SEGMENT - BLOCK - 8, "the page lies behind the pad"
-    disk.spoil(names[0], SEGMENT // BLOCK - 1)
-    if flipped is not None:
-        disk.damage(names[flipped], 20_000)
-    dry = finish(repair(disk, target, is_dry=True))
-    report = finish(repair(disk, target, is_dry=False))
+    disk.spoil(name, SEGMENT // BLOCK - 1)
+    assert not finish(mend(disk, target, is_dry=False)).is_whole, "nothing is to be mended"
+    disk.damage(name, 20_000)
+    report = finish(mend(disk, target, is_dry=False))
     assert report.is_whole, report.left
-    assert dry == report
     assert Damage.UNREADABLE not in {one.damage for one in finish(check(disk)).findings}
     for folder in ("queues", "index", "snapshots"):
-        for name in disk.names(folder):
-            disk.remove(name)
-    World(disk, config=world.config, now_ms=world.now_ms)  # Though it reads the whole log.
+        for derived in disk.names(folder):
+            disk.remove(derived)
+    World(disk, config=world.config, now_ms=world.now_ms)  # It reads the whole log.
 
 
-def test_a_repair_cut_short_leaves_no_queue_file_over_a_hole() -> None:
+def test_a_power_cut_during_a_mend_leaves_no_queue_file_over_a_hole() -> None:
     world = World(FaultyDisk(Random(1)), segment_bytes=SEGMENT)
     world.send(*[f"m{n}" for n in range(40)], size=1_500)
     world.checkpoint()
@@ -99,7 +96,7 @@ def test_a_repair_cut_short_leaves_no_queue_file_over_a_hole() -> None:
         at = queue.entry(n)[0]
         name = f"log/{at - at % SEGMENT:020d}.log"
         disk.damage(name, at % SEGMENT + 10)
-    # A queue file that is damaged, too, is derived again over the hole.
+    # The broker rebuilds a damaged queue file over the hole.
     name = disk.names("queues")[0]
     data = disk.read(name)
     assert data is not None
@@ -112,15 +109,15 @@ def test_a_repair_cut_short_leaves_no_queue_file_over_a_hole() -> None:
 
     whole = disk.after_kill()
     begin = len(whole.operations)
-    finish(repair(whole, target.after_kill(), is_dry=False))
+    finish(mend(whole, target.after_kill(), is_dry=False))
     for cut in range(len(whole.operations) - begin):
         for outlive in (FaultyDisk.after_kill, FaultyDisk.after_power_cut):
             partly = disk.after_kill()
             partly.cut_at = len(partly.operations) + cut
             with pytest.raises(PowerCut):
-                finish(repair(partly, target.after_kill(), is_dry=False))
+                finish(mend(partly, target.after_kill(), is_dry=False))
             partly = outlive(partly)
-            report = finish(repair(partly, target.after_kill(), is_dry=False))
+            report = finish(mend(partly, target.after_kill(), is_dry=False))
             assert report.is_whole, report.left
             again = World(partly, config=world.config, now_ms=world.now_ms + 2_000)
             assert {"m20", "m21", "m22"} <= set(again.drain(group="fresh"))

@@ -1,0 +1,389 @@
+"""Mending a data directory from a backup, segment by segment (ADR 0059). No broker runs on it.
+
+A damaged segment is written again as a whole: the records of the backup's segment, then the store's
+own records behind them. It takes its place by a rename, so a crash leaves the old segment or the
+new one.
+
+    backup  ████████████│                the backup ends in this segment
+    store   ███░██░█████│█████████       damage where the backup has records
+    mended  ████████████│█████████
+
+All records that both have in the segment and in the two beside it must be equal. A store that was
+restored from the same backup and lived on has other records at the same log offsets.
+
+What may have been acknowledged never looks unwritten afterwards: behind the backup's records the
+store's own must be intact and readable to the end of the log. Derived files that a broker may have
+derived from the damaged log are deleted first; the next start rebuilds them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeVar, final
+
+from tidemill.broker.engine.layout.record import PAD, PAD_MAGIC
+from tidemill.broker.engine.store.disk import Disk
+from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
+from tidemill.broker.engine.store.segment import HELD, PREPARED, SUFFIX
+from tidemill.broker.engine.timer.config import TimerConfig
+from tidemill.broker.offline.backup import Backup
+from tidemill.broker.offline.check import check
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.log_scan import (
+    Broken,
+    Intact,
+    LogSegment,
+    Pad,
+    is_cut,
+    list_held,
+    list_segments,
+    read_one,
+)
+from tidemill.broker.offline.rebuild import (
+    MendReport,
+    derived_findings,
+    derived_from,
+    drop,
+    kept,
+    sentence,
+)
+from tidemill.broker.offline.replica_files import read_replica_files
+from tidemill.broker.offline.source import Source, Window, readable
+
+SLICE_BYTES: Final = 1 << 20  # written at once
+ENDLESS: Final = 1 << 62  # a log offset that no log reaches
+UNCONFIRMED: Final = (
+    "the broker group may not have confirmed it: start the replica, which asks the other replicas;"
+    " or empty its data directory, and it is copied again"
+)
+_UNREADABLE: Final = "copy the store to a sound disk, or restore a backup there"
+_ANSWERED: Final = f"an unreadable page may hold acknowledged messages; {_UNREADABLE}"
+_SET_ASIDE: Final = {Damage.HELD, Damage.HELD_MISSING}
+_IN_PLACE: Final = {Damage.RECORD, Damage.HOLE}
+T = TypeVar("T")
+Steps = Generator[Progress, None, T]
+
+
+class NotMendable(Exception):
+    """A segment cannot be mended from this backup; the message says why."""
+
+
+class _Part(NamedTuple):
+    """The bytes of one file that a new segment begins or continues with."""
+
+    source: Source
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _NewSegment:
+    """A segment to be written: parts of files, and the pad behind them if it ends there."""
+
+    name: str
+    size: int
+    parts: list[_Part] = field(default_factory=list)
+    pad_at: int | None = None
+
+
+class _Extent(NamedTuple):
+    """The intact records of a segment from a byte on."""
+
+    end: int  # the byte behind them, or behind the pad
+    is_complete: bool  # they reach the end of the segment
+
+
+def mend(
+    disk: Disk, backup: Source, timer: TimerConfig | None = None, *, is_dry: bool
+) -> Steps[MendReport]:
+    """Mend the damaged segments that the backup has. Yields its progress.
+
+    The caller owns the directory. Raises as `check`, and NoStore if the backup is not a backup of
+    this store.
+    """
+    return (yield from _Mending(disk, backup, timer, is_dry=is_dry).run())
+
+
+@final
+class _Mending:
+    """One mend."""
+
+    def __init__(
+        self, disk: Disk, backup: Source, timer: TimerConfig | None, *, is_dry: bool
+    ) -> None:
+        self._disk = disk
+        self._source = readable(disk)
+        self._backup = Backup(backup)
+        self._timer = timer
+        self._is_dry = is_dry
+        self._report = MendReport()
+        self._log_end = 0
+        self._segments: list[LogSegment] = []
+        self._new: dict[int, _NewSegment] = {}  # by log offset
+        self._new_held: dict[int, _NewSegment] = {}
+
+    def run(self) -> Steps[MendReport]:
+        before = yield from check(self._source, self._timer)
+        self._log_end = before.log_end
+        self._segments = list_segments(self._disk).segments
+        damages = self._mendable(before.findings)
+        held = [one for one in before.findings if one.damage in _SET_ASIDE]
+        if damages or held:
+            yield from self._backup.identify(before)
+        self._plan(damages)
+        self._report_unreadable(before.findings)
+        derived = derived_findings(before.findings)
+        report = self._report
+        if report.left:
+            report.left += kept(derived)
+        elif derived or damages:
+            ranges = [_range(one) for one in damages if one.damage in _IN_PLACE]
+            names = {one.file for one in derived}
+            if damages:
+                names |= derived_from(self._disk, ranges)
+            report.mended += drop(self._disk, names, is_dry=self._is_dry)
+        self._plan_held(held)
+        if self._is_dry or not report.mended:
+            return report
+        yield Progress("mending", 0, 0)
+        for segment in [*self._new.values(), *self._new_held.values()]:
+            self._write(segment)
+        if not report.left:
+            yield from self._check_again()
+        return report
+
+    def _mendable(self, findings: list[Finding]) -> list[Finding]:
+        """Return the damages of the log that a backup may mend; report the others."""
+        damages = [one for one in findings if one.damage in OF_THE_LOG]
+        strange = [one for one in damages if one.damage is Damage.STRANGE_FILE]
+        why = "give it the name that it had, or move it away"
+        self._report.left += [sentence(one, why) for one in strange]
+        damages = [one for one in damages if one not in strange]
+        replica = read_replica_files(self._source)
+        if replica.is_replica:
+            # The group may have other records there than any backup.
+            unsure = [one for one in damages if _range(one)[1] > replica.confirmed]
+            self._report.left += [sentence(one, UNCONFIRMED) for one in unsure]
+            damages = [one for one in damages if one not in unsure]
+        return damages
+
+    def _check_again(self) -> Steps[None]:
+        """Report the damage that is still there."""
+        after = yield from check(readable(self._disk), self._timer)
+        self._report.left += [
+            sentence(one, f"{one.detail}; it is still there after the mend")
+            for one in after.findings
+            if one.damage in OF_THE_LOG | _SET_ASIDE or one.stops_start
+        ]
+
+    # ------------------------------------------------------------ which segments
+
+    def _plan(self, damages: list[Finding]) -> None:
+        """Plan the segments of the log in which something is damaged or missing."""
+        needed_to: dict[int, int] = defaultdict(int)
+        starts_of: dict[int, list[int]] = {}
+        for number, finding in enumerate(damages):
+            begin, end = _range(finding)
+            theirs = [one for one in self._backup.segments if one.start < end and begin < one.end]
+            is_covered = bool(theirs) and theirs[0].start <= begin and end <= theirs[-1].end
+            starts_of[number] = [one.start for one in theirs] if is_covered else []
+            for one in theirs:
+                needed_to[one.start] = max(needed_to[one.start], min(end, one.end))
+        reasons: dict[int, str] = {}
+        for start, end in needed_to.items():
+            try:
+                self._new[start] = self._plan_segment(start, end)
+            except NotMendable as error:
+                reasons[start] = str(error)
+        for number, finding in enumerate(damages):
+            starts = starts_of[number]
+            failed = next((reasons[start] for start in starts if start in reasons), "")
+            if not starts:
+                failed = "the backup has nothing at this log offset"
+            if failed:
+                self._report.left.append(sentence(finding, failed))
+            else:
+                names = ", ".join(self._new[start].name for start in starts)
+                self._report.mended.append(sentence(finding, f"{names} taken from the backup"))
+
+    def _plan_segment(self, start: int, needed_to: int) -> _NewSegment:
+        """Plan a segment of the log, intact at least up to a log offset."""
+        theirs = self._backup.find_segment(start)
+        assert theirs is not None, "it was found among the backup's segments"
+        own = next((one for one in self._segments if one.start == start), None)
+        if is_cut(theirs):
+            raise NotMendable(f"{theirs.name} of the backup is cut")
+        if any(start < one.start < theirs.end for one in self._segments):
+            raise NotMendable(f"{theirs.name} of the backup has another size")
+        before = [one for one in self._segments if one.start < start]
+        behind = [one for one in self._segments if one.start > start]
+        compared = sum(map(self._compare, [*before[-1:], *([own] if own else []), *behind[:1]]))
+        if not compared and (self._segments or not self._backup.is_same_life):
+            raise NotMendable("the backup has no record beside it that could be compared")
+        name = own.name if own else f"{LOG_FOLDER}/{start:020d}{SUFFIX}"
+        return self._spliced(name, theirs, own, needed_to=needed_to, log_end=self._log_end)
+
+    def _report_unreadable(self, findings: list[Finding]) -> None:
+        """Report unreadable pages of the log: a segment that is written again gets other pages."""
+        starts = {one.name: one.start for one in self._segments}
+        for finding in findings:
+            start = starts.get(finding.file)
+            if finding.damage is not Damage.UNREADABLE or start is None:
+                continue
+            if start in self._new:
+                self._report.mended.append(sentence(finding, "written again to other pages"))
+            else:
+                self._report.left.append(sentence(finding, _UNREADABLE))
+
+    def _plan_held(self, findings: list[Finding]) -> None:
+        """Plan segments that were set aside."""
+        held = {one.name: one for one in list_held(self._disk)}
+        for finding in findings:
+            try:
+                if finding.damage is Damage.HELD_MISSING:
+                    segment = self._plan_missing_held(finding)
+                else:
+                    segment = self._plan_damaged_held(held[finding.file], finding)
+            except NotMendable as error:
+                self._report.left.append(sentence(finding, str(error)))
+            else:
+                what = f"{segment.name} taken from the backup"
+                self._report.mended.append(sentence(finding, what))
+
+    def _plan_missing_held(self, finding: Finding) -> _NewSegment:
+        theirs = self._backup.find_message(finding)
+        if theirs is None:
+            raise NotMendable("the backup does not have this message at this log offset")
+        if theirs.start not in self._new_held:
+            name = f"{LOG_FOLDER}/{theirs.start:020d}{HELD}"
+            self._new_held[theirs.start] = self._spliced(name, theirs, None)
+        return self._new_held[theirs.start]
+
+    def _plan_damaged_held(self, own: LogSegment, finding: Finding) -> _NewSegment:
+        theirs = self._backup.find_segment(own.start)
+        if theirs is None or is_cut(theirs):
+            raise NotMendable("the backup has no whole segment at this log offset")
+        if own.start not in self._new_held:
+            if not self._compare(own):
+                raise NotMendable("the backup has no record beside it that could be compared")
+            needed_to = _range(finding)[1]
+            self._new_held[own.start] = self._spliced(own.name, theirs, own, needed_to=needed_to)
+        return self._new_held[own.start]
+
+    # ------------------------------------------------------------ one segment
+
+    def _spliced(
+        self,
+        name: str,
+        theirs: LogSegment,
+        own: LogSegment | None,
+        *,
+        needed_to: int = 0,
+        log_end: int = ENDLESS,
+    ) -> _NewSegment:
+        """Put the store's own records behind those of the backup; the log ends at `log_end`.
+
+        A segment that was set aside has no such end: a pad ends it.
+        """
+        extent = _extent(self._backup.source, theirs, 0)
+        new = _NewSegment(name=name, size=theirs.size)
+        new.parts.append(_Part(self._backup.source, theirs.name, 0, extent.end))
+        if not extent.is_complete and own is not None and own.size > extent.end:
+            begin = extent.end
+            extent = _extent(self._source, own, begin)
+            new.parts.append(_Part(self._source, own.name, begin, extent.end))
+            self._check_end(own, extent, log_end)
+        elif not extent.is_complete and log_end == ENDLESS:
+            new.pad_at = extent.end if theirs.size - extent.end >= PAD.size else None
+        reach = theirs.size if extent.is_complete else extent.end
+        if theirs.start + reach < needed_to:
+            raise NotMendable("the backup is damaged there, or ends before")
+        return new
+
+    def _check_end(self, own: LogSegment, extent: _Extent, log_end: int) -> None:
+        """Raise NotMendable if the store may have other records behind its intact ones."""
+        if extent.is_complete:
+            return
+        if own.start + extent.end < log_end:
+            raise NotMendable("the store is damaged behind the end of the backup, too")
+        for name, _, end, _ in self._source.unreadable:
+            if name == own.name and end > extent.end:
+                raise NotMendable(_ANSWERED)
+
+    def _compare(self, own: LogSegment) -> int:
+        """Return how many records a segment has in common with the backup.
+
+        Raises NotMendable if another record stands in its place there.
+        """
+        theirs, count = self._backup.find_segment(own.start), 0
+        if theirs is None:
+            return 0
+        end = _extent(self._backup.source, theirs, 0).end
+        file = self._backup.source.open(theirs.name)
+        try:
+            window = Window(file)
+            for found in _intact(self._source, own):
+                at = found.log_offset - own.start
+                if at >= end:
+                    break
+                if window.view(at, found.header.size) != found.data:
+                    raise NotMendable("the backup has other records there: its store lived on")
+                count += 1
+        finally:
+            file.close()
+        return count
+
+    def _write(self, new: _NewSegment) -> None:
+        """Write a segment under another name, make it durable, and rename it."""
+        disk, temporary = self._disk, f"{LOG_FOLDER}/{PREPARED}"
+        if temporary in disk.names(LOG_FOLDER):
+            disk.delete(temporary)
+        file = disk.open(temporary, create=True)
+        file.resize(new.size)
+        for source, name, begin, end in new.parts:
+            opened = source.open(name)
+            for at in range(begin, end, SLICE_BYTES):
+                file.write_at(at, [opened.read_at(at, min(SLICE_BYTES, end - at))])
+            opened.close()
+        if new.pad_at is not None:
+            file.write_at(new.pad_at, [PAD.pack(PAD_MAGIC, new.size - new.pad_at)])
+        file.sync()
+        file.close()
+        disk.rename(temporary, new.name)
+        disk.folder(LOG_FOLDER).sync()
+
+
+def _extent(source: Source, segment: LogSegment, begin: int) -> _Extent:
+    """Return how far the records of a segment are intact from byte `begin` on."""
+    file = source.open(segment.name)
+    try:
+        window, at = Window(file), begin
+        while isinstance(found := read_one(window, segment, at), Intact):
+            at = found.end - segment.start
+    finally:
+        file.close()
+    if isinstance(found, Pad):
+        return _Extent(at + PAD.size, is_complete=True)
+    return _Extent(at, is_complete=found is None)
+
+
+def _intact(source: Source, segment: LogSegment) -> Iterator[Intact]:
+    """Yield the intact records of a segment, past damaged ones."""
+    file = source.open(segment.name)
+    try:
+        window, at = Window(file), 0
+        while isinstance(found := read_one(window, segment, at), Intact | Broken):
+            if isinstance(found, Intact):
+                yield found
+            at = found.end - segment.start
+    finally:
+        file.close()
+
+
+def _range(finding: Finding) -> tuple[int, int]:
+    assert finding.log_offset is not None, "it is of the log"
+    assert finding.log_end is not None, "it is of the log"
+    return finding.log_offset, finding.log_end
