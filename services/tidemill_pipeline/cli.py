@@ -110,7 +110,7 @@ ClusterName = Annotated[
     str, typer.Option(envvar="TIDEMILL_CLUSTER", help="Label `cluster` of the metrics.")
 ]
 
-Gate = Annotated[
+GateReporter = Annotated[
     str,
     typer.Option(
         metavar="GROUP", help="The archive_gate_group of brokers that keep unsealed messages."
@@ -253,7 +253,7 @@ def archive(
     ] = 0,
     metrics_file: MetricsFile = "",
     cluster: ClusterName = CLUSTER,
-    gate: Gate = "",
+    gate: GateReporter = "",
     then_verify: Annotated[
         bool, typer.Option("--then-verify", help="Run archive-verify after each round.")
     ] = False,
@@ -332,7 +332,7 @@ def archive_verify(
     to: To,
     endpoints: Endpoints = ENDPOINTS,
     master: Master = None,
-    gate: Gate = "",
+    gate: GateReporter = "",
     store_is_gone: StoreIsGone = False,
     is_all: Annotated[
         bool, typer.Option("--all", help="Also read the files of sealed messages again.")

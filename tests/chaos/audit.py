@@ -144,7 +144,7 @@ def found_by_events(
         settings,
         now_ms=SystemClock().wall_ms(),
         begins_at_ms=max(
-            events_of.told_from_ms(given), events_of.removed_at_ms(spark, events, given)
+            events_of.complete_from_ms(given), events_of.removed_at_ms(spark, events, given)
         ),
         progress=progress,
     )

@@ -120,15 +120,15 @@ def stored_rows(cluster: FakeCluster) -> list[tuple[str, str, int, int, str]]:
     ]
 
 
-Sends = st.tuples(
+SendCounts = st.tuples(
     st.sampled_from(["orders", "payments"]),
     st.sampled_from(["a", "b"]),
     st.integers(0, 1),
     st.integers(1, 60),
 )
-Rounds = st.lists(
+ArchiveRounds = st.lists(
     st.tuples(
-        st.lists(Sends, max_size=3),
+        st.lists(SendCounts, max_size=3),
         st.integers(1, 14),
         st.sampled_from([ArchiveJob.append, compact, verify]),
     ),
@@ -138,7 +138,7 @@ Rounds = st.lists(
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
-@given(Rounds)
+@given(ArchiveRounds)
 def test_manifest_archive_and_broker_agree_after_any_crashes(
     rounds: list[tuple[list[tuple[str, str, int, int]], int, Callable[[ArchiveJob], object]]],
 ) -> None:

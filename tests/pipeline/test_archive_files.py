@@ -30,7 +30,7 @@ from tidemill_pipeline.archive.reading import BATCH_BYTES, first_offset_at, read
 from tidemill_pipeline.archive.store import SNAPSHOT_ENTRIES, ArchiveStore
 from tidemill_pipeline.cli import app
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption
-from tidemill_pipeline.jobs.archive_upkeep import Waiting, compact, expire, look_waiting, vacuum
+from tidemill_pipeline.jobs.archive_upkeep import YoungFiles, compact, expire, look_waiting, vacuum
 from tidemill_pipeline.jobs.archive_verify import verify
 
 DAY_MS = 86_400_000
@@ -229,7 +229,7 @@ def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
     """What was let go of, and what no entry names."""
     cluster.add("orders", "a", 0, 40)
     archive.append()
-    assert look_waiting(archive.job()) == Waiting(files=0, first_due_at_ms=None)
+    assert look_waiting(archive.job()) == YoungFiles(files=0, first_due_at_ms=None)
 
     def told() -> str:
         return CliRunner().invoke(app, ["archive-vacuum", "--to", archive.path]).output
@@ -245,9 +245,9 @@ def test_a_vacuum_says_how_many_files_wait_and_until_when_the_first_does(
     orphan = files[0].with_name("RUN-orphan.parquet")
     shutil.copy(files[0], orphan)
     os.utime(orphan, (NOW_MS / 1000,) * 2)
-    both = Waiting(files=len(files) + 1, first_due_at_ms=NOW_MS + DAY_MS)
+    both = YoungFiles(files=len(files) + 1, first_due_at_ms=NOW_MS + DAY_MS)
     assert look_waiting(archive.job(now_ms=NOW_MS + DAY_MS - HOUR_MS)) == both
-    alone = Waiting(files=len(files), first_due_at_ms=due_at_ms)
+    alone = YoungFiles(files=len(files), first_due_at_ms=due_at_ms)
     assert look_waiting(archive.job(now_ms=NOW_MS + DAY_MS)) == alone
     assert vacuum(archive.job(now_ms=NOW_MS + DAY_MS)) == 1
     assert look_waiting(archive.job(now_ms=due_at_ms - HOUR_MS)) == alone

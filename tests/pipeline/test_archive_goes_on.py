@@ -7,7 +7,7 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.errors import ArchiveError
-from tidemill_pipeline.jobs.archive_commands import told_at_end
+from tidemill_pipeline.jobs.archive_commands import closing_text
 
 
 def ends(archive: Archived) -> dict[str, int]:
@@ -45,13 +45,13 @@ def test_a_run_says_how_much_it_has_archived_and_whether_it_has_caught_up(
 ) -> None:
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 600, body_size=1_000)
-    told = "messages, {} MB of bodies, and has caught up"
+    told = "messages, {} MB of bodies; the archive has caught up"
     done = archive.job(batch_rows=500).append()
-    assert told_at_end(done) == f"archived 1,200 {told.format('1.2')}"
+    assert closing_text(done) == f"archived 1,200 {told.format('1.2')}"
     for topic in ("orders", "payments"):
         cluster.add(topic, "a", 0, 200, body_size=1_000)
     damage(cluster, "orders", 600)
-    assert told_at_end(archive.append()) == (
+    assert closing_text(archive.append()) == (
         f"archived 200 {told.format('0.2')}, but for the queues that are named"
     )
 
@@ -102,7 +102,9 @@ def test_a_queue_that_brokers_do_not_keep_is_not_archived_and_others_are(
         cluster.add(topic, "a", 0, 10)
     cluster.refused.add("orders")
     (wrong,) = archive.job(gate_group="archive").append().wrong
-    assert wrong.startswith("queue 0 of orders at a is not kept, and so not archived: ")
+    assert wrong.startswith(
+        "queue 0 of orders at a is not archived, as its broker refused the gate: "
+    )
     assert ends(archive) == {"payments": 10}
 
 
@@ -117,7 +119,7 @@ def test_a_restored_store_keeps_its_own_queues_alone(
         cluster.add(topic, broker, 0, 10)
     (wrong,) = archive.append().wrong
     assert wrong.startswith("queue 0 of orders at a: it ends at 10, and is archived up to 20")
-    assert wrong.endswith("Nothing of a is archived meanwhile")
+    assert wrong.endswith("No queue of a is archived")
     assert ends(archive) == {"orders": 20, "payments": 20, "bills": 30}
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FIRST_STORED_AT_MS, FakeCluster
 from tidemill.common.clock import SystemClock
-from tidemill_pipeline.jobs.archive_commands import Rounds
-from tidemill_pipeline.jobs.running import Run
+from tidemill_pipeline.jobs.archive_commands import ArchiveRounds
+from tidemill_pipeline.jobs.running import RunRecord
 from tidemill_pipeline.metrics import PipelineMetrics
 
 
@@ -16,10 +16,10 @@ class Going:
     """An archiver that goes on."""
 
     def __init__(self, archive: Archived, *, then_verify: bool, **options: str) -> None:
-        self.run = Run(job="archive", run="1")
+        self.run = RunRecord(job="archive", run="1")
         self.metrics = PipelineMetrics("archive")
         self.said: list[str] = []
-        self._rounds = Rounds(
+        self._rounds = ArchiveRounds(
             archive.job(**options),
             self.run,
             self.metrics,
@@ -28,7 +28,7 @@ class Going:
         )
 
     def round(self) -> None:
-        self._rounds.tell(self._rounds.one())
+        self._rounds.report(self._rounds.one())
 
     def sample(self, name: str) -> float | None:
         """Return what a scrape has."""
@@ -56,7 +56,7 @@ def test_what_is_over_is_said_once_a_round_and_is_in_the_record_once(
     for _ in range(3):
         going.said.clear()
         going.round()
-        assert len([each for each in going.said if "--store-is-gone says so" in each]) == 1
+        assert len([each for each in going.said if "confirm it with --store-is-gone" in each]) == 1
     assert len(going.run.detail["over"]) == 1
     assert going.run.rows == 10
     # Nobody has allowed it: alone such a round would end with status 1.

@@ -18,8 +18,8 @@ from tidemill_pipeline.client import NAMES_MAX, connect
 from tidemill_pipeline.cluster_state import OmittedItems
 from tidemill_pipeline.data_source import RocketMQDataSource
 from tidemill_pipeline.errors import BadOption, NoAnswer, QueueLoss
-from tidemill_pipeline.jobs.events import tell_missing
-from tidemill_pipeline.jobs.replay import told_of_topic
+from tidemill_pipeline.jobs.events import report_missing
+from tidemill_pipeline.jobs.replay import topic_warning
 from tidemill_pipeline.jobs.replay_plan import ReplaySettings
 from tidemill_pipeline.jobs.running import progress_line
 from tidemill_pipeline.options import parse_source
@@ -150,16 +150,16 @@ def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -
     def told(topic: str, *, endpoint: str = cluster.endpoint) -> str:
         sink = {"endpoints": endpoint, "topic": topic, "maxRetries": "0"}
         settings = ReplaySettings(archive="a", given={}, sink=sink, state="s")
-        return told_of_topic(settings)
+        return topic_warning(settings)
 
     assert told("again") == ""
     assert told("agian").startswith("there is no topic agian; did you mean again? The first")
-    assert told("else").startswith("there is no topic else. The first message makes it")
+    assert told("else").startswith("there is no topic else. The first message creates it")
     assert "topic again nobody says: no answer" in told("again", endpoint="127.0.0.1:1")
     cluster.add("orders", "b", 0, 1)
     cluster.brokers["b"].error = "it is away"
     assert told("again") == ""
-    assert told("orders") == "whether there is a topic orders nobody says while b is away"
+    assert told("orders") == "cannot check whether topic orders exists: b is unreachable"
 
 
 def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once(
@@ -170,7 +170,7 @@ def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once
 
     def told(**options: str) -> str:
         say = progress_line()
-        return tell_missing(say, {"endpoints": cluster.endpoint, "maxRetries": "0", **options})
+        return report_missing(say, {"endpoints": cluster.endpoint, "maxRetries": "0", **options})
 
     assert told() == told(topic="orders") == told(topicPattern="o.*") == ""
     # It is made when it is needed.
@@ -178,7 +178,7 @@ def test_topics_whose_events_are_asked_for_and_that_are_nowhere_are_told_at_once
     assert capsys.readouterr().err == ""
     sentence = "there is no topic oders; did you mean orders?"
     assert told(topics="orders,oders") == sentence
-    assert capsys.readouterr().err.startswith(f"{sentence} What events tell")
+    assert capsys.readouterr().err.startswith(f"{sentence} Events of a deleted topic")
     assert told(topic="else") == "there is no topic else."
     with pytest.raises(NoAnswer):
         told(topic="oders", endpoints="127.0.0.1:1")

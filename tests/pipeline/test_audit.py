@@ -16,11 +16,18 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.jobs.audit import AuditSettings, judge, rules_of
 from tidemill_pipeline.jobs.delay_accuracy import worse_than
-from tidemill_pipeline.jobs.events import check_any, read_events, removed_at_ms, told_from_ms
+from tidemill_pipeline.jobs.events import check_any, complete_from_ms, read_events, removed_at_ms
 from tidemill_pipeline.jobs.sends import SENDS, of_topics, read_sends
-from tidemill_pipeline.jobs.verdict import TOLD_MAX, Sends, Verdict, count_of
+from tidemill_pipeline.jobs.verdict import SENTENCES_MAX, AuditVerdict, SendCounts, count_of
 from tidemill_pipeline.schema import EVENTS
-from tidemill_pipeline.transforms.audit import ACK_MS, KINDS, Rules, audit, lateness, never_stored
+from tidemill_pipeline.transforms.audit import (
+    ACK_MS,
+    KINDS,
+    AuditRules,
+    audit,
+    lateness,
+    never_stored,
+)
 from tidemill_pipeline.transforms.delay_accuracy import by_band, by_minute, fired
 
 if TYPE_CHECKING:
@@ -152,12 +159,12 @@ def a_day() -> Story:
 def test_lists_of_nothing_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
     nothing = Story().frame(spark)
     check_any(nothing, {})
-    with pytest.raises(BadOption, match="no event tells of topic nosuch"):
+    with pytest.raises(BadOption, match="no events of topic nosuch"):
         check_any(nothing, {"topics": "nosuch"})
     sends = tmp_path / "sends.jsonl"
     sends.write_text('{"message_id": "a", "topic": "t"}\nnot json\n')
     settings = AuditSettings(to=str(tmp_path), given={}, sends=str(sends))
-    with pytest.raises(BadOption, match="no JSON with a message_id"):
+    with pytest.raises(BadOption, match="not a JSON object with a message_id"):
         judge(spark, nothing, settings, now_ms=START_MS)
 
 
@@ -192,7 +199,7 @@ def test_a_topic_and_a_group_that_were_made_again_are_others(spark: SparkSession
     for i in range(1, 5):
         if i != 2:
             again.consumed(i, 300 + i)
-    found = audit(story.frame(spark, again), Rules()).findings.collect()
+    found = audit(story.frame(spark, again), AuditRules()).findings.collect()
     assert sorted((r.broker, r.kind, r.topic_id, r.queue_offset) for r in found) == [
         ("a", "missing", 8, 3),
         ("b", "missing", 0, 2),
@@ -205,7 +212,7 @@ def test_every_finding_is_named_and_no_other(spark: SparkSession) -> None:
     events = a_day().frame(spark)
     names = ("m5", "t1", "lost")
     sends = spark.createDataFrame([(name, "orders", None) for name in names], SENDS)
-    made = audit(events, Rules(), sends=sends)
+    made = audit(events, AuditRules(), sends=sends)
     found = made.findings.collect()
     assert {(r.kind, r.consumer_group, r.message_id) for r in found} == {
         ("missing", "g", "m7"),
@@ -256,7 +263,7 @@ def test_a_send_of_before_the_first_event_is_not_missing(spark: SparkSession) ->
     sends = spark.createDataFrame(rows, SENDS)
 
     def found(begins_at_ms: int) -> dict[str, set[str]]:
-        rules = Rules(begins_at_ms=begins_at_ms, closed_at_ms=START_MS + 5_000_000)
+        rules = AuditRules(begins_at_ms=begins_at_ms, closed_at_ms=START_MS + 5_000_000)
         kinds: dict[str, set[str]] = {}
         for row in never_stored(sends, story.frame(spark), rules).collect():
             kinds.setdefault(row.kind, set()).add(row.message_id)
@@ -286,7 +293,7 @@ def test_who_reads_dead_letters_is_not_held_to_their_topics(spark: SparkSession)
             story.consumed(i, 300 + i, group="handler", **copy)
         elif i != 9:
             story.consumed(i, 100 + i)
-    found = audit(story.frame(spark), Rules()).findings.collect()
+    found = audit(story.frame(spark), AuditRules()).findings.collect()
     assert [(r.kind, r.consumer_group, r.queue_offset) for r in found] == [("missing", "g", 9)]
 
 
@@ -297,7 +304,7 @@ def test_findings_of_a_topic_are_those_of_all_its_groups() -> None:
         {**one, "topic": "orders", "consumer_group": "g", "redelivered": 4, "late": 1},
         {**one, "topic": "orders", "consumer_group": "h"},
     ]
-    found = Verdict(counts={}, totals=totals, findings=[], unreadable=[]).by_topic()
+    found = AuditVerdict(counts={}, totals=totals, findings=[], unreadable=[]).by_topic()
     assert {key: count for key, count in found.items() if count} == {
         ("orders", "late"): 6,
         ("orders", "redelivered"): 4,
@@ -321,10 +328,10 @@ def test_a_list_of_sends_elsewhere_is_held_to_the_same(spark: SparkSession, tmp_
     path.write_text('{"message_id": "a", "more": {"x": [1]}}\n\n{"message_id": "b", "at_ms": 7}\n')
     found = [tuple(row) for row in read_sends(spark, path.as_uri()).collect()]
     assert found == [("a", None, None), ("b", None, 7)]
-    with pytest.raises(BadOption, match="of a line, it has no topic, and topics were"):
+    with pytest.raises(BadOption, match="in one line: topic is missing, which is required"):
         read_sends(spark, path.as_uri(), needs_topic=True)
     path.write_bytes(b'{"message_id": "a", "topic": "\xff"}\n')
-    with pytest.raises(BadOption, match="it is no JSON"):
+    with pytest.raises(BadOption, match="not a JSON object"):
         read_sends(spark, path.as_uri())
 
 
@@ -335,7 +342,7 @@ def test_an_audit_of_some_topics_leaves_out_no_send_without_one(
     sends.write_text('{"message_id": "a", "topic": "orders"}\n{"message_id": "lost"}\n')
     given = {"topics": "orders"}
     settings = AuditSettings(to=str(tmp_path), given=given, sends=str(sends))
-    with pytest.raises(BadOption, match="line 2: it has no topic, and topics were asked for"):
+    with pytest.raises(BadOption, match="line 2: topic is missing, which is required with --topic"):
         judge(spark, Story().frame(spark), settings, now_ms=START_MS)
 
 
@@ -375,11 +382,11 @@ def test_events_tell_everything_unless_retention_took_some(cluster: FakeCluster)
     given = {"endpoints": cluster.endpoint}
     cluster.add_events("a", pb.Event(at_ms=500), pb.Event(at_ms=600))
     cluster.add_events("b", pb.Event(at_ms=900))
-    assert told_from_ms(given) == 0
+    assert complete_from_ms(given) == 0
     cluster.brokers["a"].log_min = cluster.brokers["a"].events[1].position
-    assert told_from_ms(given) == 600
+    assert complete_from_ms(given) == 600
     # What is not asked for is not told either.
-    assert told_from_ms({**given, "startingTimestamp": "700"}) == 700
+    assert complete_from_ms({**given, "startingTimestamp": "700"}) == 700
 
 
 def test_what_was_sent_before_a_broker_group_was_removed_may_have_been_told_there(
@@ -433,7 +440,7 @@ def test_expired_ranges_filters_and_open_windows_are_no_losses(spark: SparkSessi
             queue_id=queue_id,
         )
     # Of the second queue 6 and later are of a time that is not closed.
-    rules = Rules(filtered_groups=["filtered"], closed_at_ms=START_MS + 1006)
+    rules = AuditRules(filtered_groups=["filtered"], closed_at_ms=START_MS + 1006)
     lost = audit(story.frame(spark), rules).findings.collect()
     assert sorted((r.consumer_group, r.queue_id, r.queue_offset) for r in lost) == [
         ("g", 0, 6),
@@ -446,14 +453,16 @@ def test_curves_and_accuracy(spark: SparkSession) -> None:
     events = a_day().frame(spark)
     late = lateness(events, "1 hour").collect()
     assert [(r.p50, r.max) for r in late] == [(2, 4000)]
-    waits = {r.consumer_group: r.p99 for r in audit(events, Rules(window="1 hour")).lag.collect()}
+    waits = {
+        r.consumer_group: r.p99 for r in audit(events, AuditRules(window="1 hour")).lag.collect()
+    }
     assert waits == {"g": 1000, "h": 1400}
     bands = by_band(fired(events)).collect()
     assert [(r.band, r["count"], r.early, r["max"]) for r in bands] == [("< 1 min", 3, 1, 4000)]
     assert sum(r["count"] for r in by_minute(fired(events)).collect()) == 3
 
 
-def counted(verdict: Verdict, group: str | None) -> dict[str, int | None]:
+def counted(verdict: AuditVerdict, group: str | None) -> dict[str, int | None]:
     """Return some of what tables show of a topic, or of a group's part in it."""
     (row,) = (row for row in verdict.totals if row["consumer_group"] == group)
     return {name: count_of(row, name) for name in ("produced", "fired", "recalled", "acked")}
@@ -461,7 +470,7 @@ def counted(verdict: Verdict, group: str | None) -> dict[str, int | None]:
 
 def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_path: Path) -> None:
     """One more than are shown one by one is missing."""
-    lost, closed_ms = TOLD_MAX + 1, START_MS + 10_000_000
+    lost, closed_ms = SENTENCES_MAX + 1, START_MS + 10_000_000
     sends = tmp_path / "sends.jsonl"
     lines = [
         *({"message_id": f"lost{i}", "topic": "orders", "at_ms": START_MS} for i in range(lost)),
@@ -475,14 +484,14 @@ def test_an_audit_says_how_many_sends_it_has_compared(spark: SparkSession, tmp_p
     story = Story()
     story.tell("stored", 0, 0)
     verdict = judge(spark, story.frame(spark), settings, now_ms=closed_ms)
-    assert verdict.sends == Sends(compared=lost, young=1, elsewhere=1)
-    assert len(verdict.broken) == TOLD_MAX + 1
-    assert verdict.broken[-1] == "and 1 more, which the page and the table have"
+    assert verdict.sends == SendCounts(compared=lost, young=1, elsewhere=1)
+    assert len(verdict.broken) == SENTENCES_MAX + 1
+    assert verdict.broken[-1] == "and 1 more; see the page or the table"
     page = (tmp_path / "audit" / "index.html").read_text()
     assert f"{verdict.sends}." in page
     assert str(verdict.sends) == (
-        f"{lost} acknowledged sends were compared with what was stored;"
-        " 1 are too young, by --grace, and 1 are to other topics"
+        f"{lost} acknowledged sends were compared with stored messages;"
+        " 1 are younger than --grace, and 1 are to other topics"
     )
 
 

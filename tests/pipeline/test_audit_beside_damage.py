@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.pipeline.test_audit import START_MS, Story
-from tidemill_pipeline.transforms.audit import ACK_MS, Rules, audit
+from tidemill_pipeline.transforms.audit import ACK_MS, AuditRules, audit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def test_what_an_unreadable_part_may_have_told_is_unknown(spark: SparkSession) -
     ]
     rows += [("lost later", "orders", START_MS + LATER_MS), ("no time", "orders", None)]
     sends = spark.createDataFrame(rows, "message_id string, topic string, at_ms bigint")
-    made = audit(story.frame(spark), Rules(), sends=sends)
+    made = audit(story.frame(spark), AuditRules(), sends=sends)
     found = {(row.kind, row.message_id): row.detail for row in made.findings.collect()}
     assert set(found) == {
         ("unreadable", None),

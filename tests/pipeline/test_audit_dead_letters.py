@@ -8,7 +8,7 @@ import pytest
 
 from tests.pipeline.test_audit import Story
 from tidemill_pipeline.jobs.audit import AuditSettings, rules_of
-from tidemill_pipeline.transforms.audit import Rules, audit
+from tidemill_pipeline.transforms.audit import AuditRules, audit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ class Letters:
 
 def found(spark: SparkSession, letters: Letters, **rules: Any) -> dict[tuple[str, int], str]:
     """Return the journeys of missing dead letters, by group and offset."""
-    made = audit(letters.story.frame(spark), Rules(**rules))
+    made = audit(letters.story.frame(spark), AuditRules(**rules))
     rows = [row for row in made.findings.collect() if row.kind == "missing"]
     summed = {(row.topic, row.consumer_group) for row in made.summary.collect() if row.missing}
     assert summed == {(row.topic, row.consumer_group) for row in rows}

@@ -9,8 +9,8 @@ from tests.pipeline.test_audit import START_MS, Story, _at
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.jobs.group_progress import read_progress
-from tidemill_pipeline.jobs.verdict import Verdict, headlines
-from tidemill_pipeline.transforms.audit import BROKEN, KINDS, Audit, Rules, audit
+from tidemill_pipeline.jobs.verdict import AuditVerdict, headlines
+from tidemill_pipeline.transforms.audit import BROKEN, KINDS, AuditRules, AuditTables, audit
 from tidemill_pipeline.transforms.owed import CLOCKS_MS, PROGRESS
 
 if TYPE_CHECKING:
@@ -81,18 +81,18 @@ class Case(Story):
         )
 
 
-def audited(spark: SparkSession, *cases: Case, **rules: Any) -> Audit:
+def audited(spark: SparkSession, *cases: Case, **rules: Any) -> AuditTables:
     said = spark.createDataFrame([row for case in cases for row in case.said], PROGRESS)
     events = cases[0].frame(spark, *cases[1:])
-    return audit(events, Rules(**rules), progress=said)
+    return audit(events, AuditRules(**rules), progress=said)
 
 
-def found_in(made: Audit, *, kinds: tuple[str, ...] = KINDS) -> list[tuple[Any, ...]]:
+def found_in(made: AuditTables, *, kinds: tuple[str, ...] = KINDS) -> list[tuple[Any, ...]]:
     rows = [row for row in made.findings.collect() if row.kind in kinds]
     return sorted((row.broker, row.kind, row.queue_id, row.queue_offset) for row in rows)
 
 
-def counted(made: Audit, name: str) -> dict[str, int]:
+def counted(made: AuditTables, name: str) -> dict[str, int]:
     rows = made.summary.groupBy("topic").sum(name).collect()
     return {topic: count for topic, count in rows if count}
 
@@ -167,7 +167,10 @@ def test_what_a_group_was_never_given_is_missing_once_it_has_passed_it(spark: Sp
     ]
     assert counted(made, "waiting") == {}
     told = {row.broker: row.detail for row in made.findings.collect()}
-    assert told["last"] == "the group's next pop begins behind it, and it was not delivered to it"
+    assert (
+        told["last"]
+        == "the group's next pop begins after it, but it was not delivered to the group"
+    )
 
 
 def test_what_waits_for_a_group_is_counted_and_is_no_finding(spark: SparkSession) -> None:
@@ -377,18 +380,20 @@ def test_a_timer_fires_once_and_not_in_spite_of_its_recall(spark: SparkSession) 
 def test_the_head_of_the_page_says_what_is_not_through() -> None:
     row = {"waiting": 1_200, "in_flight": 3, "overdue": 1}
     counts = dict.fromkeys(KINDS, 0)
-    left = Verdict(counts=counts, totals=[row, row], findings=[], unreadable=[])
+    left = AuditVerdict(counts=counts, totals=[row, row], findings=[], unreadable=[])
     told = (
-        "2,400 wait to be delivered, 6 are in flight, 2 of these longer than their invisible"
+        "2,400 wait to be delivered, 6 are in flight, 2 of these for longer than their invisible"
         " duration"
     )
     assert headlines(left) == [
-        ("good", "Nothing was lost, and nothing was early, of what is through."),
-        ("", f"Not through yet, counted by group: {told}."),
+        ("good", "No message was lost or early among the settled messages."),
+        ("", f"Not settled yet, counted per group: {told}."),
     ]
-    unexpected = Verdict(counts=counts | {"unexpected": 2}, totals=[], findings=[], unreadable=[])
+    unexpected = AuditVerdict(
+        counts=counts | {"unexpected": 2}, totals=[], findings=[], unreadable=[]
+    )
     assert unexpected.is_broken
-    assert headlines(unexpected) == [("bad", "Recalled, and there all the same: 2.")]
+    assert headlines(unexpected) == [("bad", "Delivered or fired after a recall: 2.")]
 
 
 def test_progress_is_of_the_topic_that_is_there_and_of_who_answers(

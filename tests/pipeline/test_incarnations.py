@@ -13,7 +13,7 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tests.support.worlds.micro_batches import COLUMNS, Stream, read_batch
 from tidemill_pipeline.errors import DataLoss, NoAnswer, QueueLoss
-from tidemill_pipeline.jobs.archive import Done
+from tidemill_pipeline.jobs.archive import ArchiveProgress
 from tidemill_pipeline.jobs.archive_upkeep import expire
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.offsets import Offsets
@@ -149,8 +149,8 @@ def test_a_stream_over_an_archive_reads_each_topic_of_a_name_once(
     assert [row["body"] for row in some] == bodies(range(28, 30)) + new_bodies(50)[49:]
 
 
-def made_anew_after(batches: int, cluster: FakeCluster) -> Callable[[Done], None]:
-    def progress(done: Done) -> None:
+def made_anew_after(batches: int, cluster: FakeCluster) -> Callable[[ArchiveProgress], None]:
+    def progress(done: ArchiveProgress) -> None:
         if done.batches == batches:
             make_anew(cluster, 60)
 
@@ -228,7 +228,7 @@ def test_a_store_that_is_another_one_is_sealed_on_an_operators_word(
     del cluster.brokers["b"]
     verified = archive.verify()
     assert [sentence.partition(": ")[2] for sentence in verified.wrong] == [
-        f"{why}. If that is for good, --store-is-gone seals them by their files alone"
+        f"{why}. If this is permanent, --store-is-gone seals them by their files alone"
         for why in (
             "a has another store than the one that was archived",
             "there is no broker group b",
@@ -315,7 +315,7 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     assert archive.job(topicPattern="", topic="others").append().over == (), "it is not asked for"
     (told,) = archive.append().over
     assert told.startswith("queue 0 of orders at a is not there any more, its topic was deleted")
-    assert "behind offset 5, if anything did, is lost" in told
+    assert "after offset 5, if there were any, are lost" in told
     (queue, other) = archive.manifest().queues.values()
     assert (queue.closed, other.closed) == ([(5, 5)], [])
     assert archive.append().over == ()
@@ -327,7 +327,7 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     cluster.delete("orders")
     done = archive.append()
     (told,) = done.over
-    assert "behind offset 20, if anything did, is lost" in told
+    assert "after offset 20, if there were any, are lost" in told
     assert not done.is_over_allowed
     cluster.add("orders", "a", 0, 1)
     archive.append()

@@ -23,7 +23,7 @@ from tidemill_pipeline.transforms.replay import (
     ORIGINAL_GROUP,
     ORIGINAL_ID,
     ORIGINAL_PLACE,
-    Timing,
+    ReplaySchedule,
     to_send,
 )
 from tidemill_pipeline.transforms.setting import SETTABLE
@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 
 # What gRPC's own threads write when a server of an earlier test goes: level, date, time.
 OF_GRPC = re.compile(r"[IWE]\d{4} \d\d:")
-TIMING = Timing(first_stored_ms=FIRST_MS, begin_ms=1_900_000_000_000)
+TIMING = ReplaySchedule(first_stored_ms=FIRST_MS, begin_ms=1_900_000_000_000)
 
 
 def sent(
-    spark: SparkSession, given: dict[str, Any], timing: Timing | None = None, **expressions: str
+    spark: SparkSession,
+    given: dict[str, Any],
+    timing: ReplaySchedule | None = None,
+    **expressions: str,
 ) -> Row:
     """Return what is sent of one message."""
     (row,) = to_send(stored(spark, given), timing, expressions).collect()
@@ -197,7 +200,7 @@ def test_a_replay_that_goes_on_sets_what_it_set_when_it_began(
     breaks_off(spark, cluster, masked, after=0)
     for others in ({}, {"tag": "upper(tag)"}):
         settings = replaying(cluster, archive, tmp_path / "s", expressions=others)
-        with pytest.raises(BadOption, match="is of another replay; give the same options"):
+        with pytest.raises(BadOption, match="belongs to another replay; give the options"):
             replay.send(spark, settings, now_ms=lambda: NOW_MS)
     cluster.sent.clear()
     assert replay.send(spark, masked, now_ms=lambda: NOW_MS).sent == 5

@@ -30,7 +30,7 @@ from tidemill_pipeline.transforms.replay import (
     ORIGINAL_ID,
     ORIGINAL_PLACE,
     PROPERTIES_MAX,
-    Timing,
+    ReplaySchedule,
     between,
     to_send,
 )
@@ -42,7 +42,7 @@ BEGIN_MS = 1_900_000_000_000
 STEP_MS = 2_000  # between two messages of an archive that is replayed with its timing
 
 
-def sent(frame: DataFrame, timing: Timing | None = None) -> list[Row]:
+def sent(frame: DataFrame, timing: ReplaySchedule | None = None) -> list[Row]:
     return list(to_send(frame, timing).collect())
 
 
@@ -51,7 +51,7 @@ def test_messages_are_as_far_apart_as_they_were_or_as_the_speed_says(
     spark: SparkSession, speed: float, span_ms: int
 ) -> None:
     frame = stored(spark, {}, {"stored_ms": FIRST_MS + 1}, {"stored_ms": FIRST_MS + 90_000})
-    rows = sent(frame, Timing(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS, speed=speed))
+    rows = sent(frame, ReplaySchedule(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS, speed=speed))
     due_ms = [round(row.due_timestamp.timestamp() * 1000) - BEGIN_MS for row in rows]
     assert due_ms == [0, int(1 / speed), span_ms]
 
@@ -62,7 +62,7 @@ def test_a_message_group_is_kept_or_told_by_a_property(spark: SparkSession) -> N
     assert (at_once.message_group, at_once.tag, at_once["keys"]) == ("g", "t", ["k"])
     assert at_once.properties == {ORIGINAL_ID: "m0", ORIGINAL_PLACE: "orders/a/1/0"}
     assert without.message_group is None
-    timing = Timing(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS)
+    timing = ReplaySchedule(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS)
     delayed, without = sent(frame, timing)
     assert "message_group" not in delayed.asDict()
     assert delayed.properties[ORIGINAL_GROUP] == "g"
@@ -71,7 +71,7 @@ def test_a_message_group_is_kept_or_told_by_a_property(spark: SparkSession) -> N
 
 def test_a_message_that_was_replayed_before_keeps_its_first_id(spark: SparkSession) -> None:
     first = {ORIGINAL_ID: "FIRST", ORIGINAL_PLACE: "orders/b/7/1", ORIGINAL_GROUP: "g", "own": "1"}
-    for timing in (None, Timing(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS)):
+    for timing in (None, ReplaySchedule(first_stored_ms=FIRST_MS, begin_ms=BEGIN_MS)):
         (row,) = sent(stored(spark, {"properties": first}), timing)
         assert row.properties == first
 
@@ -151,12 +151,12 @@ def test_what_nobody_sent_in_time_keeps_its_spacing(
     # An hour later nothing of it lies ahead.
     later_ms = NOW_MS + 3_600_000
     shifts: list[int] = []
-    done = replay.send(spark, settings, now_ms=lambda: later_ms, tell_shifted=shifts.append)
+    done = replay.send(spark, settings, now_ms=lambda: later_ms, report_shift=shifts.append)
     assert done.sent == 10
     assert due_ms(cluster) == spaced(later_ms + replay_plan.LEAD_MS, 10)
     assert shifts == [3_600_000]
     # What is through is not sent again, and nothing is left that could be shifted.
-    done = replay.send(spark, settings, now_ms=lambda: 2 * NOW_MS, tell_shifted=shifts.append)
+    done = replay.send(spark, settings, now_ms=lambda: 2 * NOW_MS, report_shift=shifts.append)
     assert (done.sent, shifts) == (0, [3_600_000])
 
 
@@ -230,7 +230,7 @@ def test_what_a_replay_chooses_itself_is_refused(
     cluster.add("orders", "a", 0, 1)
     archive.append()
     settings = dataclasses.replace(timed(cluster, archive, tmp_path), more={name: "1"})
-    with pytest.raises(BadOption, match="a replay chooses it itself"):
+    with pytest.raises(BadOption, match="a replay sets this option itself"):
         replay.run(settings, is_dry=True)
 
 
@@ -246,10 +246,10 @@ def test_what_is_wrong_with_a_replay_is_known_before_spark_starts(
         replay.run(misspelt, is_dry=True)
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(BadOption, match="is no folder"):
+    with pytest.raises(BadOption, match="is not a folder"):
         replay.run(dataclasses.replace(settings, state=str(file)), is_dry=True)
-    plan = replay_plan.Plan(rows=1, first_stored_ms=0, last_stored_ms=0, ends={})
-    replay_plan.keep_plan(dataclasses.replace(settings, speed=2.0), plan)
+    plan = replay_plan.ReplayPlan(rows=1, first_stored_ms=0, last_stored_ms=0, ends={})
+    replay_plan.store_plan(dataclasses.replace(settings, speed=2.0), plan)
     with pytest.raises(BadOption, match="is of another replay"):
         replay.run(settings, is_dry=True)
 

@@ -10,7 +10,7 @@ from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.jobs.archive_verify import verify
 from tidemill_pipeline.jobs.events import read_events
-from tidemill_pipeline.jobs.inputs import QUEUES_MAX, Inputs, logs_before, note_events
+from tidemill_pipeline.jobs.inputs import QUEUES_MAX, InputRanges, logs_before, note_events
 from tidemill_pipeline.offsets import Incarnation, Offsets, SourceQueue
 from tidemill_pipeline.source.events import places_of
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OF_CHARACTERS_MAX = 64 * 1024
 
 
-def spans(inputs: Inputs) -> dict[int, tuple[int, int]]:
+def spans(inputs: InputRanges) -> dict[int, tuple[int, int]]:
     """Return from where to where queues were read, by queue id."""
     document = inputs.as_document()
     start, end = (Offsets.from_document(document[name]).at for name in ("start", "end"))
@@ -29,7 +29,7 @@ def spans(inputs: Inputs) -> dict[int, tuple[int, int]]:
 
 
 def test_a_record_is_bounded_and_says_what_it_leaves_out() -> None:
-    inputs = Inputs()
+    inputs = InputRanges()
     for queue_id in reversed(range(QUEUES_MAX + 5)):
         inputs.note(
             SourceQueue("orders", "broker-0", queue_id, Incarnation("LOG", 7)), 10_000, 20_000
@@ -41,7 +41,7 @@ def test_a_record_is_bounded_and_says_what_it_leaves_out() -> None:
 
 
 def test_a_run_that_reads_nothing_has_nothing_to_say() -> None:
-    assert Inputs().as_document() == {}
+    assert InputRanges().as_document() == {}
 
 
 def test_an_archiver_has_read_what_its_batches_have_and_what_was_lost_before(
@@ -85,7 +85,7 @@ def test_who_reads_events_has_read_the_logs_and_what_came_meanwhile(
     logs = logs_before(given)
     cluster.add_events("a", *stored(2))
     events = read_events(spark, given)
-    inputs = Inputs()
+    inputs = InputRanges()
     note_events(inputs, given, logs, events)
     document = inputs.as_document()
     start, end = (places_of(document[name]) for name in ("start", "end"))

@@ -190,8 +190,8 @@ def test_an_archive_that_was_replayed_and_archived_is_the_same(
         )
         now_ms = SystemClock().wall_ms()
         assert replay_plan.plan(spark, settings).rows == 300
-        told: list[replay.Batch] = []
-        done = replay.send(spark, settings, now_ms=lambda: now_ms, tell=told.append)
+        told: list[replay.ReplayBatch] = []
+        done = replay.send(spark, settings, now_ms=lambda: now_ms, report=told.append)
         assert (done.plan.rows, done.sent, [each.sent for each in told]) == (300, 300, [300])
         # It is through; once more sends nothing.
         again = replay.send(spark, settings, now_ms=lambda: now_ms)

@@ -122,10 +122,10 @@ def test_spark_starts_with_the_classes_that_java_has_kept(tmp_path: Path) -> Non
 def test_a_step_that_takes_long_says_so(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "TOLD_ELSEWHERE_S", 0.01)
+    monkeypatch.setattr(running, "REPORT_ELSEWHERE_S", 0.01)
     said: list[str] = []
     with running.watching(spark, said.append, "reading"):
         eventually(lambda: len(said) > 2, within_ms=60_000)
     assert said[:2] == ["reading", "reading: 0 s"]
     stages = [SparkStageInfo(1, 0, "a stage", 5, 0, done, 0) for done in (5, 1)]
-    assert running.told_of_tasks("reading", 1234, stages) == "reading: 1,234 s, 6 of 10 tasks"
+    assert running.task_progress("reading", 1234, stages) == "reading: 1,234 s, 6 of 10 tasks"

@@ -163,5 +163,5 @@ def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
     assert len(cluster.sent) == 30
     for text in ("", "[]", "{}", path.read_text()[:30]):
         path.write_text(text)
-        with pytest.raises(BadOption, match=r"plan.json is not whole, .* Give another --state"):
+        with pytest.raises(BadOption, match=r"plan.json is damaged, .* Give another --state"):
             replay.send(spark, settings, now_ms=lambda: NOW_MS)

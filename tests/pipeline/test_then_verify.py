@@ -12,14 +12,14 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill_pipeline.cli import EXIT_DAMAGED
 from tidemill_pipeline.errors import BadOption, NoAnswer
-from tidemill_pipeline.jobs.archive import ArchiveJob, Done
-from tidemill_pipeline.jobs.archive_commands import Appended, append_once
+from tidemill_pipeline.jobs.archive import ArchiveJob, ArchiveProgress
+from tidemill_pipeline.jobs.archive_commands import ArchiveRound, append_once
 
 GATE = "archive"
 RUN_S = 600.0  # for a job on Spark; only a test that fails waits for so long
 
 
-def run_once(job: ArchiveJob) -> Appended:
+def run_once(job: ArchiveJob) -> ArchiveRound:
     return append_once(job, lambda _: None, then_verify=True)
 
 
@@ -93,9 +93,9 @@ def test_what_is_told_once_is_told_before_a_verification_that_may_be_ended(
     cluster.add("payments", "a", 0, 10)
     archive.append()
     cluster.delete("orders")
-    told: list[Done] = []
+    told: list[ArchiveProgress] = []
 
-    def ending(done: Done) -> None:
+    def ending(done: ArchiveProgress) -> None:
         told.append(done)
         raise KeyboardInterrupt
 

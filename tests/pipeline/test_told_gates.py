@@ -186,7 +186,7 @@ def test_what_is_archived_of_no_namespace_is_not_verified_as_of_one(
     cluster.add("orders", "a", 0, 10)
     a_job(cluster, tmp_path).append()
     (wrong,) = verify(a_job(cluster, tmp_path, namespace="mill")).wrong
-    assert wrong.endswith("of no namespace is verified and let go of without that option")
+    assert wrong.endswith("released; omit --option namespace to do so")
 
 
 def test_a_topic_that_may_not_be_read_holds_no_other_one_up(
@@ -200,7 +200,9 @@ def test_a_topic_that_may_not_be_read_holds_no_other_one_up(
         cluster.add(topic, "a", 0, 5)
     cluster.refused = {"orders"}
     (wrong,) = a_job(cluster, tmp_path).append().wrong
-    assert wrong.startswith("queue 0 of orders at a is not kept, and so not archived: ")
+    assert wrong.startswith(
+        "queue 0 of orders at a is not archived, as its broker refused the gate: "
+    )
     assert told(cluster) == {"others": 5}
     cluster.refused = set()
     assert a_job(cluster, tmp_path).append().rows == 5

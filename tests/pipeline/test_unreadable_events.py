@@ -13,7 +13,7 @@ from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill_pipeline.errors import BadOption, DataLoss
 from tidemill_pipeline.jobs.audit import AuditSettings, judge
 from tidemill_pipeline.jobs.events import check_any, read_events, unreadable_in
-from tidemill_pipeline.jobs.verdict import Verdict, headlines
+from tidemill_pipeline.jobs.verdict import AuditVerdict, headlines
 from tidemill_pipeline.options import parse_source
 from tidemill_pipeline.schema import of_dataset
 from tidemill_pipeline.source import events as source
@@ -106,24 +106,24 @@ def test_an_audit_that_could_not_see_everything_says_so(
     assert [one.startswith(TOLD) for one in unreadable_in(events)] == [True]
     page = (tmp_path / "audit" / "index.html").read_text("utf-8")
     assert "This audit is incomplete: a part of the log cannot be read." in page
-    assert "Nothing was lost" not in page
+    assert "No message was lost" not in page
     assert TOLD in page
     # That a part cannot be read is no event of a topic.
     nobody = {**given, "topic": "nobody"}
-    with pytest.raises(BadOption, match="no event tells of topic nobody"):
+    with pytest.raises(BadOption, match="no events of topic nobody"):
         check_any(read_events(spark, nobody), nobody)
 
 
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        ({}, "Nothing was lost, and nothing was early."),
-        ({"unknown": 1_200}, "Whether 1,200 messages were lost nobody can say (unknown)."),
+        ({}, "No message was lost or early."),
+        ({"unknown": 1_200}, "It is unknown whether 1,200 messages were lost."),
         ({"early": 1}, "Something was lost or early."),
     ],
 )
 def test_a_page_begins_with_what_an_audit_has_come_to(counts: dict[str, int], told: str) -> None:
-    verdict = Verdict(
+    verdict = AuditVerdict(
         counts=dict.fromkeys(KINDS, 0) | counts, totals=[], findings=[], unreadable=[]
     )
     assert [sentence for _, sentence in headlines(verdict)] == [told]

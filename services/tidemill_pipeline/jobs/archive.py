@@ -1,10 +1,10 @@
-"""J1: topics into an archive, exactly once: what is new is pulled, written, and committed.
+"""J1: archive topics exactly once.
 
-    append   pull what is new, write it, commit one entry of the manifest; until caught up
-    commit   what `archive_verify` and `archive_upkeep` change of the same archive afterwards
+    append   pull new messages, write files, commit one manifest entry; repeat until caught up
+    commit   commit a manifest entry; `archive_verify` and `archive_upkeep` use it as well
 
-The manifest is the only thing that is remembered (ADR 0050): where a batch begins is where the
-manifest ends, so a job that is killed anywhere is simply started again.
+The manifest is the only state (ADR 0050). A batch begins where the manifest ends, so a killed job
+is simply started again.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from tidemill_pipeline.archive.tasks import (
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import AnotherWriter, ArchiveError, BadOption, DataLoss
-from tidemill_pipeline.jobs.gate import Gate
-from tidemill_pipeline.jobs.inputs import Inputs
+from tidemill_pipeline.jobs.gate import GateReporter
+from tidemill_pipeline.jobs.inputs import InputRanges
 from tidemill_pipeline.offsets import QueueEnds, SourceQueue, SourceRange, split, take_rows
 from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions
 from tidemill_pipeline.pulling import TAKEN
 from tidemill_pipeline.source.topics import meant, names_of
 
-BATCH_ROWS: Final = 1_000_000  # of one commit: about a minute of two cores, and what a kill repeats
-TASK_ROWS: Final = 100_000  # of one task, so that a few large queues keep all cores at work
-COMMITS_MAX: Final = 10  # attempts to take a number while others take them
-_DELETED: Final = "the topic was deleted, or the store of the broker group made anew"
+BATCH_ROWS: Final = 1_000_000  # per commit: about a minute on two cores; a kill repeats one batch
+TASK_ROWS: Final = 100_000  # per task: a few large queues keep all cores busy
+COMMITS_MAX: Final = 10  # attempts to get a manifest number while other jobs commit
+_DELETED: Final = "the topic was deleted, or the store of the broker group was created again"
 
-Progress = Callable[["Done"], None]
+Progress = Callable[["ArchiveProgress"], None]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """How far a run is, after each commit."""
+class ArchiveProgress:
+    """Progress of a run after a commit, and its result after the last one."""
 
     rows: int
     bytes: int
     batches: int
-    waiting: int  # rows that are there and not archived yet
-    stored_to_ms: int = 0  # when the last archived message was stored; 0: none is
+    waiting: int  # rows of the brokers that are not archived yet
+    stored_to_ms: int = 0  # store time of the last archived message; 0: the archive is empty
     by_topic: Mapping[str, int] = field(default_factory=dict)  # rows of the last batch
-    # At the end: what may have been lost with queues that are there no more, in sentences, once.
+    # At the end: one sentence per ended queue on the messages that may be lost.
     over: tuple[str, ...] = ()
-    is_over_allowed: bool = True  # each of them was said to be right beforehand
-    wrong: tuple[str, ...] = ()  # At the end: with which queues it could not go on, in sentences.
+    is_over_allowed: bool = True  # options allow the end of each of these queues
+    wrong: tuple[str, ...] = ()  # at the end: one sentence per queue that could not be archived
 
 
 def check_options(options: SourceOptions) -> None:
-    """Raise BadOption for what means something to a read, and cannot to an archive.
+    """Raise BadOption for an option that reads a part of a queue.
 
-    It has whole queues: who reads goes by that, and a verification compares it with that.
+    Readers and verification rely on whole queues.
     """
     asked = {
         "startingOffsets or startingTimestamp": options.start != ReadBoundary(everywhere=EARLIEST),
@@ -84,8 +84,8 @@ def check_options(options: SourceOptions) -> None:
     found = [name for name, is_asked in asked.items() if is_asked]
     if found:
         raise BadOption(
-            "an archive has queues from their first message on and whole, without"
-            f" {' and '.join(found)}; choose topics instead, or when it is read"
+            f"an archive contains whole queues; remove {' and '.join(found)}, choose topics, or"
+            " use these options when you read the archive"
         )
 
 
@@ -106,30 +106,31 @@ class ArchiveJob:
         gate_group: str = "",
         store_is_gone: bool = False,
     ) -> None:
-        """With a `gate_group` brokers keep what is not sealed, by its pull offsets (ADR 0053).
+        """Create the job. Raises BadOption.
 
-        `store_is_gone`: an operator's word that it is for good where a broker group has another
-        store than the one that was archived, or one that was restored, or is not there, and that
-        not the wrong cluster is asked. Raises BadOption.
+        `gate_group`: its pull offsets make brokers keep unsealed messages (ADR 0053).
+        `store_is_gone`: the operator confirms that the archived store was replaced, restored or
+        removed for good, and that this is the right cluster.
         """
         check_options(options)
         self.store_is_gone = store_is_gone
-        self.gate = Gate(options, gate_group)
+        self.gate = GateReporter(options, gate_group)
         self.options = options
         self.run_tasks = run_tasks
         self.now_ms = now_ms
         self.store = store or ArchiveStore(options.archive_path)
         self._batch_rows, self._task_rows, self._cores = batch_rows, task_rows, cores
         self._was_there = False
-        # With which queues a run cannot go on, and why; empty: its broker group has another one.
+        # Queues that cannot be archived, with the reason. An empty reason: another queue of the
+        # same broker group has one.
         self._stuck: dict[SourceQueue, str] = {}
         self.run = f"{now_ms():x}-{secrets.token_hex(4)}"
-        self.inputs = Inputs()
+        self.inputs = InputRanges()
 
     def archive(self) -> Archive:
-        """Return what the manifest says now. Raises ArchiveError where it was there, and is away.
+        """Return the current archive. Raises ArchiveError if its manifest disappeared.
 
-        What a folder is mounted on may be away for a moment: another archive would begin below it.
+        A volume may be unmounted for a moment. Another archive must not begin below it.
         """
         archive = self.store.existing() if self._was_there else self.store.archive()
         self._was_there = archive.next_number > 0
@@ -137,10 +138,10 @@ class ArchiveJob:
 
     # ------------------------------------------------------------ append
 
-    def append(self, progress: Progress = lambda _: None) -> Done:
-        """Archive what is there now, in batches, and say how much that was.
+    def append(self, progress: Progress = lambda _: None) -> ArchiveProgress:
+        """Archive all current messages in batches; return the totals.
 
-        What keeps one queue from being archived does not keep the others: it is told at the end.
+        If one queue cannot be archived, the others are. The result names it.
         """
         self._stuck = {}
         cluster = self.look()
@@ -148,7 +149,9 @@ class ArchiveJob:
         self._stuck |= self.gate.hold(self.archive(), cluster)
         self._leave_out_restored(cluster)
         target = dict(cluster.queues)
-        done = Done(rows=0, bytes=0, batches=0, waiting=0, stored_to_ms=self._stored_to_ms())
+        done = ArchiveProgress(
+            rows=0, bytes=0, batches=0, waiting=0, stored_to_ms=self._stored_to_ms()
+        )
         while True:
             tasks, lost = self.plan(self.archive(), cluster, target)
             if not tasks and not lost:
@@ -168,7 +171,7 @@ class ArchiveJob:
             self.commit("append", ranges=(*lost, *ranges), files=files)
             for each in (*lost, *ranges):
                 self.inputs.note(each.key.queue, each.start, each.end)
-            done = Done(
+            done = ArchiveProgress(
                 rows=done.rows + sum(each.rows for each in ranges),
                 bytes=done.bytes + sum(each.bytes for each in ranges),
                 batches=done.batches + 1,
@@ -177,12 +180,12 @@ class ArchiveJob:
                 by_topic=_by_topic(ranges),
             )
             progress(done)
-            # A topic may have been deleted, or made anew, since.
+            # A topic may have been deleted or created again since.
             cluster = self.look()
             self._leave_out_restored(cluster)
 
     def check_known(self, cluster: ClusterState) -> None:
-        """Raise BadOption for a topic that is asked for by name, and is nowhere."""
+        """Raise BadOption for a named topic that neither the cluster nor the archive has."""
         known = {queue.topic for queue in cluster.queues}
         known |= {key.topic for key in self.archive().queues}
         missing = sorted(set(self.options.topics.names) - known)
@@ -194,9 +197,9 @@ class ArchiveJob:
             )
 
     def _leave_out_restored(self, cluster: ClusterState) -> None:
-        """Leave out broker groups of which a queue ends before what is archived of it.
+        """Exclude broker groups that have a queue which ends before its archived end.
 
-        Their others may have got as far again, and it would not be seen that they do not follow.
+        Other queues of such a group may be long enough again with different messages.
         """
         archive = self.archive()
         restored = set()
@@ -204,22 +207,22 @@ class ArchiveJob:
             archived = archive.queues.get(self.key_of(queue))
             if archived is not None and ends.max_offset < archived.end:
                 error = foreign_queue(queue, shorter(archived, ends))
-                self._stuck[queue] = f"{error}. Nothing of {queue.broker} is archived meanwhile"
+                self._stuck[queue] = f"{error}. No queue of {queue.broker} is archived"
                 restored.add(queue.broker)
         for queue in cluster.queues:
             if queue.broker in restored:
                 self._stuck.setdefault(queue, "")
 
     def look(self) -> ClusterState:
-        """Ask where the queues end; all broker groups must answer, or what is new is not known."""
+        """Query the bounds of all queues. Raises NoAnswer unless all broker groups answer."""
         return connect(self.options.connection).whole_cluster(self.options.topics)
 
     def plan(
         self, archive: Archive, cluster: ClusterState, target: Mapping[SourceQueue, QueueEnds]
     ) -> tuple[list[ArchiveTask], list[ArchivedRange]]:
-        """Return the tasks of the next batch, and ranges that were gone before it.
+        """Return the tasks of the next batch, and ranges that were lost before it.
 
-        `target`: what is to be archived, as it was when that began.
+        `target`: the bounds of the queues when the run began.
         """
         starts, lost = {}, []
         for queue, ends in sorted(target.items()):
@@ -266,7 +269,7 @@ class ArchiveJob:
         return QueueKey.of(self.options.connection.namespace, queue)
 
     def _begin(self, archive: Archive, ends: QueueEnds) -> int:
-        """Return where the next batch of a queue begins; the first has all of it."""
+        """Return the first offset of a queue's next batch."""
         archived = archive.queues.get(self.key_of(ends.queue))
         if archived is not None:
             return archived.end
@@ -288,12 +291,12 @@ class ArchiveJob:
         )
 
     def _write_over(self, cluster: ClusterState) -> tuple[tuple[str, ...], bool]:
-        """Write down which queues are there no more, and say so of those of which it is new.
+        """Record ended queues in the manifest; return new reports and whether options allow all.
 
-        Another store, or none, is what the wrong cluster has, too: that takes an operator's word.
-        Returns whether all of it was allowed, too.
+        The wrong cluster looks like a replaced or removed store, so only `store_is_gone` ends
+        queues of such a broker group.
         """
-        told, over, is_allowed = [], [], True
+        reports, over, is_allowed = [], [], True
         for key, archived in sorted(self.archive().queues.items()):
             is_asked = (
                 key.namespace == self.options.connection.namespace
@@ -301,27 +304,28 @@ class ArchiveJob:
             )
             if not is_asked or key.queue in cluster.queues or archived.has_ended:
                 continue
-            nobody = nobody_has(key, cluster)
-            lost = f"what came behind offset {archived.end}, if anything did, is lost"
-            is_allowed &= self.store_is_gone if nobody else not self.options.fails_on_data_loss
-            if nobody and not self.store_is_gone:
-                told.append(
-                    f"{key}: {nobody}. If that is for good, {lost}: --store-is-gone says so"
+            missing = missing_store(key, cluster)
+            lost = f"messages after offset {archived.end}, if there were any, are lost"
+            is_allowed &= self.store_is_gone if missing else not self.options.fails_on_data_loss
+            if missing and not self.store_is_gone:
+                reports.append(
+                    f"{key}: {missing}. If this is permanent, {lost}; confirm it with"
+                    " --store-is-gone"
                 )
             else:
-                why = nobody or "its topic was deleted"
-                told.append(f"{key} is not there any more, {why}; {lost}")
+                why = missing or "its topic was deleted"
+                reports.append(f"{key} does not exist any more: {why}; {lost}")
                 over.append((key, archived.end, archived.end))
         if over:
             self.commit("append", closed=tuple(over))
-        return tuple(told), is_allowed
+        return tuple(reports), is_allowed
 
     def _waiting(self, target: Mapping[SourceQueue, QueueEnds]) -> int:
         archive = self.archive()
         return sum(max(0, ends.max_offset - self._begin(archive, ends)) for ends in target.values())
 
     def _stored_to_ms(self) -> int:
-        """Return when the last archived message was stored; 0: there is none."""
+        """Return the store time of the last archived message; 0 if the archive is empty."""
         last = (queue.ranges[-1] for queue in self.archive().queues.values() if queue.ranges)
         return max((each.max_store_ms for each in last), default=0)
 
@@ -329,11 +333,11 @@ class ArchiveJob:
 
     @property
     def has_entries(self) -> bool:
-        """Say whether anything was ever archived."""
+        """Whether the manifest has an entry."""
         return self.store.has_entries
 
     def check_there(self) -> None:
-        """Raise BadOption where nothing was ever archived."""
+        """Raise BadOption if there is no archive."""
         if not self.has_entries:
             raise BadOption(no_archive(self.store.path))
 
@@ -347,9 +351,9 @@ class ArchiveJob:
         marks: QueueMarks = (),
         closed: ClosedRanges = (),
     ) -> None:
-        """Commit an entry behind those that are there, if it still follows them.
+        """Append an entry to the manifest. Raises AnotherWriter if it does not follow the others.
 
-        Whoever compacts or seals beside an archiver does not disturb it; a second archiver does.
+        A compaction or verification may commit beside an archiver. A second archiver may not.
         """
         entry = ManifestEntry(
             number=0,
@@ -370,8 +374,8 @@ class ArchiveJob:
                 archive.check(numbered)
             except ArchiveError as error:
                 raise AnotherWriter(
-                    f"another one changed the archive meanwhile ({error}); run one archiver at a"
-                    " time, and start this again"
+                    f"another job changed the archive ({error}); run one archiver at a time, and"
+                    " start this job again"
                 ) from error
             try:
                 self.store.commit(numbered)
@@ -382,8 +386,8 @@ class ArchiveJob:
                 return
 
 
-def nobody_has(key: QueueKey, cluster: ClusterState) -> str:
-    """Return why nobody can be asked for what a queue had; empty: its broker group can."""
+def missing_store(key: QueueKey, cluster: ClusterState) -> str:
+    """Return why the store of a queue is missing; "" if its broker group has it."""
     log = cluster.logs.get(key.broker)
     if log is None:
         return f"there is no broker group {key.broker}"
@@ -402,9 +406,9 @@ def _by_topic(ranges: Iterable[ArchivedRange]) -> dict[str, int]:
 def _made(
     answers: Iterable[dict[str, Any]],
 ) -> tuple[list[ArchivedRange], list[DataFile], dict[SourceQueue, str]]:
-    """Return what tasks made, in the order in which it follows, and with which queues they failed.
+    """Return ranges in offset order, their files, and the queues that failed with the reason.
 
-    What was made of a queue behind a task that failed does not follow, and does not count.
+    Ranges of a queue after a failed task leave a gap and do not count.
     """
     made: list[tuple[ArchivedRange, list[DataFile]]] = []
     failed: dict[QueueKey, tuple[int, str]] = {}
@@ -429,5 +433,5 @@ def _made(
 
 
 def range_of(found: dict[str, Any]) -> ArchivedRange:
-    """Return a range of which a task answered."""
+    """Return the range in a task's answer."""
     return ArchivedRange(**{**found, "key": QueueKey(*found["key"])})

@@ -1,4 +1,4 @@
-"""What an archive needs afterwards: larger files, an end of what is kept, and no rubbish."""
+"""Upkeep of an archive: compaction, expiry and deletion of unused files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tidemill_pipeline.archive.tasks import ArchiveTask
 from tidemill_pipeline.errors import ArchiveError
 from tidemill_pipeline.jobs.archive import ArchiveJob
 
-FILE_BYTES: Final = 128 << 20  # of a compacted file; one of half of it is worth compacting
-ORPHAN_AGE_MS: Final = 86_400_000  # a file that does not count may be of a job that still runs
+FILE_BYTES: Final = 128 << 20  # size of a compacted file; files below half of it are compacted
+ORPHAN_AGE_MS: Final = 86_400_000  # a younger file without an entry may belong to a running job
 
 
 def compact(job: ArchiveJob, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
-    """Write small files of a folder together; return how many there were and are.
+    """Combine small files of each folder; return the number of files before and after.
 
-    Each file but one that comes of it is as large as that, and so is never small again. Raises
-    ArchiveError for what cannot be read, when the others are done.
+    All new files of a folder but one have `bytes_max`, so they are never compacted again. Raises
+    ArchiveError for unreadable files after the other folders are done.
     """
     archive = job.archive()
     folders: dict[str, list[DataFile]] = {}
@@ -61,21 +61,21 @@ def compact(job: ArchiveJob, *, bytes_max: int = FILE_BYTES) -> tuple[int, int]:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expiring:
-    """What an expiry would let go of."""
+class ExpiryPlan:
+    """Files and messages that an expiry would remove."""
 
     files: int
     rows: int
     topics: tuple[str, ...]
 
 
-def look(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> Expiring:
-    """Return what `expire` would let go of, and let go of nothing."""
+def look(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> ExpiryPlan:
+    """Return what `expire` would remove, without a change."""
     archive = job.archive()
     namespace = job.options.connection.namespace
     _, removed = expiring(archive, before_ms=before_ms, namespace=namespace, topics=topics)
     files = [archive.files[path] for path in removed]
-    return Expiring(
+    return ExpiryPlan(
         files=len(files),
         rows=sum(file.rows for file in files),
         topics=tuple(sorted({span.key.topic for file in files for span in file.spans})),
@@ -83,9 +83,9 @@ def look(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> Expi
 
 
 def expire(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> int:
-    """Let go of ranges that were stored before an instant; return how many files that were.
+    """Remove ranges that were stored before an instant; return the number of their files.
 
-    `topics`: those of the options' namespace alone; without any all that there is.
+    `topics`: topics of the options' namespace. Empty: all topics of all namespaces.
     """
     namespace = job.options.connection.namespace
     marks, removed = expiring(
@@ -97,17 +97,17 @@ def expire(job: ArchiveJob, *, before_ms: int, topics: Iterable[str] = ()) -> in
 
 
 def vacuum(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> int:
-    """Delete files that nobody reads any more; return how many.
+    """Delete unused files; return their number.
 
-    That is files that no entry names and that are older than any job, those that an entry let
-    go of so long ago, and of the manifest what a snapshot has made needless. An entry says so
-    before any is deleted: whoever stood still with such a file in its hands cannot commit it.
+    Unused for `age_ms` are files without an entry, files that an entry removed, and manifest
+    entries that a snapshot replaces. An entry is committed first, so a job that was suspended with
+    such a file cannot commit the file later.
     """
     archive = job.archive()
     latest_ms = job.now_ms() - age_ms
     there = dict(job.store.data_files())
     due = {path for path, at_ms in _needless(archive, there).items() if at_ms <= latest_ms}
-    # What was deleted by one that was killed is there still, and was said.
+    # A killed vacuum may have recorded these files without deleting them.
     if unsaid := sorted(due.difference(archive.deleted_by)):
         job.commit("vacuum", removed=tuple(unsaid))
     gone = sorted(due.intersection(there))
@@ -118,28 +118,28 @@ def vacuum(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> int:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Files that a vacuum leaves, as they have not been needless for long enough."""
+class YoungFiles:
+    """Unused files that are too young for a vacuum."""
 
     files: int
-    first_due_at_ms: int | None  # None: there is none
+    first_due_at_ms: int | None  # None: no file
 
 
-def look_waiting(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> Waiting:
-    """Return how many data files a later vacuum deletes that one of now does not."""
+def look_waiting(job: ArchiveJob, *, age_ms: int = ORPHAN_AGE_MS) -> YoungFiles:
+    """Return the unused data files that a vacuum does not delete yet."""
     latest_ms = job.now_ms() - age_ms
     there = dict(job.store.data_files())
     needless = _needless(job.archive(), there)
     since_ms = [at_ms for path, at_ms in needless.items() if at_ms > latest_ms and path in there]
-    return Waiting(
+    return YoungFiles(
         files=len(since_ms), first_due_at_ms=min(since_ms) + age_ms if since_ms else None
     )
 
 
 def _needless(archive: Archive, there: Mapping[str, int]) -> dict[str, int]:
-    """Return since when files are needless: let go of, or made, and no entry names them.
+    """Return the unused files, each with the time since when it is unused.
 
-    `there`: the data files that there are, and when each was made.
+    `there`: the existing data files with their creation times.
     """
     orphans = {path: made_at_ms for path, made_at_ms in there.items() if path not in archive.files}
     return orphans | archive.released_at_ms

@@ -1,8 +1,8 @@
-"""What J1 archives held against its files and the broker, and sealed where all of them agree.
+"""Comparison of an archive with its files and the brokers; matching ranges are sealed.
 
-A range is sealed when its row of the manifest, the rows of its files and those of the broker are
-the same; what no broker has any more is sealed by its files alone, and the seal says so. Only what
-is sealed are brokers told to let go of (ADR 0053).
+A range is sealed if manifest, files and broker have the same rows. Messages that no broker has any
+more are sealed by their files alone, and the seal records that. Brokers may delete only sealed
+messages (ADR 0053).
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from tidemill_pipeline.archive.tasks import ArchiveTask, check_follows, foreign_
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.cluster_state import ClusterState
 from tidemill_pipeline.errors import ArchiveError, ClusterRejection
-from tidemill_pipeline.jobs.archive import ArchiveJob, nobody_has, range_of
+from tidemill_pipeline.jobs.archive import ArchiveJob, missing_store, range_of
 from tidemill_pipeline.offsets import QueueEnds, SourceQueue
 from tidemill_pipeline.options import TopicSelection
 
-# As an expression of topics, those of the cluster's own among them that begin with %DLQ%.
+# All topics, with dead-letter topics (%DLQ%...) but without other internal topics.
 _EVERY_TOPIC: Final = "%?.*"
-FOLLOWED_A_LOG: Final = 16  # queues that are looked at again when all of them is sealed
+FOLLOWED_A_LOG: Final = 16  # fully sealed queues per log: their last message is compared again
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """What a verification has come to, in sentences."""
+class VerificationResult:
+    """Result of a verification, in sentences."""
 
     wrong: list[str]
-    closed: list[str]  # what was sealed though no broker has it any more
-    unread: int = 0  # messages that were sealed before, and were not read again
+    closed: list[str]  # ranges that were sealed by their files alone
+    unread: int = 0  # messages that were sealed before and not read again
 
 
 @final
 @dataclass(slots=True)
-class _Found:
-    """What there is to compare, and what is wrong before anything is."""
+class _Comparison:
+    """Tasks of a verification, and errors that are known before they run."""
 
     tasks: list[ArchiveTask] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    others: set[SourceQueue] = field(default_factory=set)  # that are called as what is archived
-    sealed: list[QueueKey] = field(default_factory=list)  # as a whole
-    unasked: set[str] = field(default_factory=set)  # namespaces
+    others: set[SourceQueue] = field(default_factory=set)  # same name, but different messages
+    sealed: list[QueueKey] = field(default_factory=list)  # completely sealed queues
+    unasked: set[str] = field(default_factory=set)  # namespaces with unsealed messages
 
 
-def verify(job: ArchiveJob, *, is_all: bool = False) -> Verified:
-    """Compare what is not sealed, seal what agrees, and return what does not.
+def verify(job: ArchiveJob, *, is_all: bool = False) -> VerificationResult:
+    """Compare unsealed ranges, seal those that agree, and return the others.
 
-    With `is_all` the files of what is sealed are compared with the manifest and their checksums,
-    too: a disk may have changed them since.
+    With `is_all` the files of sealed ranges are compared with the manifest and their checksums as
+    well: a disk may have changed them.
     """
     archive = job.archive()
     sealed = list(_sealed(job, archive))
@@ -75,7 +75,7 @@ def verify(job: ArchiveJob, *, is_all: bool = False) -> Verified:
     found.wrong += job.gate.release(archive, cluster, found.others, may_be_others=job.store_is_gone)
     unasked = found.unasked | job.gate.unreleased(archive, cluster)
     found.wrong += [_of_namespace(each) for each in unasked]
-    return Verified(
+    return VerificationResult(
         wrong=sorted(found.wrong),
         closed=sorted(closed),
         unread=0 if is_all else sum(each.rows for each in sealed),
@@ -83,7 +83,7 @@ def verify(job: ArchiveJob, *, is_all: bool = False) -> Verified:
 
 
 def _sealed(job: ArchiveJob, archive: Archive) -> Iterator[ArchivedRange]:
-    """Yield what is sealed and was not let go of, of the namespace."""
+    """Yield the sealed ranges of the namespace that have not expired."""
     for key, queue in sorted(archive.queues.items()):
         if key.namespace == job.options.connection.namespace:
             yield from (each for each in queue.ranges if queue.start <= each.start < queue.sealed)
@@ -92,7 +92,7 @@ def _sealed(job: ArchiveJob, archive: Archive) -> Iterator[ArchivedRange]:
 def _look_again(
     job: ArchiveJob, archive: Archive, sealed: Iterable[ArchivedRange]
 ) -> Iterator[str]:
-    """Yield what is wrong with files of what is sealed."""
+    """Yield errors in the files of sealed ranges."""
     tasks = [
         ArchiveTask(
             work="verify",
@@ -112,9 +112,9 @@ def _look_again(
 
 
 def _look_at_all(job: ArchiveJob, archive: Archive) -> ClusterState:
-    """Ask where all queues end that may be in the archive, whatever this run was asked for.
+    """Query the bounds of all queues that may be in the archive, regardless of the options.
 
-    Behind a look at the archive: beside an archiver it has more than brokers had before.
+    Call it after reading the archive: a running archiver adds messages that brokers stored later.
     """
     own = {key.topic for key in archive.queues if key.topic.startswith("%")}
     names = sorted(name for name in own if not name.startswith("%DLQ%"))
@@ -122,9 +122,9 @@ def _look_at_all(job: ArchiveJob, archive: Archive) -> ClusterState:
     return connect(job.options.connection).whole_cluster(topics)
 
 
-def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Found:
-    """Say of each queue what is to be compared with whom, or why nothing can be."""
-    found = _Found()
+def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Comparison:
+    """Return the tasks that compare each queue, and why some queues cannot be compared."""
+    found = _Comparison()
     for key, queue in sorted(archive.queues.items()):
         unsealed = queue.unsealed()
         if key.namespace != job.options.connection.namespace:
@@ -132,12 +132,12 @@ def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Found:
             continue
         there = cluster.queues.get(key.queue)
         is_short = there is not None and there.max_offset < queue.end
-        nobody = _why_nobody(job, key, queue, cluster) if unsealed or is_short else ""
-        if there is not None and nobody:
+        missing = _why_missing(job, key, queue, cluster) if unsealed or is_short else ""
+        if there is not None and missing:
             found.others.add(key.queue)
-        if nobody and not job.store_is_gone:
-            found.wrong.append(_unless_gone(key, queue, nobody, is_there=there is not None))
-        elif there is not None and not nobody and not unsealed:
+        if missing and not job.store_is_gone:
+            found.wrong.append(_unless_gone(key, queue, missing, is_there=there is not None))
+        elif there is not None and not missing and not unsealed:
             found.sealed.append(key)
         else:
             found.tasks += [
@@ -148,7 +148,7 @@ def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Found:
                     start=each.start,
                     end=each.end,
                     expected=each,
-                    nobody=nobody,
+                    nobody=missing,
                     files=tuple(archive.holding(key, each.start, each.end)),
                 )
                 for each in unsealed
@@ -156,50 +156,50 @@ def _find(job: ArchiveJob, archive: Archive, cluster: ClusterState) -> _Found:
     return found
 
 
-def _why_nobody(job: ArchiveJob, key: QueueKey, queue: ArchivedQueue, cluster: ClusterState) -> str:
-    """Return why what is archived of a queue can be compared with nobody; empty where it can be."""
+def _why_missing(
+    job: ArchiveJob, key: QueueKey, queue: ArchivedQueue, cluster: ClusterState
+) -> str:
+    """Return why an archived queue cannot be compared with a broker; "" if it can."""
     there = cluster.queues.get(key.queue)
     if there is not None and there.max_offset < queue.end:
         return str(foreign_queue(key.queue, shorter(queue, there)))
-    nobody = nobody_has(key, cluster)
-    if not nobody and there is not None and job.store_is_gone:
-        # It may be as long again as what was archived, or longer.
-        nobody = _not_archived(job, there, queue)
-    return nobody
+    missing = missing_store(key, cluster)
+    if not missing and there is not None and job.store_is_gone:
+        # A restored queue may be as long as the archived one again.
+        missing = _not_archived(job, there, queue)
+    return missing
 
 
-def _unless_gone(key: QueueKey, queue: ArchivedQueue, nobody: str, *, is_there: bool) -> str:
-    """Return what an operator may say where it may be the wrong cluster that was asked."""
+def _unless_gone(key: QueueKey, queue: ArchivedQueue, missing: str, *, is_there: bool) -> str:
+    """Return the error for an unavailable queue, with the option that confirms the loss."""
     unsealed = queue.unsealed()
     if not is_there:
         return (
-            f"{key}, offsets from {unsealed[0].start} to {queue.end}: {nobody}. If that is for"
-            " good, --store-is-gone seals them by their files alone"
+            f"{key}, offsets from {unsealed[0].start} to {queue.end}: {missing}. If this is"
+            " permanent, --store-is-gone seals them by their files alone"
         )
-    remedy = "; --store-is-gone seals what is not sealed by its files alone"
-    return nobody + (remedy if unsealed else "")
+    remedy = "; --store-is-gone seals the unsealed ranges by their files alone"
+    return missing + (remedy if unsealed else "")
 
 
 def _not_archived(job: ArchiveJob, there: QueueEnds, queue: ArchivedQueue) -> str:
-    """Return why a queue is not the one that was archived; empty where it is."""
+    """Return why a queue is not the archived one; "" if it is."""
     try:
         check_follows(job.options, there.queue, queue.last_before(queue.end))
     except ArchiveError as error:
         return str(error)
     except ClusterRejection:
-        return ""  # Whoever compares it says so.
+        return ""  # The comparison reports it.
     return ""
 
 
 def _not_following(
     job: ArchiveJob, archive: Archive, sealed: Iterable[QueueKey]
 ) -> Iterator[tuple[QueueKey, str]]:
-    """Yield queues that are not what is archived of them, though as long or longer, and why.
+    """Yield sealed queues with a last message that differs at the broker, and the reason.
 
-    An operator may have said that this is right; then there is nothing to say.
-
-    Of queues of which nothing else is compared any more. A store that was restored lacks what was
-    archived last, so of each broker group's log those are asked for which that was so.
+    The reason is empty if the operator confirmed the loss. A restored store lacks the messages
+    that were archived last, so only the queues with the latest messages of each log are queried.
     """
     latest: dict[tuple[str, str], list[tuple[int, QueueKey]]] = {}
     for key in sealed:
@@ -218,10 +218,10 @@ def _not_following(
                 yield key, f"{key}: {error}"
 
 
-def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[str]:
-    """Compare, commit a seal of what agrees, and return what of it no broker has any more."""
+def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Comparison) -> list[str]:
+    """Compare ranges and seal those that agree; return those sealed by their files alone."""
     passed: list[ArchivedRange] = []
-    nobody: dict[ArchivedRange, str] = {}
+    alone: dict[ArchivedRange, str] = {}
     for answer in job.run_tasks(job.options, found.tasks):
         of = range_of(answer["range"])
         job.inputs.note(of.key.queue, of.start, of.end)
@@ -230,14 +230,14 @@ def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[
             continue
         passed.append(of)
         if answer["closed"]:
-            nobody[of] = answer["closed"]
-    for of, why in _taken_back(job, archive, nobody):
+            alone[of] = answer["closed"]
+    for of, why in _taken_back(job, archive, alone):
         passed.remove(of)
         found.wrong.append(f"{_place(of)}: {why}")
     marks = sealing(archive, passed)
-    # Those behind what is wrong are looked at again.
+    # The next verification compares ranges after a wrong one again.
     ends = dict(marks)
-    closed = {of: why for of, why in nobody.items() if of.end <= ends.get(of.key, 0)}
+    closed = {of: why for of, why in alone.items() if of.end <= ends.get(of.key, 0)}
     if marks:
         ranges = tuple((of.key, of.start, of.end) for of in closed)
         job.commit("seal", marks=marks, closed=ranges)
@@ -245,31 +245,34 @@ def _compare_and_seal(job: ArchiveJob, archive: Archive, found: _Found) -> list[
 
 
 def _taken_back(
-    job: ArchiveJob, archive: Archive, nobody: Iterable[ArchivedRange]
+    job: ArchiveJob, archive: Archive, alone: Iterable[ArchivedRange]
 ) -> Iterator[tuple[ArchivedRange, str]]:
-    """Yield what was compared with nobody since its store is another one now, and why.
+    """Yield ranges that lost their store while they were compared, with the reason.
 
-    It was the one that was archived when it was looked at. That it is not any more takes an
-    operator's word, as ever.
+    The operator must confirm such a loss before a range is sealed by its files alone.
     """
-    if job.store_is_gone or not nobody:
+    if job.store_is_gone or not alone:
         return
     cluster = _look_at_all(job, archive)
-    for of in nobody:
+    for of in alone:
         there = cluster.queues.get(of.key.queue)
         if there is not None and there.max_offset < of.end:
             yield of, str(foreign_queue(of.key.queue, shorter(archive.queues[of.key], there)))
-        elif why := nobody_has(of.key, cluster):
-            yield of, f"{why}. If that is for good, --store-is-gone seals them by their files alone"
+        elif why := missing_store(of.key, cluster):
+            remedy = "--store-is-gone seals them by their files alone"
+            yield of, f"{why}. If this is permanent, {remedy}"
 
 
 def _of_namespace(name: str) -> str:
-    """Return what to do for a namespace that a verification did not look at."""
+    """Return the error for a namespace that a verification did not cover."""
     if not name:
-        return "what is archived of no namespace is verified and let go of without that option"
+        return (
+            "messages without a namespace are not verified or released; omit --option namespace"
+            " to do so"
+        )
     return (
-        f"what is archived of the namespace {name!r} is verified and let go of with --option"
-        f" namespace={name}"
+        f"messages of the namespace {name!r} are not verified or released; use --option"
+        f" namespace={name} to do so"
     )
 
 

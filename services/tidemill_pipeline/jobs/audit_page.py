@@ -1,4 +1,4 @@
-"""The page of an audit: findings with the journey of each message, and curves."""
+"""The audit page: findings with the journey of each message, and curves."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tidemill_pipeline.jobs.page import curve, page, table
-from tidemill_pipeline.jobs.verdict import Verdict, count_of, headlines
+from tidemill_pipeline.jobs.verdict import AuditVerdict, count_of, headlines
 from tidemill_pipeline.transforms.audit import COUNTS, KINDS
 
 SHOWN_MAX: Final = 500  # findings on the page; the table has all
 
 
-def audit_page(verdict: Verdict, late: Sequence[Any], waits: Sequence[Any], *, now_ms: int) -> str:
-    """Return the page. `late`, `waits`: points of the curves, as `transforms.audit` makes them."""
+def audit_page(
+    verdict: AuditVerdict, late: Sequence[Any], waits: Sequence[Any], *, now_ms: int
+) -> str:
+    """Return the page. `late`, `waits`: points of the curves from `transforms.audit`."""
     groups = sorted({row.consumer_group for row in waits})
     parts = [
-        *(f"<p class='{name}'>{html.escape(said)}</p>" for name, said in headlines(verdict)),
+        *(f"<p class='{name}'>{html.escape(text)}</p>" for name, text in headlines(verdict)),
         table(("finding", "how many"), [(kind, verdict.counts[kind]) for kind in KINDS]),
         "<h2>By topic and group</h2>",
         table(
@@ -58,7 +60,7 @@ def audit_page(verdict: Verdict, late: Sequence[Any], waits: Sequence[Any], *, n
     return page("Audit", parts, now_ms=now_ms)
 
 
-def _of(verdict: Verdict) -> str:
+def _of(verdict: AuditVerdict) -> str:
     total = sum(verdict.counts.values())
     return f", the first {SHOWN_MAX} of {total}" if total > SHOWN_MAX else ""
 

@@ -1,7 +1,7 @@
-"""J3: how late delayed messages were: tables by minute and by requested delay, and a comparison.
+"""J3: the lateness of delayed messages, by minute and by requested delay.
 
-Writes `delay-accuracy/by_minute` and `by_band` (Parquet). With a folder of an earlier run it says
-where the P99 of a band has become worse, so that two releases can be compared.
+Writes `delay-accuracy/by_minute` and `by_band` (Parquet). With the folder of an earlier run it
+reports each band with a worse P99, to compare two releases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidemill_pipeline.jobs.events import (
     check_any,
     check_options,
     read_events,
-    tell_missing,
+    report_missing,
     unreadable_in,
 )
 from tidemill_pipeline.jobs.inputs import logs_before, note_events
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FOLDER: Final = "delay-accuracy"
-WORSE_FACTOR: Final = 1.5  # of the P99 before: less is what two runs of one release differ by
-WORSE_MS: Final = 20  # and at least this, below which nobody looks
+WORSE_FACTOR: Final = 1.5  # of the earlier P99: runs of one release differ by less
+WORSE_MS: Final = 20  # minimum increase: smaller ones do not matter
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracySettings:
-    """What a measurement takes."""
+    """Options of a measurement."""
 
     to: str
     given: Mapping[str, str]
     master: str | None = None
-    baseline: str = ""  # folder of an earlier one
+    baseline: str = ""  # folder of an earlier measurement
     metrics_file: str = ""
-    cluster: str = ""  # label of the metrics
+    cluster: str = ""  # metrics label
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What was measured, and what is worse than before."""
+class AccuracyResult:
+    """Result of a measurement, with the bands that became worse."""
 
     bands: list[dict[str, Any]]
     worse: list[str]
-    unreadable: list[str]  # sentences on what could not be read
+    unreadable: list[str]  # a sentence for each unreadable part of a log
 
 
-def run(settings: AccuracySettings) -> Measured:
-    """Read, measure, write, compare."""
+def run(settings: AccuracySettings) -> AccuracyResult:
+    """Read the events, write the tables, and compare them with the baseline."""
     before = Path(settings.baseline) / FOLDER / "by_band"
     if settings.baseline and "://" not in settings.baseline and not before.is_dir():
-        raise BadOption(f"--baseline {settings.baseline}: there is no earlier run at {before}")
+        raise BadOption(f"--baseline {settings.baseline}: no earlier run found at {before}")
     check_options(settings.given)
     say = progress_line()
     with recorded("delay-accuracy", settings.to) as record:
-        missing = tell_missing(say, settings.given)
+        missing = report_missing(say, settings.given)
         say("starting Spark")
         with session("delay-accuracy", settings.master) as spark:
             logs = logs_before(settings.given)
@@ -85,8 +85,8 @@ def run(settings: AccuracySettings) -> Measured:
         return measured
 
 
-def measure(spark: SparkSession, events: DataFrame, settings: AccuracySettings) -> Measured:
-    """Make the tables out of events, and compare."""
+def measure(spark: SparkSession, events: DataFrame, settings: AccuracySettings) -> AccuracyResult:
+    """Write the tables for these events, and compare them with the baseline."""
     folder = f"{settings.to.rstrip('/')}/{FOLDER}"
     firings = fired(events).persist()
     by_minute(firings).coalesce(1).write.mode("overwrite").parquet(f"{folder}/by_minute")
@@ -96,16 +96,18 @@ def measure(spark: SparkSession, events: DataFrame, settings: AccuracySettings) 
     if settings.baseline:
         earlier = spark.read.parquet(f"{settings.baseline.rstrip('/')}/{FOLDER}/by_band")
         before = {(row.topic, row.band): row.p99 for row in earlier.collect()}
-    return Measured(bands=bands, worse=worse_than(before, bands), unreadable=unreadable_in(events))
+    return AccuracyResult(
+        bands=bands, worse=worse_than(before, bands), unreadable=unreadable_in(events)
+    )
 
 
 def worse_than(before: Mapping[tuple[str, str], int], bands: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each band whose P99 has become worse."""
-    told = []
+    """Return a sentence for each band with a worse P99."""
+    sentences = []
     for band in bands:
         was = before.get((band["topic"], band["band"]))
         if was is not None and band["p99"] > max(was * WORSE_FACTOR, was + WORSE_MS):
-            told.append(
+            sentences.append(
                 f"{band['topic']}, {band['band']}: P99 was {was} ms and is {band['p99']} ms"
             )
-    return told
+    return sentences

@@ -1,4 +1,4 @@
-"""Lifecycle events as J2 and J3 read them: all that are there, and since when that is."""
+"""Reads of lifecycle events for J2 and J3, and the begin of their complete time range."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tidemill_pipeline.transforms.audit import REMOVED
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-UNREADABLE_SHOWN_MAX: Final = 20  # sentences on the terminal; the table has all
+UNREADABLE_SHOWN_MAX: Final = 20  # sentences on the terminal; the table contains all
 
 
 def check_options(given: Mapping[str, str]) -> None:
-    """Raise BadOption for what a read of events would refuse, before Spark is started for it."""
+    """Raise BadOption for options that a read of events rejects, before Spark starts."""
     parse_source({**given, "dataset": "events"}, is_stream=False)
 
 
 def read_events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
-    """Return all events that are there, kept for the several tables that are made of them.
+    """Return all events, cached because several tables use them.
 
-    What cannot be read is among them, as UNREADABLE, and ends nothing unless that is asked for.
+    Unreadable parts are rows of kind UNREADABLE, unless the options make the read fail.
     """
     return _events(spark, given).persist()
 
@@ -43,9 +43,9 @@ def _events(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
 
 
 def missing_topics(given: Mapping[str, str]) -> str:
-    """Return a sentence on topics that are asked for by name, and are nowhere now; "" of none.
+    """Return a sentence on named topics that do not exist; "" if all exist. Raises NoAnswer.
 
-    They may have been deleted, and then events tell of them. Raises NoAnswer.
+    The events may still contain a deleted topic.
     """
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
     names = [name for name in options.topics.names if not name.startswith(OWN)]
@@ -54,55 +54,55 @@ def missing_topics(given: Mapping[str, str]) -> str:
     cluster = connect(options.connection).cluster(TopicSelection(pattern=EVERY_TOPIC))
     known = {queue.topic for queue in cluster.queues}
     missing = sorted(set(names) - known)
-    # Whoever is away may have them.
+    # An unreachable broker group may have them.
     if not missing or cluster.unreachable:
         return ""
     return f"there is no topic {', '.join(missing)}{meant(missing[0], known) or '.'}"
 
 
-def tell_missing(say: Say, given: Mapping[str, str]) -> str:
-    """Tell of topics that are nowhere now before a job reads for them; return that sentence."""
+def report_missing(say: Say, given: Mapping[str, str]) -> str:
+    """Report named topics that do not exist before a job reads; return that sentence."""
     missing = missing_topics(given)
     if missing:
-        say(f"{missing} What events tell of one that was deleted is read")
+        say(f"{missing} Events of a deleted topic are read")
         end_line()
     return missing
 
 
 def check_any(events: DataFrame, given: Mapping[str, str], *, missing: str = "") -> None:
-    """Raise BadOption where topics were asked for by name, and no event tells of any of them.
+    """Raise BadOption if topics were named and the events contain none of them.
 
-    `missing`: what `missing_topics` has said.
+    `missing`: the result of `missing_topics`.
     """
     topics = given.get("topics") or given.get("topic")
     if topics and events.where(~events["event"].isin(UNREADABLE, REMOVED)).isEmpty():
         raise BadOption(
-            f"no event tells of topic {topics}: {missing or 'nothing ever happened to it'}"
+            f"no events of topic {topics}: {missing or 'no message was ever sent to it'}"
         )
 
 
-def told_from_ms(given: Mapping[str, str]) -> int:
-    """Return from when on events of all broker groups are there; 0: from their first ones on."""
+def complete_from_ms(given: Mapping[str, str]) -> int:
+    """Return when the events of all broker groups begin to be complete; 0: always complete."""
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
     client = connect(options.connection)
     begins_at_ms = options.start.at_ms or 0
     for each in client.whole_cluster(TopicSelection()).logs.values():
-        # Retention has taken its beginning.
+        # Retention has deleted its beginning.
         if each.log_min:
             begins_at_ms = max(begins_at_ms, _first_event_ms(client, each))
     return begins_at_ms
 
 
 def removed_at_ms(spark: SparkSession, events: DataFrame, given: Mapping[str, str]) -> int:
-    """Return when the last broker group was removed; 0: as far as the logs tell, none ever was.
+    """Return when the last broker group was removed; 0 if the logs record no removal.
 
-    What was sent to it before its log told of. Where retention has taken the record of that from
-    the home's log, that log begins later.
+    Sends before that time may have been recorded in the removed log. If retention has deleted the
+    record of the removal, the log of the home begins later than the removal.
     """
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+    from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
     if given.get("endingTimestamp"):
-        # It may have been removed later than that.
+        # The removal may be later than that.
         events = _events(spark, {**given, "endingTimestamp": ""})
     (found,) = (
         events.where(F.col("event") == REMOVED)
@@ -114,12 +114,12 @@ def removed_at_ms(spark: SparkSession, events: DataFrame, given: Mapping[str, st
 
 def _first_event_ms(client: ClusterClient, of: BrokerLog) -> int:
     pages = client.events(of.broker, start=of.log_min, until=of.log_end, log_id=of.log_id)
-    # Where there is none, nothing is told of any time before now.
+    # Without any event the log records nothing before now.
     return next((event.at_ms for page in pages for event in page.events), SystemClock().wall_ms())
 
 
 def unreadable_in(events: DataFrame) -> list[str]:
-    """Return the first sentences on what of the logs cannot be read."""
+    """Return sentences on the first unreadable parts of logs."""
     parts = events.where(events["event"] == UNREADABLE).select("broker", "log_position", "detail")
     rows = parts.orderBy("broker", "log_position").limit(UNREADABLE_SHOWN_MAX).collect()
     return [row.detail for row in rows]

@@ -1,4 +1,4 @@
-"""What brokers keep for an archive: how far it is sealed, as a group's pull offsets (ADR 0053)."""
+"""The archive gate: pull offsets of a group report the sealed messages to brokers (ADR 0053)."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from tidemill_pipeline.options import SourceOptions
 
 
 @final
-class Gate:
-    """Tells brokers of one archive, as the group that is theirs for it.
+class GateReporter:
+    """Reports the sealed offsets of one archive to brokers.
 
-    Looks at brokers are given to it: behind the look at the archive, which grows beside an
-    archiver, so that it has nothing that they had not.
+    The callers pass a cluster state that was queried after the archive was read. The archive then
+    contains no message that the cluster state lacks.
     """
 
     def __init__(self, options: SourceOptions, group: str) -> None:
-        """Without a `group` nobody is told anything."""
+        """Create the gate. Without a `group` it does nothing."""
         self._options = options
         self._group = group
 
     def hold(self, archive: Archive, cluster: ClusterState) -> dict[SourceQueue, str]:
-        """Have brokers keep what is not sealed, before it is read: what they were told is not so.
+        """Make brokers keep unsealed messages before they are read.
 
-        That is nothing yet, or more than this archive has sealed, as another one had. Returns the
-        queues that are not kept, and why. Raises ClusterRejection where there is no such group.
+        Corrects a missing offset, and an offset beyond this archive's seal, as another archive may
+        have set. Returns the refused queues, with the reason. Raises ClusterRejection
+        if the group does not exist.
         """
         if not self._group:
             return {}
-        told, refused = self._told(cluster), {}
+        reported, refused = self._reported(cluster), {}
         for queue, ends in sorted(cluster.queues.items()):
             archived = archive.queues.get(self._key_of(queue))
             needed = ends.min_offset if archived is None else archived.needed_from
-            if 0 <= told.get(queue.name, -1) <= needed:
+            if 0 <= reported.get(queue.name, -1) <= needed:
                 continue
             try:
                 try:
                     at = self._sealed_there(queue, ends, archived)
                 except ArchiveError:
-                    at = ends.min_offset  # None of it is what was sealed.
-                self._tell(queue, at)
+                    at = ends.min_offset  # The broker has different messages: none is sealed.
+                self._report(queue, at)
             except ClusterRejection as error:
-                refused[queue] = f"{queue} is not kept, and so not archived: {error}"
+                refused[queue] = f"{queue} is not archived, as its broker refused the gate: {error}"
         return refused
 
     def release(
@@ -59,40 +60,41 @@ class Gate:
         *,
         may_be_others: bool = False,
     ) -> list[str]:
-        """Tell brokers what they need not keep any more: what is sealed, but of the `others`.
+        """Report the sealed offsets to brokers, except for queues in `others`.
 
-        Returns what they were not told, and why; it says nothing of the others, nor, where it is
-        right that there `may_be_others`, of what turns out to be one. Raises
-        ClusterRejection where there is no such group.
+        `others` have the name of an archived queue but different messages. Returns a sentence for
+        each other queue that was not released. With `may_be_others`, queues that turn out to have
+        different messages are skipped silently. Raises ClusterRejection if the group does not
+        exist.
         """
         if not self._group:
             return []
-        told, refused = self._told(cluster), []
+        reported, refused = self._reported(cluster), []
         for queue, ends in sorted(cluster.queues.items()):
-            archived, before = archive.queues.get(self._key_of(queue)), told.get(queue.name)
-            # One that nothing was told of is not kept: it is archived no more, or not yet again.
+            archived, before = archive.queues.get(self._key_of(queue)), reported.get(queue.name)
+            # Brokers do not keep a queue without an offset: nothing archives it at present.
             if archived is None or queue in others or before in {None, archived.needed_from}:
                 continue
             try:
-                self._tell(queue, self._sealed_there(queue, ends, archived))
+                self._report(queue, self._sealed_there(queue, ends, archived))
             except ArchiveError as error:
                 if not may_be_others:
-                    refused.append(f"{queue} is not let go of: {error}")
+                    refused.append(f"{queue} is not released: {error}")
             except ClusterRejection as error:
-                refused.append(f"{queue} is not let go of: {error}")
+                refused.append(f"{queue} is not released: {error}")
         return refused
 
     def unreleased(self, archive: Archive, cluster: ClusterState) -> set[str]:
-        """Return other namespaces of which brokers keep what is sealed."""
+        """Return the other namespaces that have sealed messages to release."""
         if not self._group:
             return set()
-        told, own = self._told(cluster), self._options.connection.namespace
+        reported, own = self._reported(cluster), self._options.connection.namespace
         return {
             key.namespace
             for key, archived in archive.queues.items()
             if key.namespace != own
             and key.queue in cluster.queues
-            and 0 <= told.get(key.queue.name, -1) < archived.needed_from
+            and 0 <= reported.get(key.queue.name, -1) < archived.needed_from
         }
 
     def _key_of(self, queue: SourceQueue) -> QueueKey:
@@ -101,9 +103,9 @@ class Gate:
     def _sealed_there(
         self, queue: SourceQueue, ends: QueueEnds, archived: ArchivedQueue | None
     ) -> int:
-        """Return up to which offset what a broker has is sealed.
+        """Return the end of a queue's sealed messages.
 
-        Raises ArchiveError where what it has there is not what was archived.
+        Raises ArchiveError if the broker's messages are not the archived ones.
         """
         if archived is None:
             return ends.min_offset
@@ -112,21 +114,21 @@ class Gate:
         check_follows(self._options, queue, archived.last_before(archived.needed_from))
         return archived.needed_from
 
-    def _told(self, cluster: ClusterState) -> dict[QueueName, int]:
-        """Return how far brokers think that queues are sealed."""
-        client, told = connect(self._options.connection), {}
+    def _reported(self, cluster: ClusterState) -> dict[QueueName, int]:
+        """Return the sealed offsets that the brokers know."""
+        client, reported = connect(self._options.connection), {}
         for broker in sorted(cluster.logs):
             try:
                 found = client.progress(broker, [self._group])
             except ClusterRejection as error:
                 raise ClusterRejection(
-                    f"{broker} keeps nothing for the archive: {error}. Make the group, `tidemill"
-                    f" group create {self._group}`, or go without --gate"
+                    f"{broker} keeps no messages for the archive: {error}. Create the group with"
+                    f" `tidemill group create {self._group}`, or omit --gate"
                 ) from error
             for each in found:
                 if each.pull_offset >= 0:
-                    told[QueueName(each.topic, broker, each.queue_id)] = each.pull_offset
-        return told
+                    reported[QueueName(each.topic, broker, each.queue_id)] = each.pull_offset
+        return reported
 
-    def _tell(self, queue: SourceQueue, at: int) -> None:
+    def _report(self, queue: SourceQueue, at: int) -> None:
         connect(self._options.connection).update_offset(self._group, queue, at)

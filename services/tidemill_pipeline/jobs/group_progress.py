@@ -1,4 +1,4 @@
-"""How far groups are, by the word of their broker groups: what an audit goes by (ADR 0055)."""
+"""Progress of consumer groups, as broker groups report it to an audit (ADR 0055)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
-# All topics; those of dead letters, which are the cluster's own, have to be meant.
+# All topics; dead-letter topics are internal and must be named.
 _WHOLE: Final = (TopicSelection(pattern=".*"), TopicSelection(pattern="%DLQ%.*"))
 # The columns of `owed.PROGRESS`.
 _PROGRESS: Final = pa.schema(
@@ -38,14 +38,14 @@ _PROGRESS: Final = pa.schema(
     ]
 )
 
-_Found = tuple[str, "pb.Progress"]  # broker group, and what it said of a queue
+_QueueProgress = tuple[str, "pb.Progress"]  # broker group, and its report on one queue
 
 
 def read_progress(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | None:
-    """Return how far groups are as `owed.PROGRESS`; None where that says nothing of the events.
+    """Return the progress of groups as `owed.PROGRESS`; None if it does not match the events.
 
-    To be called before events are read, which then tell all that groups have passed by now. Of a
-    broker group that gives no answer there is nothing.
+    Call it before reading events: the events then contain every delivery before this progress. A
+    broker group that does not answer is missing.
     """
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
     if options.end.at_ms is not None:
@@ -56,7 +56,7 @@ def read_progress(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | 
     before = _incarnations(client, topics)
     found = list(_asked(client, sorted({broker for broker, _ in before})))
     after = _incarnations(client, topics)
-    # A topic that was made again meanwhile: nobody knows which one was meant.
+    # If a topic was created again meanwhile, its incarnation is unknown.
     same = {key: id_ for key, id_ in before.items() if after.get(key) == id_}
     rows = [
         {
@@ -72,7 +72,7 @@ def read_progress(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | 
             "told_at": told_at,
         }
         for broker, one in found
-        # Who pulls pops nothing.
+        # A pull consumer never pops.
         if (broker, one.topic) in same and one.pop_offset >= 0
     ]
     return spark.createDataFrame(pa.Table.from_pylist(rows, _PROGRESS))
@@ -81,7 +81,7 @@ def read_progress(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | 
 def _incarnations(
     client: ClusterClient, topics: tuple[TopicSelection, ...]
 ) -> dict[tuple[str, str], Incarnation]:
-    """Return which topic each broker group has under a name."""
+    """Return the incarnation of each topic by broker group and name."""
     return {
         (queue.broker, queue.topic): queue.incarnation
         for each in topics
@@ -89,11 +89,11 @@ def _incarnations(
     }
 
 
-def _asked(client: ClusterClient, brokers: list[str]) -> Iterator[_Found]:
+def _asked(client: ClusterClient, brokers: list[str]) -> Iterator[_QueueProgress]:
     for broker in brokers:
         try:
             found = client.progress(broker, ())
         except (ClusterRejection, NoAnswer):
-            continue  # It went away since, or tells only others.
+            continue  # It is unreachable now, or rejects this caller.
         for one in found:
             yield broker, one

@@ -1,7 +1,7 @@
-"""From where to where a run has read, for its record: in the form that checkpoints of streams have.
+"""The input ranges of a run for its record, in the format of stream checkpoints.
 
-Of queues an offset is that of the first message that was read, and that behind the last one; of
-logs, of which events are read, a position likewise, as far as events tell.
+A range of a queue begins at the first message that was read and ends after the last one. A range
+of a log does the same with positions, as far as events contain them.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from tidemill_pipeline.options import LATEST, TopicSelection, parse_source
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-QUEUES_MAX: Final = 1000  # of one record, about 64 KiB; of those behind it their count is told
+QUEUES_MAX: Final = 1000  # per record, about 64 KiB; of further queues only the count is recorded
 
 
 @final
-class Inputs:
-    """What a run has read so far."""
+class InputRanges:
+    """Input ranges that a run has read so far."""
 
     def __init__(self) -> None:
         self._queues: dict[SourceQueue, tuple[int, int]] = {}
         self._logs: dict[str, tuple[str, int, int]] = {}
 
     def note(self, queue: SourceQueue, start: int, end: int) -> None:
-        """Take in a part of a queue: from `start`, before `end`."""
+        """Add the offsets from `start` up to, but not including, `end`."""
         first, last = self._queues.get(queue, (start, end))
         self._queues[queue] = min(first, start), max(last, end)
 
     def note_log(self, broker: str, log_id: str, start: int, end: int) -> None:
-        """Take in a part of a broker group's log."""
+        """Add a part of a broker group's log."""
         self._logs[broker] = log_id, start, end
 
     def as_document(self) -> dict[str, Any]:
-        """Return what a record has of it; nothing of a run that reads nothing."""
+        """Return the ranges as JSON values; empty if the run read nothing."""
         if self._logs:
             return {"start": self._places(1), "end": self._places(2)}
         if not self._queues:
             return {}
-        told = sorted(self._queues.items())[:QUEUES_MAX]
+        first = sorted(self._queues.items())[:QUEUES_MAX]
         document: dict[str, Any] = {
-            name: Offsets(at={queue: span[i] for queue, span in told}).as_document()
+            name: Offsets(at={queue: span[i] for queue, span in first}).as_document()
             for i, name in enumerate(("start", "end"))
         }
-        left_out = len(self._queues) - len(told)
+        left_out = len(self._queues) - len(first)
         return {**document, "queues_left_out": left_out} if left_out else document
 
     def _places(self, which: int) -> dict[str, Any]:
-        # A record is written without Spark, too.
+        # Jobs without Spark also write a record.
         from tidemill_pipeline.source.events import VERSION
 
         places = {
@@ -62,16 +62,16 @@ class Inputs:
 
 
 def logs_before(given: Mapping[str, str]) -> dict[str, BrokerLog]:
-    """Return where the logs begin and end, before events are read."""
+    """Return the bounds of the logs, before events are read."""
     options = parse_source({**given, "dataset": "events"}, is_stream=False)
     return dict(connect(options.connection).whole_cluster(TopicSelection()).logs)
 
 
 def note_events(
-    inputs: Inputs, given: Mapping[str, str], logs: Mapping[str, BrokerLog], events: DataFrame
+    inputs: InputRanges, given: Mapping[str, str], logs: Mapping[str, BrokerLog], events: DataFrame
 ) -> None:
-    """Take in what was read of logs: all of what they had before, and what events tell since."""
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+    """Add the parts of logs that were read: the bounds from before, extended by the events."""
+    from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
     last = {
         row.broker: row.at

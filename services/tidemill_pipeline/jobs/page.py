@@ -1,4 +1,4 @@
-"""A page of a report: one file without scripts, which any browser shows from the disk."""
+"""HTML pages of reports: one file without scripts, which a browser opens from disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ div.wide { overflow-x: auto }
 
 
 def page(title: str, parts: Sequence[str], *, now_ms: int) -> str:
-    """Return a whole page; its parts are HTML."""
+    """Return a page; `parts` are HTML."""
     made = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -33,7 +33,7 @@ def page(title: str, parts: Sequence[str], *, now_ms: int) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[Any]], *, details: Sequence[str] = ()
 ) -> str:
-    """Return a table; a row's detail, which is HTML, opens below its last cell."""
+    """Return a table. The last cell of a row expands to its detail, which is HTML."""
     if not rows:
         return "<p>None.</p>"
     shown = []
@@ -56,7 +56,7 @@ def _cell(value: Any) -> str:
 
 
 def curve(series: Mapping[str, Sequence[tuple[float, int]]], *, unit: str) -> str:
-    """Return curves over time, (seconds, value), each with its name and a marker at each point."""
+    """Return named curves of (seconds, value) over time, with a marker at each point."""
     points = [point for each in series.values() for point in each]
     if not points:
         return "<p>None in this time.</p>"
@@ -77,10 +77,10 @@ def curve(series: Mapping[str, Sequence[tuple[float, int]]], *, unit: str) -> st
         )
         for x, y in each:
             px, py = place(x, y)
-            told = html.escape(f"{name}: {y:,} {unit}, {_clock(x)}")
+            title = html.escape(f"{name}: {y:,} {unit}, {_clock(x)}")
             drawn.append(
                 f"<circle cx='{px:.1f}' cy='{py:.1f}' r='2.5' fill='{colour}'>"
-                f"<title>{told}</title></circle>"
+                f"<title>{title}</title></circle>"
             )
         names.append(f"<span style='color:{colour}'>&#9632;</span> {html.escape(name)}")
     top, bottom = place(first, high)[1], place(first, low)[1]

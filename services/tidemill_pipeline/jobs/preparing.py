@@ -1,6 +1,6 @@
-"""A run of Spark over what jobs do, without a cluster, at whose end Java keeps Spark's classes.
+"""A rehearsal of the jobs without a cluster; at its end Java writes Spark's classes to a file.
 
-What is run here is what is kept: plans as those of an audit, of a stream, and of a table.
+The file contains the classes that the rehearsal loads: plans of an audit, a stream and a table.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tidemill_pipeline.schema import ddl
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JVM_END_S: Final = 600.0  # for it to write the file: half a minute, where it need not wait
+JVM_END_S: Final = 600.0  # for writing the file; an idle machine needs half a minute
 
 
 def prepare() -> Path:
-    """Make the file of classes; return it. Raises PipelineError and OSError."""
+    """Create the class file; return its path. Raises PipelineError and OSError."""
     say = progress_line()
     where = shared_classes.folder()
     where.mkdir(parents=True, exist_ok=True)
@@ -35,14 +35,14 @@ def prepare() -> Path:
             with session("prepare", "local[1]") as spark:
                 # PySpark has no other name for the process.
                 jvm = spark.sparkContext._gateway.proc  # noqa: SLF001
-                say("doing what jobs do, with nothing in it")
+                say("rehearsing the jobs without data")
                 _rehearse(spark, scratch)
-        say("waiting for Java, which writes down what it has loaded")
+        say("waiting for Java to write the class file")
         jvm.stdin.close()
         jvm.wait(JVM_END_S)
         if not draft.is_file():
             raise PipelineError(
-                "Java has kept no classes: it wants its own first, by java -Xshare:dump"
+                "Java wrote no class file; run java -Xshare:dump first, then repeat this command"
             )
         return shared_classes.keep(draft)
 

@@ -1,8 +1,8 @@
-"""J7: an archive, or a part of it, into a topic again: at once, as it was spaced, or faster.
+"""J7: send archived messages to a topic, at once or with their original or scaled spacing.
 
-A stream over the archive with a checkpoint, so a run that is stopped goes on where it was; what was
-in flight then may come twice, and is known by the property `tidemill-original-id`. Spark does not
-wait for anything: messages that come later are delayed messages.
+A replay is a stream over the archive with a checkpoint, so a stopped run can be resumed. The batch
+in flight may then be sent twice; the property `tidemill-original-id` identifies the copies. Spacing
+uses delayed messages; Spark itself never waits.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tidemill_pipeline.archive.store import ArchiveStore, no_archive
 from tidemill_pipeline.client import connect
 from tidemill_pipeline.data_source import NAME
 from tidemill_pipeline.errors import BadOption, PipelineError
-from tidemill_pipeline.jobs.inputs import Inputs
+from tidemill_pipeline.jobs.inputs import InputRanges
 from tidemill_pipeline.jobs.replay_plan import (
     CHECKPOINT,
     LEAD_MS,
-    Plan,
+    ReplayPlan,
     ReplaySettings,
-    begun_of,
-    keep_plan,
-    kept_of,
-    kept_plan,
-    left_of,
-    of_sink,
-    of_source,
+    committed_offsets,
+    load_or_create_plan,
+    load_plan,
     plan,
-    reached_of,
     read_archived,
+    remaining_bounds,
+    selected_messages,
+    sink_options,
+    source_options,
+    store_plan,
     times_of,
 )
 from tidemill_pipeline.jobs.running import (
-    Run,
+    RunRecord,
     check_folder,
     end_line,
     progress_line,
@@ -55,70 +55,70 @@ from tidemill_pipeline.option_values import instant_ms
 from tidemill_pipeline.options import TopicSelection, parse_sink, parse_source
 from tidemill_pipeline.schema import ddl
 from tidemill_pipeline.source.topics import EVERY_TOPIC, check_archived, meant
-from tidemill_pipeline.transforms.replay import Timing, due_ms, to_send
+from tidemill_pipeline.transforms.replay import ReplaySchedule, due_ms, to_send
 from tidemill_pipeline.transforms.setting import (
-    Effect,
+    ExpressionEffect,
     check_expressions,
     check_names,
     effects,
     read_bodies,
-    told_of_values,
+    value_errors,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TRIGGER_ROWS: Final = 50_000  # of one batch: what a kill repeats at most
-TOLD_S: Final = 60.0  # until Spark, which tells of batches afterwards, has told of the last one
-_SENT: Final = "tidemill-sent"  # what the count of a batch is called
-_FIRST_DUE: Final = "first_due_ms"  # and what is beside it, of a timing
+TRIGGER_ROWS: Final = 50_000  # per batch: a kill repeats at most one batch
+REPORT_TIMEOUT_S: Final = 60.0  # for Spark's report of the last batch, which comes after its end
+_SENT: Final = "tidemill-sent"  # name of a batch's observation
+_FIRST_DUE: Final = "first_due_ms"  # columns of the observation of a timed replay
 _LAST_DUE: Final = "last_due_ms"
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """The plan, and what of it this run has sent."""
+class ReplayResult:
+    """Result of a replay run."""
 
-    plan: Plan
-    left: int | None = None  # where it was looked at alone: what an earlier run has not sent
-    effects: tuple[Effect, ...] = ()  # of what is set, where it was looked at alone
+    plan: ReplayPlan
+    left: int | None = None  # dry run only: messages that an earlier run has not sent
+    effects: tuple[ExpressionEffect, ...] = ()  # dry run only: effects of the expressions
     sent: int = 0
-    bad: int = 0  # that this run could not send, and has put into the table of bad rows
-    late_ms: int = 0  # of a timing: by how much at most messages were sent after they were due
+    bad: int = 0  # rows that this run could not send and wrote to the table of bad rows
+    late_ms: int = 0  # timed replay: the largest delay of a message after its due time
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A batch that is sent."""
+class ReplayBatch:
+    """A sent batch."""
 
     number: int
     rows: int
     took_ms: int
-    sent: int  # by this run, with it
+    sent: int  # by this run so far, including this batch
 
 
-def look(spark: SparkSession, settings: ReplaySettings) -> Replayed:
-    """Look at what would be sent, and at what is set of it, and send nothing.
+def look(spark: SparkSession, settings: ReplaySettings) -> ReplayResult:
+    """Return the plan of a replay and the effects of its expressions, without sending.
 
-    Of a replay that was begun that is what is left of it.
+    For a stopped replay also count the remaining messages.
     """
     check_set(spark, settings)
-    begun = kept_plan(settings)
-    looked = plan(spark, settings) if begun is None else begun
-    bounds = left_of(settings, looked)
+    begun = load_plan(settings)
+    found_plan = plan(spark, settings) if begun is None else begun
+    bounds = remaining_bounds(settings, found_plan)
     left = None if begun is None else times_of(spark, settings, bounds).count()
     bounds["bodyEncoding"] = "decode"
-    with told_of_values(settings.expressions):
+    with value_errors(settings.expressions):
         found = effects(
             read_archived(spark, settings, ddl("messages"), bounds), settings.expressions
         )
-    return Replayed(plan=looked, left=left, effects=found)
+    return ReplayResult(plan=found_plan, left=left, effects=found)
 
 
 def check_set(spark: SparkSession, settings: ReplaySettings) -> None:
-    """Raise BadOption for expressions that cannot be what is sent of their columns."""
+    """Raise BadOption for expressions that are invalid or have the wrong type."""
     check_names(settings.expressions, timing=settings.timing)
     if settings.expressions:
         check_expressions(spark.createDataFrame([], ddl("messages")), settings.expressions)
@@ -129,43 +129,43 @@ def send(
     settings: ReplaySettings,
     *,
     now_ms: Callable[[], int],
-    tell: Callable[[Batch], None] = lambda _batch: None,
-    tell_shifted: Callable[[int], None] = lambda _ms: None,
-) -> Replayed:
-    """Send what is left to send; `tell` is told of each batch.
+    report: Callable[[ReplayBatch], None] = lambda _batch: None,
+    report_shift: Callable[[int], None] = lambda _ms: None,
+) -> ReplayResult:
+    """Send the remaining messages; call `report` after each batch.
 
-    `tell_shifted`: by how many milliseconds all that is left comes later than it was to come first.
+    If all remaining messages are postponed, call `report_shift` with the milliseconds.
     """
     check_set(spark, settings)
-    begun = begun_of(spark, settings, now_ms)
+    begun = load_or_create_plan(spark, settings, now_ms)
     timing = None
     if settings.timing != "asap":
         shift_ms = _shift_ms(spark, settings, begun, now_ms())
         if shift_ms:
             begun = replace(begun, begin_ms=begun.begin_ms + shift_ms)
-            keep_plan(settings, begun)
-            tell_shifted(shift_ms)
+            store_plan(settings, begun)
+            report_shift(shift_ms)
         timing = _timing(settings, begun)
     reader = spark.readStream.format(NAME)
-    # As they were stored: what was sent packed is sent packed again.
+    # Compressed bodies are sent as they were stored.
     is_packed = not read_bodies(spark.createDataFrame([], ddl("messages")), settings.expressions)
     stream = {
-        **of_source(settings),
+        **source_options(settings),
         "startingOffsets": "earliest",
         "endingOffsets": json.dumps(begun.ends),
         "bodyEncoding": "raw" if is_packed else "decode",
         "maxRowsPerTrigger": str(TRIGGER_ROWS),
-        # One task a queue, so that its messages stay in order.
+        # One task per queue keeps its messages in order.
         "rowsPerPartition": str(TRIGGER_ROWS),
     }
     for name, value in stream.items():
         reader = reader.option(name, value)
-    kept = kept_of(reader.load(), settings)
+    selected = selected_messages(reader.load(), settings)
     bad_before = _bad_rows(spark, settings)
-    counting = _Counting(tell)
-    sent = to_send(kept, timing, settings.expressions, is_packed=is_packed)
+    counting = _BatchCounter(report)
+    sent = to_send(selected, timing, settings.expressions, is_packed=is_packed)
     writer = counting.observed(sent, is_timed=timing is not None).writeStream.format(NAME)
-    for name, value in of_sink(settings).items():
+    for name, value in sink_options(settings).items():
         writer = writer.option(name, value)
     checkpoint = f"{settings.state.rstrip('/')}/{CHECKPOINT}"
     writer = writer.option("checkpointLocation", checkpoint)
@@ -173,83 +173,82 @@ def send(
     try:
         query = writer.trigger(availableNow=True).start()
         try:
-            with told_of_values(settings.expressions):
+            with value_errors(settings.expressions):
                 query.awaitTermination()
         except KeyboardInterrupt:
-            # It would go on sending. Of what it has sent nothing more is told then.
-            with suppress(Exception):  # The JVM may have been ended, too.
+            # Otherwise the query would continue to send. Its last batches are not reported.
+            with suppress(Exception):  # The JVM may have ended as well.
                 query.stop()
             counting.is_over.set()
             raise
         finally:
-            counting.is_over.wait(TOLD_S)
+            counting.is_over.wait(REPORT_TIMEOUT_S)
     finally:
         spark.streams.removeListener(counting)
     bad = _bad_rows(spark, settings) - bad_before
-    return Replayed(plan=begun, sent=counting.rows - bad, bad=bad, late_ms=counting.late_ms)
+    return ReplayResult(plan=begun, sent=counting.rows - bad, bad=bad, late_ms=counting.late_ms)
 
 
-def _timing(settings: ReplaySettings, begun: Plan) -> Timing:
-    return Timing(
+def _timing(settings: ReplaySettings, begun: ReplayPlan) -> ReplaySchedule:
+    return ReplaySchedule(
         first_stored_ms=begun.first_stored_ms,
         begin_ms=begun.begin_ms,
         speed=settings.speed if settings.timing == "scaled" else 1.0,
     )
 
 
-def _shift_ms(spark: SparkSession, settings: ReplaySettings, begun: Plan, now_ms: int) -> int:
-    """Return by how much what is left has to come later to keep its spacing; 0: it lies ahead.
+def _shift_ms(spark: SparkSession, settings: ReplaySettings, begun: ReplayPlan, now_ms: int) -> int:
+    """Return by how much to postpone the remaining messages; 0 if all are due in the future.
 
-    A run that goes on finds messages that were due while nobody sent them: they would all come at
-    once.
+    Messages that came due while the replay was stopped would otherwise arrive all at once.
     """
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+    from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
     low_ms = begun.first_stored_ms
-    bounds = left_of(settings, begun)
+    bounds = remaining_bounds(settings, begun)
     if "startingOffsets" in bounds:
-        (left,) = (
+        (oldest,) = (
             times_of(spark, settings, bounds)
             .agg(F.min(F.unix_millis("store_timestamp")).alias("low"))
             .collect()
         )
-        if left.low is None:
-            return 0  # All of it is sent.
-        low_ms = left.low
+        if oldest.low is None:
+            return 0  # No message remains.
+        low_ms = oldest.low
     first_due_ms = due_ms(low_ms, _timing(settings, begun))
     return max(0, now_ms + LEAD_MS - first_due_ms) if first_due_ms < now_ms else 0
 
 
-def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
-    """Replay, or only look."""
-    # All that can be known before Spark is started for it.
+def run(settings: ReplaySettings, *, is_dry: bool) -> ReplayResult:
+    """Run a replay or a dry run."""
+    # Check everything that needs no Spark first.
     if not ArchiveStore(settings.archive).has_entries:
         raise BadOption(no_archive(settings.archive))
-    options = parse_source(of_source(settings), is_stream=False)
+    options = parse_source(source_options(settings), is_stream=False)
     check_archived(ArchiveStore(settings.archive).archive(), options)
-    parse_sink(of_sink(settings))
+    parse_sink(sink_options(settings))
     check_names(settings.expressions, timing=settings.timing)
     check_folder(settings.state)
-    kept_plan(settings)
+    load_plan(settings)
     say = progress_line()
     say("starting Spark")
     with (
-        nullcontext(Run(job="", run=""))
+        nullcontext(RunRecord(job="", run=""))
         if is_dry
         else recorded("replay", settings.state) as record,
         session("replay", settings.master) as spark,
     ):
-        if told := told_of_topic(settings):
-            say(told)
+        if warning := topic_warning(settings):
+            say(warning)
             end_line()
         if is_dry:
             return look(spark, settings)
 
         metrics = PipelineMetrics("replay", settings.cluster)
         serve(metrics, settings.metrics_port)
-        into, clock = parse_sink(of_sink(settings)).topic, SystemClock()
+        into, clock = parse_sink(sink_options(settings)).topic, SystemClock()
 
-        def tell(batch: Batch) -> None:
+        def report(batch: ReplayBatch) -> None:
             metrics.rows[into] = record.rows = batch.sent
             metrics.batches_ms.observe(metrics.work, batch.took_ms)
             say_batch(
@@ -261,13 +260,16 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
                 took_ms=batch.took_ms,
             )
 
-        def tell_shifted(by_ms: int) -> None:
-            say(f"nobody sent what was due: all that is left comes {by_ms / 1000:,.0f} s later")
+        def report_shift(by_ms: int) -> None:
+            say(
+                "messages came due while the replay was stopped; all remaining messages come"
+                f" {by_ms / 1000:,.0f} s later"
+            )
             end_line()
 
         with _noted(record.inputs, settings):
             replayed = send(
-                spark, settings, now_ms=clock.wall_ms, tell=tell, tell_shifted=tell_shifted
+                spark, settings, now_ms=clock.wall_ms, report=report, report_shift=report_shift
             )
         record.rows = replayed.sent
         metrics.succeeded_at_ms = clock.wall_ms()
@@ -277,8 +279,8 @@ def run(settings: ReplaySettings, *, is_dry: bool) -> Replayed:
 
 
 @contextmanager
-def _noted(inputs: Inputs, settings: ReplaySettings) -> Iterator[None]:
-    """Note how far a stream gets in the block, also where it does not get to its end."""
+def _noted(inputs: InputRanges, settings: ReplaySettings) -> Iterator[None]:
+    """Record the ranges that a stream reads in the block, even if it fails."""
     archived = ArchiveStore(settings.archive).archive().queues
     first = {key.queue: queue.start for key, queue in archived.items()}
     before = _places(settings)
@@ -292,51 +294,51 @@ def _noted(inputs: Inputs, settings: ReplaySettings) -> Iterator[None]:
 
 
 def _places(settings: ReplaySettings) -> dict[SourceQueue, int]:
-    """Return how far a replay is with each queue, none of which it has where it has not begun."""
-    # What is wrong with a checkpoint who goes on with it says.
+    """Return the committed offset of each queue; empty before the first batch."""
+    # The resumed stream reports a damaged checkpoint.
     with suppress(OSError, ValueError, PipelineError):
-        reached = reached_of(settings)
+        reached = committed_offsets(settings)
         return {} if reached is None else {**reached.at, **reached.passed}
     return {}
 
 
-def told_of_topic(settings: ReplaySettings) -> str:
-    """Return what is to be said of the topic that is sent to: it may be misspelt, or new.
+def topic_warning(settings: ReplaySettings) -> str:
+    """Return a warning if the target topic is missing or unknown; "" if it exists.
 
-    A dry run needs no cluster, and who may send need not be one who may look.
+    A dry run needs no cluster. A sender may lack the permission to list topics.
     """
-    options = parse_sink(of_sink(settings))
-    nobody = f"whether there is a topic {options.topic} nobody says"
+    options = parse_sink(sink_options(settings))
+    unknown = f"cannot check whether topic {options.topic} exists"
     try:
         cluster = connect(options.connection).cluster(TopicSelection(pattern=EVERY_TOPIC))
     except PipelineError as error:
-        return f"{nobody}: {error}"
+        return f"{unknown}: {error}"
     known = {queue.topic for queue in cluster.queues}
     if options.topic in known:
         return ""
     if cluster.unreachable:
-        return f"{nobody} while {', '.join(sorted(cluster.unreachable))} is away"
+        return f"{unknown}: {', '.join(sorted(cluster.unreachable))} is unreachable"
     near = meant(options.topic, known) or "."
     return (
-        f"there is no topic {options.topic}{near} The first message makes it, where the cluster"
-        " makes topics by itself"
+        f"there is no topic {options.topic}{near} The first message creates it if the cluster"
+        " creates topics automatically"
     )
 
 
 @final
-class _Counting(SilentListener):
-    """Counts the rows that a query hands to the sink, from what Spark tells of its batches."""
+class _BatchCounter(SilentListener):
+    """Counter of the rows that a query passes to the sink, from Spark's batch reports."""
 
-    def __init__(self, tell: Callable[[Batch], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[ReplayBatch], None]) -> None:
+        self._report = report
         self._run = ""
         self.rows = 0
-        self.late_ms = 0  # by which at most they were sent after they were due
-        self.is_over = threading.Event()  # nothing more is told of the query
+        self.late_ms = 0  # the largest delay of a message after its due time
+        self.is_over = threading.Event()  # set after the query's last report
 
     def observed(self, frame: DataFrame, *, is_timed: bool) -> DataFrame:
-        """Return a frame whose rows are counted."""
-        from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+        """Return the frame with an observation that counts its rows."""
+        from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
         counted = [F.count("*").alias("rows")]
         if is_timed:
@@ -345,7 +347,7 @@ class _Counting(SilentListener):
         return frame.observe(_SENT, *counted)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Take the query: this is called within its start."""
+        """Remember the query: Spark calls this during its start."""
         self._run = self._run or str(event.runId)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802  # Spark's name.
@@ -363,30 +365,32 @@ class _Counting(SilentListener):
                     last_due_ms=counted[_LAST_DUE],
                 )
                 self.late_ms = max(self.late_ms, late_ms)
-            self._tell(
-                Batch(number=progress.batchId, rows=counted.rows, took_ms=took_ms, sent=self.rows)
+            self._report(
+                ReplayBatch(
+                    number=progress.batchId, rows=counted.rows, took_ms=took_ms, sent=self.rows
+                )
             )
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802  # Spark's name.
-        """Let go who waits for the last count."""
+        """Wake the thread that waits for the last count."""
         if str(event.runId) == self._run:
             self.is_over.set()
 
 
 def late_of(*, began_ms: int, took_ms: int, first_due_ms: int, last_due_ms: int) -> int:
-    """Return by how much at most messages of a batch were sent after they were due; 0: none.
+    """Return the largest delay of a batch's messages after their due time; 0 if none was late.
 
-    Its first one may have been due before it began, or its last one before it ended.
+    The first message may have been due before the batch began, the last one before it ended.
     """
     return max(0, began_ms - first_due_ms, began_ms + took_ms - last_due_ms)
 
 
 def _bad_rows(spark: SparkSession, settings: ReplaySettings) -> int:
-    """Return how many rows the table of those has that could not be sent."""
-    path = of_sink(settings).get("deadLetterPath", "")
+    """Return the number of rows in the table of bad rows."""
+    path = sink_options(settings).get("deadLetterPath", "")
     if not path:
         return 0
     try:
         return int(spark.read.parquet(path).count())
     except AnalysisException:
-        return 0  # It is made with its first row.
+        return 0  # The first bad row creates the table.

@@ -1,6 +1,6 @@
-"""What a replay is of, and what is left of it, which a run that goes on must not choose anew.
+"""The plan of a replay, which a resumed run reads again.
 
-The plan lies beside the checkpoint of its stream, `plan.json`; how far it is says the checkpoint.
+The plan is `plan.json` next to the checkpoint of the stream. The checkpoint has the progress.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tidemill_pipeline.transforms.setting import Expressions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LEAD_MS: Final = 10_000  # between now and the first message that is timed, for the first batch
-# Offsets as option endingOffsets has them: by topic, broker group with incarnation, and queue.
+LEAD_MS: Final = 10_000  # from now to the first timed message: time for the first batch
+# Offsets in the format of option endingOffsets: topic, broker group with incarnation, queue.
 Ends = Mapping[str, Mapping[str, Mapping[str, int]]]
-# Names of options are alike in any letters.
+# Option names are not case-sensitive.
 _SOURCE: Final = frozenset(option.name.lower() for option in SOURCE)
 _SINK: Final = frozenset(option.name.lower() for option in SINK)
-# Of the source: what a replay chooses itself. Which messages it is of say its own options.
+# Source options that a replay sets itself.
 _CHOSEN: Final = (
     "startingOffsets",
     "startingTimestamp",
@@ -47,48 +47,48 @@ _CHOSEN: Final = (
     "rowsPerPartition",
     "pushdown",
 )
-CHECKPOINT: Final = "checkpoint"  # of the stream, below the state
-_PLAN: Final = "plan.json"  # beside the checkpoint: what a run that goes on must not choose anew
+CHECKPOINT: Final = "checkpoint"  # the stream's folder below the state folder
+_PLAN: Final = "plan.json"  # next to the checkpoint
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """What a replay takes."""
+    """Options of a replay."""
 
     archive: str
-    given: Mapping[str, str]  # options of the source, which topics among them
+    given: Mapping[str, str]  # options of the source, with its topics
     sink: Mapping[str, str]  # options of the sink
-    more: Mapping[str, str] = field(default_factory=dict)  # of whichever of the two knows them
-    state: str  # folder of the checkpoint; another one is another replay
+    more: Mapping[str, str] = field(default_factory=dict)  # options of the source or the sink
+    state: str  # folder of plan and checkpoint; another folder starts another replay
     timing: Literal["asap", "original", "scaled"] = "asap"
     speed: float = 1.0
     since_ms: int | None = None
     until_ms: int | None = None
-    expressions: Expressions = field(default_factory=dict)  # by column: what is sent of it
+    expressions: Expressions = field(default_factory=dict)  # SQL by column
     master: str | None = None
     metrics_port: int = 0
     metrics_file: str = ""
-    cluster: str = ""  # label of the metrics
+    cluster: str = ""  # metrics label
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What would be sent."""
+class ReplayPlan:
+    """Messages that a replay sends."""
 
     rows: int
     first_stored_ms: int
     last_stored_ms: int
-    # Where the archive ends: what is archived while a replay goes on is not of it, and might be
-    # what it has sent.
+    # The ends of the archive. Messages that are archived during a replay are excluded: they may be
+    # the replay's own.
     ends: Ends
     begin_ms: int = 0
 
 
-def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
-    """Look at what would be sent, and send nothing."""
-    from pyspark.sql import functions as F  # noqa: N812  # As all of Spark's users write it.
+def plan(spark: SparkSession, settings: ReplaySettings) -> ReplayPlan:
+    """Return a new plan, without sending."""
+    from pyspark.sql import functions as F  # noqa: N812  # The usual name among users of Spark.
 
     ends, found = _ends(settings), None
     while found is None:
@@ -104,21 +104,20 @@ def plan(spark: SparkSession, settings: ReplaySettings) -> Plan:
         )
         now = _ends(settings)
         if now.keys() != ends.keys():
-            ends, found = now, None  # Of a queue that came meanwhile all was counted.
+            ends, found = now, None  # A new queue appeared; count again.
     if not found.n:
         raise BadOption(
-            f"there is nothing to replay: {settings.archive} has no message of these topics and"
-            " times"
+            f"nothing to replay: {settings.archive} has no message of these topics and times"
         )
-    return Plan(
+    return ReplayPlan(
         rows=found.n, first_stored_ms=found.low, last_stored_ms=found.high, ends=_as_option(ends)
     )
 
 
-def left_of(settings: ReplaySettings, begun: Plan) -> dict[str, str]:
-    """Return the bounds of what is not committed of a replay; of one that has not begun all."""
+def remaining_bounds(settings: ReplaySettings, begun: ReplayPlan) -> dict[str, str]:
+    """Return read options for the messages of a replay that are not committed."""
     bounds = {"endingOffsets": json.dumps(begun.ends)}
-    reached = reached_of(settings)
+    reached = committed_offsets(settings)
     if reached is not None:
         starts = {**reached.at, **reached.passed}
         bounds["startingOffsets"] = json.dumps(_as_option(starts)) if starts else "earliest"
@@ -126,23 +125,23 @@ def left_of(settings: ReplaySettings, begun: Plan) -> dict[str, str]:
 
 
 def times_of(spark: SparkSession, settings: ReplaySettings, bounds: Mapping[str, str]) -> DataFrame:
-    """(topic, store_timestamp), one row a message of a replay between two offsets."""
+    """Return (topic, store_timestamp), one row per message of a replay within the bounds."""
     return read_archived(spark, settings, "topic string, store_timestamp timestamp", bounds)
 
 
 def read_archived(
     spark: SparkSession, settings: ReplaySettings, columns: str, bounds: Mapping[str, str]
 ) -> DataFrame:
-    """Return columns of the messages of a replay between two offsets."""
+    """Return columns of the messages of a replay within the bounds."""
     reader = spark.read.format(NAME).schema(columns)
-    for name, value in {**of_source(settings), **bounds}.items():
+    for name, value in {**source_options(settings), **bounds}.items():
         reader = reader.option(name, value)
-    return kept_of(reader.load(), settings)
+    return selected_messages(reader.load(), settings)
 
 
 def _ends(settings: ReplaySettings) -> dict[SourceQueue, int]:
-    """Return where the queues end that are archived, or where options say that a read ends."""
-    options = parse_source(of_source(settings), is_stream=False)
+    """Return the ends of the archived queues, or the ends that the options set."""
+    options = parse_source(source_options(settings), is_stream=False)
     places = OffsetResolver(options)
     return places.resolve(options.end, places.whole_view(), word=LATEST)
 
@@ -150,25 +149,25 @@ def _ends(settings: ReplaySettings) -> dict[SourceQueue, int]:
 def _as_option(at: Mapping[SourceQueue, int]) -> Ends:
     ends: dict[str, dict[str, dict[str, int]]] = {}
     for queue, end in sorted(at.items()):
-        # Not only the name, which would be of another queue where its topic is made anew.
+        # With the incarnation: a topic that is created again has other queues of the same name.
         broker = f"{queue.broker}#{queue.incarnation}"
         ends.setdefault(queue.topic, {}).setdefault(broker, {})[str(queue.queue_id)] = end
     return ends
 
 
-def kept_of(messages: DataFrame, settings: ReplaySettings) -> DataFrame:
-    """Leave out what is not of the times, and, unless it is named, the topic that is sent to."""
-    kept = between(messages, since_ms=settings.since_ms, until_ms=settings.until_ms)
+def selected_messages(messages: DataFrame, settings: ReplaySettings) -> DataFrame:
+    """Keep messages of the time range; drop the target topic unless topics are named."""
+    selected = between(messages, since_ms=settings.since_ms, until_ms=settings.until_ms)
     into = settings.sink.get("topic")
     is_named = "topics" in settings.given or "topic" in settings.given
-    return kept if is_named or into is None else kept.where(kept["topic"] != into)
+    return selected if is_named or into is None else selected.where(selected["topic"] != into)
 
 
-def reached_of(settings: ReplaySettings) -> Offsets | None:
-    """Return what is committed of the stream; None: nothing. A batch that is not is left to send.
+def committed_offsets(settings: ReplaySettings) -> Offsets | None:
+    """Return the committed offsets of the stream; None before the first commit.
 
-    The checkpoint is Spark's: `commits` and `offsets` have a file a batch, and the last line of an
-    offset is the source's.
+    Spark's checkpoint has one file per batch in `commits` and in `offsets`. The last line of an
+    offset file belongs to the source.
     """
     checkpoint = Path(settings.state) / CHECKPOINT
     numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
@@ -178,21 +177,21 @@ def reached_of(settings: ReplaySettings) -> Offsets | None:
     return Offsets.from_document(json.loads(lines[-1]))
 
 
-def of_source(settings: ReplaySettings) -> dict[str, str]:
-    """Return the options of the source. Raises BadOption for one that a replay chooses itself."""
+def source_options(settings: ReplaySettings) -> dict[str, str]:
+    """Return the options of the source. Raises BadOption for one that a replay sets itself."""
     own = {name: value for name, value in settings.more.items() if name.lower() in _SOURCE}
     for name in _CHOSEN:
         if name.lower() in map(str.lower, own):
             raise BadOption(
-                f"option {name}: a replay chooses it itself; which messages it is of is said by its"
-                " topics, --since, --until and option filter"
+                f"option {name}: a replay sets this option itself; select messages with topics,"
+                " --since, --until and option filter"
             )
     return {**settings.given, **own, "readMode": "archive", "archivePath": settings.archive}
 
 
-def of_sink(settings: ReplaySettings) -> dict[str, str]:
+def sink_options(settings: ReplaySettings) -> dict[str, str]:
     """Return the options of the sink."""
-    # With what nobody knows: it says so, and what was meant.
+    # With unknown options: the sink rejects them and suggests similar names.
     own = {
         name: value
         for name, value in settings.more.items()
@@ -201,50 +200,52 @@ def of_sink(settings: ReplaySettings) -> dict[str, str]:
     return {**settings.sink, **own}
 
 
-def begun_of(spark: SparkSession, settings: ReplaySettings, now_ms: Callable[[], int]) -> Plan:
-    """Return the plan of a replay: the one that it was begun with, or a new one, which is kept."""
-    begun = kept_plan(settings)
+def load_or_create_plan(
+    spark: SparkSession, settings: ReplaySettings, now_ms: Callable[[], int]
+) -> ReplayPlan:
+    """Return the stored plan of a replay, or store and return a new one."""
+    begun = load_plan(settings)
     if begun is None:
-        made = plan(spark, settings)  # Takes its time, as all is looked at.
+        made = plan(spark, settings)  # Slow: it reads all messages.
         begun = replace(made, begin_ms=now_ms() + LEAD_MS)
-        keep_plan(settings, begun)
+        store_plan(settings, begun)
     return begun
 
 
-def kept_plan(settings: ReplaySettings) -> Plan | None:
-    """Return the plan that a replay was begun with; None of one that was not.
+def load_plan(settings: ReplaySettings) -> ReplayPlan | None:
+    """Return the stored plan of a replay; None before its first run.
 
-    Raises BadOption where the state is of another one, or none.
+    Raises BadOption if the plan is damaged or belongs to another replay.
     """
     if "://" in settings.state:
-        raise BadOption("--state is a folder of this machine")
+        raise BadOption(f"--state {settings.state}: it must be a local folder")
     path = Path(settings.state) / _PLAN
     if not path.exists():
         return None
     asked = _asked(settings)
     try:
-        kept: dict[str, Any] = json.loads(path.read_text())
-        # A program of before set nothing, and kept no filter: who goes on gives that of then.
-        asked_then = {"filter": asked["filter"], "expressions": {}, **kept["asked"]}
-        ends = kept["plan"]["ends"]
-        begun = Plan(**kept["plan"])
+        stored: dict[str, Any] = json.loads(path.read_text())
+        # Plans of earlier versions have no filter and no expressions.
+        asked_then = {"filter": asked["filter"], "expressions": {}, **stored["asked"]}
+        ends = stored["plan"]["ends"]
+        begun = ReplayPlan(**stored["plan"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadOption(
-            f"{path} is not whole, so what is left to send cannot be told. Give another"
-            f" --state; what was sent already comes again then, with the same {ORIGINAL_ID}"
+            f"{path} is damaged, so the remaining messages are unknown. Give another --state;"
+            f" messages that were already sent are then sent again with the same {ORIGINAL_ID}"
         ) from error
     if asked_then != asked:
         raise BadOption(
-            f"{settings.state} is of another replay; give the same options as then, or another"
-            " --state"
+            f"{settings.state} belongs to another replay; give the options of that replay, or"
+            " another --state"
         )
     if isinstance(ends, list):
         return replace(begun, ends=_as_option(_ends_of_names(settings, ends)))
     return begun
 
 
-def keep_plan(settings: ReplaySettings, begun: Plan) -> None:
-    """Write down what a run that goes on must not choose anew."""
+def store_plan(settings: ReplaySettings, begun: ReplayPlan) -> None:
+    """Store the plan for resumed runs."""
     path = Path(settings.state) / _PLAN
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
@@ -258,7 +259,7 @@ def keep_plan(settings: ReplaySettings, begun: Plan) -> None:
 def _ends_of_names(
     settings: ReplaySettings, ends: Sequence[tuple[str, str, int, int]]
 ) -> dict[SourceQueue, int]:
-    """Return the ends in a plan of an earlier program, which kept the names of queues alone."""
+    """Return the ends in a plan of an earlier version, which has queue names only."""
     alike: dict[QueueName, list[SourceQueue]] = {}
     for queue in _ends(settings):
         alike.setdefault(queue.name, []).append(queue)
@@ -268,10 +269,10 @@ def _ends_of_names(
         own = alike.get(name, [])
         if len(own) != 1:
             raise BadOption(
-                f"{settings.state} is of an earlier program, which kept the names of queues, and"
-                f" the archive has {len(own)} of the name {name}: what is left to send cannot be"
-                " told. Give another --state; what was sent already comes again then, with the same"
-                f" {ORIGINAL_ID}"
+                f"{settings.state} was written by an earlier version, and the archive has"
+                f" {len(own)} queues with the name {name}, so the remaining messages are unknown."
+                " Give another --state; messages that were already sent are then sent again with"
+                f" the same {ORIGINAL_ID}"
             )
         found[own[0]] = end
     return found
@@ -284,7 +285,7 @@ def _asked(settings: ReplaySettings) -> dict[str, Any]:
         "topics": {name: settings.given.get(name, "") for name in ("topics", "topicPattern")},
         "into": settings.sink.get("topic", ""),
         "namespace": more.get("namespace", ""),
-        "filter": parse_source(of_source(settings), is_stream=False).filter,
+        "filter": parse_source(source_options(settings), is_stream=False).filter,
         "timing": settings.timing,
         "speed": settings.speed,
         "since_ms": settings.since_ms,

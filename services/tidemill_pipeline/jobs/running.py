@@ -1,7 +1,7 @@
-"""How a job is run: a session, a line of progress, and a record of the run.
+"""The frame of a job: a Spark session, a progress line, and a run record.
 
-A record is `_runs/RUN.json` in the folder of the job's tables: which job, which program, from where
-to where it read, how many rows, and how it ended; "running" of one that goes on, or was killed.
+The record is `_runs/RUN.json` in the folder of the job's tables: the job, the program version, the
+input ranges, the rows and the status. "running" means that the run continues or was killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidemill.common.clock import SystemClock
 from tidemill.common.version import version
 from tidemill_pipeline.archive.store import write_errors
 from tidemill_pipeline.errors import ArchiveError, BadOption
-from tidemill_pipeline.jobs.inputs import Inputs
+from tidemill_pipeline.jobs.inputs import InputRanges
 from tidemill_pipeline.signals import guarded_start, raise_on_sigterm, silence_threads
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from pyspark.status import SparkStageInfo
 
 RUNS: Final = "_runs"
-# Of a laptop; what reads beside a broker need not have more. `spark-submit` says otherwise.
+# Enough for a laptop, and small enough next to a broker. `spark-submit` can change it.
 DRIVER_MEMORY: Final = "1g"
-SHUFFLE_PARTITIONS: Final = 8  # of a machine or two; adaptive execution joins those with little
-# So that a join or an aggregate needs little before it spills, and what is kept makes room for it.
+SHUFFLE_PARTITIONS: Final = 8  # for one or two machines; adaptive execution merges small ones
+# Joins and aggregates then need little memory before they spill, and cached data yields to them.
 LITTLE_MEMORY: Final = {"spark.buffer.pageSize": "2m", "spark.memory.storageFraction": "0.1"}
-TOLD_TERMINAL_S: Final = 1.0  # between two words on how far a step is
-TOLD_ELSEWHERE_S: Final = 30.0  # where each is a line of its own
-JOIN_S: Final = 10.0  # for the last word, which asks the JVM
+REPORT_TERMINAL_S: Final = 1.0  # between progress reports on a terminal
+REPORT_ELSEWHERE_S: Final = 30.0  # in a log file, where each report is a line
+JOIN_S: Final = 10.0  # for the last report, which queries the JVM
 
 
 Say = Callable[[str], None]
@@ -46,8 +46,8 @@ log: Final = logging.getLogger("tidemill_pipeline")
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Run:
-    """The record of one run, as `_runs/RUN.json` has it."""
+class RunRecord:
+    """Record of one run: the content of `_runs/RUN.json`."""
 
     job: str
     run: str
@@ -57,23 +57,23 @@ class Run:
     status: str = "running"
     rows: int = 0
     detail: dict[str, Any] = field(default_factory=dict)
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: InputRanges = field(default_factory=InputRanges)
 
     def as_record(self) -> dict[str, Any]:
-        """Return what is written of it."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        del told["inputs"]
-        return {**told, "input_offsets": self.inputs.as_document()}
+        """Return the record as JSON values."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        del values["inputs"]
+        return {**values, "input_offsets": self.inputs.as_document()}
 
 
 @contextlib.contextmanager
 def session(
     name: str, master: str | None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """Have a session for the block, quiet on the terminal."""
+    """Provide a Spark session for the block, without output on the terminal."""
     from tidemill_pipeline.session import build_spark
 
-    end_line()  # Java writes a line of its own, which none of ours is to be glued to.
+    end_line()  # Java prints a line at its start.
     with guarded_start():
         spark = build_spark(
             f"tidemill {name}",
@@ -85,7 +85,7 @@ def session(
                 **LITTLE_MEMORY,
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
-                # Of a terminal; without them Spark makes 200 tasks of every shuffle.
+                # Spark's default is 200 tasks per shuffle.
                 "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
                 **(settings or {}),
             },
@@ -94,7 +94,7 @@ def session(
     try:
         yield spark
     except KeyboardInterrupt:
-        # A JVM that was ended, too, does not answer any more.
+        # The JVM may have ended as well.
         may_fail = (Exception,)
         silence_threads()
         raise
@@ -104,28 +104,28 @@ def session(
 
 
 def check_folder(folder: str) -> None:
-    """Raise BadOption for a file where a folder is to be."""
+    """Raise BadOption if a path is a file."""
     if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
-        raise BadOption(f"{folder} is no folder")
+        raise BadOption(f"{folder} is not a folder")
 
 
 @contextlib.contextmanager
-def recorded(job: str, folder: str, *, makes_room: bool = False) -> Iterator[Run]:
-    """Keep a record of the block as a run of a job; of a failure, and of its end by SIGTERM, too.
+def recorded(job: str, folder: str, *, makes_room: bool = False) -> Iterator[RunRecord]:
+    """Record the block as a run of a job, also if it fails or SIGTERM ends it.
 
-    Raises Termination within the block for SIGTERM; and before it BadOption where the folder is
-    none, and ArchiveError where nothing can be written there, which a job would find out at its
-    end. What `makes_room` in a full folder goes on all the same.
+    SIGTERM raises Termination within the block. Before the block it raises BadOption if the path is
+    not a folder, and ArchiveError if the folder is not writable. A job that `makes_room` in a full
+    folder runs without a record instead.
     """
     check_folder(folder)
     clock = SystemClock()
-    run = Run(
+    run = RunRecord(
         job=job,
         run=f"{clock.wall_ms():x}-{secrets.token_hex(4)}",
         program=version(),
         started_at_ms=clock.wall_ms(),
     )
-    with _told_only() if makes_room else contextlib.nullcontext():
+    with _log_only() if makes_room else contextlib.nullcontext():
         _write(run, folder)
     try:
         with raise_on_sigterm():
@@ -137,20 +137,20 @@ def recorded(job: str, folder: str, *, makes_room: bool = False) -> Iterator[Run
         run.status = "done"
     finally:
         run.ended_at_ms = clock.wall_ms()
-        with _told_only():  # The error of the run itself, if it had one, is what matters.
+        with _log_only():  # An error of the run itself must not be replaced.
             _write(run, folder)
 
 
 @contextlib.contextmanager
-def _told_only() -> Iterator[None]:
+def _log_only() -> Iterator[None]:
     try:
         yield
     except ArchiveError as error:
-        log.warning("the run is not recorded: %s", error)
+        log.warning("run not recorded: %s", error)
 
 
-def _write(run: Run, folder: str) -> None:
-    # A record is for people; what decides anything is in the manifest.
+def _write(run: RunRecord, folder: str) -> None:
+    # Records are informational: jobs read only the manifest.
     if "://" in folder:
         return
     path = Path(folder) / RUNS / f"{run.run}.json"
@@ -167,7 +167,7 @@ def _write(run: Run, folder: str) -> None:
 
 
 def progress_line() -> Say:
-    """Return what shows how far a job is: one line that is written over, on a terminal."""
+    """Return the function that prints progress; on a terminal it overwrites one line."""
     is_terminal = sys.stderr.isatty()
 
     def say(text: str) -> None:
@@ -179,25 +179,25 @@ def progress_line() -> Say:
 
 @contextlib.contextmanager
 def watching(spark: SparkSession, say: Say, what: str) -> Iterator[None]:
-    """Say how long the block has taken, and how far the tasks are that Spark does for it.
+    """Report the duration of the block and the progress of its Spark tasks.
 
-    That is each second on a terminal, and elsewhere each half minute.
+    It reports every second on a terminal, and every half minute otherwise.
     """
     say(what)
-    every_s = TOLD_TERMINAL_S if sys.stderr.isatty() else TOLD_ELSEWHERE_S
+    every_s = REPORT_TERMINAL_S if sys.stderr.isatty() else REPORT_ELSEWHERE_S
     over, clock = threading.Event(), SystemClock()
     since_ms, tracker = clock.monotonic_ms(), spark.sparkContext.statusTracker()
 
-    def tell() -> None:
-        # The JVM may have been ended meanwhile: then nobody wants to know any more.
+    def report() -> None:
+        # The JVM may have ended meanwhile.
         with contextlib.suppress(Exception):
             while not over.wait(every_s):
                 active = map(tracker.getStageInfo, tracker.getActiveStageIds())
                 stages = [stage for stage in active if stage is not None]
                 took_s = (clock.monotonic_ms() - since_ms) // 1000
-                say(told_of_tasks(what, took_s, stages))
+                say(task_progress(what, took_s, stages))
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -206,19 +206,19 @@ def watching(spark: SparkSession, say: Say, what: str) -> Iterator[None]:
         thread.join(JOIN_S)
 
 
-def told_of_tasks(what: str, took_s: int, stages: Sequence[SparkStageInfo]) -> str:
-    """Return how far a step of a job is."""
+def task_progress(what: str, took_s: int, stages: Sequence[SparkStageInfo]) -> str:
+    """Return the progress of a step of a job."""
     done, every = sum(of.numCompletedTasks for of in stages), sum(of.numTasks for of in stages)
     tasks = f", {done:,} of {every:,} tasks" if every else ""
     return f"{what}: {took_s:,} s{tasks}"
 
 
-def say_batch(say: Say, told: str, **known: object) -> None:
-    """Tell of a batch: in words on a terminal, elsewhere as a line of JSON, as queries have it."""
-    say(told if sys.stderr.isatty() else json.dumps({"event": "batch", **known}))
+def say_batch(say: Say, text: str, /, **fields: object) -> None:
+    """Report a batch: as text on a terminal, otherwise as a JSON line with the fields."""
+    say(text if sys.stderr.isatty() else json.dumps({"event": "batch", **fields}))
 
 
 def end_line() -> None:
-    """End the line that was written over."""
+    """End the line that progress overwrites."""
     if sys.stderr.isatty():
         sys.stderr.write("\n")

@@ -1,4 +1,4 @@
-"""What an audit has come to, in counts and in sentences."""
+"""The verdict of an audit, as counts and as sentences."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from typing import Any, Final, final
 from tidemill_pipeline.rows import UNREADABLE
 from tidemill_pipeline.transforms.audit import BROKEN, KINDS
 
-# Counts that are of a topic whoever reads it, and those of one group. Findings may be of either.
+# Counts per topic, and counts per consumer group. Findings may be of either.
 OF_TOPICS: Final = frozenset({"produced", "scheduled", "fired", "recalled"})
 OF_GROUPS: Final = frozenset(
     {"delivered", "acked", "dead_lettered", "expired", "in_flight", "overdue", "waiting"}
 )
-TOLD_MAX: Final = 10  # findings that a terminal is told one by one
+SENTENCES_MAX: Final = 10  # findings that the terminal shows one by one
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sends:
-    """How many acknowledged sends were compared with what was stored, and how many were not."""
+class SendCounts:
+    """Numbers of acknowledged sends that were compared with stored messages, and of the others."""
 
     compared: int
-    young: int = 0  # acknowledged so shortly before that nothing is said of them
-    elsewhere: int = 0  # to topics that were not read
+    young: int = 0  # acknowledged within the grace period
+    elsewhere: int = 0  # sent to topics that were not read
 
     def __str__(self) -> str:
-        """Say so."""
-        left = []
+        """Return a sentence with the numbers."""
+        others = []
         if self.young:
-            left.append(f"{self.young:,} are too young, by --grace")
+            others.append(f"{self.young:,} are younger than --grace")
         if self.elsewhere:
-            left.append(f"{self.elsewhere:,} are to other topics")
-        told = f"{self.compared:,} acknowledged sends were compared with what was stored"
-        return f"{told}; {', and '.join(left)}" if left else told
+            others.append(f"{self.elsewhere:,} are to other topics")
+        compared = f"{self.compared:,} acknowledged sends were compared with stored messages"
+        return f"{compared}; {', and '.join(others)}" if others else compared
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What an audit has come to."""
+class AuditVerdict:
+    """Result of an audit."""
 
     counts: dict[str, int]  # findings by kind
-    totals: list[dict[str, Any]]  # one a topic and group
-    findings: list[dict[str, Any]]  # the first of them, those of BROKEN before the others
-    unreadable: list[str]  # the first sentences on what could not be read
-    sends: Sends | None = None  # None: there was no list of them
+    totals: list[dict[str, Any]]  # one per topic and group
+    findings: list[dict[str, Any]]  # the first findings; the kinds in BROKEN come first
+    unreadable: list[str]  # sentences on the first unreadable parts of logs
+    sends: SendCounts | None = None  # None: without a list of sends
 
     @property
     def is_broken(self) -> bool:
-        """Say whether something was lost or early, or came in spite of its recall."""
+        """Whether a message was lost or early, or was delivered after its recall."""
         return any(self.counts.get(kind) for kind in BROKEN)
 
     @property
     def is_incomplete(self) -> bool:
-        """Say whether a part of what happened could not be read, and nobody knows what it was."""
+        """Whether a part of a log was unreadable."""
         return bool(self.counts.get(UNREADABLE))
 
     @property
     def outstanding(self) -> str:
-        """Say how much is not through, of which nobody knows more yet; "" where all is."""
+        """Numbers of messages that are not settled yet, as text; "" if all are."""
         waiting, in_flight, overdue = (
             sum(row[name] for row in self.totals) for name in ("waiting", "in_flight", "overdue")
         )
@@ -71,18 +71,19 @@ class Verdict:
         if in_flight:
             parts.append(f"{in_flight:,} are in flight")
         if overdue:
-            parts.append(f"{overdue:,} of these longer than their invisible duration")
+            parts.append(f"{overdue:,} of these for longer than their invisible duration")
         return ", ".join(parts)
 
     @property
     def broken(self) -> list[str]:
-        """Return a sentence for each of the first findings that must not be, and on the others."""
-        told = [_sentence(found) for found in self.findings[:TOLD_MAX] if found["kind"] in BROKEN]
-        more = sum(self.counts.get(kind, 0) for kind in BROKEN) - len(told)
-        return [*told, f"and {more:,} more, which the page and the table have"] if more else told
+        """Sentences on the first findings that make an audit fail, and the number of the others."""
+        first = self.findings[:SENTENCES_MAX]
+        lines = [_sentence(found) for found in first if found["kind"] in BROKEN]
+        more = sum(self.counts.get(kind, 0) for kind in BROKEN) - len(lines)
+        return [*lines, f"and {more:,} more; see the page or the table"] if more else lines
 
     def by_topic(self) -> dict[tuple[str, str], int]:
-        """Return the findings by topic and kind, of all groups together."""
+        """Return the number of findings by topic and kind, over all groups."""
         found: Counter[tuple[str, str]] = Counter()
         for row in self.totals:
             for kind in KINDS:
@@ -101,36 +102,36 @@ def _sentence(found: Mapping[str, Any]) -> str:
 
 
 def count_of(row: Mapping[str, Any], name: str) -> int | None:
-    """Return a count of a topic and a group, as tables show it; None where it is of neither."""
+    """Return a count of a row as tables show it; None if the row cannot have this count."""
     others = OF_TOPICS if row["consumer_group"] else OF_GROUPS
     return None if name in others and not row[name] else int(row[name])
 
 
-def headlines(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return the sentences at the head of the page, each with its class."""
+def headlines(verdict: AuditVerdict) -> list[tuple[str, str]]:
+    """Return the sentences at the head of the page, each with its CSS class."""
     lines = []
     counts = verdict.counts
     if counts["missing"] or counts["early"]:
         lines.append(("bad", "Something was lost or early."))
     if counts["unexpected"]:
-        lines.append(("bad", f"Recalled, and there all the same: {counts['unexpected']:,}."))
+        lines.append(("bad", f"Delivered or fired after a recall: {counts['unexpected']:,}."))
     if verdict.is_incomplete:
         parts = parts_of_logs(counts[UNREADABLE])
         lines.append(("bad", f"This audit is incomplete: {parts} cannot be read."))
     if counts["unknown"]:
         count = counts["unknown"]
-        lines.append(("bad", f"Whether {count:,} messages were lost nobody can say (unknown)."))
-    left = verdict.outstanding
+        lines.append(("bad", f"It is unknown whether {count:,} messages were lost."))
+    outstanding = verdict.outstanding
     if not lines:
-        of = ", of what is through" if left else ""
-        lines.append(("good", f"Nothing was lost, and nothing was early{of}."))
+        of = " among the settled messages" if outstanding else ""
+        lines.append(("good", f"No message was lost or early{of}."))
     if verdict.sends:
         lines.append(("", f"{verdict.sends}."))
-    if left:
-        lines.append(("", f"Not through yet, counted by group: {left}."))
+    if outstanding:
+        lines.append(("", f"Not settled yet, counted per group: {outstanding}."))
     return lines
 
 
 def parts_of_logs(count: int) -> str:
-    """Return how many parts of logs there are, in words."""
+    """Return a number of log parts in words."""
     return "a part of the log" if count == 1 else f"{count:,} parts of the logs"

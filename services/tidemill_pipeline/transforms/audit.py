@@ -70,8 +70,8 @@ FINDINGS: Final = (
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What an audit goes by."""
+class AuditRules:
+    """Rules of an audit."""
 
     late_ms: int = 1_000
     window: str = "5 minutes"
@@ -89,7 +89,7 @@ class Rules:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class AuditTables:
     """The tables of an audit.
 
     summary:  one row per topic, consumer group and window, with counts
@@ -105,11 +105,11 @@ class Audit:
 
 def audit(
     events: DataFrame,
-    rules: Rules,
+    rules: AuditRules,
     *,
     sends: DataFrame | None = None,
     progress: DataFrame | None = None,
-) -> Audit:
+) -> AuditTables:
     """Compare events with each other, with acknowledged sends, and with the progress of groups.
 
     sends:    (message_id: string, topic: string, at_ms: bigint, null if unknown)
@@ -148,7 +148,7 @@ def audit(
         found = found.unionByName(never_stored(sends, events, rules))
     found = found.dropDuplicates(["kind", "consumer_group", "message_id", *PLACE, "timer_id"])
     found = _doubted(found, events).unionByName(_unreadable(events)).localCheckpoint(eager=False)
-    return Audit(
+    return AuditTables(
         summary=_summary(placed, available, timers, groups, owed, left, found, rules),
         findings=_with_journeys(found, told),
         lag=_lag(groups, available, rules.window),
@@ -220,12 +220,12 @@ def _groups(placed: DataFrame) -> DataFrame:
         event.isin(*_MOVES) & F.col("consumer_group").isNotNull() & (F.col("topic") != "")
     )
     is_delivered, is_acked = event == "delivered", event == "acked"
-    # What a client gives another time goes on as another delivery, named by the place of its event.
+    # A renewal or nack replaces the delivery. The position of its event names the new delivery.
     goes_on = F.concat_ws(":", "broker", "log_position", F.lit(0))
     deliveries = F.collect_set(
         F.when(is_delivered, F.col("delivery")).when(event.isin("renewed", "nacked"), goes_on)
     )
-    # A delivery of before what was read is told by no event that was read.
+    # Events before the floor were not read, so earlier deliveries are unknown.
     told_at = F.split("delivery", ":")[1].cast("bigint")
     acks = F.collect_set(F.when(is_acked & (told_at >= F.col("floor")), F.col("delivery")))
     floors = placed.groupBy("broker").agg(F.min("log_position").alias("floor"))
@@ -282,11 +282,11 @@ def _finding(kind: str, frame: DataFrame, *, at: str, detail: Column) -> DataFra
     return frame.select(*(value.alias(name) for name, value in values.items()))
 
 
-def _closed(rules: Rules) -> Column:
+def _closed(rules: AuditRules) -> Column:
     return F.timestamp_millis(F.lit(rules.closed_at_ms))
 
 
-def _missing_timers(timers: DataFrame, rules: Rules) -> DataFrame:
+def _missing_timers(timers: DataFrame, rules: AuditRules) -> DataFrame:
     lost = timers.where(
         F.col("fired_at").isNull()
         & (F.col("recalled") == 0)
@@ -296,7 +296,7 @@ def _missing_timers(timers: DataFrame, rules: Rules) -> DataFrame:
     return _finding("missing", lost, at="due", detail=F.lit("it was due, and was not fired"))
 
 
-def _untimely(timers: DataFrame, rules: Rules) -> DataFrame:
+def _untimely(timers: DataFrame, rules: AuditRules) -> DataFrame:
     off_ms = F.unix_millis("fired_at") - F.unix_millis("due")
     fired = timers.where(F.col("fired_at").isNotNull() & F.col("due").isNotNull())
     fired = fired.withColumn("off_ms", off_ms)
@@ -391,7 +391,7 @@ def _orphans(groups: DataFrame) -> DataFrame:
         "orphan-ack",
         groups.where("orphans > 0"),
         at="acked_at",
-        detail=F.concat(F.col("orphans"), F.lit(" acks of deliveries that nobody told")),
+        detail=F.concat(F.col("orphans"), F.lit(" acks of deliveries without an event")),
     )
 
 
@@ -442,7 +442,7 @@ def _unreadable(events: DataFrame) -> DataFrame:
     )
 
 
-def never_stored(sends: DataFrame, events: DataFrame, rules: Rules) -> DataFrame:
+def never_stored(sends: DataFrame, events: DataFrame, rules: AuditRules) -> DataFrame:
     """Return findings of acknowledged sends without an event."""
     told = events.where("message_id is not null").select("message_id").distinct()
     at_ms = F.col("at_ms")
@@ -517,7 +517,7 @@ def _summary(
     owed: DataFrame,
     left: DataFrame,
     found: DataFrame,
-    rules: Rules,
+    rules: AuditRules,
 ) -> DataFrame:
     """(topic, consumer_group, window: timestamp, produced, ..., orphan_ack), all counts long.
 

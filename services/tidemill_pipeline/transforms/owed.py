@@ -80,8 +80,10 @@ def never_given(
     )
     is_missing = F.col("is_owed") & (F.col("at") < closed_at) & _true(is_between | is_passed)
     told = F.when(
-        _true(is_between), F.lit("what lies behind it was delivered to the group, and it was not")
-    ).otherwise(F.lit("the group's next pop begins behind it, and it was not delivered to it"))
+        _true(is_between), F.lit("later messages were delivered to the group, but not this one")
+    ).otherwise(
+        F.lit("the group's next pop begins after it, but it was not delivered to the group")
+    )
     return lost.select(
         *PLACE,
         "message_id",

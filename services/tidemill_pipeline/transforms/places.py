@@ -18,10 +18,10 @@ GROUP_DELETED: Final = "group_deleted"  # reason of a reset of all queues
 
 
 def at_first_place(events: DataFrame) -> DataFrame:
-    """Return events with the place, `PLACE`, at which their message first stood.
+    """Return events with the place, `PLACE`, of the first copy of their message.
 
-    Where it stands by the event itself is told by `with_stands`. A copy says the name of that topic
-    alone: it is the one that had the name then, since copies are deleted with their topic.
+    `with_stands` returns the place in the event itself. The event of a copy names the topic
+    without its id. Copies are deleted with their topic, so it is the topic that had the name then.
     """
     is_copy = F.col("origin_topic").isNotNull()
     topics = (

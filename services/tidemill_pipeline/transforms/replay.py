@@ -24,7 +24,7 @@ _ENCODING: Final = "stored_encoding"
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class ReplaySchedule:
     """Due times: the first message at `begin_ms`, the others by original distance / speed."""
 
     first_stored_ms: int
@@ -43,14 +43,14 @@ def between(messages: DataFrame, *, since_ms: int | None, until_ms: int | None) 
     return kept
 
 
-def due_ms(stored_ms: int, timing: Timing) -> int:
+def due_ms(stored_ms: int, timing: ReplaySchedule) -> int:
     """Return the due time of a message that was stored at `stored_ms`."""
     return timing.begin_ms + int((stored_ms - timing.first_stored_ms) / timing.speed)
 
 
 def to_send(
     messages: DataFrame,
-    timing: Timing | None,
+    timing: ReplaySchedule | None,
     expressions: Expressions | None = None,
     *,
     is_packed: bool = True,

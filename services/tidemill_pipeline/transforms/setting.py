@@ -47,8 +47,8 @@ _SENTENCE_CHARACTERS: Final = 300  # of a message of Spark, which contains the v
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """What an expression does to messages."""
+class ExpressionEffect:
+    """Effect of an expression on messages."""
 
     column: str
     changed: int  # messages that have another value by it
@@ -128,7 +128,7 @@ def with_columns(messages: DataFrame, expressions: Expressions) -> DataFrame:
     )
 
 
-def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]:
+def effects(messages: DataFrame, expressions: Expressions) -> tuple[ExpressionEffect, ...]:
     """Return the effects of expressions; reads all messages."""
     if not expressions:
         return ()
@@ -145,7 +145,7 @@ def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]
         ]
     (found,) = with_columns(beside, expressions).agg(*counted).collect()
     return tuple(
-        Effect(
+        ExpressionEffect(
             column=name,
             changed=found[f"changed_{name}"],
             missing=found[f"missing_{name}"],
@@ -157,7 +157,7 @@ def effects(messages: DataFrame, expressions: Expressions) -> tuple[Effect, ...]
 
 
 @contextlib.contextmanager
-def told_of_values(expressions: Expressions) -> Iterator[None]:
+def value_errors(expressions: Expressions) -> Iterator[None]:
     """Raise BadOption if an expression fails for a value in this block."""
     with _unsaid():
         try:

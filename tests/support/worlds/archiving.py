@@ -15,9 +15,9 @@ from tidemill_pipeline.archive.manifest import Archive, with_crc
 from tidemill_pipeline.archive.reading import read_footer, read_range
 from tidemill_pipeline.archive.store import ArchiveStore
 from tidemill_pipeline.archive.tasks import ArchiveTask, run_task
-from tidemill_pipeline.jobs.archive import ArchiveJob, Done
+from tidemill_pipeline.jobs.archive import ArchiveJob, ArchiveProgress
 from tidemill_pipeline.jobs.archive_upkeep import compact
-from tidemill_pipeline.jobs.archive_verify import Verified, verify
+from tidemill_pipeline.jobs.archive_verify import VerificationResult, verify
 from tidemill_pipeline.options import SourceOptions, parse_source
 
 NOW_MS = 1_800_000_000_000
@@ -78,11 +78,11 @@ class Archived:
         """Return a job, with options as `archive_job` takes them."""
         return archive_job(self.cluster, self.path, **options)
 
-    def append(self) -> Done:
+    def append(self) -> ArchiveProgress:
         """Archive what is new."""
         return self.job().append()
 
-    def verify(self) -> Verified:
+    def verify(self) -> VerificationResult:
         """Compare what is not sealed, and seal what agrees."""
         return verify(self.job())
 
