@@ -29,30 +29,33 @@ Tables = dict[int, dict[str, Row]]  # by the number of nodes, and the name of th
 HEAD = """\
 # What faults cost
 
-`make cluster-test` installs the chart into a namespace of its own, has official clients at work
-there, disturbs the release, and judges what the clients saw (`tests/chaos`;
-[testing.md](../testing.md) says how to run it). This page is made of its ledger,
-`tests/chaos/ledger.json`.
+This page shows the measured effect of faults on the clients of a release. `make cluster-test`
+generates it from `tests/chaos/ledger.json`. The run installs the chart into a new namespace, runs
+official clients, causes each fault and judges the clients' history (`tests/chaos`;
+[testing.md](../testing.md#on-a-cluster) describes the run).
 
-The release has one broker group **of one replica**, two proxies and an admin process: while the
-broker is away nothing is stored, and clients wait; where a row speaks of a master the group has
-three. Clients in each language send NORMAL, DELAY
-and FIFO messages and receive them as simple and as push consumers, ordered and not. Seconds are
-the longest without a successful send, or without a received message, of all clients together,
-from a fault's begin until all goes on; of a fault done several times the 99th percentile, which
-of twenty is the worst. They hold for the machine of the run, whose nodes may share it with other
-work.
+The release has one broker group **of one replica**, two proxies and an admin process. While the
+broker is down, no message is stored and clients wait. If a row mentions a master, the group has
+three replicas. Clients in each language send NORMAL, DELAY and FIFO messages. They receive them
+as simple and as push consumers, ordered and unordered. The figures are those of the machine of
+the run; its nodes may share the machine with other work.
 
-Messages are counted for each consumer group. *Lost*: stored with OK, and never acked in the end.
-*Duplicated*: came again after an ack with OK, though no answer was lost; what a lost answer
-explains stands behind it in brackets. Errors are those that an application saw, after the
-client's own retries, of sends / receives / acks. *Until whole*: seconds until every pod was ready
-again, which is the platform's part and the start of a process. *Kept* means nothing lost,
-duplicated, early or out of order, and no error of a call for which the fault permits none; how
-often that was so in runs that followed each other stands behind it, where it is more than once.
-*Audited*: the audit of the data pipeline read the log behind the fault, and found the same
-missing, early and duplicated messages as the history of the clients; in brackets the deliveries
-that no client has told, since their answer was lost.
+The columns:
+
+- *Lost*: messages stored with OK and not acked by the end, per consumer group.
+- *Duplicated*: messages delivered again after an ack with OK, without a lost answer. The number in
+  brackets counts deliveries that a lost answer explains.
+- *Application errors*: errors of sends / receives / acks after the client's own retries.
+- *Seconds without a send*, *without a receive*: the longest time of all clients together without a
+  successful send or a received message, from the fault to the recovery. For several runs it is the
+  99th percentile, which is the worst of twenty.
+- *Until whole*: seconds until every pod is ready again. They depend on the platform and on the
+  start of a process.
+- *Kept*: no message lost, duplicated, early or out of order, and no error that the fault does not
+  permit. The number of consecutive kept runs follows if it is above one.
+- *Audited*: the audit of the data pipeline read the log after the fault and found the same missing,
+  early and duplicated messages as the clients' history. The number in brackets counts deliveries
+  that no client reported because their answer was lost.
 """
 COLUMNS = (
     "fault",
