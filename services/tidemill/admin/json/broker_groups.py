@@ -1,4 +1,4 @@
-"""The JSON of broker groups."""
+"""The JSON of broker groups and their backlogs."""
 
 from __future__ import annotations
 
@@ -6,83 +6,83 @@ from typing import Literal
 
 from pydantic import Field
 
-from tidemill.admin.json.schema import Schema, Text
+from tidemill.admin.json.schema import BY, DRY_RUN, Schema, Text
 
 
 class BacklogItemView(Schema):
-    """What is left of one topic for one consumer group."""
+    """The backlog of one topic for one consumer group."""
 
-    topic: str = Field(description="The topic.")
+    topic: str = Field(description="Name of the topic.")
     group: str | None = Field(
-        None, description="The consumer group; missing where nobody has ever read the topic."
+        None, description="Name of the consumer group. Missing if no group has read the topic."
     )
     messages: int = Field(description="Messages that the group can receive.")
-    in_flight: int = Field(description="Messages that it has, and has not acked yet.")
+    in_flight: int = Field(description="Messages in flight: delivered to the group and not acked.")
     unread: bool = Field(
-        description="Whether it has not begun to read the topic there, and would begin with the"
+        description="Whether the group has not read the topic there yet. It would begin with the"
         " first message."
     )
     pulled_queue: int | None = Field(
-        None, description="The queue, of a group that pulls: it has not said that it has these."
+        None,
+        description="Of a group that pulls: the queue in which its pull offset is behind these"
+        " messages.",
     )
 
 
 class BacklogView(Schema):
-    """What is left at a broker group for somebody to receive."""
+    """The messages at a broker group that consumers still have to receive."""
 
     messages: int = Field(
-        description="Messages that groups can receive, summed over the groups that read a topic or"
-        " may: a group that reads nothing anywhere may begin with any. Of a topic that nobody reads"
-        " or may, all it holds."
+        description="Messages that groups can receive, summed over the groups that read a topic. A"
+        " group that has not read any topic may still begin with any topic. All messages of a topic"
+        " without readers count."
     )
-    in_flight: int = Field(description="Messages that were popped and not acked yet.")
-    delayed: int = Field(description="Delayed messages that wait for their time.")
+    in_flight: int = Field(description="Messages in flight: delivered and not acked.")
+    delayed: int = Field(description="Pending delayed messages.")
     items: list[BacklogItemView] = Field(
-        [], description="Of which topics and groups; of very many only the first."
+        [], description="Backlog by topic and group; a long list is cut."
     )
-    unnamed: int = Field(0, description="How many more items there are.")
+    unnamed: int = Field(0, description="Number of items that were cut.")
     at_ms: int | None = Field(
-        None, description="When it was counted, where it cannot be counted now."
+        None, description="Time of the count (Unix, ms), if the broker group is unreachable now."
     )
 
 
 class ReplicaView(Schema):
-    """One broker of a group."""
+    """One replica of a broker group."""
 
-    name: str = Field(description="Its name.")
-    role: Literal["master", "replica"] = Field(description="Whether it takes what is sent.")
-    in_sync: bool = Field(description="Whether it has all that the master has confirmed.")
-    behind_bytes: int = Field(description="Bytes of the log that it does not have yet.")
+    name: str = Field(description="Name of the replica.")
+    role: Literal["master", "replica"] = Field(description="Only the master accepts messages.")
+    in_sync: bool = Field(description="Whether the replica is in the sync state set.")
+    behind_bytes: int = Field(description="Bytes of the log that the replica does not have yet.")
 
 
 class BrokerGroupView(Schema):
     """A broker group."""
 
-    name: str = Field(description="Its name.")
+    name: str = Field(description="Name of the broker group.")
     state: Literal["active", "draining"] = Field(
-        description="draining: it takes no new messages, and may be removed when it is empty."
+        description="draining: it accepts no new messages and can be removed when its backlog is"
+        " empty."
     )
     is_home: bool = Field(
-        description="Whether it decides about topics, consumer groups and broker groups."
+        description="Whether it is the home, which stores topics, groups and the list of members."
     )
-    address: str = Field(description="Where the other processes reach it.")
+    address: str = Field(description="Address (host:port) for the other processes.")
     reachable: bool = Field(description="Whether it answers the admin process.")
-    reason: str | None = Field(
-        None, description="What is wrong with it, where something is known to be."
-    )
-    master: str = Field(description="Name of the broker that takes what is sent.")
+    reason: str | None = Field(None, description="Known problem of the broker group, if any.")
+    master: str = Field(description="Name of the replica that accepts messages.")
     epoch: int | None = Field(
-        None,
-        description="How often a broker has taken over its log; missing where it cannot be asked.",
+        None, description="Number of changes of the master. Missing if it is unreachable."
     )
-    replicas: list[ReplicaView] = Field(description="Its brokers, the master first.")
+    replicas: list[ReplicaView] = Field(description="Its replicas, the master first.")
     left: BacklogView | None = Field(
-        None, description="Of a draining one: what is left there; missing where nobody knows."
+        None, description="Backlog of a draining broker group. Missing if it is unknown."
     )
     last_left: BacklogView | None = Field(
         None,
-        description="Of a draining one that cannot be asked: what it said last; missing where it"
-        " has said nothing since its home began.",
+        description="Last known backlog of a draining broker group that is unreachable. Missing if"
+        " it has not reported one since the start of the home.",
     )
 
 
@@ -96,20 +96,20 @@ class NewBrokerGroup(Schema):
     """A broker group to add."""
 
     address: Text = Field(
-        min_length=1, max_length=300, description="host:port at which its broker serves."
+        min_length=1, max_length=300, description="Address (host:port) of its broker."
     )
     force: bool = Field(
         False,
-        description="Also where nobody answers at the address by that name: it gets places of"
-        " message groups all the same, whose messages are refused until it is there.",
+        description="Add it even if no broker with this name answers at the address. It receives"
+        " message groups at once; their messages are rejected until the broker is up.",
     )
 
 
 class BrokerGroupChangeView(Schema):
-    """What a change of a broker group does."""
+    """The result of a change of a broker group."""
 
-    dry_run: bool = Field(description="Whether nothing was done.")
-    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    dry_run: bool = DRY_RUN
+    by: str = BY
     group: BrokerGroupView = Field(
-        description="The broker group; of a removal as it was, with what was left there."
+        description="The broker group. After a removal: its last state with its backlog."
     )

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from tidemill.admin.json.schema import Schema, Text
+from tidemill.admin.json.schema import NEXT_PAGE, Schema, Text
 
-CLIENT_TIMEOUT_MS = 5_000  # as long as the reference waits
-CLIENT_TIMEOUT_MS_MAX = 20_000  # a listener may take its time; the command line waits longer
+CLIENT_TIMEOUT_MS = 5_000  # as in RocketMQ
+CLIENT_TIMEOUT_MS_MAX = 20_000  # for slow listeners; the command line waits longer
 
 ClientKind = Literal[
     "producer",
@@ -23,101 +23,98 @@ ClientKind = Literal[
 
 
 class SubscriptionView(Schema):
-    """What a consumer wants of a topic."""
+    """The subscription of a consumer to a topic."""
 
     topic: str = Field(description="Name of the topic.")
     filter_type: Literal["TAG", "SQL"] = Field(description="Language of the filter.")
-    expression: str = Field(description="The filter; * lets every message through.")
+    expression: str = Field(description="The filter. * matches every message.")
 
 
 class ClientProxyView(Schema):
     """A proxy that a client calls."""
 
     name: str = Field(description="Name of the proxy.")
-    address: str = Field(description="Where the client called it from last.")
-    connected_ms: int = Field(description="How long ago the proxy heard of it first.")
-    silent_ms: int = Field(description="How long ago the proxy heard of it last.")
-    has_stream: bool = Field(description="Whether it can be asked through this proxy.")
+    address: str = Field(description="Address of the client in its last call.")
+    connected_ms: int = Field(description="Time since the first call of the client, in ms.")
+    silent_ms: int = Field(description="Time since the last call of the client, in ms.")
+    has_stream: bool = Field(
+        description="Whether the client has a telemetry stream here, which commands need."
+    )
 
 
 class ClientView(Schema):
-    """A client that gave a sign of life within two minutes."""
+    """A client with a call within the last two minutes."""
 
-    client_id: str = Field(description="Its id.")
-    kind: ClientKind = Field(description="What it says to be.")
+    client_id: str = Field(description="Id of the client.")
+    kind: ClientKind = Field(description="Kind of client, as the client reports it.")
     group: str | None = Field(None, description="Consumer group of a consumer.")
-    language: str = Field(description="What it says of its language.")
-    version: str = Field(description="What it says of its version.")
-    host: str | None = Field(None, description="What it says of its machine.")
+    language: str = Field(description="Language, as the client reports it.")
+    version: str = Field(description="Version, as the client reports it.")
+    host: str | None = Field(None, description="Host name, as the client reports it.")
     topics: list[str] | None = Field(
         None,
-        description="Topics that a producer has announced, or a consumer subscribes to; missing"
-        " where it announced nothing.",
+        description="Topics that a producer sends to or a consumer subscribes to. Missing if the"
+        " client reported none.",
     )
     subscriptions: list[SubscriptionView] | None = Field(
-        None, description="What a consumer wants of each topic; missing where it announced nothing."
+        None, description="Subscriptions of a consumer. Missing if the client reported none."
     )
-    connected_ms: int = Field(description="How long ago it was heard first.")
-    silent_ms: int = Field(description="How long ago it was heard last.")
+    connected_ms: int = Field(description="Time since its first call, in ms.")
+    silent_ms: int = Field(description="Time since its last call, in ms.")
     proxies: list[ClientProxyView] = Field(
-        description="The proxies that it calls, the one that heard it last first."
+        description="The proxies that the client calls, the last called one first."
     )
     in_flight: int | None = Field(
-        None,
-        description="Messages that it popped and that are not acked; of one client alone, and not"
-        " in lists.",
+        None, description="Number of messages in flight of the client. Missing in lists."
     )
     unreachable: list[str] | None = Field(
-        None, description="Broker groups and proxies that could not be asked."
+        None, description="Unreachable broker groups and proxies."
     )
 
 
 class ClientListView(Schema):
-    """Some clients."""
+    """A page of clients."""
 
-    clients: list[ClientView] = Field(description="The clients, by their ids.")
-    next_page_token: str | None = Field(
-        None, description="To get the next page with; missing on the last."
-    )
+    clients: list[ClientView] = Field(description="The clients, ordered by id.")
+    next_page_token: str | None = NEXT_PAGE
     unreachable: list[str] | None = Field(
         None,
-        description="Broker groups and proxies whose clients may be missing here; and why, of those"
-        " that are there and refuse.",
+        description="Broker groups and proxies that did not answer or rejected the question. Their"
+        " clients may be missing.",
     )
 
 
 class StackTraceView(Schema):
-    """What the threads of a client are doing."""
+    """The stack traces of the threads of a client."""
 
-    client_id: str = Field(description="Its id.")
-    stack: str = Field(description="As the client writes it.")
+    client_id: str = Field(description="Id of the client.")
+    stack: str = Field(description="The stack traces, in the format of the client.")
 
 
 class VerificationRequest(Schema):
-    """Which message a client is to consume."""
+    """The message that a client shall consume."""
 
     topic: Text = Field(min_length=1, max_length=255, description="Topic of the message.")
-    message_id: Text = Field(
-        min_length=1, max_length=1_024, description="Id that its producer got."
-    )
+    message_id: Text = Field(min_length=1, max_length=1_024, description="Id of the message.")
     timeout_ms: int = Field(
         CLIENT_TIMEOUT_MS,
         ge=1,
         le=CLIENT_TIMEOUT_MS_MAX,
-        description="How long to wait for its answer.",
+        description="Timeout of the answer of the client, in ms.",
     )
     force: bool = Field(
         default=False,
-        description="Also where the proxies do not know what the client subscribes to.",
+        description="Send the message even if the proxies do not know the subscriptions of the"
+        " client.",
     )
 
 
 class VerificationView(Schema):
-    """What came of a message that a client was to consume."""
+    """The result of a message that a client consumed on request."""
 
     client_id: str = Field(description="Id of the client.")
     topic: str = Field(description="Topic of the message.")
-    message_id: str = Field(description="Its id.")
-    consumed: bool = Field(description="Whether its listener said that it consumed the message.")
-    code: int = Field(description="Code of the protocol that the client has answered with.")
-    reason: str | None = Field(None, description="What the client says of it.")
+    message_id: str = Field(description="Id of the message.")
+    consumed: bool = Field(description="Whether the listener reported success.")
+    code: int = Field(description="Code of apache.rocketmq.v2 in the answer of the client.")
+    reason: str | None = Field(None, description="Message of the answer of the client.")

@@ -8,100 +8,111 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from tidemill.admin.json.deliveries import QueueLockView
-from tidemill.admin.json.schema import NEXT_PAGE, UNREACHABLE, Few, IsoTime, Millis, Schema, Text
+from tidemill.admin.json.schema import (
+    BY,
+    DRY_RUN,
+    NEXT_PAGE,
+    UNREACHABLE,
+    IsoTime,
+    LimitedSize,
+    Millis,
+    Schema,
+    Text,
+)
 from tidemill.admin.json.topics import QueueView
+
+MAX_ATTEMPTS = "Deliveries before a message becomes a dead letter."
+RETRY = "Delay of a message before its next delivery."
+START_FROM = "Position at which the group begins to read a topic."
+REQUESTED_DRY_RUN = "Check the request and answer without a change."
 
 
 class DeliveryOrder(StrEnum):
-    """Whether a group gets the messages of a queue one batch after the other."""
+    """The order in which a group receives the messages of a queue."""
 
     CONCURRENT = "CONCURRENT"
     FIFO = "FIFO"
 
 
 class ExponentialBackoffView(Schema):
-    """Waiting times that grow from attempt to attempt."""
+    """A delay that grows with each delivery attempt."""
 
-    initial_ms: Millis = Field(description="Wait before the second delivery.")
-    max_ms: Millis = Field(description="Longest wait.")
+    initial_ms: Millis = Field(description="Delay before the second delivery, in ms.")
+    max_ms: Millis = Field(description="Maximum delay, in ms.")
     multiplier: float = Field(
-        ge=1, le=1000, description="By how much each wait is longer than the one before."
+        ge=1, le=1000, description="Factor between a delay and the previous one."
     )
 
 
 class CustomizedBackoffView(Schema):
-    """One waiting time an attempt; the last one repeats."""
+    """A list of delays, one per delivery attempt. The last delay repeats."""
 
-    next_ms: Annotated[list[Millis], Few] = Field(
-        min_length=1, max_length=100, description="The waits, in their order."
+    next_ms: Annotated[list[Millis], LimitedSize] = Field(
+        min_length=1, max_length=100, description="The delays in ms, in order."
     )
 
 
 class RetryPolicyView(Schema):
-    """How long a message waits for its next delivery: exactly one of the two."""
+    """The delay of a message before its next delivery: exactly one of the two kinds."""
 
-    exponential: ExponentialBackoffView | None = Field(None, description="Waits that grow.")
-    customized: CustomizedBackoffView | None = Field(None, description="A wait for each attempt.")
+    exponential: ExponentialBackoffView | None = Field(None, description="A growing delay.")
+    customized: CustomizedBackoffView | None = Field(None, description="A list of delays.")
 
     @model_validator(mode="after")
     def one_policy(self) -> Self:
         """Accept exactly one policy."""
         if (self.exponential is None) == (self.customized is None):
-            raise ValueError("give either exponential or customized")
+            raise ValueError("give exactly one of exponential and customized")
         return self
 
 
 class ConsumerGroupSettings(Schema):
-    """What may be chosen about a consumer group; what is missing stays, or is the default."""
+    """The settings of a consumer group. A missing field does not change, or has its default."""
 
     delivery_order: DeliveryOrder | None = Field(
-        None, description="For life; a new group is CONCURRENT."
+        None, description="Delivery order; it cannot change later. Default: CONCURRENT."
     )
     max_attempts: int | None = Field(
-        None, ge=1, le=1000, description="Deliveries before a message is a dead letter; 17."
+        None, ge=1, le=1000, description=f"{MAX_ATTEMPTS} Default: 17."
     )
-    retry: RetryPolicyView | None = Field(
-        None, description="How long a message waits for its next delivery; 10 s to 2 h."
-    )
+    retry: RetryPolicyView | None = Field(None, description=f"{RETRY} Default: 10 s to 2 h.")
     start_from: Literal["earliest", "latest"] | None = Field(
-        None, description="Where a new group begins in a topic; the earliest message."
+        None, description=f"{START_FROM} Default: earliest."
     )
 
 
 class ConsumerGroupView(Schema):
     """A consumer group."""
 
-    name: str = Field(description="Its name.")
-    delivery_order: DeliveryOrder = Field(description="How it gets the messages of a queue.")
-    max_attempts: int = Field(description="Deliveries before a message is a dead letter.")
-    retry: RetryPolicyView = Field(description="How long a message waits for its next delivery.")
-    start_from: Literal["earliest", "latest"] = Field(
-        description="Where it begins in a topic that it has not read."
-    )
+    name: str = Field(description="Name of the group.")
+    delivery_order: DeliveryOrder = Field(description="Delivery order.")
+    max_attempts: int = Field(description=MAX_ATTEMPTS)
+    retry: RetryPolicyView = Field(description=RETRY)
+    start_from: Literal["earliest", "latest"] = Field(description=START_FROM)
 
 
 class ConsumerGroupPutView(ConsumerGroupView):
-    """A consumer group as it is now."""
+    """A consumer group after a change."""
 
-    is_new: bool = Field(description="Whether it was created by this call.")
+    is_new: bool = Field(description="Whether this call created it.")
     before: ConsumerGroupView | None = Field(
-        None, description="What it was; missing when it is new or has not changed."
+        None, description="The previous settings. Missing if it is new or has not changed."
     )
 
 
 class ConsumerGroupDeletionView(Schema):
-    """What deleting a group takes away."""
+    """The data that the deletion of a consumer group removes."""
 
-    dry_run: bool = Field(description="Whether nothing was done.")
-    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    dry_run: bool = DRY_RUN
+    by: str = BY
     group: ConsumerGroupView = Field(description="The group.")
     topics: list[str] = Field(description="Topics in which its progress is lost.")
-    lag: int = Field(description="Messages that it had not acked there.")
+    lag: int = Field(description="Unacknowledged messages of the group in these topics.")
     unreachable: list[str] | None = UNREACHABLE
 
 
 class ConsumerGroupPageView(Schema):
-    """Some groups, by name; `nextPageToken` asks for those after them."""
+    """A page of consumer groups, ordered by name."""
 
     groups: list[ConsumerGroupView] = Field(description="The groups of this page.")
     next_page_token: str | None = NEXT_PAGE
@@ -109,70 +120,72 @@ class ConsumerGroupPageView(Schema):
 
 
 class ProgressView(Schema):
-    """How far a group is: lag is what is not acknowledged: ready, blocked or in flight."""
+    """The progress of a group, as counts of its unacknowledged messages."""
 
-    lag: int = Field(description="Ready, blocked and in flight.")
-    ready: int = Field(description="Messages that can be popped now.")
+    lag: int = Field(description="Sum of ready, blocked and in-flight messages.")
+    ready: int = Field(description="Messages that a consumer can receive now.")
     blocked: int = Field(
-        description="Stored in queues of a FIFO group that are locked: nobody gets it yet."
+        description="Messages in locked queues of a FIFO group, which no consumer can receive yet."
     )
-    in_flight: int = Field(description="Messages that were popped and not acked yet.")
+    in_flight: int = Field(description="Messages in flight: delivered and not acked.")
     stored: int = Field(
-        description="Messages that the topic's queues have got so far, retries not counted. It only"
-        " grows: between two looks it says how fast messages come."
+        description="Messages stored in the queues of the topic so far, without retries. The number"
+        " only grows, so two samples give the rate of new messages."
     )
     oldest_unacked_at_ms: int | None = Field(
-        None, description="When the oldest of them was stored (Unix, ms); missing: there is none."
+        None,
+        description="Time at which the oldest unacknowledged message was stored (Unix, ms). Missing"
+        " if there is none.",
     )
 
 
 class TopicProgressView(ProgressView):
-    """How far a group is in one topic, its retries included."""
+    """The progress of a group in one topic, retries included."""
 
     topic: str = Field(description="Name of the topic.")
 
 
 class PulledTopicView(Schema):
-    """How far a group has pulled a topic, by its own word (UpdateOffset)."""
+    """The pull progress of a group in a topic, from its pull offsets (UpdateOffset)."""
 
     topic: str = Field(description="Name of the topic.")
-    queues: int = Field(description="Of how many of its queues the group has said so.")
-    behind: int = Field(description="Messages in these that lie behind what it has said.")
+    queues: int = Field(description="Number of queues with a pull offset of the group.")
+    behind: int = Field(description="Messages in these queues after the pull offsets.")
 
 
 class ConsumerGroupProgressView(Schema):
-    """How far a group is."""
+    """The progress of a consumer group."""
 
     group: str = Field(description="Name of the group.")
-    total: ProgressView = Field(description="In all topics together.")
-    topics: list[TopicProgressView] = Field(description="In each topic that it has begun to read.")
+    total: ProgressView = Field(description="Progress in all topics together.")
+    topics: list[TopicProgressView] = Field(description="Progress in each topic that it reads.")
     locks: list[QueueLockView] = Field(
-        description="Of a FIFO group: locked queues, those with most behind them first."
+        description="Locked queues of a FIFO group, the longest backlog first."
     )
     pulled: list[PulledTopicView] | None = Field(
-        None,
-        description="What it pulls, apart from what its consumers pop; missing where it has never"
-        " said how far it is.",
+        None, description="Pull progress by topic. Missing without pull offsets."
     )
     unreachable: list[str] | None = UNREACHABLE
 
 
 class OffsetResetRequest(Schema):
-    """Where a group goes on: exactly one of `timestampMs`, `timestamp`, `to`, `offset`."""
+    """The new position of a group: exactly one of `timestampMs`, `timestamp`, `to`, `offset`."""
 
-    topic: Text = Field(min_length=1, description="Topic in which the group goes on elsewhere.")
+    topic: Text = Field(min_length=1, description="Topic of the reset.")
     timestamp_ms: int | None = Field(
         None,
         ge=0,
         le=2**62,
         description="The first message stored at or after this time (Unix, ms).",
     )
-    timestamp: IsoTime | None = Field(None, description="The same, as a time with its zone.")
-    to: Literal["earliest", "latest"] | None = Field(None, description="An end of the topic.")
-    offset: int | None = Field(
-        None, ge=0, le=2**62, description="This offset in every queue, bounded by what each holds."
+    timestamp: IsoTime | None = Field(None, description="The same as a time with a zone.")
+    to: Literal["earliest", "latest"] | None = Field(
+        None, description="The begin or the end of the topic."
     )
-    dry_run: bool = Field(False, description="Check and answer as if it were done; do nothing.")
+    offset: int | None = Field(
+        None, ge=0, le=2**62, description="This offset in each queue, within its stored range."
+    )
+    dry_run: bool = Field(False, description=REQUESTED_DRY_RUN)
 
     @model_validator(mode="after")
     def one_target(self) -> Self:
@@ -184,47 +197,47 @@ class OffsetResetRequest(Schema):
 
 
 class PullOffsetDeletionRequest(Schema):
-    """A topic that a group pulls no more."""
+    """The topic whose pull offsets to delete."""
 
     topic: Text = Field(min_length=1, description="Name of the topic.")
-    dry_run: bool = Field(False, description="Check and answer as if it were done; do nothing.")
+    dry_run: bool = Field(False, description=REQUESTED_DRY_RUN)
 
 
 class PullOffsetView(Schema):
-    """How far a group had pulled a queue, by its own word."""
+    """The pull offset of a group in one queue."""
 
-    broker: str = Field(description="Name of the broker group that has the queue.")
+    broker: str = Field(description="Name of the broker group of the queue.")
     queue_id: int = Field(description="Number of the queue, from 0.")
-    offset: int = Field(description="The offset that the group had told.")
-    behind: int = Field(description="Messages from there to the end of the queue.")
+    offset: int = Field(description="The pull offset.")
+    behind: int = Field(description="Messages from the pull offset to the end of the queue.")
 
 
 class PullOffsetDeletionView(Schema):
-    """What nobody knows any more."""
+    """The deleted pull offsets."""
 
-    dry_run: bool = Field(description="Whether nothing was done.")
-    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    dry_run: bool = DRY_RUN
+    by: str = BY
     group: str = Field(description="Name of the group.")
     topic: str = Field(description="Name of the topic.")
-    queues: list[PullOffsetView] = Field(
-        description="Each queue of which the group had told an offset."
-    )
+    queues: list[PullOffsetView] = Field(description="The deleted pull offset of each queue.")
 
 
 class QueueResetView(QueueView):
-    """A queue as the group will find it: `maxOffset` is where it goes on."""
+    """A queue after a reset. `maxOffset` is the new position too."""
 
     from_offset: int | None = Field(
-        None, description="First offset that was not acked; missing: the group had read nothing."
+        None,
+        description="Previous position: the first unacknowledged offset. Missing if the group had"
+        " not read the queue.",
     )
-    to_offset: int = Field(description="Where the group goes on.")
+    to_offset: int = Field(description="New position of the group.")
 
 
 class OffsetResetView(Schema):
-    """The queues as the group will find them."""
+    """The positions of a group before and after a reset."""
 
-    dry_run: bool = Field(description="Whether nothing was done.")
-    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    dry_run: bool = DRY_RUN
+    by: str = BY
     group: str = Field(description="Name of the group.")
     topic: str = Field(description="Name of the topic.")
     queues: list[QueueResetView] = Field(description="Each queue of the topic.")

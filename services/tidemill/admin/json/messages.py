@@ -10,9 +10,11 @@ from tidemill.admin.json.schema import (
     BROKER,
     EXACT_MAX,
     ITEMS_MAX,
+    MAX_OFFSET,
+    MIN_OFFSET,
     UNREACHABLE,
-    Few,
     IsoTime,
+    LimitedSize,
     Schema,
     Text,
     millis_of,
@@ -20,86 +22,92 @@ from tidemill.admin.json.schema import (
 
 
 class MessageEventView(Schema):
-    """One thing that happened to a message."""
+    """One event of a message."""
 
     event: str = Field(
         description="stored, scheduled, fired, recalled, moved, delivered, acked, renewed, nacked,"
         " revived, dead_lettered, expired or reset."
     )
-    at_ms: int = Field(description="When (Unix, ms), by the broker's clock.")
+    at_ms: int = Field(description="Time of the event (Unix, ms), by the clock of the broker.")
     broker: str = BROKER
-    position: int = Field(description="Of its record in the broker group's log.")
-    index: int = Field(description="Which of the record's events it is.")
-    topic: str = Field(description="Where the message stands by it, or stood.")
-    queue_id: int = Field(description="Number of its queue.")
-    queue_offset: int = Field(description="Of a delayed message that is not fired, its timer's id.")
-    consumer_group: str | None = Field(None, description="To which it happened.")
-    attempt: int | None = Field(None, description="Which delivery it is, from 1.")
+    position: int = Field(description="Position of its record in the log of the broker group.")
+    index: int = Field(description="Index of the event within its record, from 0.")
+    topic: str = Field(description="Topic of the message at this event.")
+    queue_id: int = Field(description="Number of the queue, from 0.")
+    queue_offset: int = Field(
+        description="Offset in the queue. Of a pending delayed message: its timer id."
+    )
+    consumer_group: str | None = Field(None, description="Consumer group of the delivery.")
+    attempt: int | None = Field(None, description="Delivery attempt, from 1.")
     due_at_ms: int | None = Field(
         None,
-        description="When a delayed message is due, or the invisible duration of a delivery ends.",
+        description="Due time of a delayed message, or end of the invisible duration (Unix, ms).",
     )
-    client_id: str | None = Field(None, description="Who got it.")
-    reason: str | None = Field(None, description="Why, in a word.")
-    origin_topic: str | None = Field(None, description="Of a copy: where the message stood first.")
-    body_size: int | None = Field(None, description="Bytes of the body as stored.")
+    client_id: str | None = Field(None, description="Client that received the message.")
+    reason: str | None = Field(None, description="Reason in one word.")
+    origin_topic: str | None = Field(None, description="Of a copy: topic of the original message.")
+    body_size: int | None = Field(None, description="Stored bytes of the body.")
 
 
 class MessageTraceView(Schema):
-    """A part of a message's journey."""
+    """A part of the trace of a message."""
 
-    events: list[MessageEventView] = Field(description="In the order of each broker group's log.")
-    cursor: str | None = Field(
-        None, description="Where to go on, as long as there is more log to look at."
+    events: list[MessageEventView] = Field(
+        description="The events, in the order of the log of each broker group."
     )
-    read_bytes: int = Field(description="How much log this call has looked at.")
-    left_bytes: int = Field(description="How much is left behind the cursor.")
+    cursor: str | None = Field(
+        None, description="Cursor for the next call. Missing if the logs are read."
+    )
+    read_bytes: int = Field(description="Bytes of log that this call read.")
+    left_bytes: int = Field(description="Bytes of log that are not read yet.")
     damaged_bytes: dict[str, int] | None = Field(
-        None, description="By broker group, how much of that is damaged: nobody knows what it told."
+        None, description="Damaged bytes by broker group. Their events are unknown."
     )
     unreachable: list[str] | None = UNREACHABLE
 
 
 class NewMessage(Schema):
-    """A message to send: one kind of body, and at most one way to say when it is delivered."""
+    """A message to send, with one kind of body and at most one kind of delivery time."""
 
     body: Text | None = Field(None, description="The body as text, stored as UTF-8.")
     body_base64: str | None = Field(None, description="The body as bytes.")
-    tag: Text | None = Field(None, description="Tag, by which consumers filter.")
-    keys: Annotated[list[Text], Few] = Field(
-        [], max_length=ITEMS_MAX, description="Keys, by which it is found."
+    tag: Text | None = Field(None, description="Tag for the filters of consumers.")
+    keys: Annotated[list[Text], LimitedSize] = Field(
+        [], max_length=ITEMS_MAX, description="Keys for searches."
     )
-    properties: Annotated[dict[Text, Text], Few] = Field(
-        {}, max_length=ITEMS_MAX, description="Properties, which consumers get."
+    properties: Annotated[dict[Text, Text], LimitedSize] = Field(
+        {}, max_length=ITEMS_MAX, description="Properties for consumers."
     )
-    message_group: Text | None = Field(None, description="Messages of one group stay in order.")
+    message_group: Text | None = Field(
+        None, description="Messages of one message group are delivered in order."
+    )
     deliver_at_ms: int | None = Field(
         None,
         ge=-EXACT_MAX,
         le=EXACT_MAX,
         strict=True,
-        description="Deliver not before this time (Unix, ms).",
+        description="Earliest delivery time (Unix, ms).",
     )
-    deliver_at: IsoTime | None = Field(None, description="The same, as a time with its zone.")
+    deliver_at: IsoTime | None = Field(None, description="The same as a time with a zone.")
     delay_ms: int | None = Field(
         None,
         ge=0,
         le=EXACT_MAX,
         strict=True,
-        description="Deliver so long after the broker has it.",
+        description="Delay of the delivery after storage, in ms.",
     )
     delay_level: int | None = Field(
         None,
         ge=1,
         strict=True,
-        description="One of 18 delays from 1 s to 2 h; a higher level is the 18th.",
+        description="One of 18 delays from 1 s to 2 h. A higher level means the 18th.",
     )
 
     @model_validator(mode="after")
     def one_body_and_time(self) -> Self:
         """Accept exactly one body and at most one time."""
         if (self.body is None) == (self.body_base64 is None):
-            raise ValueError("give either body or bodyBase64")
+            raise ValueError("give exactly one of body and bodyBase64")
         times = (self.deliver_at_ms, self.deliver_at, self.delay_ms, self.delay_level)
         if sum(time is not None for time in times) > 1:
             raise ValueError("give at most one of deliverAtMs, deliverAt, delayMs and delayLevel")
@@ -107,47 +115,49 @@ class NewMessage(Schema):
 
     @property
     def due_at_ms(self) -> int | None:
-        """When it is to be delivered, however that was written; None: it does not say."""
+        """The delivery time from either field; None without one."""
         return millis_of(self.deliver_at) if self.deliver_at else self.deliver_at_ms
 
 
 class SentMessageView(Schema):
-    """Where a message went: into a queue, or to the timers until it is due."""
+    """The position of a sent message: in a queue, or in a timer until it is due."""
 
-    message_id: str = Field(description="Its id, by which it is found.")
-    broker: str = Field(description="Name of the broker group that has it.")
-    queue_id: int = Field(description="The queue that has it, or will have.")
-    queue_offset: int | None = Field(None, description="Where it is there; missing: it waits.")
-    timer_id: int | None = Field(None, description="Number of the timer with which it waits.")
-    deliver_at_ms: int | None = Field(None, description="When it will be delivered (Unix, ms).")
+    message_id: str = Field(description="Id of the message, for searches.")
+    broker: str = Field(description="Name of the broker group that stores it.")
+    queue_id: int = Field(description="Its queue, also if it is delayed.")
+    queue_offset: int | None = Field(
+        None, description="Offset in the queue. Missing if it is delayed."
+    )
+    timer_id: int | None = Field(None, description="Id of the timer of a delayed message.")
+    deliver_at_ms: int | None = Field(None, description="Delivery time (Unix, ms).")
     recall_handle: str | None = Field(
-        None, description="What a producer's client recalls the message with."
+        None, description="Handle with which a producer recalls the message."
     )
 
 
 class MessageView(Schema):
     """One stored copy of a message: the original, a retry, or a dead letter."""
 
-    message_id: str = Field(description="Its id.")
-    topic: str = Field(description="The topic that was asked for.")
-    stored_topic: str = Field(description="Where this copy is: there, or a topic of the broker.")
+    message_id: str = Field(description="Id of the message.")
+    topic: str = Field(description="The requested topic.")
+    stored_topic: str = Field(description="Topic of this copy, or its retry or dead-letter topic.")
     broker: str = BROKER
-    queue_id: int = Field(description="Its queue.")
-    queue_offset: int = Field(description="Its offset in the queue.")
-    log_offset: int = Field(description="Where its record begins in the log.")
+    queue_id: int = Field(description="Queue of this copy, from 0.")
+    queue_offset: int = Field(description="Offset in the queue.")
+    log_offset: int = Field(description="Offset of its record in the log.")
     message_type: str = Field(description="NORMAL, FIFO or DELAY.")
-    tag: str | None = Field(None, description="Its tag.")
-    keys: list[str] = Field(description="Its keys.")
-    message_group: str | None = Field(None, description="Group within which it stays in order.")
-    born_at_ms: int = Field(description="When its producer made it (Unix, ms).")
-    born_host: str = Field(description="Host of its producer.")
-    stored_at_ms: int = Field(description="When this copy was stored (Unix, ms).")
-    deliver_at_ms: int | None = Field(None, description="When it was to be delivered (Unix, ms).")
-    delivery_attempt: int = Field(description="1 for the first delivery.")
-    consumer_group: str | None = Field(None, description="Group that this copy was made for.")
-    origin_topic: str | None = Field(None, description="Topic that this copy came from.")
-    reason: str | None = Field(None, description="Why the copy was made.")
-    properties: dict[str, str] = Field(description="Its properties.")
+    tag: str | None = Field(None, description="Tag of the message.")
+    keys: list[str] = Field(description="Keys of the message.")
+    message_group: str | None = Field(None, description="Message group of a FIFO message.")
+    born_at_ms: int = Field(description="Time at which the producer created it (Unix, ms).")
+    born_host: str = Field(description="Host of the producer.")
+    stored_at_ms: int = Field(description="Time at which this copy was stored (Unix, ms).")
+    deliver_at_ms: int | None = Field(None, description="Requested delivery time (Unix, ms).")
+    delivery_attempt: int = Field(description="Delivery attempt, from 1.")
+    consumer_group: str | None = Field(None, description="Consumer group of a copy.")
+    origin_topic: str | None = Field(None, description="Of a copy: topic of the original message.")
+    reason: str | None = Field(None, description="Reason for the copy.")
+    properties: dict[str, str] = Field(description="Properties of the message.")
     body_encoding: str = Field(description="IDENTITY or GZIP.")
     body_size: int = Field(description="Bytes of the body.")
     body_base64: str = Field(description="The body as bytes.")
@@ -155,16 +165,16 @@ class MessageView(Schema):
 
 
 class MessageListView(Schema):
-    """Messages that were found."""
+    """The result of a search."""
 
-    messages: list[MessageView] = Field(description="The copies that were found.")
+    messages: list[MessageView] = Field(description="The found copies.")
     unreachable: list[str] | None = UNREACHABLE
 
 
 class QueueMessagesView(Schema):
-    """Messages of a queue, in their order."""
+    """Messages of a queue, in order."""
 
-    messages: list[MessageView] = Field(description="The messages; what is damaged is left out.")
-    next_offset: int = Field(description="`fromOffset` of what follows.")
-    min_offset: int = Field(description="Offset of the oldest message that the queue holds.")
-    max_offset: int = Field(description="Offset that its next message gets.")
+    messages: list[MessageView] = Field(description="The messages, without damaged ones.")
+    next_offset: int = Field(description="`fromOffset` of the next call.")
+    min_offset: int = MIN_OFFSET
+    max_offset: int = MAX_OFFSET

@@ -1,4 +1,4 @@
-"""What the broker answers as the JSON of the REST API."""
+"""REST models of the replies of brokers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def topic_of(config: pb.TopicConfig) -> TopicView:
 
 
 def group_of(config: pb.GroupConfig) -> ConsumerGroupView:
-    """Render a group."""
+    """Render a consumer group."""
     if config.HasField("exponential"):
         policy = config.exponential
         retry = RetryPolicyView(
@@ -66,7 +66,7 @@ def queue_of(status: pb.QueueStatus, broker: str) -> QueueView:
 
 
 def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> QueueResetView:
-    """Render a queue as a reset leaves it; -1: the group had not read it."""
+    """Render a queue after a reset. `from_offset` is -1 if the group had not read the queue."""
     return QueueResetView(
         broker=broker,
         queue_id=status.queue_id,
@@ -78,7 +78,7 @@ def queue_reset_of(status: pb.QueueStatus, from_offset: int, broker: str) -> Que
 
 
 def progress_of(progress: BrokerAnswers[pb.GroupProgress]) -> ConsumerGroupProgressView:
-    """Add the queues of all broker groups up: by topic, and in total."""
+    """Sum the queues of all broker groups by topic and in total."""
     by_topic: dict[str, list[pb.QueueProgress]] = {}
     queues = [(broker, queue) for broker, found in progress.answers for queue in found.queues]
     for _, queue in queues:
@@ -104,7 +104,7 @@ def progress_of(progress: BrokerAnswers[pb.GroupProgress]) -> ConsumerGroupProgr
 
 
 def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopicView]:
-    """Add up by topic what a group says of what it has pulled."""
+    """Sum the pull offsets of a group by topic."""
     by_topic: dict[str, list[pb.PulledQueue]] = {}
     for queue in queues:
         by_topic.setdefault(queue.topic, []).append(queue)
@@ -112,7 +112,7 @@ def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopicView]:
         PulledTopicView(
             topic=topic,
             queues=len(of_topic),
-            # What retention took is behind nobody.
+            # Expired messages do not count.
             behind=sum(each.max_offset - max(each.offset, each.min_offset) for each in of_topic),
         )
         for topic, of_topic in sorted(by_topic.items())
@@ -120,7 +120,7 @@ def _pulled(queues: list[pb.PulledQueue]) -> list[PulledTopicView]:
 
 
 def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> QueueLockView:
-    """Render what locks a queue."""
+    """Render the lock of a queue."""
     return QueueLockView(
         topic=topic,
         broker=broker,
@@ -136,7 +136,7 @@ def lock_of(topic: str, queue_id: int, lock: pb.QueueLock, broker: str) -> Queue
 
 
 def delivery_of(found: pb.InFlight, broker: str) -> DeliveryView:
-    """Render a message that is in flight."""
+    """Render a delivery in flight."""
     return DeliveryView(
         topic=found.topic,
         broker=broker,

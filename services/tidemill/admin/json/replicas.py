@@ -6,66 +6,71 @@ from pydantic import Field
 
 from tidemill.admin.json.schema import Schema
 
+MIN_IN_SYNC_TEXT = "Number of replicas that must store a message before it is acknowledged."
+MIN_IN_SYNC = Field(description=MIN_IN_SYNC_TEXT)
+
 
 class ReplicaStateView(Schema):
     """One replica of a broker group, as the controllers see it."""
 
-    replica: int = Field(description="Its number, from 0.")
+    replica: int = Field(description="Number of the replica, from 0.")
     role: str = Field(
-        description="master, in-sync, learner: one that has yet to catch up, or retired: one that"
-        " counts no more."
+        description="master, in-sync, learner (is catching up) or retired (does not count)."
     )
     retired: str | None = Field(
         None,
-        description="Why it is to count no more: drained, by an operator, or surplus, where the"
-        " group is to have fewer; missing: it counts.",
+        description="Reason for its retirement: drained (by an operator) or surplus (the group has"
+        " too many replicas). Missing if it is not retired.",
     )
-    address: str = Field(description="Where it serves.")
-    silent_ms: int = Field(description="For how long nothing was heard of it.")
-    log_end: int | None = Field(None, description="Where its log ends; missing: not heard of.")
-    confirm: int | None = Field(None, description="Up to where it knows the log to be confirmed.")
-    lag_bytes: int | None = Field(None, description="How much less it has than the master.")
-    unclean: bool = Field(description="Whether it has started without all that it had acked.")
+    address: str = Field(description="Address (host:port) of the replica.")
+    silent_ms: int = Field(description="Time since its last heartbeat, in ms.")
+    log_end: int | None = Field(
+        None, description="End of its log. Missing if it has not sent a heartbeat."
+    )
+    confirm: int | None = Field(None, description="Confirm offset that the replica knows.")
+    lag_bytes: int | None = Field(None, description="Bytes of log that the master has in addition.")
+    unclean: bool = Field(description="Whether it lost acknowledged records at its last start.")
     diverged: bool = Field(
-        description="Whether its log is not its master's, and may not be cut: somebody must look."
+        description="Whether its log differs from the log of the master and must not be cut. An"
+        " operator must decide."
     )
     unheard: list[int] = Field(
-        description="Which replicas it does not hear, though the controllers hear both."
+        description="Replicas that it cannot reach although the controllers reach both."
     )
 
 
 class CutTailView(Schema):
-    """What a replica had and the new master did not: it was cut, and nobody was told OK for it."""
+    """Records of a replica that the new master did not have, so that they were cut."""
 
-    replica: int = Field(description="Whose log was cut.")
-    offset: int = Field(description="From this byte of the log on.")
-    bytes: int = Field(description="How many bytes.")
-    records: int = Field(description="How many records: messages, acks and others.")
+    replica: int = Field(description="Number of the replica.")
+    offset: int = Field(description="Log offset of the first cut byte.")
+    bytes: int = Field(description="Number of cut bytes.")
+    records: int = Field(description="Number of cut records: messages, acks and others.")
     confirmed_bytes: int = Field(
-        description="How many of the bytes had been confirmed: 0, but for an unclean election, by"
-        " which they are lost."
+        description="Number of cut bytes that were confirmed. 0, except after an unclean election,"
+        " which loses them."
     )
 
 
 class ElectionView(Schema):
     """One change of the master."""
 
-    epoch: int = Field(description="The epoch that it began.")
-    source: int | None = Field(None, description="Who was the master; missing: nobody.")
-    target: int = Field(description="Who is the master since.")
-    reason: str = Field(description="Why.")
-    at_ms: int = Field(description="When, by the controller's clock.")
+    epoch: int = Field(description="The new epoch.")
+    source: int | None = Field(None, description="The previous master. Missing without one.")
+    target: int = Field(description="The new master.")
+    reason: str = Field(description="Reason of the change.")
+    at_ms: int = Field(description="Time of the change (Unix, ms), by the clock of the controller.")
     detected_ms: int = Field(
-        description="For how long the master had not been heard by then; of a planned transfer, for"
-        " how long it had taken no sends."
+        description="Time from the last heartbeat of the master to the election, in ms. For a"
+        " planned transfer: time without accepted sends."
     )
     away_ms: int | None = Field(
         None,
-        description="For how long sends were not answered, from the loss of the master to the first"
-        " commit of the next one; missing: not measured, or not over yet.",
+        description="Time without answers to sends, from the loss of the master to the first commit"
+        " of the next one, in ms. Missing if it is not measured or not over.",
     )
     cuts: list[CutTailView] = Field(
-        description="What replicas had that the new master did not, and cut since."
+        description="Records that replicas cut because the new master did not have them."
     )
 
 
@@ -73,54 +78,54 @@ class ReplicatedBrokerGroupView(Schema):
     """A broker group and its replicas."""
 
     name: str = Field(description="Name of the broker group.")
-    epoch: int = Field(description="One more with each change of the master.")
-    version: int = Field(description="One more with each change of the record.")
-    master: int | None = Field(None, description="Who is the master; missing: nobody.")
-    in_sync: int = Field(description="How many replicas have all that is confirmed.")
-    min_in_sync: int = Field(description="With fewer, nothing is acknowledged.")
+    epoch: int = Field(description="Number of changes of the master.")
+    version: int = Field(description="Number of changes of the record.")
+    master: int | None = Field(None, description="Number of the master. Missing without one.")
+    in_sync: int = Field(description="Number of replicas in the sync state set.")
+    min_in_sync: int = MIN_IN_SYNC
     unclean_since: int | None = Field(
-        None, description="The epoch of the last election that may have lost something."
+        None, description="Epoch of the last unclean election, which may have lost messages."
     )
-    alarm: str | None = Field(None, description="Why it is not available, or needs somebody.")
+    alarm: str | None = Field(
+        None, description="Reason why the broker group is unavailable or needs an operator."
+    )
     notice: str | None = Field(
-        None, description="What a change of its pods waits for, or what did not come about."
+        None, description="Reason why a change of its pods waits or was not done."
     )
-    transfer: int | None = Field(
-        None, description="Who was asked to take over, as long as it has not."
-    )
-    replicas: list[ReplicaStateView] = Field(description="All that have registered.")
+    transfer: int | None = Field(None, description="Target of a planned transfer in progress.")
+    replicas: list[ReplicaStateView] = Field(description="All registered replicas.")
     history: list[ElectionView] = Field(description="The last elections, the latest first.")
 
 
 class ReplicatedBrokerGroupListView(Schema):
-    """All broker groups that controllers watch over."""
+    """All broker groups with a record at the controllers."""
 
     items: list[ReplicatedBrokerGroupView] = Field(description="The broker groups, by name.")
 
 
 class MasterTransferRequest(Schema):
-    """Who is to be the master."""
+    """The next master."""
 
     target: int | None = Field(
-        None, ge=0, le=999, description="Number of the replica; missing: one that is in sync."
+        None, ge=0, le=999, description="Number of the replica. Default: any one in sync."
     )
 
 
 class ReplicaDrainRequest(Schema):
-    """Which replica is to be emptied of its duties."""
+    """The replica to drain."""
 
     replica: int = Field(ge=0, le=999, description="Number of the replica.")
-    undo: bool = Field(False, description="Let it count again instead.")
+    undo: bool = Field(False, description="Undo the drain instead.")
 
 
 class MinInSyncRequest(Schema):
-    """How many replicas must have a message."""
+    """The number of replicas that must store a message."""
 
-    min_in_sync: int = Field(ge=1, le=7, description="With fewer, nothing is acknowledged.")
+    min_in_sync: int = Field(ge=1, le=7, description=MIN_IN_SYNC_TEXT)
 
 
 class MasterReplacementRequest(Schema):
-    """Who is to be the master although it may lack something."""
+    """The replica to make master even if it lacks acknowledged messages."""
 
     target: int = Field(ge=0, le=999, description="Number of the replica.")
-    reason: str = Field(min_length=1, max_length=200, description="Why, for the history.")
+    reason: str = Field(min_length=1, max_length=200, description="Reason, for the history.")

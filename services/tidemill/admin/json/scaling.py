@@ -1,4 +1,4 @@
-"""How much there is to do for a group, as JSON."""
+"""The JSON of the demand of a consumer group."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pydantic import Field
 
 from tidemill.admin.json.schema import Schema
 
-READY = Field(description="Messages that wait for a consumer.")
-IN_FLIGHT = Field(description="Messages that consumers have and have not acked.")
-SCHEDULED = Field(description="Delayed messages that are due within the horizon, or overdue.")
+READY = Field(description="Messages that a consumer can receive now.")
+IN_FLIGHT = Field(description="Messages in flight: delivered and not acked.")
+SCHEDULED = Field(description="Delayed messages that are overdue or due within the horizon.")
 
 
 class TopicScalingView(Schema):
-    """What a topic has for the group."""
+    """The demand of one topic."""
 
     topic: str = Field(description="Name of the topic.")
     ready: int = READY
@@ -21,13 +21,15 @@ class TopicScalingView(Schema):
 
 
 class ConsumerGroupScalingView(Schema):
-    """What KEDA is told of a group, with its parts."""
+    """The demand of a consumer group, as KEDA receives it, with its parts."""
 
     group: str = Field(description="Name of the consumer group.")
-    horizon_seconds: int = Field(description="Which delayed messages count: due within so many s.")
-    value: int = Field(description="The number that consumers are scaled by: the sum of the parts.")
+    horizon_seconds: int = Field(
+        description="Delayed messages count if they are due within so many seconds."
+    )
+    value: int = Field(description="The demand: the sum of the parts.")
     replicas: int | None = Field(
-        None, description="How many consumers that is work for; missing without a target."
+        None, description="Number of consumers for this demand. Missing without a target."
     )
     ready: int = READY
     in_flight: int = IN_FLIGHT

@@ -18,16 +18,16 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-EXACT_MAX = 2**53  # above it a number of JSON need not be what was written
+EXACT_MAX = 2**53  # JSON parsers may round larger integers
 Millis = Annotated[int, Field(ge=1, le=366 * 24 * 3600 * 1000)]
 
 
 def _whole(text: str) -> str:
-    """Refuse halves of characters, which JSON can write and nothing else can hold."""
+    """Reject lone surrogates, which JSON can express but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("it holds half a character (a lone surrogate)") from None
+        raise ValueError("the text contains half a character (a lone surrogate)") from None
     return text
 
 
@@ -39,12 +39,12 @@ _DATE_TIME = TypeAdapter[datetime](AwareDatetime)
 
 def _iso(value: object) -> object:
     if not isinstance(value, str) or value.strip().lstrip("+-").replace(".", "").isdecimal():
-        raise ValueError("write a time with its zone, such as 2027-01-01T08:00:00Z")
+        raise ValueError("write a time with a zone, such as 2027-01-01T08:00:00Z")
     return value
 
 
 def millis_of(at: datetime) -> int:
-    """Return an instant in ms; what is finer counts up, so that nothing comes early."""
+    """Return an instant in ms, rounded up, so that no message is delivered early."""
     return -((_EPOCH - at) // _MILLISECOND)
 
 
@@ -54,9 +54,9 @@ def _instant_ms(value: object) -> object:
     return value
 
 
-# A time as people write it, with its zone.
+# An ISO 8601 time with a zone.
 IsoTime = Annotated[AwareDatetime, BeforeValidator(_iso)]
-# In a query: either way of writing it.
+# A query parameter in ms or ISO 8601.
 Instant = Annotated[
     int,
     BeforeValidator(_instant_ms),
@@ -69,39 +69,42 @@ Instant = Annotated[
         }
     ),
 ]
-# Of any list or map of a request, looked at before what it holds: each wrong item is an error by
-# itself, of half a kilobyte. What is allowed is less.
+# The size limit of each list and map, checked before its items: the error of each wrong item takes
+# half a kilobyte. The limits of the rules for messages are lower.
 ITEMS_MAX = 1_000
-FIELDS_MAX = 64  # of an object with known fields, the unknown ones included
+FIELDS_MAX = 64  # of an object, unknown fields included
 
 
-def _at_most(value: object) -> object:
+def _check_size(value: object) -> object:
     if isinstance(value, list | dict) and len(value) > ITEMS_MAX:
-        raise ValueError(f"it has at most {ITEMS_MAX} items, not {len(value)}")
+        raise ValueError(f"{len(value)} items; at most {ITEMS_MAX} are allowed")
     return value
 
 
-Few = BeforeValidator(_at_most)
+LimitedSize = BeforeValidator(_check_size)
 
 
 class Schema(BaseModel):
-    """Fields in camelCase; an unknown one is an error, since it is a misspelt known one."""
+    """A model with fields in camelCase that rejects unknown fields, since they may be misspelt."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def few_fields(cls, value: object) -> object:
-        """Refuse many unknown fields at once."""
+        """Reject an object with too many fields with a single error."""
         if isinstance(value, dict) and len(value) > FIELDS_MAX:
-            raise ValueError(f"it has {len(value)} fields; none has as many")
+            raise ValueError(f"{len(value)} fields; at most {FIELDS_MAX} are allowed")
         return value
 
 
 BROKER = Field(description="Name of its broker group.")
+BY = Field(description="Name of the caller, as the caller gives it, and its address.")
+DRY_RUN = Field(description="Whether this was a dry run without changes.")
+MIN_OFFSET = Field(description="Offset of the oldest message in the queue.")
+MAX_OFFSET = Field(description="Offset of the next message of the queue.")
 UNREACHABLE = Field(
     None,
-    description="Broker groups that could not be asked: what they have is missing here. Missing"
-    " where all have answered.",
+    description="Unreachable broker groups, whose data is missing here. Missing if all answered.",
 )
-NEXT_PAGE = Field(None, description="`pageToken` of the next page; missing on the last one.")
+NEXT_PAGE = Field(None, description="`pageToken` of the next page. Missing on the last page.")

@@ -6,11 +6,24 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from tidemill.admin.json.schema import BROKER, NEXT_PAGE, UNREACHABLE, Schema
+from tidemill.admin.json.schema import (
+    BROKER,
+    BY,
+    DRY_RUN,
+    MAX_OFFSET,
+    MIN_OFFSET,
+    NEXT_PAGE,
+    UNREACHABLE,
+    Schema,
+)
+
+DELIVERY_SPREAD = (
+    "Time by which a delayed message may come later if too many are due in its second, in ms."
+)
 
 
 class TopicTypeView(StrEnum):
-    """Which messages a topic takes."""
+    """The message types that a topic accepts."""
 
     NORMAL = "NORMAL"
     FIFO = "FIFO"
@@ -22,86 +35,79 @@ class TopicTypeView(StrEnum):
 
 
 class TopicSettings(Schema):
-    """What may be chosen about a topic; what is missing stays, or is the default of a new one."""
+    """The settings of a topic. A missing field does not change, or has the default if it is new."""
 
     message_type: TopicTypeView | None = Field(
         None,
-        description="Messages it takes. A new topic is MIXED: NORMAL, FIFO and DELAY. Of a topic in"
-        " use it changes with `force` only.",
+        description="Accepted message types. Default: MIXED (NORMAL, FIFO and DELAY). To change the"
+        " type of a topic in use, set `force`.",
     )
     queues: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Number of queues; it never shrinks, and is fixed where FIFO is taken. 8 for a"
-        " new topic, unless the broker is set otherwise.",
+        description="Number of queues. It cannot decrease, and cannot change if the topic accepts"
+        " FIFO messages. Default: the setting of the broker, 8.",
     )
-    delivery_spread_ms: int | None = Field(
-        None,
-        ge=0,
-        le=3_600_000,
-        description="By how much a delayed message may come later where its second is full.",
-    )
-    force: bool = Field(False, description="Change the type even of a topic that is in use.")
+    delivery_spread_ms: int | None = Field(None, ge=0, le=3_600_000, description=DELIVERY_SPREAD)
+    force: bool = Field(False, description="Change the type even if the topic is in use.")
 
 
 class TopicView(Schema):
     """A topic."""
 
-    name: str = Field(description="Its name.")
-    message_type: TopicTypeView = Field(description="Messages it takes.")
+    name: str = Field(description="Name of the topic.")
+    message_type: TopicTypeView = Field(description="Accepted message types.")
     queues: int = Field(description="Number of queues.")
     is_system: bool = Field(description="Whether it is a retry or dead-letter topic.")
     delivery_spread_ms: int | None = Field(
-        None,
-        description="By how much a delayed message may come later where its second is full; missing"
-        " where it may not.",
+        None, description=f"{DELIVERY_SPREAD} Missing if the topic has no spread."
     )
 
 
 class TopicPutView(TopicView):
-    """A topic as it is now."""
+    """A topic after a change."""
 
-    is_new: bool = Field(description="Whether it was created by this call.")
+    is_new: bool = Field(description="Whether this call created it.")
     before: TopicView | None = Field(
-        None, description="What it was; missing when it is new or has not changed."
+        None, description="The previous state. Missing if it is new or has not changed."
     )
 
 
 class TopicDeletionView(Schema):
-    """What deleting a topic takes away."""
+    """The data that the deletion of a topic removes."""
 
-    dry_run: bool = Field(description="Whether nothing was done.")
-    by: str = Field(description="Who asked: what the caller says of itself, and its address.")
+    dry_run: bool = DRY_RUN
+    by: str = BY
     topic: TopicView = Field(description="The topic.")
-    messages: int = Field(description="Messages that its queues hold, acked or not.")
+    messages: int = Field(description="Messages in its queues, acknowledged or not.")
     groups: list[str] = Field(description="Consumer groups that read it.")
     unreachable: list[str] | None = UNREACHABLE
 
 
 class QueueView(Schema):
-    """What a queue holds: messages from `minOffset` up to but without `maxOffset`."""
+    """A queue with the messages from `minOffset` to `maxOffset` - 1."""
 
     broker: str = BROKER
-    queue_id: int = Field(description="Its number there, from 0.")
-    min_offset: int = Field(description="Offset of the oldest message it holds.")
-    max_offset: int = Field(description="Offset that its next message gets.")
+    queue_id: int = Field(description="Number of the queue at its broker group, from 0.")
+    min_offset: int = MIN_OFFSET
+    max_offset: int = MAX_OFFSET
     sealed_offset: int | None = Field(
         None,
-        description="Up to where an archive has sealed it: retention keeps what is not, while there"
-        " is room. Missing: retention waits for nobody.",
+        description="End of the archived messages. Retention keeps later messages while the disk"
+        " has room. Missing if retention does not wait for an archive.",
     )
 
 
 class TopicDetailsView(TopicView):
     """A topic and its queues."""
 
-    queue_status: list[QueueView] = Field(description="What each of its queues holds.")
+    queue_status: list[QueueView] = Field(description="The queues of the topic.")
     unreachable: list[str] | None = UNREACHABLE
 
 
 class TopicPageView(Schema):
-    """Some topics, by name; `nextPageToken` asks for those after them."""
+    """A page of topics, ordered by name."""
 
     topics: list[TopicView] = Field(description="The topics of this page.")
     next_page_token: str | None = NEXT_PAGE

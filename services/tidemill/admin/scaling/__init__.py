@@ -1,1 +1,1 @@
-"""How much there is to do for a consumer group, now and soon, told to autoscalers (ADR 0037)."""
+"""The demand of consumer groups, now and soon, for autoscalers (ADR 0037)."""

@@ -1,4 +1,4 @@
-"""How much there is to do for a group: parts by topic, and the number they make."""
+"""The demand of a consumer group: its parts by topic and their sum."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 class TopicDemand(NamedTuple):
-    """What one topic has for the group, at all broker groups."""
+    """The demand of one topic, summed over all broker groups."""
 
     topic: str
-    ready: int  # what waits behind a locked queue of a FIFO group among it
+    ready: int  # includes messages in locked queues of a FIFO group
     in_flight: int
-    scheduled: int  # due within the horizon, and what is overdue
+    scheduled: int  # overdue or due within the horizon
 
 
 class Demand(NamedTuple):
-    """What there is to do."""
+    """The demand of a consumer group."""
 
     topics: Sequence[TopicDemand]
 
     @property
     def ready(self) -> int:
-        """Messages that wait for a consumer."""
+        """Messages that a consumer can receive now."""
         return sum(each.ready for each in self.topics)
 
     @property
     def in_flight(self) -> int:
-        """Messages that consumers have."""
+        """Messages in flight."""
         return sum(each.in_flight for each in self.topics)
 
     @property
     def scheduled(self) -> int:
-        """Messages that will wait soon."""
+        """Delayed messages that are due soon."""
         return sum(each.scheduled for each in self.topics)
 
     def value(self, *, counts_in_flight: bool) -> int:
-        """Return the number that consumers are scaled by."""
+        """Return the demand as one number."""
         return self.ready + self.scheduled + (self.in_flight if counts_in_flight else 0)
 
 
 def value_of(demand: Demand, trigger: Trigger) -> int:
-    """Return the number that a trigger's consumers are scaled by."""
+    """Return the demand as a trigger counts it."""
     return demand.value(counts_in_flight=trigger.counts_in_flight)
 
 
 def is_active(demand: Demand, trigger: Trigger) -> bool:
-    """Whether there should be a consumer at all."""
+    """Whether the group needs at least one consumer."""
     return value_of(demand, trigger) > trigger.activation_messages
 
 
 def replicas_of(value: int, messages_per_replica: int) -> int:
-    """Return how many consumers that is work for, as a HorizontalPodAutoscaler counts them."""
+    """Return the number of consumers for a demand, rounded up as by a HorizontalPodAutoscaler."""
     return -(-value // messages_per_replica)
 
 
 def topics_begun(progress: pb.GroupProgress) -> set[str]:
-    """Return the topics that a group has begun to read at one broker group."""
+    """Return the topics that a group reads at one broker group."""
     return {queue.topic for queue in progress.queues}
 
 
@@ -69,9 +69,9 @@ def demand_of(
     unread: Mapping[str, int],
     scheduled: Mapping[str, int],
 ) -> Demand:
-    """Add up what broker groups have said of some topics.
+    """Sum the replies of all broker groups for some topics.
 
-    `unread` is what lies where the group has not begun to read the topic, and would.
+    `unread` counts the messages at broker groups where the group has not read the topic yet.
     """
     ready, in_flight = dict.fromkeys(topics, 0), dict.fromkeys(topics, 0)
     for of_broker in progress:

@@ -1,7 +1,7 @@
-"""Asking all broker groups how much there is to do; a number lacks no part (ADR 0028, 0037).
+"""Queries of demand to all broker groups. A demand always includes all of them (ADR 0028, 0037).
 
-Timers are asked for first and progress then: a message that is delivered in between is counted
-twice, and never missed.
+A query counts timers before it reads the progress. So a timer that fires in between is counted
+twice, but never missed.
 """
 
 from __future__ import annotations
@@ -21,102 +21,106 @@ from tidemill.admin.scaling.trigger import DemandQuery
 from tidemill.common.errors import BrokerGroupUnreachable, Conflict, Overloaded, TopicNotFound
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-QUESTIONS_MAX: Final = 256  # consumers that are scaled here; beyond it Overloaded
-QUESTION_IDLE_S: Final = 60.0  # not asked for so long, a question gives way to another
-HORIZONS_MAX: Final = 64  # as many as a broker counts at once; people write round numbers
-# After a walk over all timers the next one waits for twenty times as long: at most a twentieth of
-# a broker's time is spent on it, however many timers there are.
-REST_TIMES: Final = 20
+QUERIES_MAX: Final = 256  # different queries; above it, raise Overloaded
+QUERY_IDLE_S: Final = 60.0  # an unused query is dropped after this time
+HORIZONS_MAX: Final = 64  # the limit of a broker per count; people use round numbers
+# The pause after a count of all timers is twenty times as long as the count. So a broker spends at
+# most a twentieth of its time on it, for any number of timers.
+PAUSE_FACTOR: Final = 20
 
 T = TypeVar("T")
 
-# By horizon in seconds: of each topic how many timers are due within, at all broker groups.
+# By horizon in seconds and topic: timers that are due within the horizon, at all broker groups.
 DueCounts = Mapping[int, Mapping[str, int]]
 
 
 @final
 class DemandQueries:
-    """The questions of all who scale consumers, and their answers."""
+    """The current queries of all autoscalers, and their cached answers."""
 
     def __init__(self, brokers: Brokers, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._brokers = brokers
         self._now_s = now_s
-        self._questions: dict[DemandQuery, SharedAnswer[Demand]] = {}
+        self._queries: dict[DemandQuery, SharedAnswer[Demand]] = {}
         self._tasks: asyncio.TaskGroup
         self._due: SharedAnswer[DueCounts]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Answer until the block ends."""
+        """Serve queries until the block ends."""
         async with asyncio.TaskGroup() as self._tasks:
             self._due = SharedAnswer(
-                self._count_due, self._tasks, now_s=self._now_s, rest=REST_TIMES
+                self._count_due, self._tasks, now_s=self._now_s, pause_factor=PAUSE_FACTOR
             )
             yield
 
-    async def of(self, question: DemandQuery) -> Demand:
-        """Return what there is to do, as of the last moments.
+    async def of(self, query: DemandQuery) -> Demand:
+        """Return the demand, which is at most some seconds old.
 
-        Raises BrokerGroupUnreachable and the like when a part of it cannot be known, GroupNotFound
-        and TopicNotFound, Conflict for a group that has read nothing where no topic is named, and
-        Overloaded when too many different questions are asked.
+        Raises BrokerGroupUnreachable or another UnavailableError if a part is unknown,
+        GroupNotFound, TopicNotFound, Conflict for a query without a topic if the group has not read
+        any, and Overloaded if there are too many different queries.
         """
-        shared = self._questions.get(question)
+        shared = self._queries.get(query)
         if shared is None:
-            self._make_room(question)
-            shared = SharedAnswer(lambda: self._measure(question), self._tasks, now_s=self._now_s)
-            self._questions[question] = shared
+            self._make_room(query)
+            shared = SharedAnswer(lambda: self._measure(query), self._tasks, now_s=self._now_s)
+            self._queries[query] = shared
         return await shared.get()
 
-    def _make_room(self, question: DemandQuery) -> None:
-        """Forget questions that nobody asks any more. Raises Overloaded where too many are left."""
-        idle_s = self._now_s() - QUESTION_IDLE_S
-        for known in [
-            each for each, shared in self._questions.items() if shared.used_at_s < idle_s
-        ]:
-            del self._questions[known]
-        if len(self._questions) >= QUESTIONS_MAX:
-            raise Overloaded(f"{QUESTIONS_MAX} consumers are scaled already")
-        if len(self._horizons | {question.horizon_s}) > HORIZONS_MAX:
-            raise Overloaded(f"{HORIZONS_MAX} different horizons are in use already")
+    def _make_room(self, query: DemandQuery) -> None:
+        """Drop unused queries. Raises Overloaded if too many remain."""
+        idle_s = self._now_s() - QUERY_IDLE_S
+        for known in [each for each, shared in self._queries.items() if shared.used_at_s < idle_s]:
+            del self._queries[known]
+        if len(self._queries) >= QUERIES_MAX:
+            raise Overloaded(
+                f"{QUERIES_MAX} different triggers are in use already; use fewer, or retry after"
+                f" {QUERY_IDLE_S:g} s"
+            )
+        if len(self._horizons | {query.horizon_s}) > HORIZONS_MAX:
+            raise Overloaded(
+                f"{HORIZONS_MAX} different horizons are in use already; use the same horizon for"
+                " several triggers"
+            )
 
     @property
     def _horizons(self) -> set[int]:
-        return {question.horizon_s for question in self._questions}
+        return {query.horizon_s for query in self._queries}
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ calls
 
-    async def _measure(self, question: DemandQuery) -> Demand:
-        scheduled = await self._scheduled(question.horizon_s)
+    async def _measure(self, query: DemandQuery) -> Demand:
+        scheduled = await self._scheduled(query.horizon_s)
         answers = await self._brokers.call_all(
-            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=question.group)
+            calls.GET_GROUP_PROGRESS, pb.GetGroupProgressRequest(name=query.group)
         )
-        found = dict(_whole(answers).answers)
+        found = dict(_complete(answers).answers)
         begun = {broker: topics_begun(progress) for broker, progress in found.items()}
-        topics = [question.topic] if question.topic else sorted(set().union(*begun.values()))
+        topics = [query.topic] if query.topic else sorted(set().union(*begun.values()))
         if not topics:
-            # None would be the number for ever: without it no consumer starts, and none begins.
-            raise Conflict(f"group {question.group!r} has not read anything yet: name its topic")
+            # The demand would be 0 forever: no consumer would start, so none would read a topic.
+            raise Conflict(f"group {query.group!r} has not read any topic yet: name its topic")
         from_latest = next(iter(found.values())).group.start_from_latest
         unread = await self._unread(topics, begun)
         if not unread and not any(topics[0] in read for read in begun.values()):
-            raise TopicNotFound(f"there is no topic {question.topic!r}")
+            raise TopicNotFound(f"there is no topic {query.topic!r}")
         return demand_of(topics, list(found.values()), {} if from_latest else unread, scheduled)
 
     async def _scheduled(self, horizon_s: int) -> Mapping[str, int]:
         counts = await self._due.get()
-        # Nobody had asked for it when that count began, nor when the one did that may be under way.
+        # A finished count and a count in progress may have begun before this query.
         for _ in range(2):
             if horizon_s not in counts:
                 counts = await self._due.ask()
         if horizon_s not in counts:
-            raise Overloaded("the question was given up for others; ask again")
+            raise Overloaded("other queries displaced this one; try again")
         return counts[horizon_s]
 
     async def _count_due(self) -> DueCounts:
         horizons = sorted(self._horizons)
         within_ms = [horizon_s * 1000 for horizon_s in horizons]
-        answers = _whole(
+        answers = _complete(
             await self._brokers.call_all(
                 calls.COUNT_TIMERS, pb.CountTimersRequest(within_ms=within_ms)
             )
@@ -129,9 +133,9 @@ class DemandQueries:
         return sums
 
     async def _unread(self, topics: list[str], begun: Mapping[str, set[str]]) -> Mapping[str, int]:
-        """Return of each topic what lies where the group has not begun to read it.
+        """Return by topic the messages at broker groups where the group has not read it yet.
 
-        A topic that is at no such place is missing.
+        A topic without such a broker group is missing.
         """
 
         async def ask(member: BrokerGroupClient) -> Mapping[str, int]:
@@ -142,19 +146,19 @@ class DemandQueries:
                 and (count := await _find_stored_count(member, topic)) is not None
             }
 
-        # Usually the group reads everything everywhere, and then nobody is asked.
+        # Usually the group reads all topics everywhere, so no call is needed.
         names = {member.name for member in await self._brokers.members()}
         if all(topic in begun.get(name, ()) for topic in topics for name in names):
             return {}
         sums: dict[str, int] = {}
-        for _, counts in _whole(await self._brokers.ask_all(ask)).answers:
+        for _, counts in _complete(await self._brokers.ask_all(ask)).answers:
             for topic, count in counts.items():
                 sums[topic] = sums.get(topic, 0) + count
         return sums
 
 
 async def _find_stored_count(member: BrokerGroupClient, topic: str) -> int | None:
-    """Return how many messages a topic holds at a broker group; None: it has no such topic."""
+    """Return the number of messages of a topic at a broker group; None if it has no such topic."""
     try:
         status: pb.TopicStatus = await member.client.call(
             calls.GET_TOPIC_STATUS, pb.GetTopicStatusRequest(name=topic)
@@ -164,10 +168,11 @@ async def _find_stored_count(member: BrokerGroupClient, topic: str) -> int | Non
     return sum(queue.max_offset - queue.min_offset for queue in status.queues)
 
 
-def _whole(answers: BrokerAnswers[T]) -> BrokerAnswers[T]:
-    """Return what all have answered. Raises BrokerGroupUnreachable when one has not."""
+def _complete(answers: BrokerAnswers[T]) -> BrokerAnswers[T]:
+    """Return the answers of all broker groups. Raises BrokerGroupUnreachable if one is missing."""
     if answers.unreachable:
         raise BrokerGroupUnreachable(
-            f"{', '.join(answers.unreachable)} cannot be asked: what there is to do is not known"
+            f"{', '.join(answers.unreachable)} cannot be reached, so the demand is unknown; retry"
+            " later"
         )
     return answers

@@ -1,4 +1,4 @@
-"""What autoscalers were told, and how often they asked."""
+"""Metrics of the scaler: reported demands and calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidemill.admin.scaling.trigger import DemandQuery
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# What nobody was told for so long is told nobody any more: its ScaledObject has gone, or a broker
-# group is away. Autoscalers ask several times in it.
+# An older report is dropped: its ScaledObject was deleted, or a broker group is unreachable.
+# Autoscalers ask several times within this time.
 REPORT_AGE_S_MAX: Final = 120.0
 
 
@@ -27,43 +27,43 @@ class _ReportedDemand(NamedTuple):
 
 @final
 class ScalerMetrics:
-    """The numbers of one scaler. Questions are as few as consumers that are scaled."""
+    """The metrics of one scaler. There is one series per query."""
 
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._told: dict[DemandQuery, _ReportedDemand] = {}
+        self._reports: dict[DemandQuery, _ReportedDemand] = {}
         self.requests: Counter[tuple[str, str]] = Counter()  # by method, status
         self.stream_count = 0
 
-    def told(self, question: DemandQuery, demand: Demand) -> None:
-        """Keep what an autoscaler was told."""
-        self._told[question] = _ReportedDemand(demand, self._now_s())
-        self._forget()
+    def record(self, query: DemandQuery, demand: Demand) -> None:
+        """Record a demand that was reported to an autoscaler."""
+        self._reports[query] = _ReportedDemand(demand, self._now_s())
+        self._drop_old()
 
-    def _forget(self) -> None:
+    def _drop_old(self) -> None:
         oldest_s = self._now_s() - REPORT_AGE_S_MAX
-        self._told = {key: told for key, told in self._told.items() if told.at_s >= oldest_s}
+        self._reports = {key: each for key, each in self._reports.items() if each.at_s >= oldest_s}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        self._forget()
-        told_of = GaugeMetricFamily(
+        self._drop_old()
+        reported = GaugeMetricFamily(
             "rocketmq_scaler_metric",
-            "Messages that an autoscaler was told of in the last two minutes; topic is empty where"
-            " all of the group's count.",
+            "Messages that were reported to autoscalers in the last two minutes; topic is empty if"
+            " all topics of the group count.",
             labels=("consumer_group", "topic", "horizon_seconds", "signal"),
         )
-        for (group, topic, horizon_s), (demand, _) in self._told.items():
+        for (group, topic, horizon_s), (demand, _) in self._reports.items():
             for signal, count in (
                 ("ready", demand.ready),
                 ("in_flight", demand.in_flight),
                 ("scheduled", demand.scheduled),
             ):
-                told_of.add_metric((group, topic, str(horizon_s), signal), count)
-        yield told_of
+                reported.add_metric((group, topic, str(horizon_s), signal), count)
+        yield reported
         requests = CounterMetricFamily(
             "rocketmq_scaler_requests_total",
-            "Calls of the KEDA scaler, by method and gRPC status; a stream counts when it ends.",
+            "Calls of the KEDA scaler by method and gRPC status; a stream counts when it ends.",
             labels=("method", "status"),
         )
         for (method, status), count in self.requests.items():
@@ -71,6 +71,6 @@ class ScalerMetrics:
         yield requests
         yield GaugeMetricFamily(
             "rocketmq_scaler_streams",
-            "Streams on which KEDA waits to hear that consumers are needed.",
+            "Open streams on which KEDA waits for a need of consumers.",
             self.stream_count,
         )

@@ -1,4 +1,4 @@
-"""The port of the scaler: the admin process serves KEDA there, and nothing else."""
+"""The port of the scaler, which serves only KEDA."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from tidemill.admin.settings import AdminSettings
     from tidemill.common.metrics import Registry
 
-REQUEST_BYTES_MAX: Final = 64 << 10  # a trigger's metadata: a few lines
-HELD_BYTES_MAX: Final = 64 << 20  # of all connections; an honest one holds a few KiB
-CONNECTIONS_MAX: Final = 64  # KEDA's operator has one for each address that triggers name
-# A stream says something when consumers are wanted, which may be once a day.
+REQUEST_BYTES_MAX: Final = 64 << 10  # the metadata of a trigger has a few lines
+HELD_BYTES_MAX: Final = 64 << 20  # of all connections; a normal one holds a few KiB
+CONNECTIONS_MAX: Final = 64  # the operator of KEDA opens one per address in triggers
+# A stream may be silent for a day.
 LIMITS: Final = Limits(streams_max=1_024, large_messages_bytes=1 << 20, held_bytes_max=4 << 20)
 
 
 def scaler_tls(settings: AdminSettings) -> ReloadableCredentials[ssl.SSLContext] | None:
-    """Return what the scaler is served with, None for no TLS; raise StartError."""
+    """Return the TLS context of the scaler, or None without TLS. Raises StartError."""
     if settings.scaler_port is None or not settings.scaler_tls_certificate_file:
         return None
     files = TlsFiles(
@@ -55,7 +55,7 @@ async def scaler_server(
     registry: Registry,
     tls: ReloadableCredentials[ssl.SSLContext] | None,
 ) -> AsyncIterator[dict[str, str]]:
-    """Serve KEDA until the block ends, and then drain; yield where, {} when that is off."""
+    """Serve KEDA until the block ends, then drain. Yield the address, or {} without a port."""
     if settings.scaler_port is None:
         yield {}
         return

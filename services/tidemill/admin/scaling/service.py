@@ -1,7 +1,7 @@
-"""KEDA's contract with external scalers, as calls of our transport.
+"""The gRPC service of an external scaler for KEDA.
 
-An error has a status by who must act: INVALID_ARGUMENT, NOT_FOUND and FAILED_PRECONDITION are the
-trigger's to mend; UNAVAILABLE passes, and KEDA keeps the replicas meanwhile or takes its fallback.
+INVALID_ARGUMENT, NOT_FOUND and FAILED_PRECONDITION mean that an operator must correct the trigger.
+UNAVAILABLE is temporary: KEDA keeps the number of replicas or uses its fallback.
 """
 
 from __future__ import annotations
@@ -31,15 +31,12 @@ log = structlog.get_logger()
 R = TypeVar("R", bound=Message)
 
 SERVICE: Final = keda.DESCRIPTOR.services_by_name["ExternalScaler"].full_name
-# KEDA tells the metrics of several triggers apart by a prefix of its own.
+# KEDA adds a prefix for each trigger.
 METRIC_NAME: Final = "tidemill-messages"
-STREAMS_MAX: Final = (
-    512  # twice as many as questions: KEDA opens a new one before the old has ended
-)
-# Between two looks of a stream: as often as there are new answers. What is pushed is so much faster
-# than KEDA's own asking, each 30 s unless told.
-LOOK_PERIOD_S: Final = 2.0
-NAME_CHARS_MAX: Final = 128  # of a ScaledObject, in a line of the log
+STREAMS_MAX: Final = 512  # two per query: KEDA opens a new stream before it ends the old one
+# The period of a stream, as long as the age of an answer. KEDA itself polls every 30 s by default.
+POLL_PERIOD_S: Final = 2.0
+NAME_CHARS_MAX: Final = 128  # of a ScaledObject, in a log line
 _CODES: Final = {
     HTTPStatus.BAD_REQUEST: RpcCode.INVALID_ARGUMENT,
     HTTPStatus.NOT_FOUND: RpcCode.NOT_FOUND,
@@ -49,16 +46,16 @@ _CODES: Final = {
 
 @final
 class ExternalScaler:
-    """The service's methods."""
+    """The methods of the service."""
 
     def __init__(
         self,
         demands: DemandQueries,
         metrics: ScalerMetrics,
         *,
-        look_period_s: float = LOOK_PERIOD_S,
+        poll_period_s: float = POLL_PERIOD_S,
     ) -> None:
-        self._look_period_s = look_period_s
+        self._poll_period_s = poll_period_s
         self._demands = demands
         self._metrics = metrics
         self._misuse = MisuseLog()
@@ -78,14 +75,14 @@ class ExternalScaler:
         }
 
     def drain(self) -> None:
-        """End all streams well: KEDA comes back to one that ended so after two seconds."""
+        """End all streams without an error, so that KEDA reconnects after two seconds."""
         self._is_ending.set()
 
     # ------------------------------------------------------------ methods
 
     async def _is_active(self, request: keda.ScaledObjectRef) -> keda.IsActiveResponse:
         trigger = read_trigger(request.scalerMetadata)
-        return keda.IsActiveResponse(result=is_active(await self._look(trigger), trigger))
+        return keda.IsActiveResponse(result=is_active(await self._measure(trigger), trigger))
 
     async def _metric_spec(self, request: keda.ScaledObjectRef) -> keda.GetMetricSpecResponse:
         target = read_trigger(request.scalerMetadata).messages_per_replica
@@ -94,19 +91,23 @@ class ExternalScaler:
 
     async def _metrics_of(self, request: keda.GetMetricsRequest) -> keda.GetMetricsResponse:
         if request.metricName not in ("", METRIC_NAME):
-            raise RpcError(RpcCode.INVALID_ARGUMENT, f"the one metric here is {METRIC_NAME}")
+            raise RpcError(
+                RpcCode.INVALID_ARGUMENT,
+                f"unknown metric {request.metricName[:NAME_CHARS_MAX]!r}; the only metric is"
+                f" {METRIC_NAME}",
+            )
         trigger = read_trigger(request.scaledObjectRef.scalerMetadata)
-        count = value_of(await self._look(trigger), trigger)
+        count = value_of(await self._measure(trigger), trigger)
         value = keda.MetricValue(metricName=METRIC_NAME, metricValue=count, metricValueFloat=count)
         return keda.GetMetricsResponse(metricValues=[value])
 
     async def _stream_is_active(self, call: RpcCall, request: bytes) -> None:
-        with self._counted("StreamIsActive", call) as asker:
+        with self._counted("StreamIsActive", call) as caller:
             parsed = _parse(keda.ScaledObjectRef, request)
-            asker.heard(parsed)
+            caller.read(parsed)
             trigger = read_trigger(parsed.scalerMetadata)
             if self._metrics.stream_count >= STREAMS_MAX:
-                raise Overloaded(f"{STREAMS_MAX} streams are open already")
+                raise Overloaded(f"{STREAMS_MAX} streams are open already; try again later")
             self._metrics.stream_count += 1
             try:
                 with contextlib.suppress(DisconnectError):
@@ -115,57 +116,57 @@ class ExternalScaler:
                 self._metrics.stream_count -= 1
 
     async def _push(self, call: RpcCall, trigger: Trigger) -> None:
-        """Tell whether consumers are needed, now and whenever that changes, until the drain."""
-        told: bool | None = None
+        """Send whether consumers are needed, now and after each change, until the drain."""
+        sent: bool | None = None
         while not self._is_ending.is_set():
-            # While a broker group is away nothing is known, so nothing is told: what was stays.
+            # While a broker group is unreachable, the demand is unknown and the last value stays.
             with contextlib.suppress(UnavailableError, grpc.aio.AioRpcError):
-                wanted = is_active(await self._look(trigger), trigger)
-                if wanted != told:
-                    await call.send(keda.IsActiveResponse(result=wanted).SerializeToString())
+                needed = is_active(await self._measure(trigger), trigger)
+                if needed != sent:
+                    await call.send(keda.IsActiveResponse(result=needed).SerializeToString())
                     log.info(
-                        "consumers are wanted" if wanted else "consumers are not needed",
-                        group=trigger.question.group,
-                        topic=trigger.question.topic,
+                        "consumers are needed" if needed else "consumers are not needed",
+                        group=trigger.query.group,
+                        topic=trigger.query.topic,
                     )
-                    told = wanted
+                    sent = needed
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_ending.wait(), self._look_period_s)
+                await asyncio.wait_for(self._is_ending.wait(), self._poll_period_s)
 
-    # ------------------------------------------------------------ around them
+    # ------------------------------------------------------------ helpers
 
-    async def _look(self, trigger: Trigger) -> Demand:
-        demand = await self._demands.of(trigger.question)
-        self._metrics.told(trigger.question, demand)
+    async def _measure(self, trigger: Trigger) -> Demand:
+        demand = await self._demands.of(trigger.query)
+        self._metrics.record(trigger.query, demand)
         return demand
 
     def _unary(
         self, name: str, request_class: type[R], answer: Callable[[R], Awaitable[Message]]
     ) -> RpcMethod:
         async def handle(call: RpcCall, request: bytes) -> bytes:
-            with self._counted(name, call) as asker:
+            with self._counted(name, call) as caller:
                 parsed = _parse(request_class, request)
-                asker.heard(parsed)
+                caller.read(parsed)
                 return (await answer(parsed)).SerializeToString()
 
         return unary(handle)
 
     @contextlib.contextmanager
     def _counted(self, method: str, call: RpcCall) -> Iterator[_CallerName]:
-        """Count a call by how it ends; raise RpcError for what it is refused with, and tell why."""
-        code, asker = RpcCode.CANCELLED, _CallerName()
+        """Count a call by its status. Raise errors as RpcError, and log them."""
+        code, caller = RpcCode.CANCELLED, _CallerName()
         try:
-            yield asker
+            yield caller
             code = RpcCode.OK
         except (ServiceError, grpc.aio.AioRpcError, RpcError) as error:
             refusal = _refusal(error)
             code = refusal.code
-            # KEDA says no more of it in a ScaledObject than that something is wrong.
+            # The status of a ScaledObject does not have the reason, so the log has it.
             self._misuse.report(
                 code.name.lower(),
                 peer=call.peer(),
-                reason=f"{asker.name}: {refusal.message}",
-                event="KEDA was refused",
+                reason=f"{caller.name}: {refusal.message}",
+                event="call of KEDA rejected",
             )
             raise refusal from error
         finally:
@@ -174,12 +175,12 @@ class ExternalScaler:
 
 @final
 class _CallerName:
-    """For which ScaledObject a call is, once that is known."""
+    """The name of the ScaledObject of a call."""
 
-    name = "a request that is none"
+    name = "an invalid request"
 
-    def heard(self, request: Message) -> None:
-        """Learn it from the request."""
+    def read(self, request: Message) -> None:
+        """Read the name from a request."""
         if isinstance(request, keda.GetMetricsRequest):
             request = request.scaledObjectRef
         if isinstance(request, keda.ScaledObjectRef):
@@ -190,7 +191,7 @@ def _parse(request_class: type[R], request: bytes) -> R:
     try:
         return request_class.FromString(request)
     except DecodeError:
-        reason = f"the request is no {request_class.DESCRIPTOR.name}"
+        reason = f"the request is not a valid {request_class.DESCRIPTOR.name}"
         raise RpcError(RpcCode.INVALID_ARGUMENT, reason) from None
 
 
@@ -198,8 +199,8 @@ def _refusal(error: ServiceError | grpc.aio.AioRpcError | RpcError) -> RpcError:
     if isinstance(error, RpcError):
         return error
     if isinstance(error, grpc.aio.AioRpcError):
-        # As of a broker of an older version: a part is not known.
-        return RpcError(RpcCode.UNAVAILABLE, f"a broker has refused: {error.details()}")
+        # For example a broker with an older version, so a part of the demand is unknown.
+        return RpcError(RpcCode.UNAVAILABLE, f"a broker rejected the query: {error.details()}")
     if isinstance(error, Overloaded):
         return RpcError(RpcCode.RESOURCE_EXHAUSTED, error.message)
     if isinstance(error, UnavailableError):

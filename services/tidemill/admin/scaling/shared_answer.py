@@ -1,4 +1,4 @@
-"""One question, asked once for all who want its answer at about the same time."""
+"""A cached answer that concurrent callers share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final, Generic, TypeVar, final
 
 T = TypeVar("T")
 
-# An answer may be so old. A consumer takes longer to start, and autoscalers ask every few seconds.
+# Maximum age of an answer. Consumers take longer to start, and autoscalers ask every few seconds.
 ANSWER_AGE_S_MAX: Final = 2.0
 
 
 @final
 class SharedAnswer(Generic[T]):
-    """The last answer, and the asking under way."""
+    """The last answer of a function, and its call in progress."""
 
     def __init__(
         self,
@@ -23,48 +23,48 @@ class SharedAnswer(Generic[T]):
         tasks: asyncio.TaskGroup,
         *,
         now_s: Callable[[], float] = time.monotonic,
-        rest: int = 0,
+        pause_factor: int = 0,
     ) -> None:
-        """Ask by `ask`, in tasks of `tasks`, and then not for `rest` times as long as it took."""
+        """Call `ask` in `tasks`, then pause `pause_factor` times as long as the call took."""
         self._ask = ask
         self._tasks = tasks
         self._now_s = now_s
-        self._rest = rest
-        self._answer: tuple[T] | None = None  # of one that may be None itself
+        self._pause_factor = pause_factor
+        self._answer: tuple[T] | None = None  # a tuple, since the answer may be None
         self._fresh_until_s = 0.0
-        self._asking: asyncio.Future[T] | None = None
+        self._call: asyncio.Future[T] | None = None
         self.used_at_s = now_s()
 
     async def get(self) -> T:
-        """Return an answer that is fresh. Raises what asking raises, and asks again next time."""
+        """Return a fresh answer. Raises the error of the call; errors are not cached."""
         self.used_at_s = self._now_s()
         if self._answer is not None and self.used_at_s < self._fresh_until_s:
             return self._answer[0]
         return await self.ask()
 
     async def ask(self) -> T:
-        """Return the answer of the asking under way, or of a new one."""
-        if self._asking is None:
-            self._asking = asyncio.get_running_loop().create_future()
-            # What nobody waits for any more was nobody's error.
-            self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-            self._tasks.create_task(self._run(self._asking), name="scaling question")
-        # Who waits may be cancelled; the asking is everybody's.
-        return await asyncio.shield(self._asking)
+        """Return the answer of the call in progress, or of a new one."""
+        if self._call is None:
+            self._call = asyncio.get_running_loop().create_future()
+            # Mark the error as retrieved, since all callers may have been cancelled.
+            self._call.add_done_callback(lambda call: call.cancelled() or call.exception())
+            self._tasks.create_task(self._run(self._call), name="scaling query")
+        # A cancelled caller must not cancel the call, which others share.
+        return await asyncio.shield(self._call)
 
-    async def _run(self, asking: asyncio.Future[T]) -> None:
+    async def _run(self, call: asyncio.Future[T]) -> None:
         began_at_s = self._now_s()
         try:
             answer = await self._ask()
         except asyncio.CancelledError:
-            asking.cancel()
+            call.cancel()
             raise
-        except Exception as error:  # noqa: BLE001  # Whatever it is, those who wait are told.
-            asking.set_exception(error)
+        except Exception as error:  # noqa: BLE001  # The callers receive each error.
+            call.set_exception(error)
         else:
             took_s = self._now_s() - began_at_s
             self._answer = (answer,)
-            self._fresh_until_s = began_at_s + max(ANSWER_AGE_S_MAX, took_s * self._rest)
-            asking.set_result(answer)
+            self._fresh_until_s = began_at_s + max(ANSWER_AGE_S_MAX, took_s * self._pause_factor)
+            call.set_result(answer)
         finally:
-            self._asking = None
+            self._call = None

@@ -1,4 +1,4 @@
-"""What brokers say becomes one number, and none where a part is missing."""
+"""The demand is the sum over all brokers, and an error if a part is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.clocks import ManualClock
 from tests.support.worlds.fake_calls import CallsByRequest
 from tidemill.admin.cluster.brokers import BrokerAnswer, BrokerAnswers, Brokers
 from tidemill.admin.scaling.demand import Demand, TopicDemand, is_active, replicas_of, value_of
-from tidemill.admin.scaling.demand_queries import QUESTION_IDLE_S, QUESTIONS_MAX, DemandQueries
+from tidemill.admin.scaling.demand_queries import QUERIES_MAX, QUERY_IDLE_S, DemandQueries
 from tidemill.admin.scaling.shared_answer import ANSWER_AGE_S_MAX
 from tidemill.admin.scaling.trigger import DemandQuery, Trigger
 from tidemill.common.errors import (
@@ -31,7 +31,7 @@ ALL = DemandQuery("billing", "", 60)
 
 
 class FakeBroker(CallsByRequest):
-    """A broker group: what the group has there, what topics hold, and what is due when."""
+    """A broker group: progress of the group, messages of topics, and due times of timers."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class FakeBroker(CallsByRequest):
         self.due_in_s = due_in_s or {}
         self.knows_group = knows_group
         self.from_latest = from_latest
-        self.is_away = False
+        self.is_down = False
         self.asked: list[str] = []
         self.is_asked = asyncio.Event()
-        self.gate: asyncio.Event | None = None  # answers wait for it
+        self.gate: asyncio.Event | None = None  # delays the answers
 
     async def get_group_progress(self, request: pb.GetGroupProgressRequest) -> pb.GroupProgress:
         await self._ask("progress")
@@ -85,12 +85,12 @@ class FakeBroker(CallsByRequest):
         self.is_asked.set()
         if self.gate is not None:
             await self.gate.wait()
-        if self.is_away:
-            raise BrokerUnreachable("it is away")
+        if self.is_down:
+            raise BrokerUnreachable("it is down")
 
 
 class FakeMember(NamedTuple):
-    """A broker group by its name."""
+    """A broker group with its name."""
 
     name: str
     client: FakeBroker
@@ -118,7 +118,7 @@ class FakeBrokers:
             except ServiceError as error:
                 refusal = error
         if not answers:
-            raise refusal or BrokerGroupUnreachable("nobody can be reached")
+            raise refusal or BrokerGroupUnreachable("no broker can be reached")
         return BrokerAnswers(answers, unreachable)
 
 
@@ -144,19 +144,19 @@ def with_demands(
     asyncio.run(main())
 
 
-def asked(question: DemandQuery, *brokers: FakeBroker) -> Demand:
-    """Ask once."""
+def measured(query: DemandQuery, *brokers: FakeBroker) -> Demand:
+    """Return the demand of one query."""
     found: list[Demand] = []
 
     async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
-        found.append(await demands.of(question))
+        found.append(await demands.of(query))
 
     with_demands(scenario, *brokers)
     return found[0]
 
 
-def test_ready_in_flight_and_scheduled_of_all_brokers_are_added() -> None:
-    demand = asked(
+def test_the_demand_sums_ready_in_flight_and_scheduled_messages_of_all_brokers() -> None:
+    demand = measured(
         BILLING,
         FakeBroker(
             queue("orders", 3, 1),
@@ -170,8 +170,8 @@ def test_ready_in_flight_and_scheduled_of_all_brokers_are_added() -> None:
     assert demand.topics == [TopicDemand("orders", 32, 13, 3)]
 
 
-def test_without_a_topic_all_that_the_group_reads_counts() -> None:
-    demand = asked(
+def test_without_a_topic_all_topics_of_the_group_count() -> None:
+    demand = measured(
         ALL,
         FakeBroker(queue("orders", 3), due_in_s={"orders": [1], "unrelated": [1]}),
         FakeBroker(queue("others", 4), stored={"orders": 10}, due_in_s={"others": [1, 2]}),
@@ -179,50 +179,50 @@ def test_without_a_topic_all_that_the_group_reads_counts() -> None:
     assert demand.topics == [TopicDemand("orders", 13, 0, 1), TopicDemand("others", 4, 0, 2)]
 
 
-def test_what_lies_where_the_group_has_not_begun_is_to_do() -> None:
+def test_messages_at_a_broker_that_the_group_has_not_read_count() -> None:
     unread = FakeBroker(stored={"orders": 10}, due_in_s={"orders": [1]})
-    assert asked(BILLING, unread).topics == [TopicDemand("orders", 10, 0, 1)]
-    stranger = FakeBroker(stored={"orders": 5}, knows_group=False)
-    assert asked(BILLING, FakeBroker(queue("orders", 3)), stranger).ready == 8
+    assert measured(BILLING, unread).topics == [TopicDemand("orders", 10, 0, 1)]
+    other = FakeBroker(stored={"orders": 5}, knows_group=False)
+    assert measured(BILLING, FakeBroker(queue("orders", 3)), other).ready == 8
 
 
-def test_what_was_there_before_is_nothing_to_a_group_that_begins_at_the_latest() -> None:
+def test_unread_messages_do_not_count_for_a_group_that_starts_at_the_latest() -> None:
     unread = FakeBroker(stored={"orders": 10}, due_in_s={"orders": [1]}, from_latest=True)
-    assert asked(BILLING, unread).topics == [TopicDemand("orders", 0, 0, 1)]
+    assert measured(BILLING, unread).topics == [TopicDemand("orders", 0, 0, 1)]
 
 
-def test_a_number_lacks_no_part() -> None:
-    there, away = FakeBroker(queue("orders", 3)), FakeBroker(queue("orders", 4))
-    away.is_away = True
+def test_an_unreachable_broker_makes_the_demand_an_error() -> None:
+    up, down = FakeBroker(queue("orders", 3)), FakeBroker(queue("orders", 4))
+    down.is_down = True
     with pytest.raises(ExceptionGroup) as failed:
-        asked(BILLING, there, away)
+        measured(BILLING, up, down)
     assert failed.group_contains(BrokerGroupUnreachable, match="broker-1")
 
 
 @pytest.mark.parametrize(
-    ("question", "broker", "error"),
+    ("query", "broker", "error"),
     [
         (BILLING, FakeBroker(), TopicNotFound),
         (BILLING, FakeBroker(stored={"orders": 1}, knows_group=False), GroupNotFound),
         (ALL, FakeBroker(stored={"orders": 1}), Conflict),
     ],
 )
-def test_what_would_be_none_for_ever_is_an_error(
-    question: DemandQuery, broker: FakeBroker, error: type[ServiceError]
+def test_a_demand_that_would_stay_0_forever_is_an_error(
+    query: DemandQuery, broker: FakeBroker, error: type[ServiceError]
 ) -> None:
     with pytest.raises(ExceptionGroup) as failed:
-        asked(question, broker)
+        measured(query, broker)
     assert failed.group_contains(error)
 
 
-def test_all_who_ask_at_once_are_one_question() -> None:
+def test_concurrent_queries_share_one_measurement() -> None:
     broker = FakeBroker(queue("orders", 3))
 
     async def scenario(demands: DemandQueries, clock: ManualClock) -> None:
         broker.gate = asyncio.Event()
         waiting = [asyncio.create_task(demands.of(BILLING)) for _ in range(10)]
         await broker.is_asked.wait()
-        waiting.pop(0).cancel()  # Who leaves takes nobody's answer along.
+        waiting.pop(0).cancel()  # The others still get the answer.
         broker.gate.set()
         assert {(await each).ready for each in waiting} == {3}
         await demands.of(BILLING)
@@ -234,41 +234,41 @@ def test_all_who_ask_at_once_are_one_question() -> None:
     with_demands(scenario, broker)
 
 
-def test_different_questions_share_one_count_of_timers() -> None:
+def test_different_queries_share_one_count_of_timers() -> None:
     broker = FakeBroker(queue("orders", 3), due_in_s={"orders": [10, 100]})
 
     async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
-        questions = [DemandQuery("billing", "orders", horizon_s) for horizon_s in (5, 60, 3600)]
-        found = await asyncio.gather(*map(demands.of, questions))
+        queries = [DemandQuery("billing", "orders", horizon_s) for horizon_s in (5, 60, 3600)]
+        found = await asyncio.gather(*map(demands.of, queries))
         assert [demand.scheduled for demand in found] == [0, 1, 2]
         assert broker.asked.count("timers") == 1
-        # A horizon that nobody had asked for: one more count, of all.
+        # A new horizon needs one more count, of all horizons.
         assert (await demands.of(BILLING._replace(horizon_s=10))).scheduled == 1
         assert broker.asked.count("timers") == 2
 
     with_demands(scenario, broker)
 
 
-def test_an_error_is_not_kept() -> None:
+def test_an_error_is_not_cached() -> None:
     broker = FakeBroker(queue("orders", 3))
 
     async def scenario(demands: DemandQueries, _clock: ManualClock) -> None:
-        broker.is_away = True
+        broker.is_down = True
         with pytest.raises(BrokerGroupUnreachable):
             await demands.of(BILLING)
-        broker.is_away = False
+        broker.is_down = False
         assert (await demands.of(BILLING)).ready == 3
 
     with_demands(scenario, broker)
 
 
-def test_questions_are_few_and_old_ones_give_way() -> None:
+def test_the_number_of_queries_is_limited_and_unused_ones_are_dropped() -> None:
     async def scenario(demands: DemandQueries, clock: ManualClock) -> None:
-        for n in range(QUESTIONS_MAX):
+        for n in range(QUERIES_MAX):
             await demands.of(BILLING._replace(group=f"group{n}"))
         with pytest.raises(Overloaded):
             await demands.of(BILLING)
-        clock.advance(int(QUESTION_IDLE_S * 1000) + 1)
+        clock.advance(int(QUERY_IDLE_S * 1000) + 1)
         await demands.of(BILLING)
 
     with_demands(scenario, FakeBroker(queue("orders", 3)))
@@ -278,12 +278,12 @@ def test_questions_are_few_and_old_ones_give_way() -> None:
     ("counts_in_flight", "activation", "value", "active"),
     [(True, 0, 35, True), (True, 35, 35, False), (False, 0, 25, True), (False, 24, 25, True)],
 )
-def test_a_trigger_says_what_counts(
+def test_a_trigger_decides_whether_messages_in_flight_count(
     *, counts_in_flight: bool, activation: int, value: int, active: bool
 ) -> None:
     demand = Demand([TopicDemand("a", 1, 10, 4), TopicDemand("b", 20, 0, 0)])
     trigger = Trigger(
-        question=BILLING,
+        query=BILLING,
         messages_per_replica=10,
         activation_messages=activation,
         counts_in_flight=counts_in_flight,
@@ -292,5 +292,5 @@ def test_a_trigger_says_what_counts(
 
 
 @pytest.mark.parametrize(("value", "replicas"), [(0, 0), (1, 1), (10, 1), (11, 2)])
-def test_what_is_left_over_needs_one_more(value: int, replicas: int) -> None:
+def test_the_number_of_replicas_is_rounded_up(value: int, replicas: int) -> None:
     assert replicas_of(value, 10) == replicas

@@ -1,4 +1,4 @@
-"""The example of docs/kubernetes/autoscaling.md is one that is served."""
+"""The example of docs/kubernetes/autoscaling.md is a valid trigger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_example_is_a_trigger() -> None:
     text = (ROOT / "examples/kubernetes/scaledobject.yaml").read_text("utf-8")
     [trigger] = yaml.safe_load(text)["spec"]["triggers"]
     assert trigger["type"] == "external-push"
-    assert read_trigger(trigger["metadata"]).question == DemandQuery("billing", "orders", 60)
+    assert read_trigger(trigger["metadata"]).query == DemandQuery("billing", "orders", 60)
 
 
 def test_every_key_is_documented() -> None:

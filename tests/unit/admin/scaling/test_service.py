@@ -1,4 +1,4 @@
-"""What a stream tells, and when it says nothing."""
+"""The values that a stream sends to KEDA, and when it sends none."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ REF = keda.ScaledObjectRef(
 
 
 class FakeDemands:
-    """What there is to do, look by look; with the last one the scaler drains."""
+    """The demand of each poll. After the last one, the scaler drains."""
 
     scaler: ExternalScaler
 
-    def __init__(self, looks: Iterable[int | Exception]) -> None:
-        self._looks = iter(looks)
+    def __init__(self, results: Iterable[int | Exception]) -> None:
+        self._results = iter(results)
 
-    async def of(self, _question: DemandQuery) -> Demand:
-        look = next(self._looks, None)
-        if look is None:
+    async def of(self, _query: DemandQuery) -> Demand:
+        result = next(self._results, None)
+        if result is None:
             self.scaler.drain()
-            raise BrokerGroupUnreachable("nobody knows any more")
-        if isinstance(look, Exception):
-            raise look
-        return Demand([TopicDemand("orders", look, 0, 0)])
+            raise BrokerGroupUnreachable("unknown")
+        if isinstance(result, Exception):
+            raise result
+        return Demand([TopicDemand("orders", result, 0, 0)])
 
 
 class FakeCall:
     """A stream to KEDA."""
 
-    def __init__(self, *, is_gone: bool = False) -> None:
+    def __init__(self, *, is_disconnected: bool = False) -> None:
         self.sent: list[bool] = []
-        self._is_gone = is_gone
+        self._is_disconnected = is_disconnected
 
     async def send(self, message: bytes) -> None:
-        if self._is_gone:
+        if self._is_disconnected:
             raise DisconnectError
         self.sent.append(keda.IsActiveResponse.FromString(message).result)
 
@@ -61,15 +61,15 @@ class FakeCall:
         return "10.0.0.1:4711"
 
 
-def told(
-    *looks: int | Exception, metrics: ScalerMetrics | None = None, call: FakeCall | None = None
+def sent_on_stream(
+    *results: int | Exception, metrics: ScalerMetrics | None = None, call: FakeCall | None = None
 ) -> list[bool]:
-    """Return what a stream is sent until the drain, which comes with the last look."""
+    """Return the values on a stream until the drain."""
     call, metrics = call or FakeCall(), metrics or ScalerMetrics()
 
     async def main() -> None:
-        demands = FakeDemands(looks)
-        scaler = ExternalScaler(cast(DemandQueries, demands), metrics, look_period_s=0)
+        demands = FakeDemands(results)
+        scaler = ExternalScaler(cast(DemandQueries, demands), metrics, poll_period_s=0)
         demands.scaler = scaler
         stream = scaler.methods()[f"/{SERVICE}/StreamIsActive"].handle
         handle = cast(Callable[[RpcCall, bytes], Awaitable[Any]], stream)
@@ -80,29 +80,29 @@ def told(
     return call.sent
 
 
-def test_a_stream_begins_with_what_is_and_tells_changes_alone() -> None:
-    assert told(0, 0, 3, 5, 1, 0, 0, 2) == [False, True, False, True]
+def test_a_stream_sends_the_first_value_and_then_only_changes() -> None:
+    assert sent_on_stream(0, 0, 3, 5, 1, 0, 0, 2) == [False, True, False, True]
 
 
-def test_a_stream_is_silent_while_nobody_knows() -> None:
-    away = BrokerGroupUnreachable("broker-1 cannot be asked")
-    assert told(away, 3, away, away, 4, away, 0) == [True, False]
+def test_a_stream_sends_nothing_while_the_demand_is_unknown() -> None:
+    error = BrokerGroupUnreachable("broker-1 cannot be reached")
+    assert sent_on_stream(error, 3, error, error, 4, error, 0) == [True, False]
 
 
-def test_a_stream_ends_with_what_is_the_triggers_to_mend() -> None:
+def test_a_stream_ends_with_the_error_of_a_wrong_trigger() -> None:
     with pytest.raises(RpcError) as refused:
-        told(3, GroupNotFound("there is no consumer group 'billing'"))
+        sent_on_stream(3, GroupNotFound("there is no consumer group 'billing'"))
     assert refused.value.code == RpcCode.NOT_FOUND
 
 
-def test_streams_are_few_and_given_back() -> None:
+def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count() -> None:
     metrics = ScalerMetrics()
-    told(3, metrics=metrics)
-    told(3, metrics=metrics, call=FakeCall(is_gone=True))
+    sent_on_stream(3, metrics=metrics)
+    sent_on_stream(3, metrics=metrics, call=FakeCall(is_disconnected=True))
     assert metrics.stream_count == 0
     metrics.stream_count = STREAMS_MAX
     with pytest.raises(RpcError) as refused:
-        told(3, metrics=metrics)
+        sent_on_stream(3, metrics=metrics)
     assert refused.value.code == RpcCode.RESOURCE_EXHAUSTED
     assert metrics.stream_count == STREAMS_MAX
     assert metrics.requests == {
@@ -111,12 +111,12 @@ def test_streams_are_few_and_given_back() -> None:
     }
 
 
-def test_what_was_told_is_shown_for_a_while() -> None:
+def test_reported_demands_are_metrics_for_two_minutes() -> None:
     clock = ManualClock()
     metrics = ScalerMetrics(now_s=lambda: clock.monotonic_ms() / 1000)
     registry = CollectorRegistry()
     registry.register(cast(Any, metrics))
-    metrics.told(DemandQuery("billing", "orders", 60), Demand([TopicDemand("orders", 3, 2, 1)]))
+    metrics.record(DemandQuery("billing", "orders", 60), Demand([TopicDemand("orders", 3, 2, 1)]))
     shown = generate_latest(registry).decode()
     labels = 'consumer_group="billing",horizon_seconds="60",signal="{}",topic="orders"'
     for signal, count in (("ready", 3), ("in_flight", 2), ("scheduled", 1)):

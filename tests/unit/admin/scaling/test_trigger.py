@@ -1,4 +1,4 @@
-"""What may stand in a trigger, and what is said of anything else."""
+"""Valid triggers, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemill.common.errors import BadRequest, IllegalGroup, IllegalTopic, Reque
 LEAST = {"group": "billing", "messagesPerReplica": "100"}
 
 
-def test_a_trigger_says_everything() -> None:
+def test_a_trigger_with_all_keys() -> None:
     trigger = read_trigger(
         {
             **LEAST,
@@ -21,23 +21,22 @@ def test_a_trigger_says_everything() -> None:
         }
     )
     assert trigger == Trigger(
-        question=DemandQuery("billing", "orders", 120),
+        query=DemandQuery("billing", "orders", 120),
         messages_per_replica=100,
         activation_messages=5,
         counts_in_flight=False,
     )
 
 
-def test_a_trigger_says_the_least_and_kedas_own() -> None:
+def test_a_trigger_with_the_required_keys_and_keys_of_keda() -> None:
     trigger = read_trigger({**LEAST, "scalerAddress": "admin:9090", "enableTLS": "true"})
-    assert trigger.question == DemandQuery("billing", "", HORIZON_S_DEFAULT)
+    assert trigger.query == DemandQuery("billing", "", HORIZON_S_DEFAULT)
     assert (trigger.activation_messages, trigger.counts_in_flight) == (0, True)
 
 
-def test_a_value_may_be_the_workloads() -> None:
-    assert read_trigger({"groupFromEnv": "billing", "messagesPerReplica": "1"}).question[0] == (
-        "billing"
-    )
+def test_a_value_may_come_from_the_environment_of_the_workload() -> None:
+    trigger = read_trigger({"groupFromEnv": "billing", "messagesPerReplica": "1"})
+    assert trigger.query.group == "billing"
     with pytest.raises(BadRequest, match="twice"):
         read_trigger({**LEAST, "groupFromEnv": "billing"})
 
@@ -48,7 +47,7 @@ def test_a_value_may_be_the_workloads() -> None:
         ({"messagesPerPod": "1"}, "did you mean messagesPerReplica?"),
         ({"scheduledHorizonSecond": "1"}, "did you mean scheduledHorizonSeconds?"),
         ({"Topic": "orders"}, "did you mean topic?"),
-        ({"zzz": "1"}, "there are group, topic"),
+        ({"zzz": "1"}, "known are group, topic"),
         ({"messagesPerReplica": "0"}, "from 1 to"),
         ({"messagesPerReplica": "1.5"}, "whole number"),
         ({"messagesPerReplica": "٣"}, "whole number"),
@@ -60,14 +59,14 @@ def test_a_value_may_be_the_workloads() -> None:
         ({"group": ""}, "consumer group"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, str], reason: str) -> None:
+def test_the_error_names_the_problem(changes: dict[str, str], reason: str) -> None:
     with pytest.raises(BadRequest, match=reason) as refused:
         read_trigger({**LEAST, **changes})
     assert len(refused.value.message) < 300
 
 
 def test_a_target_has_no_default() -> None:
-    with pytest.raises(BadRequest, match="a trigger says messagesPerReplica"):
+    with pytest.raises(BadRequest, match="the trigger has no messagesPerReplica"):
         read_trigger({"group": "billing"})
 
 
@@ -75,6 +74,6 @@ def test_a_target_has_no_default() -> None:
     ("changes", "error"),
     [({"group": "no spaces"}, IllegalGroup), ({"topic": "%SYS%TIMER"}, IllegalTopic)],
 )
-def test_names_keep_the_rules(changes: dict[str, str], error: type[RequestError]) -> None:
+def test_invalid_names_are_rejected(changes: dict[str, str], error: type[RequestError]) -> None:
     with pytest.raises(error):
         read_trigger({**LEAST, **changes})
