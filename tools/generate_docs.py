@@ -31,8 +31,9 @@ from tidemill.message import limits
 from tidemill.proxy.clients import metrics as client_metrics
 from tidemill.proxy.clients import points as client_points
 from tidemill.proxy.cluster import broker_calls
-from tidemill.proxy.server import broker_pages, pull_pages, queues
-from tidemill.proxy.server.otlp import EXPORTS_MAX
+from tidemill.proxy.server import broker_pages, pull_pages
+from tidemill.proxy.server.broker_queue import PULL_BYTES_MAX, PULL_MAX
+from tidemill.proxy.server.metrics_receiver import EXPORTS_MAX
 from tidemill.proxy.server.pipeline_source import CALLS_MAX
 from tidemill.proxy.server.puller import WAITS_MAX
 from tidemill.proxy.settings import ProxySettings
@@ -207,8 +208,8 @@ def export_limits() -> list[str]:
 def reading_limits() -> list[str]:
     """Return the rows about reads without consuming."""
     most = {
-        "messages per pull or page": queues.PULL_MAX,
-        "log bytes per pull or page; one larger message is still returned": queues.PULL_BYTES_MAX,
+        "messages per pull or page": PULL_MAX,
+        "log bytes per pull or page; one larger message is still returned": PULL_BYTES_MAX,
         "messages that a filter examines per pull or page": SCAN_ENTRIES_MAX,
         "concurrent pages of messages per proxy and broker group": pull_pages.PAGES_AT_ONCE,
         "concurrent pages of events, of queues (GetQueues), and of listings, "

@@ -31,17 +31,17 @@ from tidemill.proxy.metrics import ProxyMetrics
 from tidemill.proxy.polling.shell import PollingShell
 from tidemill.proxy.polling_metrics import PollingMetrics
 from tidemill.proxy.server.call import Boundary
-from tidemill.proxy.server.client import ClientLife
+from tidemill.proxy.server.client_lifecycle import ClientLifecycle
 from tidemill.proxy.server.grpc_server import GrpcServer
 from tidemill.proxy.server.methods import Methods, methods
-from tidemill.proxy.server.otlp import MetricsReceiver
-from tidemill.proxy.server.pipeline_rows import pipeline_rows
+from tidemill.proxy.server.metrics_receiver import MetricsReceiver
 from tidemill.proxy.server.pipeline_source import pipeline_methods
+from tidemill.proxy.server.pipeline_table import pipeline_table
 from tidemill.proxy.server.producer import Producer
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
 from tidemill.proxy.server.receive import Receiver
-from tidemill.proxy.server.route import Routes
+from tidemill.proxy.server.routes import Routes
 from tidemill.proxy.server.settle import Settler
 from tidemill.proxy.server.telemetry import Telemetry
 from tidemill.proxy.settings import ProxySettings
@@ -103,7 +103,7 @@ async def serve(settings: ProxySettings) -> None:
         registry, clock.monotonic_ms, knows_topic=cluster.knows_topic, knows=cluster.knows
     )
     receiver = MetricsReceiver(measures) if settings.client_metrics else None
-    pipeline = pipeline_methods(pipeline_rows(cluster, calls, pages), metrics)
+    pipeline = pipeline_methods(pipeline_table(cluster, calls, pages), metrics)
     server = GrpcServer(methods, Boundary(metrics, clock), receiver, pipeline, kept.listening)
     registry.register(server.collect)
     questions = Questions(clients, clock.monotonic_ms)
@@ -258,7 +258,7 @@ def wire(
         settler=Settler(cluster),
         routes=Routes(cluster, advertised_endpoints(settings.advertised_address)),
         telemetry=telemetry,
-        client_life=ClientLife(cluster, clients, clock),
+        client_life=ClientLifecycle(cluster, clients, clock),
         puller=Puller(cluster, calls, pages, clock, settings),
     )
 

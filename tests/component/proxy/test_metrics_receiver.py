@@ -22,7 +22,7 @@ from tidemill.message import limits
 from tidemill.proxy.clients.metrics import ClientMetrics
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.grpc_server import GrpcServer
-from tidemill.proxy.server.otlp import EXPORT, EXPORTS_MAX, MetricsReceiver
+from tidemill.proxy.server.metrics_receiver import EXPORT, EXPORTS_MAX, MetricsReceiver
 from tidemill.proxy.settings import ProxySettings
 from tidemill.transport.grpc.status import RpcCode, RpcError
 

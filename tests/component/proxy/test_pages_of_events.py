@@ -9,7 +9,7 @@ import pytest
 from tests.support.worlds.proxied_broker import calls_of
 from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
-from tidemill.proxy.server.pipeline_events import Events
+from tidemill.proxy.server.pipeline_events import EventPages
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import RpcCall
 
@@ -39,7 +39,9 @@ def calls_to(log: Log) -> AbstractAsyncContextManager[BrokerCalls]:
     return calls_of(ReadEvents=log.read)
 
 
-async def read(events: Events, log: Log, start: int, until: int, *, cut_to: int = 0) -> list[int]:
+async def read(
+    events: EventPages, log: Log, start: int, until: int, *, cut_to: int = 0
+) -> list[int]:
     """Return where the pages of a call end; the log is cut behind the first of them."""
     request = pb.ReadEventsRequest(from_position=start, until_position=until)
     found: list[int] = []
@@ -67,7 +69,7 @@ def test_a_call_ends_where_the_log_does_whatever_end_it_asks_for(
     async def scenario(world: ProxyWorld) -> None:
         log = Log()
         async with calls_to(log) as calls:
-            assert await read(Events(world.cluster, calls), log, start, until) == ends
+            assert await read(EventPages(world.cluster, calls), log, start, until) == ends
 
     run(scenario)
 
@@ -76,7 +78,7 @@ def test_a_call_ends_where_a_log_does_that_was_restored_under_it() -> None:
     async def scenario(world: ProxyWorld) -> None:
         log = Log()
         async with calls_to(log) as calls:
-            events = Events(world.cluster, calls)
+            events = EventPages(world.cluster, calls)
             assert await read(events, log, 0, LOG_END, cut_to=120) == [100, 120]
 
     run(scenario)

@@ -11,7 +11,7 @@ from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.common.errors import BadRequest
 from tidemill.message import limits
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
-from tidemill.proxy.server.pipeline_rows import Pages, Queues
+from tidemill.proxy.server.pipeline_table import ClusterQueues, ListingPages
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import RpcCall
 
@@ -40,9 +40,9 @@ def calls_to(broker: Broker) -> AbstractAsyncContextManager[BrokerCalls]:
     return calls_of(ListProgress=broker.list_progress)
 
 
-async def missing(pages: Pages, names: list[str]) -> list[list[str]]:
+async def missing(pages: ListingPages, names: list[str]) -> list[list[str]]:
     """Return which names each page tells as missing."""
-    answer = pages.of("ListProgress", pb.ListProgressReply, "groups")
+    answer = pages.method("ListProgress", pb.ListProgressReply, "groups")
     request = pb.ListProgressRequest(groups=names, skips_missing=True)
     return [
         list(pb.ListProgressReply.FromString(page).missing)
@@ -54,7 +54,7 @@ def test_a_name_is_asked_for_once_a_page_until_it_is_told_to_be_missing() -> Non
     async def scenario(world: ProxyWorld) -> None:
         broker = Broker(gone=[["a"], [], ["c"], []])
         async with calls_to(broker) as calls:
-            told = await missing(Pages(world.cluster, calls), ["a", "b", "a", "c", "b"])
+            told = await missing(ListingPages(world.cluster, calls), ["a", "b", "a", "c", "b"])
         assert broker.asked == [["a", "b", "c"], ["b", "c"], ["b", "c"], ["b"]]
         assert told == [["a"], [], ["c"], []]
 
@@ -65,7 +65,7 @@ def test_where_all_names_are_missing_nothing_else_is_asked_for() -> None:
     async def scenario(world: ProxyWorld) -> None:
         broker = Broker(gone=[["a"], ["b"], []])
         async with calls_to(broker) as calls:
-            assert await missing(Pages(world.cluster, calls), ["a", "b"]) == [["a"], ["b"]]
+            assert await missing(ListingPages(world.cluster, calls), ["a", "b"]) == [["a"], ["b"]]
 
     run(scenario)
 
@@ -75,8 +75,8 @@ def test_more_names_than_a_request_may_have_reach_no_broker() -> None:
         broker, many = Broker(gone=[[]]), ["g"] * (limits.NAMES.limit + 1)
         async with calls_to(broker) as calls:
             with pytest.raises(BadRequest, match="at most 4096 entries"):
-                await missing(Pages(world.cluster, calls), many)
-            queues = Queues(world.cluster, calls)
+                await missing(ListingPages(world.cluster, calls), many)
+            queues = ClusterQueues(world.cluster, calls)
             for request in (
                 pb.GetQueuesRequest(topics=many),
                 pb.GetQueuesRequest(topic_pattern="*" * (limits.TOPIC_PATTERN.limit + 1)),

@@ -12,7 +12,7 @@ import pytest
 
 from tidemill.common.errors import Conflict
 from tidemill.proxy.metrics import ProxyMetrics
-from tidemill.proxy.server.pipeline_source import CALLS_MAX, Row, pipeline_methods
+from tidemill.proxy.server.pipeline_source import CALLS_MAX, PipelineMethod, pipeline_methods
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2_grpc
 from tidemill.transport.aio.listener import ListenSettings
@@ -61,7 +61,7 @@ ROUND_TRIPS = 50  # of other calls, in which a page could be made many times ove
 @contextlib.asynccontextmanager
 async def served(source: Source) -> AsyncIterator[Stub]:
     methods = pipeline_methods(
-        {"GetQueues": Row(pb.GetQueuesRequest, source.answer)}, source.metrics
+        {"GetQueues": PipelineMethod(pb.GetQueuesRequest, source.answer)}, source.metrics
     )
     server = RpcServer(
         methods, Limits(), ListenSettings(host="127.0.0.1", port=0), message_bytes_max=1 << 20

@@ -11,11 +11,10 @@ from tests.support.worlds.proxied_broker import calls_of
 from tests.support.worlds.proxy_world import ProxyWorld, run
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server import broker_pages
-from tidemill.proxy.server.pipeline_events import Events
-from tidemill.proxy.server.pipeline_rows import Pages as Listings
-from tidemill.proxy.server.pipeline_rows import Queues
+from tidemill.proxy.server.pipeline_events import EventPages
+from tidemill.proxy.server.pipeline_table import ClusterQueues, ListingPages
 from tidemill.proxy.server.pull_pages import PAGES_AT_ONCE, PullPages
-from tidemill.proxy.server.ranges import RangeReader
+from tidemill.proxy.server.range_reader import RangeReader
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 from tidemill.transport.aio.call import RpcCall
@@ -115,7 +114,7 @@ def test_who_reads_a_log_many_times_at_once_has_the_turns_of_one_reader() -> Non
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
-            events = Events(world.cluster, calls)
+            events = EventPages(world.cluster, calls)
 
             async def read(number: int, address: str) -> None:
                 request = pb.ReadEventsRequest(from_position=number)
@@ -131,7 +130,7 @@ def test_who_lists_many_times_at_once_has_the_turns_of_one_reader() -> None:
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
-            answer = Listings(world.cluster, calls).of(
+            answer = ListingPages(world.cluster, calls).method(
                 "ListProgress", pb.ListProgressReply, "groups"
             )
 
@@ -148,7 +147,7 @@ def test_who_asks_for_queues_many_times_at_once_has_the_turns_of_one_reader() ->
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
-            queues = Queues(world.cluster, calls)
+            queues = ClusterQueues(world.cluster, calls)
 
             async def read(number: int, address: str) -> None:
                 request = pb.GetQueuesRequest(topic_pattern=str(number))
@@ -164,7 +163,7 @@ def test_for_the_queues_of_a_broker_that_hangs_nobody_waits_long_for_a_turn() ->
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
-            queues = Queues(world.cluster, calls, answer_ms=1)
+            queues = ClusterQueues(world.cluster, calls, answer_ms=1)
             request = pb.GetQueuesRequest(topic_pattern="1")
             asked = [
                 anext(queues.get_queues(request, "10.0.0.1"))

@@ -12,7 +12,7 @@ from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.server.call import Call
 from tidemill.proxy.server.pull_pages import PullPages
 from tidemill.proxy.server.puller import Puller
-from tidemill.proxy.server.ranges import RangeReader
+from tidemill.proxy.server.range_reader import RangeReader
 from tidemill.proxy.settings import ProxySettings
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service

@@ -16,7 +16,7 @@ from tests.support.worlds.proxy_world import (
     receive_request,
 )
 from tests.support.worlds.several_brokers import SeveralBrokers, run
-from tidemill.proxy.polling.shell import Receive
+from tidemill.proxy.polling.shell import MultiBrokerReceive
 from tidemill.proxy.server.call import Call
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -260,9 +260,9 @@ def test_a_message_that_may_be_stored_is_not_said_to_be_taken_by_nobody() -> Non
 def test_what_comes_for_a_poll_that_has_just_ended_goes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    popped = Receive.popped
+    popped = MultiBrokerReceive.popped
 
-    def popped_late(receive: Receive, reply: link_pb2.PopReply) -> bool:
+    def popped_late(receive: MultiBrokerReceive, reply: link_pb2.PopReply) -> bool:
         """The end and the reply come in one turn of the loop."""
         shell = receive._shell
         if reply.batches:
@@ -270,7 +270,7 @@ def test_what_comes_for_a_poll_that_has_just_ended_goes_back(
         return popped(receive, reply)
 
     async def scenario(world: SeveralBrokers) -> None:
-        monkeypatch.setattr(Receive, "popped", popped_late)
+        monkeypatch.setattr(MultiBrokerReceive, "popped", popped_late)
         waiting = poll(world)
         await world.until_asked()
         world.send(1, "a")

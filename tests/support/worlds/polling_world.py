@@ -15,13 +15,13 @@ from random import Random
 
 from tidemill.common.errors import Overloaded
 from tidemill.proxy.polling.counts import PollCounts
-from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
-from tidemill.proxy.polling.pair import Key
-from tidemill.proxy.polling.poll import LAST_LOOK_MS, End, Outcome, Poll, Pop
-from tidemill.proxy.polling.polling import FALSE_EMPTY_MS, Polling, StopPop, Wake
+from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
+from tidemill.proxy.polling.pair import PairKey
+from tidemill.proxy.polling.poll import LAST_LOOK_MS, Outcome, PollEnd, PopStep, ReceivePoll
+from tidemill.proxy.polling.polling import FALSE_EMPTY_MS, Polling, PollWakeup, PopCancellation
 from tidemill.proxy.polling.timers import TICK_MS
 
-KEY = Key("orders", "billing", frozenset())
+KEY = PairKey("orders", "billing", frozenset())
 LATENCY_MS = 8  # one way, at most: four looks and their answers have room in LAST_LOOK_MS
 TURN_MS = 1  # until a poll that is woken is carried on, at most
 GIVE_BACK_MS = 1_000
@@ -37,7 +37,7 @@ class Broker:
     name: str
     ready: dict[int, int] = field(default_factory=dict)  # message -> since when
     pops: list[Popping] = field(default_factory=list)
-    notifications: dict[tuple[Watch, int], int] = field(default_factory=dict)  # until
+    notifications: dict[tuple[HintWatch, int], int] = field(default_factory=dict)  # until
     is_up: bool = True
     up_at_ms: int = -10_000
     stream: int = 0
@@ -49,7 +49,7 @@ class Broker:
 class Popping:
     """One pop under way."""
 
-    poll: Poll
+    poll: ReceivePoll
     broker: Broker
     until_ms: int
     stream: int
@@ -60,9 +60,9 @@ class Popping:
 class Client:
     """One receive."""
 
-    poll: Poll
+    poll: ReceivePoll
     popping: Popping | None = None
-    answer: End | None = None
+    answer: PollEnd | None = None
     messages: list[int] = field(default_factory=list)
     is_running: bool = False
 
@@ -78,7 +78,7 @@ class World:
         self.brokers = {f"broker-{n}": Broker(f"broker-{n}") for n in range(brokers)}
         self.members = list(self.brokers)
         self.clients: list[Client] = []
-        self.of_poll: dict[Poll, Client] = {}
+        self.of_poll: dict[ReceivePoll, Client] = {}
         self.taken_by_others: set[int] = set()
         self.answered: set[int] = set()
         self.hidden: set[int] = set()
@@ -131,7 +131,7 @@ class World:
             if client.popping is not None:
                 self.abandon(client)
             self.polling.cancel(client.poll, self.now_ms)
-            client.answer = End(Outcome.CANCELLED)
+            client.answer = PollEnd(Outcome.CANCELLED)
             self.carry_out()
 
     def send(self, name: str, *, count: int = 1) -> None:
@@ -162,7 +162,7 @@ class World:
         broker = self.brokers[name]
         if not broker.is_up:
             broker.is_up, broker.up_at_ms = True, self.now_ms
-            self.polling.back(name, self.now_ms)
+            self.polling.reconnected(name, self.now_ms)
 
     def withhold(self, name: str) -> None:
         """Let a broker be no member yet; before anything happens."""
@@ -174,7 +174,7 @@ class World:
             # From here on it may have what a poll is to hear of.
             self.brokers[name].up_at_ms = self.now_ms
             for pair in self.polling.pairs.values():
-                self.polling.moved(pair, list(self.members), self.now_ms)
+                self.polling.brokers_changed(pair, list(self.members), self.now_ms)
 
     def drain(self, name: str) -> None:
         """Everything that waits there is answered empty, long before its time."""
@@ -192,16 +192,16 @@ class World:
         while actions := self.polling.take_actions():
             for action in actions:
                 match action:
-                    case Ask():
+                    case NotificationStart():
                         self.ask(action)
-                    case StopAsking():
+                    case NotificationStop():
                         self.stop_asking(action)
-                    case Wake():
+                    case PollWakeup():
                         self.wake(self.of_poll[action.poll])
-                    case StopPop():
+                    case PopCancellation():
                         self.stop_pop(self.of_poll[action.poll])
 
-    def ask(self, action: Ask) -> None:
+    def ask(self, action: NotificationStart) -> None:
         self.asks += 1
         broker, watch, number = self.brokers[action.watch.broker], action.watch, action.number
         assert broker.is_up, "a broker that is down is asked nothing"
@@ -231,7 +231,7 @@ class World:
 
         self.at(self.latency(), arrive)
 
-    def hint(self, broker: Broker, watch: Watch, number: int, count: int) -> None:
+    def hint(self, broker: Broker, watch: HintWatch, number: int, count: int) -> None:
         stream = broker.stream
 
         def arrive() -> None:
@@ -240,7 +240,7 @@ class World:
 
         self.at(self.latency(), arrive)
 
-    def stop_asking(self, action: StopAsking) -> None:
+    def stop_asking(self, action: NotificationStop) -> None:
         broker = self.brokers[action.watch.broker]
         entry = action.watch, action.number
         self.at(self.latency(), lambda: broker.notifications.pop(entry, None))
@@ -271,12 +271,12 @@ class World:
         step = client.poll.step
         if client.answer is not None or client.popping is not None or step is None:
             return
-        if isinstance(step, End):
+        if isinstance(step, PollEnd):
             self.answer(client, step, [])
         else:
             self.pop(client, step)
 
-    def pop(self, client: Client, step: Pop) -> None:
+    def pop(self, client: Client, step: PopStep) -> None:
         assert client.popping is None, "one pop under way"
         if client.poll.is_stopping:
             self.popped(client, [], False)
@@ -360,7 +360,7 @@ class World:
         )
         self.carry_out()
         if is_taken:
-            assert isinstance(client.poll.step, End)
+            assert isinstance(client.poll.step, PollEnd)
             self.answer(client, client.poll.step, messages)
         else:
             if messages:
@@ -380,7 +380,7 @@ class World:
 
     # ------------------------------------------------------------ what must hold
 
-    def answer(self, client: Client, end: End, messages: list[int]) -> None:
+    def answer(self, client: Client, end: PollEnd, messages: list[int]) -> None:
         assert client.answer is None, "a poll is answered once"
         client.answer, client.messages = end, messages
         for message in messages:
@@ -414,7 +414,7 @@ class World:
                 assert not watch.hint_count or not pair.waiting, "a hint waits for nobody"
         for client in self.clients[-50:]:
             if client.popping is None and client.answer is None:
-                assert not isinstance(client.poll.step, Pop) or self._events, (
+                assert not isinstance(client.poll.step, PopStep) or self._events, (
                     "a step is carried out"
                 )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
-from tidemill.proxy.server.queues import READER
+from tidemill.proxy.server.broker_queue import READER
 from tidemill.transport.aio.call import unary
 from tidemill.transport.aio.channel import connected
 from tidemill.transport.aio.listener import ListenSettings

@@ -8,23 +8,36 @@ import pytest
 
 from tidemill.common.errors import BrokerUnreachable, Overloaded, ServiceError
 from tidemill.proxy.polling.counts import PollCounts
-from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, Mode, threshold
+from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, WaitMode, threshold
 from tidemill.proxy.polling.notifications import (
     ANSWER_MS,
     FAILURE_MAX_MS,
     FAILURE_MS,
     MISS_MAX_MS,
     MISS_MS,
-    Ask,
-    StopAsking,
-    Watch,
+    HintWatch,
+    NotificationStart,
+    NotificationStop,
 )
-from tidemill.proxy.polling.pair import LINGER_MS, PARKED_A_BROKER_MAX, Key
-from tidemill.proxy.polling.poll import LAST_LOOK_MS, End, Outcome, Poll, Pop, State
-from tidemill.proxy.polling.polling import ASK_ONCE_MS, UNSURE_POLL_MS, Polling, StopPop, Wake
-from tidemill.proxy.polling.timers import TICK_MS, Timers
+from tidemill.proxy.polling.pair import LINGER_MS, PARKED_A_BROKER_MAX, PairKey
+from tidemill.proxy.polling.poll import (
+    LAST_LOOK_MS,
+    Outcome,
+    PollEnd,
+    PollState,
+    PopStep,
+    ReceivePoll,
+)
+from tidemill.proxy.polling.polling import (
+    ASK_ONCE_MS,
+    UNSURE_POLL_MS,
+    Polling,
+    PollWakeup,
+    PopCancellation,
+)
+from tidemill.proxy.polling.timers import TICK_MS, DueTimes
 
-KEY = Key("orders", "billing", frozenset())
+KEY = PairKey("orders", "billing", frozenset())
 POLL_MS = 20_000
 ERROR = Overloaded("full")
 
@@ -37,11 +50,13 @@ class World:
         self.names = list(brokers)
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=lambda: random)
-        self.asked: dict[str, Ask] = {}  # what is out
-        self.woken: list[Poll] = []
-        self.stopped: list[Poll] = []
+        self.asked: dict[str, NotificationStart] = {}  # what is out
+        self.woken: list[ReceivePoll] = []
+        self.stopped: list[ReceivePoll] = []
 
-    def begin(self, *, poll_ms: int = POLL_MS, asks_all: bool = False, silent: str = "") -> Poll:
+    def begin(
+        self, *, poll_ms: int = POLL_MS, asks_all: bool = False, silent: str = ""
+    ) -> ReceivePoll:
         poll = self.polling.begin(
             KEY,
             self.names,
@@ -53,20 +68,20 @@ class World:
         self.look()
         return poll
 
-    def waiting(self, *, poll_ms: int = POLL_MS) -> Poll:
+    def waiting(self, *, poll_ms: int = POLL_MS) -> ReceivePoll:
         """Begin a poll whose first pop finds nothing."""
         poll = self.begin(poll_ms=poll_ms)
         if poll.step is not None:
             self.popped(poll)
-        assert poll.state is State.WAITING
+        assert poll.state is PollState.WAITING
         return poll
 
-    def popped(self, poll: Poll, count: int = 0, *, was_parked: bool = False) -> bool:
+    def popped(self, poll: ReceivePoll, count: int = 0, *, was_parked: bool = False) -> bool:
         is_taken = self.polling.popped(poll, count=count, was_parked=was_parked, now_ms=self.now_ms)
         self.look()
         return is_taken
 
-    def failed(self, poll: Poll, error: ServiceError = ERROR) -> None:
+    def failed(self, poll: ReceivePoll, error: ServiceError = ERROR) -> None:
         self.polling.pop_failed(poll, error, self.now_ms)
         self.look()
 
@@ -91,17 +106,17 @@ class World:
     def look(self) -> None:
         for action in self.polling.take_actions():
             match action:
-                case Ask(watch):
+                case NotificationStart(watch):
                     assert watch.broker not in self.asked, "one is out at a time"
                     self.asked[watch.broker] = action
-                case StopAsking(watch, number):
+                case NotificationStop(watch, number):
                     assert self.asked.pop(watch.broker).number == number
-                case Wake(poll):
+                case PollWakeup(poll):
                     self.woken.append(poll)
-                case StopPop(poll):
+                case PopCancellation(poll):
                     self.stopped.append(poll)
 
-    def watch(self, broker: str) -> Watch:
+    def watch(self, broker: str) -> HintWatch:
         return self.polling.pairs[KEY].watches[broker]
 
     def make_direct(self) -> None:
@@ -113,34 +128,34 @@ class World:
         mode.is_direct, mode._changed_at_ms = True, self.now_ms
 
 
-def end_of(poll: Poll) -> Outcome:
-    assert isinstance(poll.step, End)
+def end_of(poll: ReceivePoll) -> Outcome:
+    assert isinstance(poll.step, PollEnd)
     return poll.step.outcome
 
 
 # ------------------------------------------------------------ the table of states and events
 
 
-def in_first_pop(world: World) -> Poll:
+def in_first_pop(world: World) -> ReceivePoll:
     return world.begin()
 
 
-def in_waiting(world: World) -> Poll:
+def in_waiting(world: World) -> ReceivePoll:
     return world.waiting()
 
 
-def in_consuming(world: World) -> Poll:
+def in_consuming(world: World) -> ReceivePoll:
     poll = world.waiting()
     world.hint("b")
     return poll
 
 
-STATES: dict[State, Callable[[World], Poll]] = {
-    State.FIRST_POP: in_first_pop,
-    State.WAITING: in_waiting,
-    State.CONSUMING: in_consuming,
+STATES: dict[PollState, Callable[[World], ReceivePoll]] = {
+    PollState.FIRST_POP: in_first_pop,
+    PollState.WAITING: in_waiting,
+    PollState.CONSUMING: in_consuming,
 }
-EVENTS: dict[str, Callable[[World, Poll], object]] = {
+EVENTS: dict[str, Callable[[World, ReceivePoll], object]] = {
     "found": lambda world, poll: world.popped(poll, 3),
     "nothing": lambda world, poll: world.popped(poll),
     "pop failed": lambda world, poll: world.failed(poll),
@@ -150,42 +165,42 @@ EVENTS: dict[str, Callable[[World, Poll], object]] = {
     "released": lambda world, poll: world.polling.release(world.now_ms),
 }
 TABLE = [
-    (State.FIRST_POP, "found", State.DONE, Outcome.FOUND_AT_FIRST),
-    (State.FIRST_POP, "nothing", State.WAITING, None),
-    (State.FIRST_POP, "pop failed", State.WAITING, None),
-    (State.FIRST_POP, "hard end", State.DONE, Outcome.EMPTY),
-    (State.FIRST_POP, "cancelled", State.DONE, Outcome.CANCELLED),
-    (State.FIRST_POP, "released", State.FIRST_POP, None),
-    (State.WAITING, "hint", State.CONSUMING, None),
-    (State.WAITING, "hard end", State.DONE, Outcome.EMPTY),
-    (State.WAITING, "cancelled", State.DONE, Outcome.CANCELLED),
-    (State.WAITING, "released", State.DONE, Outcome.EMPTY),
-    (State.CONSUMING, "found", State.DONE, Outcome.FOUND),
-    (State.CONSUMING, "nothing", State.WAITING, None),
-    (State.CONSUMING, "pop failed", State.WAITING, None),
-    (State.CONSUMING, "hint", State.CONSUMING, None),
-    (State.CONSUMING, "hard end", State.DONE, Outcome.EMPTY),
-    (State.CONSUMING, "cancelled", State.DONE, Outcome.CANCELLED),
-    (State.CONSUMING, "released", State.CONSUMING, None),
+    (PollState.FIRST_POP, "found", PollState.DONE, Outcome.FOUND_AT_FIRST),
+    (PollState.FIRST_POP, "nothing", PollState.WAITING, None),
+    (PollState.FIRST_POP, "pop failed", PollState.WAITING, None),
+    (PollState.FIRST_POP, "hard end", PollState.DONE, Outcome.EMPTY),
+    (PollState.FIRST_POP, "cancelled", PollState.DONE, Outcome.CANCELLED),
+    (PollState.FIRST_POP, "released", PollState.FIRST_POP, None),
+    (PollState.WAITING, "hint", PollState.CONSUMING, None),
+    (PollState.WAITING, "hard end", PollState.DONE, Outcome.EMPTY),
+    (PollState.WAITING, "cancelled", PollState.DONE, Outcome.CANCELLED),
+    (PollState.WAITING, "released", PollState.DONE, Outcome.EMPTY),
+    (PollState.CONSUMING, "found", PollState.DONE, Outcome.FOUND),
+    (PollState.CONSUMING, "nothing", PollState.WAITING, None),
+    (PollState.CONSUMING, "pop failed", PollState.WAITING, None),
+    (PollState.CONSUMING, "hint", PollState.CONSUMING, None),
+    (PollState.CONSUMING, "hard end", PollState.DONE, Outcome.EMPTY),
+    (PollState.CONSUMING, "cancelled", PollState.DONE, Outcome.CANCELLED),
+    (PollState.CONSUMING, "released", PollState.CONSUMING, None),
 ]
 
 
 @pytest.mark.parametrize(("state", "event", "to", "outcome"), TABLE)
 def test_each_event_leads_from_state_to_state(
-    state: State, event: str, to: State, outcome: Outcome | None
+    state: PollState, event: str, to: PollState, outcome: Outcome | None
 ) -> None:
     world = World()
     poll = STATES[state](world)
     assert poll.state is state
     EVENTS[event](world, poll)
     assert poll.state is to
-    assert isinstance(poll.step, End) == (to is State.DONE)
+    assert isinstance(poll.step, PollEnd) == (to is PollState.DONE)
     if outcome is not None:
         assert end_of(poll) is outcome
 
 
-@pytest.mark.parametrize("state", [State.FIRST_POP, State.CONSUMING])
-def test_what_is_popped_behind_the_end_goes_back(state: State) -> None:
+@pytest.mark.parametrize("state", [PollState.FIRST_POP, PollState.CONSUMING])
+def test_what_is_popped_behind_the_end_goes_back(state: PollState) -> None:
     world = World()
     poll = STATES[state](world)
     world.at(poll.hard_end_ms)
@@ -212,12 +227,12 @@ def test_a_poll_that_every_broker_would_have_told_of_a_message_asks_for_none() -
     world = World()
     world.waiting()
     world.after(ANSWER_MS - 1)
-    assert isinstance(world.begin().step, Pop), "an answer may be under way"
+    assert isinstance(world.begin().step, PopStep), "an answer may be under way"
     world.after(1)
     poll = world.begin()
-    assert (poll.state, poll.step) == (State.WAITING, None)
-    assert isinstance(world.begin(asks_all=True).step, Pop)
-    assert isinstance(world.begin(poll_ms=0).step, Pop)
+    assert (poll.state, poll.step) == (PollState.WAITING, None)
+    assert isinstance(world.begin(asks_all=True).step, PopStep)
+    assert isinstance(world.begin(poll_ms=0).step, PopStep)
 
 
 def test_a_notification_that_ends_is_asked_again_for_who_waits_longer() -> None:
@@ -236,7 +251,7 @@ def test_a_hint_wakes_as_many_as_it_has_messages_the_oldest_first(count: int, wo
     polls = [world.waiting() for _ in range(3)]
     world.hint("b", count)
     assert world.woken == polls[:woken]
-    assert [poll.step for poll in polls[:woken]] == [Pop("b", 0)] * woken
+    assert [poll.step for poll in polls[:woken]] == [PopStep("b", 0)] * woken
 
 
 def test_hints_that_are_left_are_for_the_next_poll() -> None:
@@ -244,16 +259,16 @@ def test_hints_that_are_left_are_for_the_next_poll() -> None:
     poll = world.waiting()
     world.hint("b")
     world.hint("c")
-    assert poll.step == Pop("b", 0)
+    assert poll.step == PopStep("b", 0)
     world.popped(poll)
-    assert poll.step == Pop("c", 0), "a lost race falls through to the next broker"
+    assert poll.step == PopStep("c", 0), "a lost race falls through to the next broker"
     world.popped(poll, 1)
     assert end_of(poll) is Outcome.FOUND
     second = world.waiting()
     world.hint("a", 5)
     world.popped(second, 1)
     third = world.begin()
-    assert third.step == Pop("a", 0)
+    assert third.step == PopStep("a", 0)
 
 
 def test_a_pop_that_found_all_that_was_told_of_leaves_no_hint() -> None:
@@ -298,7 +313,7 @@ def test_a_pop_in_vain_is_the_end_of_the_hints_of_its_broker() -> None:
     world.popped(poll, 1)
     assert world.watch("a").hint_count == 8
     second = world.begin(asks_all=True)
-    while second.step != Pop("a", 0):
+    while second.step != PopStep("a", 0):
         world.popped(second)
     world.popped(second)
     assert not world.watch("a").hint_count
@@ -320,7 +335,7 @@ def test_an_unsure_hint_is_followed_by_a_pop_that_looks_on_and_is_asked_again_at
     world = World()
     poll = world.waiting()
     world.hint("b", is_unsure=True)
-    assert poll.step == Pop("b", UNSURE_POLL_MS)
+    assert poll.step == PopStep("b", UNSURE_POLL_MS)
     world.popped(poll, was_parked=True)
     assert "b" in world.asked
 
@@ -383,7 +398,7 @@ def test_at_its_end_a_poll_looks_wherever_nobody_would_have_told_it() -> None:
     world.now_ms = poll.end_ms - 100
     world.refuse("b")
     world.at(poll.end_ms)
-    assert poll.step == Pop("b", 0)
+    assert poll.step == PopStep("b", 0)
     assert world.woken == [poll]
     world.popped(poll)
     assert end_of(poll) is Outcome.EMPTY
@@ -397,7 +412,7 @@ def test_at_its_end_a_poll_looks_where_the_answer_may_be_under_way() -> None:
     world.hint("c", 0)
     assert "c" in world.asked
     world.at(poll.end_ms)
-    assert poll.step == Pop("c", 0)
+    assert poll.step == PopStep("c", 0)
     assert second.step is None
 
 
@@ -426,9 +441,9 @@ def test_a_poll_that_heard_of_no_broker_fails() -> None:
     for name in "abc":
         world.polling.lost(name, world.now_ms)
     poll = world.begin()
-    assert (poll.state, world.asked) == (State.WAITING, {})
+    assert (poll.state, world.asked) == (PollState.WAITING, {})
     world.at(poll.end_ms)
-    assert isinstance(poll.step, End)
+    assert isinstance(poll.step, PollEnd)
     assert isinstance(poll.step.error, BrokerUnreachable)
 
 
@@ -439,7 +454,7 @@ def test_a_poll_fails_when_every_broker_refuses() -> None:
     world.refuse("b")
     assert poll.step is None
     world.refuse("c")
-    assert poll.step == End(Outcome.FAILED, ERROR)
+    assert poll.step == PollEnd(Outcome.FAILED, ERROR)
 
 
 def test_brokers_that_have_refused_once_and_park_now_do_not_refuse() -> None:
@@ -460,7 +475,7 @@ def test_a_poll_that_may_not_wait_asks_every_broker_once() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
     asked = []
-    while isinstance(poll.step, Pop):
+    while isinstance(poll.step, PopStep):
         asked.append(poll.step.broker)
         assert poll.step.poll_ms == 0
         world.popped(poll)
@@ -498,7 +513,7 @@ def test_a_poll_that_may_not_wait_ends_with_an_error_only_where_none_has_answere
     poll = world.begin(poll_ms=0)
     for _ in range(3):
         world.failed(poll)
-    assert poll.step == End(Outcome.FAILED, ERROR)
+    assert poll.step == PollEnd(Outcome.FAILED, ERROR)
 
 
 def test_a_poll_that_may_not_wait_does_not_for_long() -> None:
@@ -514,7 +529,7 @@ def test_a_repeated_attempt_asks_all_before_it_waits() -> None:
     poll = world.begin(asks_all=True)
     for _ in range(2):
         world.popped(poll)
-        assert isinstance(poll.step, Pop)
+        assert isinstance(poll.step, PopStep)
         assert not world.asked
     world.popped(poll)
     assert (poll.step, set(world.asked)) == (None, set("abc"))
@@ -526,7 +541,7 @@ def test_a_repeated_attempt_asks_all_before_it_waits() -> None:
 def test_polls_begin_at_one_broker_after_the_other() -> None:
     world = World()
     firsts = [world.begin().step for _ in range(6)]
-    assert sorted(str(step) for step in firsts) == sorted(str(Pop(n, 0)) for n in "aabbcc")
+    assert sorted(str(step) for step in firsts) == sorted(str(PopStep(n, 0)) for n in "aabbcc")
 
 
 def test_a_broker_that_is_down_is_asked_when_it_is_back_at_once() -> None:
@@ -535,7 +550,7 @@ def test_a_broker_that_is_down_is_asked_when_it_is_back_at_once() -> None:
     world.polling.lost("b", world.now_ms)
     world.look()
     assert set(world.asked) == {"a", "c"}
-    world.polling.back("b", world.now_ms)
+    world.polling.reconnected("b", world.now_ms)
     world.look()
     assert set(world.asked) == set("abc")
     assert poll.step is None
@@ -544,24 +559,24 @@ def test_a_broker_that_is_down_is_asked_when_it_is_back_at_once() -> None:
 def test_a_pop_at_a_broker_that_is_lost_is_stopped_and_the_poll_goes_on() -> None:
     world = World()
     poll = world.begin()
-    assert isinstance(poll.step, Pop)
+    assert isinstance(poll.step, PopStep)
     world.polling.lost(poll.step.broker, world.now_ms)
     world.look()
     assert world.stopped == [poll]
     world.popped(poll)
-    assert poll.state is State.WAITING
+    assert poll.state is PollState.WAITING
     assert len(world.asked) == 2
 
 
 def test_a_broker_that_is_lost_is_not_asked_in_its_turn() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
-    assert isinstance(poll.step, Pop)
+    assert isinstance(poll.step, PopStep)
     lost = min(set("abc") - {poll.step.broker})
     world.polling.lost(lost, world.now_ms)
     world.look()
     world.popped(poll)
-    assert isinstance(poll.step, Pop)
+    assert isinstance(poll.step, PopStep)
     assert poll.step.broker != lost
     world.popped(poll)
     assert end_of(poll) is Outcome.EMPTY
@@ -572,12 +587,12 @@ def test_a_broker_that_was_refusing_is_asked_at_once_when_it_is_back() -> None:
     world.waiting()
     world.refuse("b")
     world.polling.lost("b", world.now_ms)
-    world.polling.back("b", world.now_ms)
+    world.polling.reconnected("b", world.now_ms)
     world.look()
     assert "b" in world.asked
 
 
-def test_a_poll_whose_brokers_are_all_lost_has_heard_nothing() -> None:
+def test_a_poll_whose_brokers_are_all_lost_has_no_answer() -> None:
     world = World()
     poll = world.begin()
     for name in "abc":
@@ -601,20 +616,20 @@ def test_a_silent_broker_is_not_the_first_to_be_asked() -> None:
     world = World()
     for _ in range(4):
         poll = world.begin(silent="ac")
-        assert poll.step == Pop("b", 0)
+        assert poll.step == PopStep("b", 0)
 
 
 def test_a_broker_that_gets_the_topic_meanwhile_is_asked_too() -> None:
     world = World("a")
     poll = world.begin()
-    assert poll.step == Pop("a", POLL_MS), "with one there is nobody else to hear of"
-    world.polling.moved(poll.pair, ["a", "b"], world.now_ms)
+    assert poll.step == PopStep("a", POLL_MS), "with one there is nobody else to hear of"
+    world.polling.brokers_changed(poll.pair, ["a", "b"], world.now_ms)
     world.look()
     assert set(world.asked) == {"b"}
     world.hint("b")
     assert world.stopped == [poll]
     world.popped(poll)
-    assert poll.step == Pop("b", POLL_MS)
+    assert poll.step == PopStep("b", POLL_MS)
 
 
 # ------------------------------------------------------------ many polls
@@ -624,7 +639,7 @@ def test_many_polls_are_parked_where_fewest_are_and_need_no_notification() -> No
     world = World()
     world.make_direct()
     polls = [world.begin() for _ in range(3)]
-    assert {poll.step for poll in polls} == {Pop(name, POLL_MS) for name in "abc"}
+    assert {poll.step for poll in polls} == {PopStep(name, POLL_MS) for name in "abc"}
     world.after(LINGER_MS + TICK_MS)
     assert not world.asked
     assert world.begin().parked_at is not None
@@ -640,7 +655,7 @@ def test_a_broker_without_a_parked_poll_is_watched_and_a_hint_moves_one_there() 
     world.hint(uncovered)
     assert world.stopped == [first]
     world.popped(first)
-    assert first.step == Pop(uncovered, first.end_ms - world.now_ms)
+    assert first.step == PopStep(uncovered, first.end_ms - world.now_ms)
 
 
 def test_a_poll_that_is_moved_and_has_found_something_is_answered_with_it() -> None:
@@ -661,7 +676,7 @@ def test_a_poll_that_is_moved_and_finds_another_there_is_parked_again() -> None:
     [uncovered] = set("abc") - {first.parked_at, second.parked_at}
     world.hint(uncovered)
     third = world.begin()
-    assert third.step == Pop(uncovered, POLL_MS)
+    assert third.step == PopStep(uncovered, POLL_MS)
     world.popped(first)
     assert first.parked_at is not None
 
@@ -675,7 +690,7 @@ def test_of_parked_polls_one_is_moved_that_another_covers_for() -> None:
     world.polling.cancel(gone, world.now_ms)
     world.look()
     world.stopped.clear()
-    world.polling.back("c", world.now_ms)
+    world.polling.reconnected("c", world.now_ms)
     world.look()
     world.hint("c")
     [moved] = world.stopped
@@ -688,7 +703,7 @@ def test_a_parked_pop_that_is_answered_early_leaves_the_rest_to_the_others() -> 
     poll = world.begin()
     world.after(1_000)
     world.popped(poll, was_parked=True)
-    assert poll.state is State.WAITING
+    assert poll.state is PollState.WAITING
     assert set(world.asked) == set("abc")
 
 
@@ -707,7 +722,7 @@ def test_where_no_more_pops_may_be_parked_a_poll_waits_for_hints() -> None:
     world.make_direct()
     poll = world.begin()
     world.failed(poll)
-    assert poll.state is State.WAITING
+    assert poll.state is PollState.WAITING
     assert set(world.asked) == set("abc")
 
 
@@ -715,7 +730,7 @@ def test_where_no_more_pops_may_be_parked_a_poll_waits_for_hints() -> None:
 
 
 def test_the_switch_averages_how_many_wait() -> None:
-    mode = Mode(("orders", "billing"), 0)
+    mode = WaitMode(("orders", "billing"), 0)
     for _ in range(10):
         mode.began(0)
     assert mode.concurrency(WINDOW_MS // 2) == pytest.approx(5, rel=0.15)
@@ -734,7 +749,7 @@ def test_the_threshold_is_what_leaves_a_broker_uncovered_one_in_a_hundred(
 
 
 def test_the_switch_has_hysteresis_and_stays_for_a_while() -> None:
-    mode, now_ms = Mode(("orders", "billing"), 0), 0
+    mode, now_ms = WaitMode(("orders", "billing"), 0), 0
     waiting = 0
 
     def settle(count: int) -> bool:
@@ -782,7 +797,7 @@ def test_a_mode_stays_as_long_as_anything_waits() -> None:
 
 
 def test_timers_come_in_order_and_not_before_their_time() -> None:
-    timers: Timers[str] = Timers()
+    timers: DueTimes[str] = DueTimes()
     for name, at_ms in (("late", 31), ("early", 11), ("gone", 12), ("moved", 12)):
         timers.set(name, at_ms)
     timers.discard("gone")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, final
 from tidemill.common.histogram import Histogram
 
 if TYPE_CHECKING:
-    from tidemill.proxy.polling.mode import Name
-    from tidemill.proxy.polling.pair import Key
+    from tidemill.proxy.polling.mode import WaitModeName
+    from tidemill.proxy.polling.pair import PairKey
 
 # Waits of polls, in milliseconds, up to the longest poll.
 WAIT_BUCKETS_MS: Final = (
@@ -47,7 +47,7 @@ class PollCounts:
         self.inflight: Counter[str] = Counter()  # mode
         self.waits: Histogram[tuple[str, str]] = Histogram(WAIT_BUCKETS_MS)  # mode, outcome
 
-    def began(self, topic: str, group: str, mode: Name, *, is_long: bool) -> None:
+    def began(self, topic: str, group: str, mode: WaitModeName, *, is_long: bool) -> None:
         """Count a receive that begins. The series of a new pair start at zero."""
         if (topic, group) not in self.first_hits:
             for counter in (
@@ -66,7 +66,14 @@ class PollCounts:
             self.inflight[mode] += 1
 
     def ended(
-        self, topic: str, group: str, mode: Name, outcome: str, waited_ms: int, *, is_long: bool
+        self,
+        topic: str,
+        group: str,
+        mode: WaitModeName,
+        outcome: str,
+        waited_ms: int,
+        *,
+        is_long: bool,
     ) -> None:
         """Count a receive that has ended."""
         self.receives[topic, group, mode, outcome] += 1
@@ -76,10 +83,10 @@ class PollCounts:
             self.inflight[mode] -= 1
             self.waits.observe((mode, outcome), waited_ms)
 
-    def notified(self, key: Key, *, has_message: bool) -> None:
+    def notified(self, key: PairKey, *, has_message: bool) -> None:
         """Count the answer of a notification."""
         self.notifications[key.topic, key.group, "true" if has_message else "false"] += 1
 
-    def followed(self, key: Key, *, is_hit: bool) -> None:
+    def followed(self, key: PairKey, *, is_hit: bool) -> None:
         """Count a pop at the broker of a hint."""
         self.notified_pops[key.topic, key.group, "hit" if is_hit else "miss"] += 1

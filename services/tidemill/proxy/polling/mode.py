@@ -16,7 +16,7 @@ UNCOVERED_RATIO: Final = 0.01  # share of time without a parked poll at a broker
 BACK_RATIO: Final = 0.7  # below this part of the threshold, notifications return; avoids flapping
 DWELL_MS: Final = 10_000  # shortest time in a mode: the effect of the mode fills the window
 
-Name: TypeAlias = Literal["notify", "direct"]
+WaitModeName: TypeAlias = Literal["notify", "direct"]
 
 
 def threshold(brokers: int) -> float:
@@ -25,7 +25,7 @@ def threshold(brokers: int) -> float:
 
 
 @final
-class Mode:
+class WaitMode:
     """The wait mode of the polls of one (topic, group).
 
     It depends on the average number of waiting polls: receives per second times seconds waited per
@@ -45,7 +45,7 @@ class Mode:
         self._changed_at_ms = now_ms - DWELL_MS
 
     @property
-    def name(self) -> Name:
+    def name(self) -> WaitModeName:
         """Label of the mode in metrics."""
         return "direct" if self.is_direct else "notify"
 

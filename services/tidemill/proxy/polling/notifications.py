@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
-    from tidemill.proxy.polling.pair import Pair
+    from tidemill.proxy.polling.pair import PollPair
     from tidemill.proxy.polling.poll import Broker
 
 # Delay after a wrong hint: a random part of it, doubled each time in a row. Two proxies that lose
@@ -36,26 +36,26 @@ ANSWER_MS: Final = 100
 _DOUBLINGS_MAX: Final = 6  # of each delay; the bounds are reached before
 
 
-class Ask(NamedTuple):
+class NotificationStart(NamedTuple):
     """Action: send a notification to a broker, with its poll duration."""
 
-    watch: Watch
+    watch: HintWatch
     number: int
     poll_ms: int
 
 
-class StopAsking(NamedTuple):
+class NotificationStop(NamedTuple):
     """Action: cancel a notification, because no poll waits for it."""
 
-    watch: Watch
+    watch: HintWatch
     number: int
 
 
-AskAction: TypeAlias = Ask | StopAsking
+NotificationAction: TypeAlias = NotificationStart | NotificationStop
 
 
 @final
-class Watch:
+class HintWatch:
     """The hints of one broker for the polls of one pair."""
 
     __slots__ = (
@@ -78,7 +78,7 @@ class Watch:
         "pair",
     )
 
-    def __init__(self, pair: Pair, broker: Broker, *, random: Callable[[], float]) -> None:
+    def __init__(self, pair: PollPair, broker: Broker, *, random: Callable[[], float]) -> None:
         self.pair = pair
         self.broker = broker
         self.is_down = False
@@ -99,19 +99,19 @@ class Watch:
 
     # ------------------------------------------------------------ asking
 
-    def ask(self, until_ms: int, now_ms: int) -> Ask | None:
+    def ask(self, until_ms: int, now_ms: int) -> NotificationStart | None:
         """Return a notification until `until_ms`, or None if none is needed or allowed now."""
         is_asked = self.number or self.hint_count or self.is_down
         if not self.is_wanted or is_asked or now_ms < self.not_before_ms or until_ms <= now_ms:
             return None
         self._number += 1
         self.number, self._asked_at_ms, self._until_ms = self._number, now_ms, until_ms
-        return Ask(self, self.number, until_ms - now_ms)
+        return NotificationStart(self, self.number, until_ms - now_ms)
 
-    def stop(self) -> StopAsking | None:
+    def stop(self) -> NotificationStop | None:
         """Cancel the notification in flight."""
         number, self.number = self.number, 0
-        return StopAsking(self, number) if number else None
+        return NotificationStop(self, number) if number else None
 
     def due_ms(self) -> int | None:
         """Return the time of the next notification; None if one is in flight or none is needed."""
@@ -183,13 +183,13 @@ class Watch:
 
     # ------------------------------------------------------------ state
 
-    def lost(self) -> StopAsking | None:
+    def lost(self) -> NotificationStop | None:
         """Note that the broker is unreachable."""
         self.is_down = True
         self.hint_count = 0
         return self.stop()
 
-    def back(self) -> None:
+    def reconnected(self) -> None:
         """Note that the broker is reachable again; it may be asked at once."""
         self.is_down = False
         self.not_before_ms = self._failures = self._misses = 0

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, final
 
-from tidemill.proxy.polling.mode import Mode
-from tidemill.proxy.polling.notifications import AskAction, Watch
-from tidemill.proxy.polling.poll import Broker, Poll, State
+from tidemill.proxy.polling.mode import WaitMode
+from tidemill.proxy.polling.notifications import HintWatch, NotificationAction
+from tidemill.proxy.polling.poll import Broker, PollState, ReceivePoll
 
 # Time that notifications stay parked after the last poll. A consumer usually polls again after it
 # has processed its messages.
@@ -19,7 +19,7 @@ PARKED_A_BROKER_MAX: Final = 16
 _STALE_MIN: Final = 64  # entries of ended polls before they are swept
 
 
-class Key(NamedTuple):
+class PairKey(NamedTuple):
     """The topic, consumer group and filter of a pair."""
 
     topic: str
@@ -28,51 +28,51 @@ class Key(NamedTuple):
 
 
 @final
-class Pair:
+class PollPair:
     """The polls that wait for the same messages.
 
     If a poll waits for hints, every broker has a notification. If all polls are parked, only
     brokers without a parked poll have one.
     """
 
-    def __init__(self, key: Key, mode: Mode, *, random: Callable[[], float]) -> None:
+    def __init__(self, key: PairKey, mode: WaitMode, *, random: Callable[[], float]) -> None:
         self.key = key
         self.mode = mode
         self.target: object = None  # consumer group and topic for the shell
-        self.watches: dict[Broker, Watch] = {}
+        self.watches: dict[Broker, HintWatch] = {}
         self.silent: frozenset[Broker] = frozenset()  # of these, as the last poll found them
-        self.hinted: dict[Watch, None] = {}  # with unassigned hints, the oldest first
-        self.parked: dict[Poll, None] = {}  # the oldest first
-        self.polls: dict[Poll, None] = {}  # that have not ended
-        self.waiting: dict[Poll, None] = {}  # of these, for a hint
+        self.hinted: dict[HintWatch, None] = {}  # with unassigned hints, the oldest first
+        self.parked: dict[ReceivePoll, None] = {}  # the oldest first
+        self.polls: dict[ReceivePoll, None] = {}  # that have not ended
+        self.waiting: dict[ReceivePoll, None] = {}  # of these, for a hint
         # Waiting polls that found no reachable broker when they began.
-        self.owed: dict[Poll, None] = {}
+        self.without_broker: dict[ReceivePoll, None] = {}
         self.until_ms = 0  # end of the last poll
         self.linger_until_ms = 0
         self._random = random
         self._turn = 0
         self._covering: dict[Broker, int] = {}  # how many polls are parked there
         # Waiting polls and some ended ones; a poll may appear twice.
-        self._by_age: list[tuple[int, Poll]] = []
+        self._by_age: list[tuple[int, ReceivePoll]] = []
 
     # ------------------------------------------------------------ brokers
 
-    def watch(self, brokers: Sequence[Broker], down: set[Broker]) -> list[AskAction]:
+    def set_brokers(self, brokers: Sequence[Broker], down: set[Broker]) -> list[NotificationAction]:
         """Set the brokers that store messages of the pair."""
-        actions: list[AskAction] = []
+        actions: list[NotificationAction] = []
         if len(brokers) != len(self.watches) or any(name not in self.watches for name in brokers):
             for name in [name for name in self.watches if name not in brokers]:
-                gone = self.watches.pop(name)
-                self.hinted.pop(gone, None)
-                if stopped := gone.stop():
+                removed = self.watches.pop(name)
+                self.hinted.pop(removed, None)
+                if stopped := removed.stop():
                     actions.append(stopped)
             for name in brokers:
                 if name not in self.watches:
-                    added = self.watches[name] = Watch(self, name, random=self._random)
+                    added = self.watches[name] = HintWatch(self, name, random=self._random)
                     added.is_down = name in down
         return actions
 
-    def in_turn(self) -> list[Broker]:
+    def rotated_brokers(self) -> list[Broker]:
         """Return the reachable brokers in rotated order.
 
         A silent broker gets no pop, unless all are silent.
@@ -87,7 +87,7 @@ class Pair:
         """Whether every reachable broker would have reported a ready message."""
         return all(watch.is_down or watch.is_covered(now_ms) for watch in self.watches.values())
 
-    def wants(self, watch: Watch) -> bool:
+    def needs_notification(self, watch: HintWatch) -> bool:
         """Whether this broker could have a message without a parked poll."""
         if self.waiting:
             return True
@@ -95,23 +95,23 @@ class Pair:
 
     # ------------------------------------------------------------ polls that wait for hints
 
-    def wait(self, poll: Poll) -> None:
+    def wait(self, poll: ReceivePoll) -> None:
         """Let `poll` wait for a hint."""
-        assert poll.state is State.WAITING, "a waiting poll has no pop in flight"
+        assert poll.state is PollState.WAITING, "a waiting poll has no pop in flight"
         self.waiting[poll] = None
         heapq.heappush(self._by_age, (poll.number, poll))
         if len(self._by_age) > max(2 * len(self.waiting), _STALE_MIN):
             self._by_age = sorted((one.number, one) for one in self.waiting)
 
-    def unwait(self, poll: Poll) -> bool:
+    def stop_waiting(self, poll: ReceivePoll) -> bool:
         """Remove a waiting poll. Return whether it was waiting."""
         if poll not in self.waiting:
             return False
         del self.waiting[poll]
-        self.owed.pop(poll, None)
+        self.without_broker.pop(poll, None)
         return True
 
-    def oldest_waiting(self) -> Poll | None:
+    def oldest_waiting(self) -> ReceivePoll | None:
         """Return the oldest poll that waits for a hint."""
         by_age = self._by_age
         while by_age and by_age[0][1] not in self.waiting:
@@ -120,12 +120,12 @@ class Pair:
 
     # ------------------------------------------------------------ parked polls
 
-    def park(self, poll: Poll, broker: Broker) -> None:
+    def park(self, poll: ReceivePoll, broker: Broker) -> None:
         """Note that `poll` is parked at `broker`."""
         self.parked[poll] = None
         self._covering[broker] = self._covering.get(broker, 0) + 1
 
-    def unpark(self, poll: Poll) -> None:
+    def unpark(self, poll: ReceivePoll) -> None:
         """Note that `poll` is no longer parked."""
         broker = poll.parked_at
         if broker is None or poll not in self.parked:
@@ -135,7 +135,7 @@ class Pair:
         if not self._covering[broker]:
             del self._covering[broker]
 
-    def to_cover(self, brokers: Sequence[Broker]) -> Broker | None:
+    def broker_to_park_at(self, brokers: Sequence[Broker]) -> Broker | None:
         """Return the best broker for another parked poll; None if enough are parked."""
         covering = self._covering
         best = min(brokers, key=lambda name: covering.get(name, 0), default=None)
@@ -143,7 +143,7 @@ class Pair:
             return None
         return best
 
-    def to_move(self, count: int) -> list[Poll]:
+    def polls_to_move(self, count: int) -> list[ReceivePoll]:
         """Return up to `count` parked polls that may follow a hint, because other polls stay."""
         moving = [poll for poll in self.parked if poll.is_stopping]
         if len(moving) >= count or not self.parked:

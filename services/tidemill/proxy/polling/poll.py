@@ -22,8 +22,8 @@ from tidemill.common.errors import ConnectionBufferFull, MessageNotFound, Overlo
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
-    from tidemill.proxy.polling.mode import Name
-    from tidemill.proxy.polling.pair import Pair
+    from tidemill.proxy.polling.mode import WaitModeName
+    from tidemill.proxy.polling.pair import PollPair
 
 # Time after the poll duration for the last pops at brokers without a notification: half of the
 # default deadline_reserve_ms.
@@ -32,7 +32,7 @@ LAST_LOOK_MS: Final = 100
 Broker: TypeAlias = str  # the name of a broker group
 
 
-class State(Enum):
+class PollState(Enum):
     """State of a poll."""
 
     INIT = 0
@@ -63,25 +63,25 @@ def outcome_of(error: ServiceError) -> Outcome:
     return Outcome.EMPTY if isinstance(error, MessageNotFound) else Outcome.FAILED
 
 
-class Pop(NamedTuple):
+class PopStep(NamedTuple):
     """Step: pop at a broker, with a poll duration."""
 
     broker: Broker
     poll_ms: int
 
 
-class End(NamedTuple):
+class PollEnd(NamedTuple):
     """Step: the poll has ended, with an error if it failed."""
 
     outcome: Outcome
     error: ServiceError | None = None
 
 
-Step: TypeAlias = Pop | End | None  # None: wait for another step
+Step: TypeAlias = PopStep | PollEnd | None  # None: wait for another step
 
 
 @final
-class Poll:
+class ReceivePoll:
     """One receive."""
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Poll:
         "began_ms",
         "end_ms",
         "error",
-        "has_heard",
+        "has_answer",
         "has_looked",
         "hinted_by",
         "is_direct",
@@ -104,7 +104,14 @@ class Poll:
     )
 
     def __init__(
-        self, pair: Pair, number: int, *, began_ms: int, end_ms: int, is_long: bool, is_direct: bool
+        self,
+        pair: PollPair,
+        number: int,
+        *,
+        began_ms: int,
+        end_ms: int,
+        is_long: bool,
+        is_direct: bool,
     ) -> None:
         self.pair = pair
         self.number = number  # in the order of arrival
@@ -112,11 +119,13 @@ class Poll:
         self.end_ms = end_ms
         self.is_long = is_long  # whether it may wait
         self.is_direct = is_direct  # whether it waits at brokers instead of for hints
-        self.mode: Final[Name] = "direct" if is_direct else "notify"  # the mode at its begin
-        self.state = State.INIT
+        self.mode: Final[WaitModeName] = (
+            "direct" if is_direct else "notify"
+        )  # the mode at its begin
+        self.state = PollState.INIT
         self.step: Step = None
         self.error: ServiceError | None = None  # the last one of a pop
-        self.has_heard = False  # whether any broker has answered
+        self.has_answer = False  # whether any broker has answered
         self.has_looked = False  # whether the last pops have begun
         self.parked_at: Broker | None = None
         self.is_stopping = False  # whether its pop was cancelled
@@ -131,16 +140,16 @@ class Poll:
     @property
     def is_done(self) -> bool:
         """Whether the poll has ended."""
-        return self.state is State.DONE
+        return self.state is PollState.DONE
 
     def ask(self, brokers: Sequence[Broker]) -> None:
         """Pop at each of `brokers` in turn, without waiting there, until one has something."""
-        assert self.state in {State.INIT, State.WAITING}, "one pop at a time"
+        assert self.state in {PollState.INIT, PollState.WAITING}, "one pop at a time"
         self._to_ask = list(reversed(brokers))
         self._leave_waiting()
         self._ask_next()
 
-    def leave_out(self, broker: Broker) -> None:
+    def exclude(self, broker: Broker) -> None:
         """Remove a broker from the remaining pops."""
         if broker in self._to_ask:
             self._to_ask.remove(broker)
@@ -152,24 +161,24 @@ class Poll:
 
     def follow(self, broker: Broker, *, poll_ms: int) -> None:
         """Pop at the broker of a hint."""
-        assert self.state in {State.INIT, State.WAITING}, "one pop at a time"
+        assert self.state in {PollState.INIT, PollState.WAITING}, "one pop at a time"
         self._leave_waiting()
         self.hinted_by = broker
-        self.step = Pop(broker, poll_ms)
+        self.step = PopStep(broker, poll_ms)
 
     def wait(self) -> None:
         """Wait for a broker, because none is reachable."""
-        assert self.state is State.INIT
-        self.state = State.WAITING
+        assert self.state is PollState.INIT
+        self.state = PollState.WAITING
 
     def found(self, *, was_parked: bool) -> bool:
         """End with the messages of a pop. Return False if the poll has ended before."""
         if self.is_done:
             return False
-        is_first = self.state is State.FIRST_POP and not (
-            was_parked or self.has_heard or self.error
+        is_first = self.state is PollState.FIRST_POP and not (
+            was_parked or self.has_answer or self.error
         )
-        self.end(End(Outcome.FOUND_AT_FIRST if is_first else Outcome.FOUND))
+        self.end(PollEnd(Outcome.FOUND_AT_FIRST if is_first else Outcome.FOUND))
         return True
 
     def missed(self, error: ServiceError | None = None) -> bool:
@@ -179,27 +188,27 @@ class Poll:
         if error is not None:
             self.error = error
         elif not self.is_stopping:
-            self.has_heard = True
+            self.has_answer = True
         self.hinted_by = self.parked_at = None
         self.is_stopping = False
         if self._to_ask:
             self._ask_next()
             return False
-        self.state, self.step = State.WAITING, None
+        self.state, self.step = PollState.WAITING, None
         return True
 
-    def end(self, end: End) -> None:
+    def end(self, end: PollEnd) -> None:
         """End the poll. Later events do not change it."""
         assert not self.is_done, "a poll ends once"
-        self.state, self.step = State.DONE, end
+        self.state, self.step = PollState.DONE, end
 
     @property
     def has_pop(self) -> bool:
         """Whether a pop is in flight."""
-        return self.state in {State.FIRST_POP, State.CONSUMING}
+        return self.state in {PollState.FIRST_POP, PollState.CONSUMING}
 
     def _leave_waiting(self) -> None:
-        self.state = State.FIRST_POP if self.state is State.INIT else State.CONSUMING
+        self.state = PollState.FIRST_POP if self.state is PollState.INIT else PollState.CONSUMING
 
     def _ask_next(self) -> None:
-        self.step = Pop(self._to_ask.pop(), 0)
+        self.step = PopStep(self._to_ask.pop(), 0)

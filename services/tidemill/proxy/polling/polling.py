@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from tidemill.common.errors import BrokerUnreachable, Overloaded
 from tidemill.proxy.polling.counts import PollCounts
-from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, Mode
-from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
-from tidemill.proxy.polling.pair import LINGER_MS, Key, Pair
-from tidemill.proxy.polling.poll import Broker, End, Outcome, Poll, Pop, outcome_of
-from tidemill.proxy.polling.timers import Timers
+from tidemill.proxy.polling.mode import DWELL_MS, WINDOW_MS, WaitMode
+from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
+from tidemill.proxy.polling.pair import LINGER_MS, PairKey, PollPair
+from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep, ReceivePoll, outcome_of
+from tidemill.proxy.polling.timers import DueTimes
 
 if TYPE_CHECKING:
     from tidemill.common.errors import ServiceError
@@ -31,22 +31,22 @@ FALSE_EMPTY_MS: Final = 200
 ASK_ONCE_MS: Final = 3_000
 
 
-class Wake(NamedTuple):
+class PollWakeup(NamedTuple):
     """Action: a waiting poll has a new step."""
 
-    poll: Poll
+    poll: ReceivePoll
 
 
-class StopPop(NamedTuple):
+class PopCancellation(NamedTuple):
     """Action: cancel the pop of a poll, or do not start it.
 
     Messages that the pop still returns go back to the broker.
     """
 
-    poll: Poll
+    poll: ReceivePoll
 
 
-Action: TypeAlias = Ask | StopAsking | Wake | StopPop
+Action: TypeAlias = NotificationStart | NotificationStop | PollWakeup | PopCancellation
 
 
 @final
@@ -56,11 +56,11 @@ class Polling:
     def __init__(self, counts: PollCounts, *, random: Callable[[], float]) -> None:
         """Use `random` (uniform, 0 to 1) for back-off."""
         self.counts = counts
-        self.pairs: dict[Key, Pair] = {}
-        self.modes: dict[tuple[str, str], Mode] = {}
+        self.pairs: dict[PairKey, PollPair] = {}
+        self.modes: dict[tuple[str, str], WaitMode] = {}
         self.down: set[Broker] = set()
         self._random = random
-        self._timers: Timers[Poll | Watch | Pair | Mode] = Timers()
+        self._timers: DueTimes[ReceivePoll | HintWatch | PollPair | WaitMode] = DueTimes()
         self._actions: list[Action] = []
         self._numbers = 0
         self._is_released = False
@@ -79,11 +79,11 @@ class Polling:
     def due(self, now_ms: int) -> None:
         """Process everything that is due."""
         while (item := self._timers.take_due(now_ms)) is not None:
-            if isinstance(item, Poll):
+            if isinstance(item, ReceivePoll):
                 self._poll_due(item, now_ms)
-            elif isinstance(item, Watch):
+            elif isinstance(item, HintWatch):
                 self._update(item.pair, now_ms)
-            elif isinstance(item, Pair):
+            elif isinstance(item, PollPair):
                 self._linger_ended(item, now_ms)
             else:
                 # No poll used this mode for a window and a dwell, so it equals a new one.
@@ -93,7 +93,7 @@ class Polling:
 
     def begin(
         self,
-        key: Key,
+        key: PairKey,
         brokers: Sequence[Broker],
         *,
         poll_ms: int,
@@ -102,7 +102,7 @@ class Polling:
         once_ms: int = ASK_ONCE_MS,
         silent: frozenset[Broker] = frozenset(),
         target: object = None,
-    ) -> Poll:
+    ) -> ReceivePoll:
         """Begin a poll at `brokers`; some may be down or `silent`.
 
         With a `poll_ms` of 0, the poll pops at every broker once, within `once_ms`. With
@@ -110,12 +110,12 @@ class Polling:
         """
         pair = self._pair(key, now_ms)
         pair.target, pair.silent = target, silent
-        self._actions += pair.watch(brokers, self.down)
+        self._actions += pair.set_brokers(brokers, self.down)
         is_long = poll_ms > 0 and not self._is_released
         if is_long:
             self._choose_mode(pair.mode, len(brokers), now_ms)
         self._numbers += 1
-        poll = Poll(
+        poll = ReceivePoll(
             pair,
             self._numbers,
             began_ms=now_ms,
@@ -137,12 +137,12 @@ class Polling:
         self._update(pair, now_ms)
         return poll
 
-    def _first_step(self, poll: Poll, *, asks_all: bool, now_ms: int) -> None:
+    def _first_step(self, poll: ReceivePoll, *, asks_all: bool, now_ms: int) -> None:
         pair = poll.pair
-        brokers = pair.in_turn()
+        brokers = pair.rotated_brokers()
         if pair.hinted and not asks_all:
             self._follow(poll, now_ms)
-        elif poll.is_direct and (broker := pair.to_cover(brokers)) is not None:
+        elif poll.is_direct and (broker := pair.broker_to_park_at(brokers)) is not None:
             self._park(poll, broker, now_ms)
         elif not asks_all and pair.is_covered(now_ms):
             # A broker with a message would have reported it, so a pop would be empty.
@@ -152,23 +152,23 @@ class Polling:
         else:
             self._ask(poll, brokers[:1], now_ms)
 
-    def _ask_all(self, poll: Poll, now_ms: int) -> None:
+    def _ask_all(self, poll: ReceivePoll, now_ms: int) -> None:
         """Pop at every reachable broker, or at the first one that becomes reachable."""
-        brokers = poll.pair.in_turn()
+        brokers = poll.pair.rotated_brokers()
         # A poll that may not wait has popped at every broker already.
         poll.has_looked = not poll.is_long and bool(brokers or self._is_released)
         self._ask(poll, brokers, now_ms)
         if poll in poll.pair.waiting:
-            poll.pair.owed[poll] = None
+            poll.pair.without_broker[poll] = None
 
-    def _ask(self, poll: Poll, brokers: Sequence[Broker], now_ms: int) -> None:
+    def _ask(self, poll: ReceivePoll, brokers: Sequence[Broker], now_ms: int) -> None:
         if brokers:
             poll.ask(brokers)
         else:
             poll.wait()
-            self._rest(poll, now_ms)
+            self._next_step(poll, now_ms)
 
-    def popped(self, poll: Poll, *, count: int, was_parked: bool, now_ms: int) -> bool:
+    def popped(self, poll: ReceivePoll, *, count: int, was_parked: bool, now_ms: int) -> bool:
         """Apply the result of the pop of a poll: its number of messages.
 
         Return False if the poll has ended before. The messages then go back to the broker.
@@ -185,13 +185,13 @@ class Polling:
             self._ended(poll, now_ms)
         elif poll.missed():
             poll.is_direct = poll.is_direct and not is_cut
-            self._rest(poll, now_ms)
+            self._next_step(poll, now_ms)
         self._update(pair, now_ms)
         return bool(count)
 
-    def _learn(self, poll: Poll, count: int, now_ms: int) -> None:
+    def _learn(self, poll: ReceivePoll, count: int, now_ms: int) -> None:
         """Update the hints of the broker of a pop."""
-        assert isinstance(poll.step, Pop), "a pop was in flight"
+        assert isinstance(poll.step, PopStep), "a pop was in flight"
         pair, is_hinted = poll.pair, poll.hinted_by is not None
         watch = pair.watches.get(poll.step.broker)
         is_told = bool(count) or not poll.is_stopping
@@ -207,12 +207,12 @@ class Polling:
             watch.hint_count = 0
         _note_hint(watch)
 
-    def pop_failed(self, poll: Poll, error: ServiceError, now_ms: int) -> None:
+    def pop_failed(self, poll: ReceivePoll, error: ServiceError, now_ms: int) -> None:
         """Apply the failure of the pop of a poll."""
         if poll.is_done:
             return
         pair = poll.pair
-        assert isinstance(poll.step, Pop), "a pop was under way"
+        assert isinstance(poll.step, PopStep), "a pop was under way"
         is_full = poll.parked_at is not None and isinstance(error, Overloaded)
         watch = pair.watches.get(poll.step.broker)
         # If the broker parks no more pops, it may still park a notification.
@@ -222,20 +222,20 @@ class Polling:
         pair.unpark(poll)
         poll.is_direct = False
         if poll.missed(error):
-            self._rest(poll, now_ms)
+            self._next_step(poll, now_ms)
         self._fail_all(pair, now_ms)
         self._update(pair, now_ms)
 
-    def cancel(self, poll: Poll, now_ms: int) -> None:
+    def cancel(self, poll: ReceivePoll, now_ms: int) -> None:
         """End a poll whose caller cancelled it, unless it has ended."""
         if not poll.is_done:
-            self._end(poll, End(Outcome.CANCELLED), now_ms)
+            self._end(poll, PollEnd(Outcome.CANCELLED), now_ms)
             self._update(poll.pair, now_ms)
 
-    def refused(self, poll: Poll, error: ServiceError, now_ms: int) -> None:
+    def fail(self, poll: ReceivePoll, error: ServiceError, now_ms: int) -> None:
         """End a poll with an error of its caller, unless it has ended."""
         if not poll.is_done:
-            self._end(poll, End(outcome_of(error), error), now_ms)
+            self._end(poll, PollEnd(outcome_of(error), error), now_ms)
             self._update(poll.pair, now_ms)
 
     def release(self, now_ms: int) -> None:
@@ -246,13 +246,13 @@ class Polling:
                 # The client gets the messages of a pop in flight.
                 poll.has_looked = True
                 if not poll.has_pop or poll.parked_at is not None:
-                    self._end(poll, End(Outcome.EMPTY), now_ms)
+                    self._end(poll, PollEnd(Outcome.EMPTY), now_ms)
             self._update(pair, now_ms)
 
     # ------------------------------------------------------------ notifications
 
     def notified(
-        self, watch: Watch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
+        self, watch: HintWatch, number: int, count: int, now_ms: int, *, is_unsure: bool = False
     ) -> None:
         """Apply the answer of a notification: the number of ready messages, 0 at its end."""
         if not watch.answered(number, count, now_ms, is_unsure=is_unsure):
@@ -262,7 +262,7 @@ class Polling:
         self._update(watch.pair, now_ms)
 
     def notification_failed(
-        self, watch: Watch, number: int, error: ServiceError, now_ms: int
+        self, watch: HintWatch, number: int, error: ServiceError, now_ms: int
     ) -> None:
         """Apply the failure of a notification."""
         if not watch.failed(number, error, now_ms):
@@ -283,34 +283,37 @@ class Polling:
                 self._actions.append(stopped)
             _note_hint(watch)
             for poll in pair.polls:
-                poll.leave_out(broker)
-                if poll.has_pop and isinstance(poll.step, Pop) and poll.step.broker == broker:
+                poll.exclude(broker)
+                if poll.has_pop and isinstance(poll.step, PopStep) and poll.step.broker == broker:
                     self._stop_pop(poll)
             self._update(pair, now_ms)
 
-    def back(self, broker: Broker, now_ms: int) -> None:
+    def reconnected(self, broker: Broker, now_ms: int) -> None:
         """Note that a broker is reachable again: send its notifications at once."""
         self.down.discard(broker)
         for pair in self.pairs.values():
             if watch := pair.watches.get(broker):
-                watch.back()
+                watch.reconnected()
                 self._update(pair, now_ms)
 
-    def moved(self, pair: Pair, brokers: Sequence[Broker], now_ms: int) -> None:
+    def brokers_changed(self, pair: PollPair, brokers: Sequence[Broker], now_ms: int) -> None:
         """Change the brokers that store messages of a pair."""
-        self._actions += pair.watch(brokers, self.down)
+        self._actions += pair.set_brokers(brokers, self.down)
         self._update(pair, now_ms)
 
     # ------------------------------------------------------------ next step of a poll
 
-    def _rest(self, poll: Poll, now_ms: int) -> None:
+    def _next_step(self, poll: ReceivePoll, now_ms: int) -> None:
         """Choose the next step of a poll without a pop, or let it wait."""
         pair = poll.pair
         if pair.hinted and now_ms < poll.hard_end_ms:
             self._follow(poll, now_ms)
         elif poll.has_looked or now_ms >= poll.end_ms:
             self._last_look(poll, now_ms)
-        elif poll.is_direct and (broker := pair.to_cover(pair.in_turn())) is not None:
+        elif (
+            poll.is_direct
+            and (broker := pair.broker_to_park_at(pair.rotated_brokers())) is not None
+        ):
             self._park(poll, broker, now_ms)
         else:
             poll.is_direct = False
@@ -319,7 +322,7 @@ class Polling:
             self._timers.set(poll, poll.end_ms)
             pair.wait(poll)
 
-    def _follow(self, poll: Poll, now_ms: int) -> None:
+    def _follow(self, poll: ReceivePoll, now_ms: int) -> None:
         """Send a poll to the broker of the oldest hint."""
         watch = next(iter(poll.pair.hinted))
         watch.take()
@@ -330,11 +333,11 @@ class Polling:
         else:
             poll.follow(watch.broker, poll_ms=UNSURE_POLL_MS if watch.is_unsure else 0)
 
-    def _park(self, poll: Poll, broker: Broker, now_ms: int) -> None:
+    def _park(self, poll: ReceivePoll, broker: Broker, now_ms: int) -> None:
         poll.park(broker, now_ms)
         poll.pair.park(poll, broker)
 
-    def _last_look(self, poll: Poll, now_ms: int) -> None:
+    def _last_look(self, poll: ReceivePoll, now_ms: int) -> None:
         """Pop once more at every broker without a notification, then end."""
         pair = poll.pair
         if not poll.has_looked:
@@ -351,56 +354,56 @@ class Polling:
                 return
         self._end(poll, self._empty_end(poll, now_ms), now_ms)
 
-    def _empty_end(self, poll: Poll, now_ms: int) -> End:
+    def _empty_end(self, poll: ReceivePoll, now_ms: int) -> PollEnd:
         """Return the end of a poll without messages: empty, or an error if no broker answered."""
         pair = poll.pair
         watches = list(pair.watches.values())
-        is_heard = poll.has_heard or any(
+        is_heard = poll.has_answer or any(
             not watch.is_down and not watch.is_failing(now_ms) for watch in watches
         )
         if not is_heard:
             errors = [watch.error for watch in watches if watch.error is not None]
             unreachable = BrokerUnreachable("all brokers of the topic are unreachable; retry later")
-            return End(Outcome.FAILED, poll.error or next(iter(errors), unreachable))
+            return PollEnd(Outcome.FAILED, poll.error or next(iter(errors), unreachable))
         if any(now_ms - watch.hinted_at_ms > FALSE_EMPTY_MS for watch in pair.hinted):
             self.counts.false_empties[pair.key.topic, pair.key.group] += 1
-        return End(Outcome.EMPTY)
+        return PollEnd(Outcome.EMPTY)
 
-    def _poll_due(self, poll: Poll, now_ms: int) -> None:
+    def _poll_due(self, poll: ReceivePoll, now_ms: int) -> None:
         if now_ms >= poll.hard_end_ms:
             self._end(poll, self._empty_end(poll, now_ms), now_ms)
         else:
             # The poll is over. Messages of a pop in flight go back to the broker.
             self._timers.set(poll, poll.hard_end_ms)
-            if poll.pair.unwait(poll):
-                self._rest(poll, now_ms)
-                self._actions.append(Wake(poll))
+            if poll.pair.stop_waiting(poll):
+                self._next_step(poll, now_ms)
+                self._actions.append(PollWakeup(poll))
         self._update(poll.pair, now_ms)
 
-    def _fail_all(self, pair: Pair, now_ms: int) -> None:
+    def _fail_all(self, pair: PollPair, now_ms: int) -> None:
         """End the waiting polls with an error if every broker rejects them."""
         watches = list(pair.watches.values())
         failing = [watch.error for watch in watches if watch.is_failing(now_ms)]
         if failing and all(watch.is_down or watch.is_failing(now_ms) for watch in watches):
             for poll in list(pair.waiting):
-                self._end(poll, End(Outcome.FAILED, failing[-1]), now_ms)
+                self._end(poll, PollEnd(Outcome.FAILED, failing[-1]), now_ms)
 
-    def _stop_pop(self, poll: Poll) -> None:
+    def _stop_pop(self, poll: ReceivePoll) -> None:
         poll.is_stopping = True
-        self._actions.append(StopPop(poll))
+        self._actions.append(PopCancellation(poll))
 
-    def _end(self, poll: Poll, end: End, now_ms: int) -> None:
+    def _end(self, poll: ReceivePoll, end: PollEnd, now_ms: int) -> None:
         pair = poll.pair
         if poll.has_pop:
-            self._actions.append(StopPop(poll))
-        elif pair.unwait(poll):
-            self._actions.append(Wake(poll))
+            self._actions.append(PopCancellation(poll))
+        elif pair.stop_waiting(poll):
+            self._actions.append(PollWakeup(poll))
         pair.unpark(poll)
         poll.end(end)
         self._ended(poll, now_ms)
 
-    def _ended(self, poll: Poll, now_ms: int) -> None:
-        assert isinstance(poll.step, End), "the poll has ended"
+    def _ended(self, poll: ReceivePoll, now_ms: int) -> None:
+        assert isinstance(poll.step, PollEnd), "the poll has ended"
         pair, mode = poll.pair, poll.pair.mode
         self._timers.discard(poll)
         del pair.polls[poll]
@@ -419,30 +422,30 @@ class Polling:
 
     # ------------------------------------------------------------ pairs
 
-    def _pair(self, key: Key, now_ms: int) -> Pair:
+    def _pair(self, key: PairKey, now_ms: int) -> PollPair:
         pair = self.pairs.get(key)
         if pair is None:
             of_mode = key.topic, key.group
             mode = self.modes.get(of_mode)
             if mode is None:
-                mode = self.modes[of_mode] = Mode(of_mode, now_ms)
+                mode = self.modes[of_mode] = WaitMode(of_mode, now_ms)
                 # Forgotten unless a poll waits in this mode.
                 self._timers.set(mode, now_ms + WINDOW_MS + DWELL_MS)
-            pair = self.pairs[key] = Pair(key, mode, random=self._random)
+            pair = self.pairs[key] = PollPair(key, mode, random=self._random)
         return pair
 
-    def _choose_mode(self, mode: Mode, brokers: int, now_ms: int) -> None:
+    def _choose_mode(self, mode: WaitMode, brokers: int, now_ms: int) -> None:
         if mode.choose(brokers, now_ms):
             self.counts.switches[mode.name] += 1
 
-    def _update(self, pair: Pair, now_ms: int) -> None:
+    def _update(self, pair: PollPair, now_ms: int) -> None:
         """Send polls to the brokers of hints, and send missing notifications."""
-        if pair.owed and (brokers := pair.in_turn()):
-            self._ask_owed(pair, brokers)
+        if pair.without_broker and (brokers := pair.rotated_brokers()):
+            self._ask_without_broker(pair, brokers)
         self._serve(pair, now_ms)
         is_lingering = not pair.polls
         for watch in pair.watches.values():
-            watch.is_wanted = pair.wants(watch)
+            watch.is_wanted = pair.needs_notification(watch)
             if not watch.is_wanted:
                 is_lingering = is_lingering or watch.number > 0
             elif ask := watch.ask(pair.until_ms, now_ms):
@@ -457,26 +460,26 @@ class Polling:
             pair.linger_until_ms = now_ms + LINGER_MS
             self._timers.set(pair, pair.linger_until_ms)
 
-    def _ask_owed(self, pair: Pair, brokers: Sequence[Broker]) -> None:
+    def _ask_without_broker(self, pair: PollPair, brokers: Sequence[Broker]) -> None:
         """Pop for polls that found no reachable broker; a hint would wake only some of them."""
-        for poll in list(pair.owed):
-            pair.unwait(poll)
+        for poll in list(pair.without_broker):
+            pair.stop_waiting(poll)
             poll.has_looked = not poll.is_long
             poll.ask(brokers)
-            self._actions.append(Wake(poll))
+            self._actions.append(PollWakeup(poll))
 
-    def _serve(self, pair: Pair, now_ms: int) -> None:
+    def _serve(self, pair: PollPair, now_ms: int) -> None:
         while pair.hinted:
             poll = pair.oldest_waiting()
             if poll is None:
-                for parked in pair.to_move(len(pair.hinted)):
+                for parked in pair.polls_to_move(len(pair.hinted)):
                     self._stop_pop(parked)
                 return
-            pair.unwait(poll)
+            pair.stop_waiting(poll)
             self._follow(poll, now_ms)
-            self._actions.append(Wake(poll))
+            self._actions.append(PollWakeup(poll))
 
-    def _linger_ended(self, pair: Pair, now_ms: int) -> None:
+    def _linger_ended(self, pair: PollPair, now_ms: int) -> None:
         """Cancel notifications without polls after the linger time; forget pairs without polls."""
         pair.linger_until_ms = 0
         for watch in pair.watches.values():
@@ -490,7 +493,7 @@ class Polling:
             del self.pairs[pair.key]
 
 
-def _note_hint(watch: Watch) -> None:
+def _note_hint(watch: HintWatch) -> None:
     """Add a broker with unassigned hints to `hinted` of its pair, or remove it."""
     if watch.hint_count:
         watch.pair.hinted.setdefault(watch)
@@ -498,6 +501,6 @@ def _note_hint(watch: Watch) -> None:
         watch.pair.hinted.pop(watch, None)
 
 
-def _called(end: End) -> str:
+def _called(end: PollEnd) -> str:
     """Return the label of an end in metrics."""
     return (outcome_of(end.error) if end.error is not None else end.outcome).value

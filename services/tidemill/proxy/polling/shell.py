@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from tidemill.common.errors import ServiceError, TopicNotFound
 from tidemill.proxy.polling.counts import PollCounts
-from tidemill.proxy.polling.notifications import Ask, StopAsking, Watch
-from tidemill.proxy.polling.pair import Key
-from tidemill.proxy.polling.poll import Broker, End, Outcome, Poll, Pop
-from tidemill.proxy.polling.polling import Polling, StopPop, Wake
+from tidemill.proxy.polling.notifications import HintWatch, NotificationStart, NotificationStop
+from tidemill.proxy.polling.pair import PairKey
+from tidemill.proxy.polling.poll import Broker, Outcome, PollEnd, PopStep, ReceivePoll
+from tidemill.proxy.polling.polling import Polling, PollWakeup, PopCancellation
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 NOTIFICATION_GRACE_MS: Final = 3_000
 
 
-class PopRefused(Exception):
+class PopFailure(Exception):
     """A failed pop. The poll has been informed."""
 
 
-class _Asked(NamedTuple):
+class _PendingNotification(NamedTuple):
     """A notification in flight."""
 
     number: int
@@ -40,7 +40,7 @@ class _Asked(NamedTuple):
     request_id: int
 
 
-class Target(NamedTuple):
+class PollTarget(NamedTuple):
     """Consumer group and topic of a pair, in the configuration of the home."""
 
     group: link_pb2.GroupConfig
@@ -54,16 +54,16 @@ class PollingShell:
     def __init__(self, cluster: Cluster, clock: Clock, *, pop_timeout_ms: int) -> None:
         """Use `pop_timeout_ms` as the timeout of pops that do not wait."""
         self._cluster = cluster
-        cluster.watch(self._look)
+        cluster.watch(self._refresh)
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=random.random)
         self.pop_timeout_ms = pop_timeout_ms
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._brokers: dict[Broker, BrokerGroup] = {}
-        self._receives: dict[Poll, Receive] = {}
-        self._directs: set[Direct] = set()
-        self._asked: dict[Watch, _Asked] = {}
+        self._receives: dict[ReceivePoll, MultiBrokerReceive] = {}
+        self._directs: set[SingleBrokerReceive] = set()
+        self._asked: dict[HintWatch, _PendingNotification] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
 
@@ -73,20 +73,20 @@ class PollingShell:
 
     def begin(
         self,
-        target: Target,
+        target: PollTarget,
         brokers: Sequence[BrokerGroup],
         pop: link_pb2.PopRequest,
         *,
         timeout_ms: int,
-    ) -> Receive:
-        """Begin a receive; the caller ends it with `leave`.
+    ) -> MultiBrokerReceive:
+        """Begin a receive; the caller ends it with `close`.
 
         A receive that does not wait pops at all brokers within `timeout_ms`.
         """
-        names = [self._know(broker) for broker in brokers]
+        names = [self._register(broker) for broker in brokers]
         is_ordered = target.group.delivery_order == link_pb2.DELIVERY_ORDER_ORDERED
         poll = self.polling.begin(
-            Key(target.topic.name, target.group.name, frozenset(pop.tags)),
+            PairKey(target.topic.name, target.group.name, frozenset(pop.tags)),
             names,
             poll_ms=pop.poll_duration_ms,
             # A repeated attempt gets its earlier batch, which any broker may have.
@@ -96,17 +96,17 @@ class PollingShell:
             silent=frozenset([broker.name for broker in brokers if not broker.link.is_up]),
             target=target,
         )
-        receive = self._receives[poll] = Receive(self, poll)
+        receive = self._receives[poll] = MultiBrokerReceive(self, poll)
         self.carry_out()
         return receive
 
-    def begin_direct(self, link: BrokerLink) -> Direct:
+    def begin_direct(self, link: BrokerLink) -> SingleBrokerReceive:
         """Begin a receive at the only broker group; the caller ends it with `end_direct`."""
-        direct = Direct(link)
+        direct = SingleBrokerReceive(link)
         self._directs.add(direct)
         return direct
 
-    def end_direct(self, direct: Direct) -> None:
+    def end_direct(self, direct: SingleBrokerReceive) -> None:
         """End a receive at the only broker group."""
         self._directs.discard(direct)
 
@@ -114,7 +114,7 @@ class PollingShell:
         """Return the broker group of a step."""
         return self._brokers[name]
 
-    def forget(self, poll: Poll) -> None:
+    def forget(self, poll: ReceivePoll) -> None:
         """End a receive in any state."""
         self.polling.cancel(poll, self.now_ms())
         self.carry_out()
@@ -125,30 +125,30 @@ class PollingShell:
         self.polling.release(self.now_ms())
         self.carry_out()
 
-    def _know(self, broker: BrokerGroup) -> Broker:
+    def _register(self, broker: BrokerGroup) -> Broker:
         name = broker.name
         if self._brokers.get(name) is not broker:
             self._brokers[name] = broker
-            broker.link.watch(_BrokerWatcher(self, name, broker))
+            broker.link.watch(_LinkObserver(self, name, broker))
             if broker.link.is_connected:
-                self.polling.back(name, self.now_ms())
+                self.polling.reconnected(name, self.now_ms())
             else:
                 self.polling.lost(name, self.now_ms())
         return name
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Add brokers that have the topic and consumer group now to waiting polls."""
         if self._directs and not self._cluster.is_single:
             for direct in self._directs:
                 direct.stop()
         for pair in list(self.polling.pairs.values()):
-            assert isinstance(pair.target, Target), "the polls of a pair have one target"
+            assert isinstance(pair.target, PollTarget), "the polls of a pair have one target"
             group, topic = pair.target
             brokers = self._cluster.brokers_of(topic, group)
-            names = [self._know(broker) for broker in brokers]
+            names = [self._register(broker) for broker in brokers]
             # If no broker has them, they were deleted, and the next pop reports that.
             if names and set(names) != pair.watches.keys():
-                self.polling.moved(pair, names, self.now_ms())
+                self.polling.brokers_changed(pair, names, self.now_ms())
         self.carry_out()
 
     # ------------------------------------------------------------ actions
@@ -158,20 +158,20 @@ class PollingShell:
         while actions := self.polling.take_actions():
             for action in actions:
                 match action:
-                    case Wake(poll):
+                    case PollWakeup(poll):
                         self._receives[poll].wake()
-                    case StopPop(poll):
+                    case PopCancellation(poll):
                         if (receive := self._receives.get(poll)) is not None:
                             receive.stop_pop()
-                    case Ask(watch, number, poll_ms):
+                    case NotificationStart(watch, number, poll_ms):
                         self._ask(watch, number, poll_ms)
-                    case StopAsking(watch, number):
+                    case NotificationStop(watch, number):
                         self._stop_asking(watch, number)
         self._arm()
 
-    def _ask(self, watch: Watch, number: int, poll_ms: int) -> None:
+    def _ask(self, watch: HintWatch, number: int, poll_ms: int) -> None:
         target = watch.pair.target
-        assert isinstance(target, Target), "the polls of a pair have one target"
+        assert isinstance(target, PollTarget), "the polls of a pair have one target"
         broker = self._brokers[watch.broker]
         ids = broker.find_ids(target.group, target.topic)
         if ids is None:
@@ -189,11 +189,11 @@ class PollingShell:
         except ServiceError as error:
             self.polling.notification_failed(watch, number, error, self.now_ms())
             return
-        self._asked[watch] = _Asked(number, broker.link, request.request_id)
+        self._asked[watch] = _PendingNotification(number, broker.link, request.request_id)
         future.add_done_callback(lambda done: self._answered(watch, number, done))
 
     def _answered(
-        self, watch: Watch, number: int, done: asyncio.Future[link_pb2.NotificationReply]
+        self, watch: HintWatch, number: int, done: asyncio.Future[link_pb2.NotificationReply]
     ) -> None:
         asked = self._asked.get(watch)
         if asked is not None and asked.number == number:
@@ -209,7 +209,7 @@ class PollingShell:
             self.polling.notification_failed(watch, number, error, self.now_ms())
         self.carry_out()
 
-    def _stop_asking(self, watch: Watch, number: int) -> None:
+    def _stop_asking(self, watch: HintWatch, number: int) -> None:
         asked = self._asked.get(watch)
         if asked is not None and asked.number == number:
             del self._asked[watch]
@@ -233,19 +233,19 @@ class PollingShell:
 
 
 @final
-class Receive:
+class MultiBrokerReceive:
     """One receive for its caller."""
 
     __slots__ = ("_link", "_poll", "_request", "_shell", "_woken")
 
-    def __init__(self, shell: PollingShell, poll: Poll) -> None:
+    def __init__(self, shell: PollingShell, poll: ReceivePoll) -> None:
         self._shell = shell
         self._poll = poll
         self._woken: asyncio.Future[None] | None = None
         self._link: BrokerLink | None = None  # link and request of the pop in flight
         self._request: link_pb2.PopRequest | None = None
 
-    async def step(self) -> Pop | End:
+    async def step(self) -> PopStep | PollEnd:
         """Wait for the next step: a pop or the end."""
         while self._poll.step is None:
             self._woken = asyncio.get_running_loop().create_future()
@@ -261,7 +261,7 @@ class Receive:
         Raises PopRefused if it fails. The poll then has another step.
         """
         poll, shell, step = self._poll, self._shell, self._poll.step
-        if poll.is_stopping or not isinstance(step, Pop):
+        if poll.is_stopping or not isinstance(step, PopStep):
             return link_pb2.PopReply()
         timeout_ms = min(timeout_ms, poll.hard_end_ms - shell.now_ms())
         if not step.poll_ms:
@@ -272,7 +272,7 @@ class Receive:
         except ServiceError as error:
             shell.polling.pop_failed(poll, error, shell.now_ms())
             shell.carry_out()
-            raise PopRefused from error
+            raise PopFailure from error
         finally:
             self._link = self._request = None
 
@@ -289,14 +289,14 @@ class Receive:
     def is_first_hit(self) -> bool:
         """Whether the first pop found messages without waiting."""
         end = self._poll.step
-        return isinstance(end, End) and end.outcome is Outcome.FOUND_AT_FIRST
+        return isinstance(end, PollEnd) and end.outcome is Outcome.FOUND_AT_FIRST
 
-    def refused(self, error: ServiceError) -> None:
+    def fail(self, error: ServiceError) -> None:
         """End the poll with an error of the caller."""
-        self._shell.polling.refused(self._poll, error, self._shell.now_ms())
+        self._shell.polling.fail(self._poll, error, self._shell.now_ms())
         self._shell.carry_out()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the receive in any state."""
         self._shell.forget(self._poll)
 
@@ -312,7 +312,7 @@ class Receive:
 
 
 @final
-class Direct:
+class SingleBrokerReceive:
     """A receive at the only broker group. It ends when another broker group joins.
 
     A poll that is parked at one broker group does not see messages of another.
@@ -343,7 +343,7 @@ class Direct:
 
 
 @final
-class _BrokerWatcher:
+class _LinkObserver:
     """Observer of one link for the polls."""
 
     def __init__(self, shell: PollingShell, name: Broker, broker: BrokerGroup) -> None:
@@ -358,7 +358,7 @@ class _BrokerWatcher:
 
     def connected(self) -> None:
         if not self._is_replaced:
-            self._shell.polling.back(self._name, self._shell.now_ms())
+            self._shell.polling.reconnected(self._name, self._shell.now_ms())
             self._shell.carry_out()
 
     def lost(self) -> None:

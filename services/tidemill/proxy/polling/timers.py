@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 @final
-class Timers(Generic[Item]):
+class DueTimes(Generic[Item]):
     """Items by the tick of their due time; each has one due time."""
 
     def __init__(self) -> None:

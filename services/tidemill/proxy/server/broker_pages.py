@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final, final
 
 from tidemill.proxy.fair_turns import FairTurns
-from tidemill.proxy.server.queues import READER
+from tidemill.proxy.server.broker_queue import READER
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -150,7 +150,7 @@ class Call:
         return int((self._deadline_at - time.monotonic()) * 1000)
 
 
-class Status(NamedTuple):
+class CallStatus(NamedTuple):
     """The outcome of a call in its response."""
 
     code: v2.Code.ValueType
@@ -161,13 +161,13 @@ class Status(NamedTuple):
         return encode_status(self.code, self.message)
 
 
-def status_of(error: ServiceError) -> Status:
+def status_of(error: ServiceError) -> CallStatus:
     """Return the status of a response for an error."""
     message = error.message
     if isinstance(error, InvalidReceiptHandle):
         # Applications written for the reference server search the text for this name.
         message = f"INVALID_RECEIPT_HANDLE: {message}"
-    return Status(v2.Code.ValueType(codes_of(error).rocketmq), message)
+    return CallStatus(v2.Code.ValueType(codes_of(error).rocketmq), message)
 
 
 class Boundary:
@@ -259,14 +259,16 @@ class Boundary:
         finally:
             self._metrics.streams["telemetry"] -= 1
 
-    def _status(self, name: str, call: Call, error: Exception) -> Status:
+    def _status(self, name: str, call: Call, error: Exception) -> CallStatus:
         if isinstance(error, DecodeError):
             error = BadRequest("the request is not a protobuf message of this method")
         if isinstance(error, ServiceError):
             status = status_of(error)
         else:
             log.error("call failed unexpectedly", method=name, peer=call.peer(), exc_info=error)
-            status = Status(v2.INTERNAL_SERVER_ERROR, "internal error; see the log of the proxy")
+            status = CallStatus(
+                v2.INTERNAL_SERVER_ERROR, "internal error; see the log of the proxy"
+            )
         call.response_code = status.code
         return status
 

@@ -14,7 +14,7 @@ from tidemill.proxy.link.batching import FRAMES_MAX
 from tidemill.proxy.link.commands import FRAME_BYTES
 from tidemill.proxy.server.call import Boundary, Call, status_of
 from tidemill.proxy.server.methods import SERVICE, UNSERVED_UNARY, Methods, request_code
-from tidemill.proxy.server.otlp import EXPORT, MetricsReceiver
+from tidemill.proxy.server.metrics_receiver import EXPORT, MetricsReceiver
 from tidemill.proxy.server.pipeline_source import SERVICE as PIPELINE_SERVICE
 from tidemill.transport.aio import health, metrics
 from tidemill.transport.aio.call import RpcCall, RpcMethod, bidirectional, server_streaming, unary

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidemill.proxy.server.call import BidirectionalMethod, StreamingMethod, UnaryMethod
-    from tidemill.proxy.server.client import ClientLife
+    from tidemill.proxy.server.client_lifecycle import ClientLifecycle
     from tidemill.proxy.server.producer import Producer
     from tidemill.proxy.server.puller import Puller
     from tidemill.proxy.server.receive import Receiver
-    from tidemill.proxy.server.route import Routes
+    from tidemill.proxy.server.routes import Routes
     from tidemill.proxy.server.settle import Settler
     from tidemill.proxy.server.telemetry import Telemetry
 
@@ -42,7 +42,7 @@ def methods(
     settler: Settler,
     routes: Routes,
     telemetry: Telemetry,
-    client_life: ClientLife,
+    client_life: ClientLifecycle,
     puller: Puller,
 ) -> Methods:
     """Return the table of methods."""

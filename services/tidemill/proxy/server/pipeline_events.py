@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from tidemill.message import limits
 from tidemill.proxy.server.broker_pages import BrokerPages
-from tidemill.proxy.server.queues import find_broker
+from tidemill.proxy.server.broker_queue import find_broker
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
@@ -21,7 +21,7 @@ PAGE_TIMEOUT_MS: Final = 30_000
 
 
 @final
-class Events:
+class EventPages:
     """The method ReadEvents."""
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:

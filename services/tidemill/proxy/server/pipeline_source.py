@@ -4,8 +4,8 @@ Each method is one row: the type of its request, and the function that yields it
 or bytes. The function calls brokers over `broker_calls`, one page per call. It requests the next
 page when the connection has room for this one, so a slow reader holds one page.
 
-A new method needs a row in `pipeline_rows` and a method of `BrokerReader` at the broker. If it does
-more than forward pages, it gets its own module.
+A new method needs a row in `pipeline_table` and a method of `BrokerReader` at the broker. If it
+does more than forward pages, it gets its own module.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ Answer: TypeAlias = Callable[
 
 @final
 @dataclass(frozen=True, slots=True)
-class Row:
+class PipelineMethod:
     """One method."""
 
     request: type[Message]
     answer: Answer
 
 
-def pipeline_methods(rows: Mapping[str, Row], metrics: ProxyMetrics) -> Mapping[str, RpcMethod]:
+def pipeline_methods(
+    rows: Mapping[str, PipelineMethod], metrics: ProxyMetrics
+) -> Mapping[str, RpcMethod]:
     """Return the methods of the service, by path."""
     under_way = AddressShares(CALLS_MAX)
     return {
@@ -62,7 +64,9 @@ def pipeline_methods(rows: Mapping[str, Row], metrics: ProxyMetrics) -> Mapping[
     }
 
 
-def _streaming(name: str, row: Row, metrics: ProxyMetrics, under_way: AddressShares) -> RpcMethod:
+def _streaming(
+    name: str, row: PipelineMethod, metrics: ProxyMetrics, under_way: AddressShares
+) -> RpcMethod:
     code = _code(name)
 
     async def handle(call: RpcCall, request: bytes) -> None:
@@ -111,7 +115,7 @@ def _place(under_way: AddressShares, address: str) -> Iterator[None]:
         under_way.give_back(address)
 
 
-async def _answer(call: RpcCall, row: Row, request: bytes, address: str) -> None:
+async def _answer(call: RpcCall, row: PipelineMethod, request: bytes, address: str) -> None:
     parsed = row.request.FromString(request)
     # If the client disconnects, the function stops at once.
     async with contextlib.aclosing(row.answer(parsed, address)) as replies:

@@ -24,7 +24,7 @@ from tidemill.message.rules import accepted_types, check_message, check_type, me
 from tidemill.message.wire import bytes_field, bytes_header, varint, varint_field
 from tidemill.proxy.link.commands import CANCEL_TIMER
 from tidemill.proxy.message_codec import OK_STATUS
-from tidemill.proxy.server.call import Status, status_of
+from tidemill.proxy.server.call import CallStatus, status_of
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.call import Call
 
 _ENCODINGS = frozenset({v2.ENCODING_UNSPECIFIED, v2.IDENTITY, v2.GZIP})
-_OK = Status(v2.OK, "OK")
+_OK = CallStatus(v2.OK, "OK")
 # Headers of SendMessageResponse.entries and SendResultEntry.message_id.
 _ENTRY = bytes_header(2)
 _ENTRY_MESSAGE_ID = bytes_header(2)
@@ -47,7 +47,7 @@ _ENTRY_MESSAGE_ID = bytes_header(2)
 class _Outcome(NamedTuple):
     """What became of one message of a request."""
 
-    status: Status
+    status: CallStatus
     queue_offset: int = 0
     recall_handle: str = ""
 
@@ -326,7 +326,7 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
     return encode_stored(message, message_type=kind, now_ms=now_ms)
 
 
-def _refusal(call: Call, ids: Sequence[str], status: Status) -> bytes:
+def _refusal(call: Call, ids: Sequence[str], status: CallStatus) -> bytes:
     """Build the answer to a request of which nothing was stored, or nobody knows."""
     return _encode_response(call, ids, status, [_Outcome(status)] * len(ids))
 
@@ -336,12 +336,12 @@ def _response(call: Call, ids: Sequence[str], outcomes: list[_Outcome]) -> bytes
     if len({outcome.status.code for outcome in outcomes}) == 1:
         overall = outcomes[0].status
     else:
-        overall = Status(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
+        overall = CallStatus(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
     return _encode_response(call, ids, overall, outcomes)
 
 
 def _encode_response(
-    call: Call, ids: Sequence[str], overall: Status, outcomes: list[_Outcome]
+    call: Call, ids: Sequence[str], overall: CallStatus, outcomes: list[_Outcome]
 ) -> bytes:
     call.response_code = overall.code
     entries = [

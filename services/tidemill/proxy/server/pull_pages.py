@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from tidemill.common.slices import run_slices
 from tidemill.proxy.fair_turns import FairTurns
 from tidemill.proxy.message_codec import join_pulled
-from tidemill.proxy.server.queues import READER, Queue
+from tidemill.proxy.server.broker_queue import READER, BrokerQueue
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGES_AT_ONCE: Final = 2
 
 
-class Page(NamedTuple):
+class PullPage(NamedTuple):
     """Messages of a queue, and the queue's bounds."""
 
     next_offset: int  # of the next page
@@ -44,14 +44,14 @@ class PullPages:
 
     async def read(
         self,
-        queue: Queue,
+        queue: BrokerQueue,
         pull: link_pb2.PullRequest,
         *,
         reader: str,
         header: bytes,
         topic_wire: bytes,
         timeout_ms: int,
-    ) -> Page:
+    ) -> PullPage:
         """Return a page, with its messages joined for a response.
 
         `reader`: an address. All its reads share one place in the rotation. Raises as
@@ -76,4 +76,6 @@ class PullPages:
             )
             joined = await run_slices(joining, one_by_one=self._joining)
         # `reply` ends here: a protobuf message keeps the memory of all its parts.
-        return Page(reply.next_offset, reply.is_at_end, reply.min_offset, reply.end_offset, joined)
+        return PullPage(
+            reply.next_offset, reply.is_at_end, reply.min_offset, reply.end_offset, joined
+        )

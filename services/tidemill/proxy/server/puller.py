@@ -20,9 +20,9 @@ from tidemill.message.encoding import TIMESTAMP_SECONDS_MAX
 from tidemill.proxy.cluster.cluster import TIMEOUT_MAX_MS
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import OF_PULL, OK_STATUS, encode_next_offset, encode_topic
+from tidemill.proxy.server.broker_queue import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
 from tidemill.proxy.server.call import status_of
-from tidemill.proxy.server.otlp import address_of
-from tidemill.proxy.server.queues import PULL_BYTES_MAX, PULL_MAX, READER, find_queue
+from tidemill.proxy.server.metrics_receiver import address_of
 from tidemill.proxy.shares import AddressShares
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tidemill.common.clock import Clock
     from tidemill.proxy.cluster.broker_calls import BrokerCalls
     from tidemill.proxy.cluster.cluster import BrokerGroup, Cluster
+    from tidemill.proxy.server.broker_queue import BrokerQueue
     from tidemill.proxy.server.call import Call, Responses
-    from tidemill.proxy.server.pull_pages import Page, PullPages
-    from tidemill.proxy.server.queues import Queue
+    from tidemill.proxy.server.pull_pages import PullPage, PullPages
     from tidemill.proxy.settings import ProxySettings
 
 # Added by the proxy to each message of the broker: the names of the topic and of the store.
@@ -110,13 +110,13 @@ class Puller:
     async def _pull(
         self,
         call: Call,
-        queue: Queue,
+        queue: BrokerQueue,
         pull: link_pb2.PullRequest,
         wait_ms: int,
         responses: Responses,
         *,
         topic_wire: bytes,
-    ) -> Page:
+    ) -> PullPage:
         """Return a page with messages; raise _Ended if there are none.
 
         While the pull waits, it holds no room.
@@ -141,7 +141,7 @@ class Puller:
                 await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _await_message(
-        self, call: Call, queue: Queue, pull: link_pb2.PullRequest, wait_ms: int
+        self, call: Call, queue: BrokerQueue, pull: link_pb2.PullRequest, wait_ms: int
     ) -> bool:
         """Wait until the queue has a message from the offset on. Return False after `wait_ms`."""
         address = address_of(call)
@@ -171,11 +171,11 @@ class Puller:
     async def _pull_once(
         self,
         call: Call,
-        queue: Queue,
+        queue: BrokerQueue,
         pull: link_pb2.PullRequest,
         responses: Responses,
         topic_wire: bytes,
-    ) -> Page:
+    ) -> PullPage:
         """Pull a page that fits into the client's connection, and hold the room of its messages.
 
         If there is no room, wait without messages in memory until the client has read.
@@ -269,7 +269,7 @@ class Puller:
 
     def _queue_and_group(
         self, call: Call, message_queue: v2.MessageQueue, resource: v2.Resource
-    ) -> tuple[Queue, int]:
+    ) -> tuple[BrokerQueue, int]:
         """Return the queue, and the id of the consumer group at the queue's broker."""
         queue = self._find_queue(call, message_queue)
         group = self._cluster.find_group(resource.name)
@@ -288,7 +288,7 @@ class Puller:
         if resource.name:
             call.group = self._cluster.find_group(resource.name).name
 
-    def _find_queue(self, call: Call, named: v2.MessageQueue) -> Queue:
+    def _find_queue(self, call: Call, named: v2.MessageQueue) -> BrokerQueue:
         call.topic = named.topic.name
         return find_queue(self._cluster, named.topic.name, named.broker.name, named.id)
 
@@ -323,7 +323,7 @@ class _Ended(Exception):
         self.next_offset = next_offset
 
 
-def _check_range(offset: int, page: Page) -> None:
+def _check_range(offset: int, page: PullPage) -> None:
     """Raise _Ended if the queue does not contain the offset."""
     if offset < page.min_offset:
         expired = OffsetNotFound(

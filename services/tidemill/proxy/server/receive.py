@@ -25,8 +25,8 @@ from tidemill.proxy.message_codec import (
     encode_received,
     encode_topic,
 )
-from tidemill.proxy.polling.poll import Pop, outcome_of
-from tidemill.proxy.polling.shell import PollingShell, PopRefused, Target
+from tidemill.proxy.polling.poll import PopStep, outcome_of
+from tidemill.proxy.polling.shell import PollingShell, PollTarget, PopFailure
 from tidemill.proxy.server.call import CLIENT_VERSION
 from tidemill.proxy.server.invisible_duration import check_invisible, duration_ms
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -92,7 +92,7 @@ class Receiver:
         # A waiting poll keeps little memory: not the request, and not its parsed form.
         group, topic, topic_wire, pop = await self._read_poll(call, request)
         del request
-        target = Target(group, topic)
+        target = PollTarget(group, topic)
         found = None
         if self._cluster.is_single:
             found = await self._poll_one(call, target, pop, responses)
@@ -161,7 +161,7 @@ class Receiver:
         return group, topic, encode_topic(resource.resource_namespace, resource.name), pop
 
     async def _poll_one(
-        self, call: Call, target: Target, pop: link_pb2.PopRequest, responses: Responses
+        self, call: Call, target: PollTarget, pop: link_pb2.PopRequest, responses: Responses
     ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply] | None:
         """Poll the only broker of the cluster; the poll is parked there.
 
@@ -205,7 +205,7 @@ class Receiver:
         return broker, ids, reply
 
     async def _poll_all(
-        self, call: Call, target: Target, pop: link_pb2.PopRequest, responses: Responses
+        self, call: Call, target: PollTarget, pop: link_pb2.PopRequest, responses: Responses
     ) -> tuple[BrokerGroup, Ids, link_pb2.PopReply]:
         """Pop at the brokers that the polling names until messages are found or the poll ends."""
         brokers = self._brokers_of(target)
@@ -218,7 +218,7 @@ class Receiver:
             if all(broker.link.is_given_up for broker in brokers):
                 # No call waits longer for a broker (ADR 0020).
                 raise BrokerUnreachable("there is no connection to any broker of the topic")
-            while isinstance(step := await receive.step(), Pop):
+            while isinstance(step := await receive.step(), PopStep):
                 broker = self._polling.broker(step.broker)
                 ids = _ids_of_polled(broker, target)
                 pop.group_id, pop.topic_id = ids
@@ -232,7 +232,7 @@ class Receiver:
                         poll_ms=step.poll_ms,
                         room_end_ms=room_end_ms,
                     )
-                except PopRefused:
+                except PopFailure:
                     continue
                 if receive.popped(reply):
                     call.is_short_polling_hit = "true" if receive.is_first_hit else "false"
@@ -242,13 +242,13 @@ class Receiver:
                     responses.release(_room_of(reply))
                     broker.link.give_back(*ids, reply.batches)
         except ServiceError as error:
-            receive.refused(error)
+            receive.fail(error)
             raise
         finally:
-            receive.leave()
+            receive.close()
         raise step.error or MessageNotFound(_NOTHING)
 
-    def _brokers_of(self, target: Target) -> Sequence[BrokerGroup]:
+    def _brokers_of(self, target: PollTarget) -> Sequence[BrokerGroup]:
         """Return the broker groups that store the topic."""
         brokers = self._cluster.brokers_of(target.topic, target.group)
         if not brokers:
@@ -373,7 +373,7 @@ class Receiver:
         return max(min(remaining_ms - reserve_ms, poll_ms + TIMEOUT_MAX_MS), 0)
 
 
-def _ids_of_polled(broker: BrokerGroup, target: Target) -> Ids:
+def _ids_of_polled(broker: BrokerGroup, target: PollTarget) -> Ids:
     """Return the ids of consumer group and topic at a broker."""
     ids = broker.find_ids(target.group, target.topic)
     if ids is None:

@@ -9,7 +9,7 @@ from tidemill.common.errors import BadRequest, BrokerUnreachable, InvalidReceipt
 from tidemill.message import limits
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, DEAD_LETTER, UNKNOWN_ACK
 from tidemill.proxy.message_codec import OK_STATUS, encode_acks
-from tidemill.proxy.server.call import Status, status_of
+from tidemill.proxy.server.call import CallStatus, status_of
 from tidemill.proxy.server.invisible_duration import check_invisible, duration_ms
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
@@ -48,7 +48,7 @@ class Settler:
         limits.ACK_ENTRIES.check_count(len(entries))
         handles = self._cluster.deliveries(group.name, topic.name)
         timeout_ms = self._cluster.timeout_ms(call)
-        outcomes: list[Status | None] = [None] * len(entries)
+        outcomes: list[CallStatus | None] = [None] * len(entries)
         deliveries: dict[BrokerGroup, dict[int, HandleFields]] = {}
         for number, entry in enumerate(entries):
             try:
@@ -79,7 +79,7 @@ class Settler:
         parsed = service.ChangeInvisibleDurationRequest.FromString(request)
         try:
             handle = await self._change_invisible(call, parsed)
-            status = Status(v2.OK, "OK")
+            status = CallStatus(v2.OK, "OK")
         except ServiceError as error:
             handle = parsed.receipt_handle
             status = status_of(error)
@@ -155,13 +155,13 @@ def _ids_of_live(
     return ids
 
 
-def _overall(call: Call, outcomes: list[Status | None]) -> Status:
+def _overall(call: Call, outcomes: list[CallStatus | None]) -> CallStatus:
     codes = {v2.OK if outcome is None else outcome.code for outcome in outcomes}
     if len(codes) > 1:
-        overall = Status(
+        overall = CallStatus(
             v2.MULTIPLE_RESULTS, "the entries have different results; check each entry"
         )
     else:
-        overall = outcomes[0] or Status(v2.OK, "OK")
+        overall = outcomes[0] or CallStatus(v2.OK, "OK")
     call.response_code = overall.code
     return overall

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.server.call import Call
 
 
-class ClientLife:
+class ClientLifecycle:
     """Heartbeats and terminations of clients."""
 
     def __init__(self, cluster: Cluster, clients: Clients, clock: Clock) -> None:

@@ -16,7 +16,7 @@ PULL_MAX: Final = 1_024  # messages per pull, even if a client requests more
 PULL_BYTES_MAX: Final = 1 << 20
 
 
-class Queue(NamedTuple):
+class BrokerQueue(NamedTuple):
     """A queue at one broker."""
 
     broker: BrokerGroup
@@ -39,7 +39,7 @@ def find_broker(cluster: Cluster, name: str) -> BrokerGroup:
     raise BrokerGroupNotFound(f"unknown broker group {name!r}; known: {known}")
 
 
-def find_queue(cluster: Cluster, topic: str, broker_name: str, queue_id: int) -> Queue:
+def find_queue(cluster: Cluster, topic: str, broker_name: str, queue_id: int) -> BrokerQueue:
     """Return the queue of a topic at a broker.
 
     Raises BrokerGroupNotFound, TopicNotFound, IllegalTopic, BadRequest.
@@ -57,4 +57,4 @@ def find_queue(cluster: Cluster, topic: str, broker_name: str, queue_id: int) ->
             f"the topic {topic} has the queues 0 to {own.queues - 1} at {broker.name},"
             f" not {queue_id}"
         )
-    return Queue(broker, own.id, queue_id)
+    return BrokerQueue(broker, own.id, queue_id)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from tidemill.common.errors import ServiceError
 from tidemill.message import limits
 from tidemill.proxy.server.broker_pages import BrokerPages
-from tidemill.proxy.server.pipeline_events import Events
-from tidemill.proxy.server.pipeline_source import Row
-from tidemill.proxy.server.queues import find_broker
-from tidemill.proxy.server.ranges import RangeReader
+from tidemill.proxy.server.broker_queue import find_broker
+from tidemill.proxy.server.pipeline_events import EventPages
+from tidemill.proxy.server.pipeline_source import PipelineMethod
+from tidemill.proxy.server.range_reader import RangeReader
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
@@ -29,35 +29,39 @@ QUEUES_TIMEOUT_MS: Final = 3_000
 QUEUES_ANSWER_MS: Final = 10_000
 
 
-def pipeline_rows(cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages) -> Mapping[str, Row]:
+def pipeline_table(
+    cluster: Cluster, calls: BrokerCalls, pull_pages: PullPages
+) -> Mapping[str, PipelineMethod]:
     """Return the methods by name."""
-    pages = Pages(cluster, calls)
-    queues = Queues(cluster, calls)
-    events = Events(cluster, calls)
+    pages = ListingPages(cluster, calls)
+    queues = ClusterQueues(cluster, calls)
+    events = EventPages(cluster, calls)
     return {
-        "ReadEvents": Row(pb.ReadEventsRequest, events.read_events),
-        "GetQueues": Row(pb.GetQueuesRequest, queues.get_queues),
-        "ReadMessages": Row(pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages),
-        "ListPending": Row(
-            pb.ListPendingRequest, pages.of("ListPending", pb.ListPendingReply, "topics")
+        "ReadEvents": PipelineMethod(pb.ReadEventsRequest, events.read_events),
+        "GetQueues": PipelineMethod(pb.GetQueuesRequest, queues.get_queues),
+        "ReadMessages": PipelineMethod(
+            pb.ReadMessagesRequest, RangeReader(cluster, pull_pages).read_messages
         ),
-        "ListInFlight": Row(
-            pb.ListInFlightRequest, pages.of("ListInFlight", pb.ListInFlightReply, "groups")
+        "ListPending": PipelineMethod(
+            pb.ListPendingRequest, pages.method("ListPending", pb.ListPendingReply, "topics")
         ),
-        "ListProgress": Row(
-            pb.ListProgressRequest, pages.of("ListProgress", pb.ListProgressReply, "groups")
+        "ListInFlight": PipelineMethod(
+            pb.ListInFlightRequest, pages.method("ListInFlight", pb.ListInFlightReply, "groups")
+        ),
+        "ListProgress": PipelineMethod(
+            pb.ListProgressRequest, pages.method("ListProgress", pb.ListProgressReply, "groups")
         ),
     }
 
 
-class Pages:
+class ListingPages:
     """Methods that forward the pages of one broker."""
 
     def __init__(self, cluster: Cluster, calls: BrokerCalls) -> None:
         self._cluster = cluster
         self._pages = BrokerPages(calls)
 
-    def of(self, name: str, reply_type: type[Any], named: Literal["topics", "groups"]) -> Any:
+    def method(self, name: str, reply_type: type[Any], named: Literal["topics", "groups"]) -> Any:
         """Return the handler of a method whose request has a broker, a list of names and a cursor.
 
         `named`: the field with the names.
@@ -87,7 +91,7 @@ class Pages:
         return answer
 
 
-class Queues:
+class ClusterQueues:
     """The method GetQueues, over all broker groups, including unreachable ones."""
 
     def __init__(

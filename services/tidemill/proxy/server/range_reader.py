@@ -11,14 +11,14 @@ from tidemill.message import limits
 from tidemill.message.resource_names import check_topic
 from tidemill.proxy.filters import tags_of
 from tidemill.proxy.message_codec import OF_READ, encode_read, encode_topic
-from tidemill.proxy.server.queues import PULL_MAX, Queue, find_broker, find_queue
+from tidemill.proxy.server.broker_queue import PULL_MAX, BrokerQueue, find_broker, find_queue
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
 
 if TYPE_CHECKING:
     from tidemill.proxy.cluster.cluster import Cluster
-    from tidemill.proxy.server.pull_pages import Page, PullPages
+    from tidemill.proxy.server.pull_pages import PullPage, PullPages
 
 PAGE_TIMEOUT_MS: Final = 10_000
 # Log bytes. Other calls wait at most for one page. Pages of a megabyte were not faster for the
@@ -93,8 +93,8 @@ class RangeReader:
                 asking.exception()  # Mark it as retrieved: the next page is not needed.
 
     async def _ask(
-        self, queue: Queue, pull: link_pb2.PullRequest, address: str, topic_wire: bytes
-    ) -> Page:
+        self, queue: BrokerQueue, pull: link_pb2.PullRequest, address: str, topic_wire: bytes
+    ) -> PullPage:
         return await self._pages.read(
             queue,
             pull,
@@ -105,7 +105,7 @@ class RangeReader:
         )
 
 
-def _queue_of(cluster: Cluster, request: pb.ReadMessagesRequest) -> Queue:
+def _queue_of(cluster: Cluster, request: pb.ReadMessagesRequest) -> BrokerQueue:
     """Return the queue of a request: by the topic's id if it is set, otherwise by name."""
     if not request.topic_id:
         return find_queue(cluster, request.topic, request.broker, request.queue_id)
@@ -113,4 +113,4 @@ def _queue_of(cluster: Cluster, request: pb.ReadMessagesRequest) -> Queue:
     check_topic(request.topic)
     if request.queue_id < 0:
         raise BadRequest(f"the queue must be 0 or more, not {request.queue_id}")
-    return Queue(find_broker(cluster, request.broker), request.topic_id, request.queue_id)
+    return BrokerQueue(find_broker(cluster, request.broker), request.topic_id, request.queue_id)
