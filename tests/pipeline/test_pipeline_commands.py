@@ -21,12 +21,12 @@ from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
 from tidemill.common.prompts import EXIT_UNREACHABLE, EXIT_USAGE
 from tidemill.stubs.tidemill.pipeline.v1 import pipeline_pb2 as pb
-from tidemill_pipeline.cli import (
+from tidemill_pipeline.cli import app
+from tidemill_pipeline.commands.shared import (
     EXIT_DAMAGED,
     EXIT_FOUND,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
-    app,
     run_job,
 )
 from tidemill_pipeline.offsets import Offsets

@@ -10,7 +10,7 @@ import pytest
 from tests.support.processes.processes import command, environment
 from tests.support.worlds.archiving import Archived
 from tests.support.worlds.fake_cluster import FakeCluster
-from tidemill_pipeline.cli import EXIT_DAMAGED
+from tidemill_pipeline.commands.shared import EXIT_DAMAGED
 from tidemill_pipeline.errors import BadOption, NoAnswer
 from tidemill_pipeline.jobs.archive import ArchiveJob, ArchiveProgress
 from tidemill_pipeline.jobs.archive_commands import ArchiveRound, append_once

@@ -1,0 +1,1 @@
+"""The commands of `tidemill pipeline`: one module per subject."""
