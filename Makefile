@@ -75,8 +75,8 @@ setup-pipeline: tool-spark ## Install Spark into the virtual environment: 0.7 gi
 ifeq ($(NAMED),)
 test: test-core test-pipeline ## Run all tests except the heavy ones; ARGS goes to pytest.
 
-# Computing tests have the lower priority: they use what the waiting tests leave of the CPU, and no
-# timeout of a waiting test expires because of them. Their output follows at the end.
+# Computing tests run beside waiting tests, with a lower priority: they use the idle CPU and cause no
+# timeouts. Their output follows at the end.
 test-core: setup $(CLIENTS) $(CHECKERS) ## Run the tests that do not need Spark, except the heavy ones.
 	@mkdir -p $(REPORTS)
 	@(nice -n 5 $(PYTEST) -q -n auto $(BY_FILE) -m $(LIGHT) --junitxml=$(REPORTS)/computing.xml \
@@ -102,7 +102,8 @@ endif
 
 heavy: setup setup-pipeline $(CLIENTS) $(CHECKERS) ## Run the heavy tests: kills, both transports, 400 days, memory.
 	@mkdir -p $(REPORTS)
-	@$(PYTEST) -q -n 4 $(BY_FILE) -m heavy --junitxml=$(REPORTS)/heavy.xml $(HEAVY) $(ARGS) $(OR_NONE)
+	@$(PYTEST) -q -n 4 $(BY_FILE) -m heavy --junitxml=$(REPORTS)/heavy.xml \
+		$(if $(NAMED),,$(HEAVY)) $(ARGS) $(OR_NONE)
 
 large: setup setup-pipeline $(CLIENTS) tool-rust $(CHECKERS) tool-prometheus ## Run the large tests: Rust, a real Prometheus, all clients in a loop, kills under Spark.
 	$(PYTEST) -m large $(ARGS)
@@ -115,18 +116,18 @@ night: setup $(CLIENTS) ## Run TIDEMILL_TEST_EXAMPLES (2000) examples and seeds 
 		-o faulthandler_timeout=0 -m $(LIGHT) $(COMPUTING) tests/component
 	@$(MAKE) --no-print-directory heavy large soak
 
-# OF=replica_group simulates the replicas of one broker group instead, with their controllers;
-# OF=replica_engines with their engines, too.
+# OF=replica_group simulates the replicas of one broker group and controllers. OF=replica_engines adds
+# engines to them.
 OF ?= run
-sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on, and judge each; OF=replica_group.
+sim: setup ## Simulate BROKER_GROUPS (1) under SEEDS (200) seeds, from FIRST (0) on; OF=replica_group.
 	$(BIN)/python -m tests.simulation.$(OF) --seeds $${SEEDS:-200} --first $${FIRST:-0} \
 		$(if $(filter run,$(OF)),--groups $${BROKER_GROUPS:-1})
 
-# All rules that replication rests on, relaxed one after the other: minutes. NAMES chooses some.
-sim-mutants: setup ## Search SEEDS (2000) seeds for one that shows each relaxed rule of replication.
+# Takes minutes. NAMES are the rules to relax. Default: all.
+sim-mutants: setup ## Search SEEDS (2000) seeds for one that finds each relaxed rule of replication.
 	$(BIN)/python -m tests.simulation.find_mutants --seeds $${SEEDS:-2000} $(NAMES)
 
-soak: setup setup-pipeline $(CLIENTS) ## Kill brokers and proxies under load for SOAK_MINUTES (30), and judge what clients saw.
+soak: setup setup-pipeline $(CLIENTS) ## Kill brokers and proxies under load for SOAK_MINUTES (30), and check the clients' history.
 	SOAK_MINUTES=$${SOAK_MINUTES:-30} $(PYTEST) tests/e2e/test_kill_loop.py \
 		tests/e2e/test_timer_kill_loop.py tests/e2e/test_official_clients_loop.py \
 		-o faulthandler_timeout=0 $(ARGS)
@@ -139,8 +140,8 @@ fuzz: $(STAMPS)/fuzz ## Fuzz the transport for FUZZ_MINUTES (5), led by coverage
 	PYTHONPATH=services:. $(FUZZ)/bin/python -m tests.fuzz.fuzz_transport build/fuzz/corpus tests/fuzz/corpus \
 		-artifact_prefix=build/fuzz/ -max_total_time=$$(( 60 * $${FUZZ_MINUTES:-5} )) $(ARGS)
 
-# Where it runs says KUBECONFIG; what is more is in docs/testing.md. Both images must be where its nodes
-# find them: CLUSTER_LOAD, such as `kind load docker-image`, is called with them.
+# KUBECONFIG names the cluster; docs/testing.md has the details. The nodes need both images:
+# CLUSTER_LOAD is a command that is called with them, such as `kind load docker-image`.
 IMAGE ?= tidemill:$(TAG)
 LOAD_IMAGE ?= tidemill-load:$(TAG)
 NAMESPACE ?= tidemill-chaos
@@ -151,8 +152,9 @@ cluster-test: setup setup-pipeline tool-node tool-go tool-java ## Disturb a rele
 	$(BIN)/python -m tests.chaos.run --image $(IMAGE) --load-image $(LOAD_IMAGE) --namespace $(NAMESPACE) \
 		--values "$(CLUSTER_VALUES)" --faults "$(FAULTS)" $(ARGS)
 
-# A real API server, whose current context may do everything in NAMESPACE: charts/tidemill/crds are there.
-meta-store-test: setup ## Run what every store of group records passes against the API server of KUBECONFIG.
+# The API server has the types of charts/tidemill/crds. The current context has all rights in
+# NAMESPACE.
+meta-store-test: setup ## Run the tests of stores of group records against the API server of KUBECONFIG.
 	KUBECONFIG=$(KUBECONFIG) TIDEMILL_TEST_NAMESPACE=$(NAMESPACE) \
 		$(BIN)/python -m pytest -q -m cluster tests/component/controller/test_kubernetes_store.py
 
@@ -171,7 +173,8 @@ lint: setup tool-helm tool-buf ## Check style, imports, dead code, names, prose,
 	@! test -x $(HELM)/build/helm || for values in $(CHART)/values*.yaml; do \
 		$(HELM)/build/helm lint --quiet --strict --kube-version 1.33 -f $$values $(CHART) || exit 1; done
 
-# A fresh tree starts with the results of the last tree that passed, as one file that a rename replaces.
+# A fresh tree starts with the results of the last tree that passed. They are one file, which a rename
+# replaces.
 MYPY_RESULTS = $${XDG_CACHE_HOME:-$$HOME/.cache}/tidemill/mypy-$$(cksum < requirements.lock | tr -d ' ').tar
 types: setup ## Check the types, strictly.
 	@test -d .mypy_cache || tar -xf $(MYPY_RESULTS) 2> /dev/null || true
@@ -212,7 +215,7 @@ bench-compare: setup ## Compare the CPU time of benchmarks ONLY=NAME,... with th
 	@$(BIN)/python -m tools.bench_compare --base $(BASE) --only $(ONLY) --pairs $(or $(PAIRS),5) \
 		--limit $(or $(LIMIT),1.03) --targets "$(or $(TARGETS),setup)" -- $(ARGS)
 
-ci: lint types test heavy ## What CI runs.
+ci: lint types test heavy ## Run everything that CI runs.
 
 # The lock file of an image: the packages of its process and of the command line, in the versions of
 # requirements.lock. Only the broker needs numpy.
@@ -263,8 +266,8 @@ $(STAMPS)/stubs: $(STAMPS)/dependencies tools/generate_stubs.py $(PROTOS)
 	@$(BIN)/python tools/generate_stubs.py
 	@touch $@
 
-# Editable: the program runs what is in services/. Bytecode is compiled ahead, by `setup`, because the
-# time from the command to the first stored message is promised.
+# The package is editable: the program runs the code in services/. `setup` compiles the bytecode, so
+# that the first start is as fast as the next ones.
 $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml $(PIPELINE)/pyproject.toml
 	$(call report,installing and compiling tidemill)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
@@ -273,7 +276,7 @@ $(STAMPS)/package: $(STAMPS)/stubs pyproject.toml $(PIPELINE)/pyproject.toml
 	@touch $@
 
 # The tools of the tests are built once per machine and linked into this tree. These targets are not
-# files: tools/cached_build.py finds out by a hash whether there is anything to do.
+# files: tools/cached_build.py compares hashes to decide whether to build.
 CACHED := $(BIN)/python tools/cached_build.py
 
 # PySpark comes as source; pip builds it with the setuptools of requirements.lock. Its packages follow

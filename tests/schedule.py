@@ -77,7 +77,7 @@ def read_durations() -> dict[str, float]:
 
 def write_durations(durations: Mapping[str, float]) -> None:
     draft = durations_file().with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # The order of files is no reason to fail.
+    with contextlib.suppress(OSError):  # The tests do not depend on the order.
         draft.parent.mkdir(parents=True, exist_ok=True)
         rounded = {name: round(duration_s, 2) for name, duration_s in durations.items()}
         draft.write_text(json.dumps(rounded, indent=0, sort_keys=True))

@@ -7,8 +7,8 @@ so a change of the machine's speed meets both. A pair of runs gives one ratio of
 old. The table has the median of the ratios and an interval that contains the true median with at
 least 90 % probability. A figure is worse if its whole interval is above the limit. It is not
 measurable if the interval contains the limit; more pairs make the interval narrower. The exit
-status is 1 if a figure is worse. Figures are the numbers whose name speaks of CPU time, which
-depends on the load of the machine less than a rate does.
+status is 1 if a figure is worse. Figures are the numbers whose name has `cpu` or `us`: CPU
+time depends less on the load of the machine than a rate.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def verdict(low: float, high: float, *, limit: float) -> str:
-    """Return what an interval says about a limit."""
+    """Compare an interval with a limit."""
     if low > limit:
         return "worse"
     return "not worse" if high <= limit else "not measurable"

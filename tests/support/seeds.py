@@ -61,13 +61,13 @@ def seeds(name: str, full: int) -> list[int]:
 
 
 def seed_chunks(name: str, full: int, *, chunks: int) -> list[list[int]]:
-    """Return the seeds in lists of one test each, for a property whose single seed is cheap."""
+    """Divide the seeds among tests, for a property with many cheap seeds."""
     all_seeds = seeds(name, full)
     return [all_seeds[n::chunks] for n in range(min(chunks, len(all_seeds)))]
 
 
 def each(chunk: Sequence[int]) -> Iterator[int]:
-    """Yield the seeds of a chunk; the seed at which the test fails is reported."""
+    """Yield the seeds of a chunk, and note the current one for the report of a failure."""
     global _current
     for seed in chunk:
         _current = seed
