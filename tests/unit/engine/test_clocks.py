@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import Popped, World
 from tests.support.worlds.timer_world import SECOND_MS, TimerWorld
 from tidemill.broker.engine.pop.deliveries import AckResult
@@ -313,7 +314,7 @@ def restarted(disk: FaultyDisk, now_ms: int, cut_at: int | None) -> tuple[Faulty
         return disk, None
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds("clocks", 12))
 def test_a_follower_agrees_after_clock_jumps_between_processes(seed: int) -> None:
     """Plain and ordered groups, acks, changes, checkpoints, retirements, starts and failovers."""
     random = Random(seed)

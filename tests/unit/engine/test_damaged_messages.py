@@ -11,6 +11,7 @@ from tests.support.bodies import body_of
 from tests.support.disk.faulty_disk import FaultyDisk, FaultyFile
 from tests.support.disk.log_checker import check_log
 from tests.support.disk.offline_world import finish
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World, blob
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
@@ -71,7 +72,7 @@ def dead_letters(world: World, topic: str = DEAD) -> list[Popped]:
     return world.pop(group="undertaker", topic=topic)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", seeds("damaged messages", SEEDS))
 def test_a_damaged_message_is_dead_lettered_and_the_others_arrive(seed: int) -> None:
     random = Random(seed)
     world = world_of(30)

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.seeds import each, seeds
 from tests.support.worlds.engine_world import GROUP, World
 from tidemill.broker.engine.layout.block_file import INDEX_MAGIC, QUEUE_MAGIC, BlockFileDamaged
 from tidemill.broker.engine.layout.numbers import QueueId, TopicId
@@ -103,7 +104,7 @@ def expected() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", derived_files())
 def test_a_start_with_a_damaged_derived_file_finds_every_message(name: str) -> None:
-    for seed in range(SEEDS):
+    for seed in each(seeds("flipped bits", SEEDS)):
         disk = disk_of_history().after_kill()
         flip(disk, name, seed)
         assert delivered(restarted(disk)) == expected(), f"seed {seed}"
@@ -112,7 +113,7 @@ def test_a_start_with_a_damaged_derived_file_finds_every_message(name: str) -> N
 @pytest.mark.parametrize("name", derived_files())
 def test_damage_in_a_running_broker_loses_no_message(name: str) -> None:
     """Some blocks were intact when the start verified them. Their later content is not trusted."""
-    for seed in range(SEEDS):
+    for seed in each(seeds("flipped bits", SEEDS)):
         world = restarted(disk_of_history().after_kill())
         flip(world.disk, name, seed)
         found = bodies(delivered(world))

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, Popped, World
 from tidemill.broker.engine.configuration.administration import ResetTarget
 from tidemill.broker.engine.layout.numbers import QueueId
@@ -405,7 +406,7 @@ def test_pages_are_full_where_deliveries_have_gaps(small_slices: None) -> None:
     assert (nothing.take(), nothing.next_position) == ([], None)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds("in flight", 6))
 @pytest.mark.parametrize("count", [1, 7, 1_000])
 def test_a_message_in_flight_throughout_appears_once_while_others_change(
     count: int, seed: int, small_slices: None

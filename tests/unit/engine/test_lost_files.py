@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.disk.faulty_disk import BLOCK, SECTOR, FaultyDisk
 from tests.support.processes.own_process import in_own_process
+from tests.support.seeds import each, seeds
 from tests.support.worlds.timer_world import HOUR_MS, SECOND_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.store.disk import DiskFailed
 from tidemill.broker.engine.store.segment import CorruptStore
@@ -130,7 +131,7 @@ def test_a_file_of_every_kind_exists() -> None:
 @pytest.mark.parametrize("how", ["page", "cut", "missing"])
 @pytest.mark.parametrize("name", [one for one in names() if not one.endswith(".log")])
 def test_a_lost_derived_file_is_rebuilt(name: str, how: str) -> None:
-    for seed in range(SEEDS if how != "missing" else 1):
+    for seed in each(seeds("lost files", SEEDS if how != "missing" else 1)):
         disk = history().disk.after_kill()
         lose(disk, name, how, seed)
         assert outcome(disk) == expected(), f"seed {seed}"
@@ -139,7 +140,7 @@ def test_a_lost_derived_file_is_rebuilt(name: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["page", "cut", "missing"])
 @pytest.mark.parametrize("name", [one for one in names() if one.endswith(".log")])
 def test_a_loss_in_the_log_stops_the_start_or_affects_only_its_records(name: str, how: str) -> None:
-    for seed in range(SEEDS if how != "missing" else 1):
+    for seed in each(seeds("lost files", SEEDS if how != "missing" else 1)):
         disk = history().disk.after_kill()
         lose(disk, name, how, seed)
         is_empty = not any(history().disk.read(name) or b"")

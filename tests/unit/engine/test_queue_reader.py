@@ -10,6 +10,7 @@ import pytest
 from tests.support.bodies import text_of
 from tests.support.disk.counted_work import Meter
 from tests.support.disk.faulty_disk import FaultyDisk
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, World, blob
 from tidemill.broker.engine.layout.message import Cause
 from tidemill.broker.engine.layout.numbers import GroupId, LogOffset, QueueId, TopicId
@@ -241,7 +242,7 @@ TOPICS, GROUPS, TAGS = ("orders", "bills"), ("billing", "shipping"), ("a", "b", 
 OPERATIONS = 250
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds("pulls", 12))
 def test_pulls_and_pull_offsets_are_those_of_a_plain_list(seed: int) -> None:
     """Over restarts, power cuts, snapshots, retention, a take-over, and deletions."""
     random = Random(seed)

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from tests.support.disk.faulty_disk import FaultyDisk, PowerCut
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import SMALL
 from tidemill.broker.engine.layout import durable_mark, replica_state, truncate_intent
 from tidemill.broker.engine.layout.durable_mark import NO_BOOT_ID, DurableMark
@@ -283,7 +284,7 @@ def test_a_replica_that_applied_cut_records_begins_with_an_empty_store() -> None
     assert target.log_end == source.log_end
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds("replica files", 8))
 def test_the_state_is_the_last_one_or_the_one_before(seed: int) -> None:
     # The state has several sectors and all of them change, so a write can be torn.
     before, after = (
@@ -474,7 +475,7 @@ def test_a_missing_log_is_doubtful() -> None:
     assert open_log(disk).files.known_end.is_doubtful
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds("replica files", 8))
 def test_the_mark_is_lowered_before_a_cut(seed: int) -> None:
     random, source = Random(5), logs(1)[0]
     append(source, 6, random)

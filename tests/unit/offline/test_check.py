@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.disk.faulty_disk import BLOCK, FaultyDisk
 from tests.support.disk.offline_world import BusyFile, BusySource, Life, finish
+from tests.support.seeds import seeds
 from tests.support.worlds.engine_world import GROUP, TOPIC, World
 from tests.support.worlds.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import block_file, store_checkpoint, timer_entry
@@ -314,7 +315,7 @@ def test_a_missing_segment_names_what_was_in_it() -> None:
 # ---------------------------------------------------------------- beside a live broker
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds("checked stores", 30))
 def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
     life = Life(seed)
     life.live(life.random.choice((5, 60, 300)))
@@ -325,7 +326,7 @@ def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
     assert GROUP in life.world.engine.catalog.group_ids
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds("checked timers", 10))
 def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
     random = Random(seed)
     world = TimerWorld(
