@@ -140,7 +140,7 @@ SOURCE: Final = (
         "pushdown",
         "false",
         "Pass predicates to the source. Each `.load()` then serves one action with one predicate."
-        " A frame that is used twice or has a view may lack rows; see pipeline.md.",
+        " A frame that is used twice or has a view may lack rows; see pipeline-spark.md.",
     ),
     _both(
         "readMode",

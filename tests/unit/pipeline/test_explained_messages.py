@@ -1,4 +1,4 @@
-"""docs/pipeline.md explains only messages that the pipeline prints."""
+"""docs/pipeline-messages.md explains only messages that the pipeline prints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ROOT / "services"
 SOURCES = list((SERVICES / "tidemill_pipeline").rglob("*.py"))
-HEADING = "## When a job says ..."
 ELLIPSIS = "…"
 
 
 def sentences() -> list[str]:
-    """Return what the table quotes: in italics, in the first cell of a row."""
-    section = (ROOT / "docs" / "pipeline.md").read_text("utf-8").partition(f"{HEADING}\n")[2]
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| *")]
+    """Return the messages in the table: in italics, in the first cell of a row."""
+    page = (ROOT / "docs" / "pipeline-messages.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| *")]
     return [quoted for row in rows for quoted in re.findall(r"\*([^*]+)\*", row.split(" | ")[0])]
 
 
