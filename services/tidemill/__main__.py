@@ -22,20 +22,20 @@ def main() -> None:
     open_missing_streams()
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
     if command == "proxy" and has_keeper(arguments):
-        # However stuck it is: who kills the first process of a proxy wants its port to be free.
+        # SIGKILL, because the port must become free when the keeper dies, even if the proxy hangs.
         die_with_parent(signal.SIGKILL)
     if os.getpid() == _INIT_PID:
         live_as_init(has_children=command == "standalone")
     if command in PROCESSES:
         outlive_hangups()
-        # A signal that ends the process without an exception (SIGBUS: the disk cannot read a page
-        # that is mapped) leaves on stderr where it was.
+        # A signal that ends the process without an exception prints its place on stderr, such as
+        # SIGBUS for an unreadable page of a mapping.
         faulthandler.enable()
         if command == "proxy" and not is_kept(arguments):
             sys.exit(keep(arguments))
-        # Before anything imports structlog: see there.
+        # First, because tidemill.common.log must be imported before structlog.
         importlib.import_module("tidemill.common.log")
-        # Not through the command line's library: the time until a process serves is promised.
+        # Without typer, because the start time of a process is promised.
         sys.exit(PROCESSES[command](arguments))
     from tidemill.cli.app import run
 
@@ -43,11 +43,11 @@ def main() -> None:
 
 
 def live_as_init(*, has_children: bool) -> None:
-    """Do what the first process of a container has to (ADR 0035).
+    """Handle signals and orphans as the first process of a container (ADR 0035).
 
-    The kernel gives it SIGTERM only where it has a handler, and nobody else reaps processes that
-    are left behind. SIGCHLD that is ignored lets the kernel do that, but who waits for children of
-    its own, which is the standalone, would not hear how they ended; it reaps what it has started.
+    The kernel delivers SIGTERM to process 1 only if it has a handler. Process 1 must also reap
+    orphans: with SIGCHLD ignored, the kernel reaps them. The standalone does not ignore SIGCHLD,
+    because it waits for its own children and reaps them.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_ENDED_BY_SIGTERM))
     if not has_children:
@@ -55,15 +55,15 @@ def live_as_init(*, has_children: bool) -> None:
 
 
 def outlive_hangups() -> None:
-    """Ignore SIGHUP, unless the terminal is gone, until `stop_on_signal` has a use for it.
+    """Ignore SIGHUP until `stop_on_signal` handles it, unless the terminal was closed.
 
-    Files that were renewed while the process starts are read anyway.
+    A process that starts reads renewed files anyway.
     """
     has_terminal = os.isatty(_STDIN)
 
     def on_hangup(number: int, _frame: object) -> None:
         if has_terminal and not os.isatty(_STDIN):
-            # As the signal ends whoever has no handler.
+            # The default action of the signal.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -71,19 +71,19 @@ def outlive_hangups() -> None:
 
 
 def open_missing_streams() -> None:
-    """Put /dev/null where the starter closed a standard stream.
+    """Open /dev/null for each standard stream that is closed.
 
-    Otherwise a file of the store would get its number, and the log be written into it.
+    Otherwise a file of the store would get the descriptor, and log lines would go into it.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # The least free number, which is `fd`.
+            os.open(os.devnull, os.O_RDWR)  # gets the smallest free descriptor, which is `fd`
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # As long as the process.
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # open until the process ends
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # As long as the process.
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # open until the process ends
 
 
 if __name__ == "__main__":
