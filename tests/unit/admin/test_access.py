@@ -1,4 +1,4 @@
-"""Who is let in to the REST API, without a server: the names, the token, the size."""
+"""Access control of the REST API without a server: host name, token and body size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 30.0  # far more than anything here takes
 
 
 def app() -> ASGIApp:
-    """Return an application that reads what it is sent."""
+    """Return an application that reads the body."""
     inner = FastAPI()
     add_problem_handlers(inner)
 
@@ -32,7 +32,7 @@ def app() -> ASGIApp:
     async def read(request: Request) -> int:
         return len(await request.body())
 
-    @inner.get("/docs-of-ours")
+    @inner.get("/some-page")
     async def page() -> str:
         return "page"
 
@@ -67,7 +67,7 @@ def guarded(**options: object) -> AccessControl:
         "BROKER.example:443",
     ],
 )
-def test_a_known_name_is_answered(host: str) -> None:
+def test_an_allowed_host_name_is_served(host: str) -> None:
     answer = ask(guarded(hosts=["0.0.0.0", "Broker.Example", ""]), headers={"Host": host})
     assert answer.status_code == 200
 
@@ -88,23 +88,23 @@ def test_a_known_name_is_answered(host: str) -> None:
         "localhost x",
     ],
 )
-def test_a_foreign_name_is_refused(host: str) -> None:
+def test_an_unknown_host_name_is_rejected(host: str) -> None:
     answer = ask(guarded(hosts=["broker.example", ""]), headers={"Host": host})
     assert answer.status_code == 421
     assert answer.headers["content-type"] == "application/problem+json"
     assert "admin_hosts" in answer.json()["detail"]
 
 
-def test_two_names_are_refused() -> None:
+def test_two_host_names_are_rejected() -> None:
     headers = [("Host", "localhost"), ("Host", "evil.example")]
     assert ask(guarded(), headers=headers).status_code == 421
 
 
-def test_the_token_guards_the_api_and_not_the_pages(tmp_path: Path) -> None:
+def test_the_api_needs_the_token_and_pages_do_not(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a-secret\n")
     served = guarded(token=TokenFile(str(file)))
-    assert ask(served, "GET", "/docs-of-ours").status_code == 200
+    assert ask(served, "GET", "/some-page").status_code == 200
     for shown in ("", "a-secret", "Bearer", "Bearer b-secret", "Basic a-secret", "Bearer \u00e9"):
         headers = {"Authorization": shown.encode()} if shown else {}
         refused = ask(served, headers=headers)
@@ -114,7 +114,7 @@ def test_the_token_guards_the_api_and_not_the_pages(tmp_path: Path) -> None:
     assert ask(served, headers={"Authorization": "bearer a-secret"}).status_code == 200
 
 
-def test_a_changed_token_is_read_and_a_broken_one_keeps_the_old(tmp_path: Path) -> None:
+def test_a_changed_token_is_reloaded_and_an_invalid_one_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first")
     token = TokenFile(str(file))
@@ -140,7 +140,7 @@ def test_a_file_without_a_token_stops_the_start(tmp_path: Path, content: str | N
         TokenFile(str(file))
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+def test_a_body_over_the_limit_is_rejected_before_it_is_read() -> None:
     was_read = False
 
     async def body() -> AsyncIterator[bytes]:
@@ -155,7 +155,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
     assert ask(guarded(), content=bytes(BODY_BYTES_MAX)).json() == BODY_BYTES_MAX
 
 
-def test_a_body_of_no_declared_size_is_read_up_to_the_limit() -> None:
+def test_a_body_without_a_declared_size_is_read_up_to_the_limit() -> None:
     parts = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -169,17 +169,17 @@ def test_a_body_of_no_declared_size_is_read_up_to_the_limit() -> None:
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_bodies_that_are_read_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_of_all_bodies_in_progress_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "BODIES_BYTES_MAX", 10)
     monkeypatch.setattr(access, "ORDINARY_BYTES_MAX", 5)
     served = guarded()
     assert ask(served, content=bytes(16)).status_code == 429
-    for _ in range(3):  # What was read is given back.
+    for _ in range(3):  # Finished bodies no longer count.
         assert ask(served, content=bytes(15)).status_code == 200
 
 
 async def post(served: ASGIApp, receive: Receive) -> int:
-    """Ask with parts that come as `receive` says; return the status."""
+    """Send a request with the body parts of `receive`; return the status."""
     answer: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -201,7 +201,7 @@ def part(size_bytes: int) -> Message:
     return {"type": "http.request", "body": bytes(size_bytes), "more_body": True}
 
 
-def test_ordinary_requests_are_read_while_large_ones_fill_the_room(
+def test_small_bodies_are_read_while_large_ones_use_the_whole_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(access, "BODIES_BYTES_MAX", 10)
@@ -230,7 +230,7 @@ def test_ordinary_requests_are_read_while_large_ones_fill_the_room(
     asyncio.run(scenario())
 
 
-def test_a_body_that_stands_still_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_with_a_long_pause_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "BODY_PAUSE_S", 0.01)
 
     async def silent() -> Message:
@@ -239,7 +239,7 @@ def test_a_body_that_stands_still_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert asyncio.run(post(guarded(), silent)) == 408
 
 
-def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_takes_too_long_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "BODY_TIMEOUT_S", 0.01)
 
     async def trickle() -> Message:
@@ -249,22 +249,20 @@ def test_a_body_that_trickles_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asyncio.run(post(guarded(), trickle)) == 408
 
 
-def test_a_caller_whose_body_is_whole_may_stay_as_long_as_it_likes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_with_a_complete_body_has_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "BODY_TIMEOUT_S", 0.0)
     messages: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        await asyncio.sleep(0)  # The wait for its leaving.
+        await asyncio.sleep(0)  # The client disconnects later.
         return {"type": "http.disconnect"}
 
-    async def wait_for_its_leaving(_scope: Scope, receive: Receive, send: Send) -> None:
+    async def wait_for_disconnect(_scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         assert (await receive())["type"] == "http.disconnect"
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    served = AccessControl(wait_for_its_leaving, body_bytes_max=BODY_BYTES_MAX)
+    served = AccessControl(wait_for_disconnect, body_bytes_max=BODY_BYTES_MAX)
     assert asyncio.run(post(served, receive)) == 200

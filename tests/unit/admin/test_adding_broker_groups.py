@@ -1,4 +1,4 @@
-"""What is looked at before a broker group is added or moved."""
+"""The checks before a broker group is added, moved or drained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 class Client(CallsByRequest):
-    """A broker, or at last nobody, behind an address."""
+    """The client of an address with a broker, or without one."""
 
     def __init__(self, name: str = "", home: Any = None) -> None:
         self._name = name
@@ -23,14 +23,14 @@ class Client(CallsByRequest):
 
     async def get_broker_status(self, _request: pb.GetBrokerStatusRequest) -> pb.BrokerStatus:
         if not self._name:
-            raise BrokerTimeout("nobody answers")
+            raise BrokerTimeout("no broker answers")
         return pb.BrokerStatus(name=self._name)
 
     async def add_broker_group(self, request: pb.AddBrokerGroupRequest) -> pb.BrokerGroup:
-        self._home.places.setdefault(request.name, request.address)
-        if not self._home.is_stubborn:
-            self._home.places[request.name] = request.address
-        address = self._home.places[request.name]
+        self._home.addresses.setdefault(request.name, request.address)
+        if self._home.moves_members:
+            self._home.addresses[request.name] = request.address
+        address = self._home.addresses[request.name]
         return pb.BrokerGroup(member=pb.Member(name=request.name, address=address))
 
     async def list_broker_groups(self, request: pb.ListBrokerGroupsRequest) -> pb.BrokerGroupList:
@@ -47,12 +47,12 @@ class Member(NamedTuple):
 
 
 class Cluster:
-    """A home and broker-1, which are up, and broker-2, which is no member yet."""
+    """The home and broker-1, which are up, and broker-2, which is not a member yet."""
 
     def __init__(self) -> None:
-        self.places = {"broker-0": "h0:1", "broker-1": "h1:1"}
+        self.addresses = {"broker-0": "h0:1", "broker-1": "h1:1"}
         self.is_up = True
-        self.is_stubborn = False
+        self.moves_members = True
         self._at = {f"h{n}:1": f"broker-{n}" for n in range(3)}
 
     async def client_at(self, address: str) -> Client:
@@ -68,7 +68,7 @@ class Cluster:
     async def members(self) -> list[Member]:
         return [
             Member(name, at, name == "broker-0", False, await self.client_at(at))
-            for name, at in self.places.items()
+            for name, at in self.addresses.items()
         ]
 
 
@@ -79,14 +79,14 @@ def add(
     return asyncio.run(add_broker_group(name, new, cast("Any", cluster), "me", dry_run=dry_run))
 
 
-def test_who_answers_at_the_address_by_the_name_is_added() -> None:
+def test_a_broker_with_the_name_at_the_address_is_added() -> None:
     cluster = Cluster()
     assert add(cluster, "broker-2", "h2:1", dry_run=True).group.address == "h2:1"
-    assert "broker-2" not in cluster.places
+    assert "broker-2" not in cluster.addresses
     assert add(cluster, "broker-2", "h2:1").group.address == "h2:1"
 
 
-def test_nobody_is_added_at_an_address_where_nobody_answers() -> None:
+def test_without_force_a_broker_must_answer_at_the_address() -> None:
     cluster = Cluster()
     with pytest.raises(BrokerGroupUnreachable, match="no broker answers at h9:1"):
         add(cluster, "broker-9", "h9:1")
@@ -97,23 +97,23 @@ def test_nobody_is_added_at_an_address_where_nobody_answers() -> None:
     assert add(cluster, "broker-9", "h9:1", force=True).group.address == "h9:1"
 
 
-def test_a_member_that_is_up_is_not_moved_to_where_nobody_answers() -> None:
+def test_a_member_is_not_moved_to_an_address_without_a_broker() -> None:
     cluster = Cluster()
     with pytest.raises(BrokerGroupUnreachable, match="broker-1 stays at h1:1"):
         add(cluster, "broker-1", "h9:1")
-    assert cluster.places["broker-1"] == "h1:1"
-    # As it was: nobody is asked, so one that drains is taken back also while it is away.
+    assert cluster.addresses["broker-1"] == "h1:1"
+    # The same address needs no check, so a drain can be undone while the member is down.
     assert add(cluster, "broker-1", "h1:1").group.address == "h1:1"
 
 
-def test_an_address_that_was_not_asked_for_is_no_success() -> None:
+def test_a_home_that_keeps_the_old_address_is_a_conflict() -> None:
     cluster = Cluster()
-    cluster.is_stubborn = True
+    cluster.moves_members = False
     with pytest.raises(Conflict, match="broker-1 stays at h1:1"):
         add(cluster, "broker-1", "h9:1", force=True)
 
 
-def test_a_dry_run_fails_as_the_drain_would_while_the_home_is_away() -> None:
+def test_a_dry_run_of_a_drain_fails_while_the_home_is_unreachable() -> None:
     cluster = Cluster()
     cluster.is_up = False
     with pytest.raises(BrokerGroupUnreachable, match="the home is unreachable"):

@@ -1,4 +1,4 @@
-"""The admin process's connection to its broker."""
+"""The connection of the admin process to a broker."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ GET_CONFIG = grpc.unary_unary_rpc_method_handler(
 
 
 def reserved_port() -> socket.socket:
-    """Bind a port on which nobody listens yet, and that a server may share."""
+    """Bind a port without listening, so that a server can share it later."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
 
 
-def test_a_call_between_two_attempts_to_connect_waits_for_the_next_one() -> None:
+def test_a_call_between_two_connection_attempts_waits_for_the_next_one() -> None:
     async def scenario(address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             state = channel.get_state(try_to_connect=True)
@@ -68,7 +68,7 @@ def test_a_call_between_two_attempts_to_connect_waits_for_the_next_one() -> None
         asyncio.run(scenario(f"{host}:{port}"))
 
 
-def test_a_broker_that_does_not_come_is_called_unreachable() -> None:
+def test_a_broker_that_does_not_start_is_unreachable() -> None:
     async def scenario(address: str) -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             with pytest.raises(BrokerUnreachable):
@@ -81,8 +81,8 @@ def test_a_broker_that_does_not_come_is_called_unreachable() -> None:
         asyncio.run(scenario(f"{host}:{port}"))
 
 
-class HealthOfABroker:
-    """A broker that is asked for its health, and answers when it is let."""
+class HealthServer:
+    """A broker that answers health checks after `released`."""
 
     def __init__(self) -> None:
         self.asked, self.released = asyncio.Event(), asyncio.Event()
@@ -111,9 +111,9 @@ def channel_to(address: str) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, grpc.local_channel_credentials())
 
 
-def test_a_watch_outlives_the_connection_that_it_asks_on() -> None:
+def test_health_checks_continue_after_the_connection_is_closed() -> None:
     async def scenario() -> None:
-        broker = HealthOfABroker()
+        broker = HealthServer()
         async with broker.serving() as address, channel_to(address) as channel:
             client = BrokerClient(channel, timeout_ms=TIMEOUT_MS)
             health = BrokerHealth(client, address)
@@ -138,7 +138,7 @@ def test_a_watch_outlives_the_connection_that_it_asks_on() -> None:
     asyncio.run(scenario())
 
 
-def test_a_call_of_a_connection_that_is_closed_finds_the_broker_unreachable() -> None:
+def test_a_call_on_a_closed_connection_raises_broker_unreachable() -> None:
     async def scenario() -> None:
         begun, released = asyncio.Event(), asyncio.Event()
 
@@ -171,7 +171,7 @@ def test_a_call_of_a_connection_that_is_closed_finds_the_broker_unreachable() ->
     asyncio.run(scenario())
 
 
-def test_a_connection_is_closed_after_who_watches_it_at_whatever_turn_that_is() -> None:
+def test_a_connection_can_be_closed_after_any_number_of_loop_turns() -> None:
     async def scenario() -> None:
         server = grpc.aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
@@ -187,18 +187,18 @@ def test_a_connection_is_closed_after_who_watches_it_at_whatever_turn_that_is() 
 
 
 class Replica:
-    """A replica of a broker group: it says how often it was asked, and may not be the master."""
+    """A replica of a broker group that counts calls and may reject them with an error."""
 
-    def __init__(self, *, refuses_as: str = "") -> None:
+    def __init__(self, *, error_name: str = "") -> None:
         self.asked = asyncio.Event()
         self.calls = 0
-        self._refuses_as = refuses_as
+        self._error_name = error_name
 
     async def _store(self, _request: pb.StoreMessageRequest, context: Any) -> pb.StoreMessageReply:
         self.calls += 1
         self.asked.set()
-        if self._refuses_as:
-            context.set_trailing_metadata(((ERROR_KEY, self._refuses_as),))
+        if self._error_name:
+            context.set_trailing_metadata(((ERROR_KEY, self._error_name),))
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not here")
         return pb.StoreMessageReply(queue_offset=7)
 
@@ -225,9 +225,9 @@ def group_led_by(master: int, addresses: list[str]) -> wire.Group:
     return wire.Group(name="broker-0", view=view)
 
 
-def test_a_send_that_nobody_has_taken_waits_for_the_next_master() -> None:
+def test_a_rejected_send_waits_for_the_next_master() -> None:
     async def scenario() -> None:
-        old, new = Replica(refuses_as="NotMaster"), Replica()
+        old, new = Replica(error_name="NotMaster"), Replica()
         async with old.serving() as one, new.serving() as other:
             masters = MasterAddresses(ControllerClients(["127.0.0.1:1"]))
             masters.learn(group_led_by(0, [one, other]))
@@ -244,11 +244,11 @@ def test_a_send_that_nobody_has_taken_waits_for_the_next_master() -> None:
 
 
 @pytest.mark.parametrize(("refusal", "has_replicas"), [("NotMaster", False), ("DiskFull", True)])
-def test_what_another_replica_would_not_change_is_said_at_once(
+def test_an_error_that_another_replica_cannot_avoid_is_raised_at_once(
     refusal: str, has_replicas: bool
 ) -> None:
     async def scenario() -> None:
-        replica = Replica(refuses_as=refusal)
+        replica = Replica(error_name=refusal)
         async with replica.serving() as address:
             masters = MasterAddresses(ControllerClients(["127.0.0.1:1"] if has_replicas else []))
             async with broker_client(address, timeout_ms=TIMEOUT_MS, masters=masters) as client:

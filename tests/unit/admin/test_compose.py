@@ -1,4 +1,4 @@
-"""Messages that the REST API makes: ids that are unique, and what was asked for inside."""
+"""Messages of the REST API: their ids, times and bodies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def composer() -> Composer:
     return Composer(ManualClock(NOW_MS))
 
 
-def test_an_id_has_the_form_of_the_official_clients() -> None:
+def test_an_id_has_the_format_of_the_official_clients() -> None:
     ids = MessageIds(NOW_MS)
     first, second = bytes.fromhex(ids.make()), bytes.fromhex(ids.make())
     assert len(first) == 17
@@ -41,7 +41,7 @@ def test_ids_are_upper_case_and_all_different() -> None:
     assert all(each == each.upper() for each in made)
 
 
-def test_the_levels_are_those_of_older_clients() -> None:
+def test_the_delay_levels_are_those_of_older_clients() -> None:
     seconds = (
         1,
         5,
@@ -78,7 +78,7 @@ def test_the_levels_are_those_of_older_clients() -> None:
         ({"delay_level": 2**40}, v2.DELAY, 0, 7_200_000),
     ],
 )
-def test_a_message_says_when_it_is_due_or_leaves_it_to_the_broker(
+def test_a_message_has_a_due_time_or_a_delay_for_the_broker(
     fields: dict[str, object], kind: int, due_at_ms: int, delay_ms: int | None
 ) -> None:
     composed = composer().compose("topic", NewMessage.model_validate({"body": "b", **fields}))
@@ -88,7 +88,7 @@ def test_a_message_says_when_it_is_due_or_leaves_it_to_the_broker(
     assert stored_message.message_id_of(composed.blob) == composed.message_id
 
 
-def test_bytes_come_as_base64() -> None:
+def test_a_body_can_be_base64() -> None:
     composed = composer().compose("topic", NewMessage(body_base64="/wA="))
     assert body_of(composed.blob) == b"\xff\0"
 
@@ -103,7 +103,7 @@ def test_bytes_come_as_base64() -> None:
         ({"body": "b", "delay_ms": 1, "message_group": "g"}, MessageTypeConflict),
     ],
 )
-def test_what_breaks_the_rules_for_clients_is_refused_here_too(
+def test_the_rules_for_messages_of_clients_apply(
     fields: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

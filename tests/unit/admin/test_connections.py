@@ -1,4 +1,4 @@
-"""Who keeps the REST API waiting is let go, and others are served meanwhile."""
+"""The REST API closes connections of slow clients and serves others meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 WAIT_S = 30.0  # far more than anything here takes
-ANSWER_BYTES = 32 << 20  # more than the buffers of both ends
+ANSWER_BYTES = 32 << 20  # more than the buffers of both sides
 HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -51,7 +51,7 @@ async def served(application: ASGIApp = app) -> AsyncIterator[Connect]:
                 writer.transport.abort()
 
 
-async def reads_its_body(scope: Scope, receive: Receive, send: Send) -> None:
+async def app_that_reads_the_body(scope: Scope, receive: Receive, send: Send) -> None:
     while (await receive()).get("more_body"):
         pass
     await app(scope, receive, send)
@@ -64,27 +64,29 @@ async def is_served(ends: Ends) -> bool:
     return answer.startswith(b"HTTP/1.1 200") and len(await reader.readexactly(1)) == 1
 
 
-async def is_let_go(ends: Ends) -> bool:
+async def is_closed(ends: Ends) -> bool:
     try:
         return await ends[0].read() == b""
     except ConnectionResetError:
         return True
 
 
-@pytest.mark.parametrize("said", [b"", HEAD[:-1]], ids=["silent", "half a head"])
-def test_who_sends_no_head_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [b"", HEAD[:-1]], ids=["silent", "half a head"])
+def test_a_client_without_a_complete_head_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.01)
 
     async def scenario() -> None:
         async with served() as connect:
             ends = await connect()
-            ends[1].write(said)
-            assert await is_let_go(ends)
+            ends[1].write(sent)
+            assert await is_closed(ends)
 
     asyncio.run(scenario())
 
 
-def test_who_begins_a_second_request_and_does_not_end_it_is_let_go(
+def test_a_client_with_an_incomplete_second_request_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -92,21 +94,21 @@ def test_who_begins_a_second_request_and_does_not_end_it_is_let_go(
             ends = await connect()
             monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.01)
             assert await is_served(ends)
-            ends[1].write(HEAD[:-1])  # The server's own wait for the next request ends here.
-            assert await is_let_go(ends)
+            ends[1].write(HEAD[:-1])  # The keep-alive timeout of uvicorn ends here.
+            assert await is_closed(ends)
 
     asyncio.run(scenario())
 
 
-def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_the_answer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "ANSWER_TIMEOUT_S", 0.01)
     monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 10 * WAIT_S)
-    gone = asyncio.Event()
-    lost = connections.HttpConnection.connection_lost
+    is_lost = asyncio.Event()
+    connection_lost = connections.HttpConnection.connection_lost
 
     def note(connection: connections.HttpConnection, error: Exception | None) -> None:
-        lost(connection, error)
-        gone.set()
+        connection_lost(connection, error)
+        is_lost.set()
 
     monkeypatch.setattr(connections.HttpConnection, "connection_lost", note)
 
@@ -115,25 +117,25 @@ def test_who_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch)
             _, writer = await connect()
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             writer.write(HEAD.replace(b"/ ", b"/large "))
-            await gone.wait()
+            await is_lost.wait()
 
     asyncio.run(scenario())
 
 
-def test_the_wait_for_the_next_request_ends_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_timeout_does_not_cut_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with served() as connect:
             reader, writer = await connect()
             assert await is_served((reader, writer))
             monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0)
             writer.write(HEAD.replace(b"/ ", b"/large "))
-            # When the rest fits into the buffers, it may end.
+            # The connection may end when the remaining bytes fit into the buffers.
             assert await reader.readexactly(ANSWER_BYTES // 2)
 
     asyncio.run(scenario())
 
 
-def test_a_newcomer_takes_the_place_of_who_has_waited_longest(
+def test_a_new_connection_replaces_the_one_that_was_idle_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
@@ -143,7 +145,7 @@ def test_a_newcomer_takes_the_place_of_who_has_waited_longest(
             first, second = await connect(), await connect()
             assert await is_served(first)
             assert await is_served(await connect())
-            assert await is_let_go(second)
+            assert await is_closed(second)
             assert await is_served(first)
 
     asyncio.run(scenario())
@@ -153,13 +155,15 @@ BODY_HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
 
 
 @pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "CONNECTIONS_PER_ADDRESS_MAX"])
-def test_bodies_that_never_end_lock_nobody_out(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_bodies_do_not_lock_out_other_clients(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, limit, 2)
     begun = asyncio.Semaphore(0)
 
     async def reads(scope: Scope, receive: Receive, send: Send) -> None:
         begun.release()
-        await reads_its_body(scope, receive, send)
+        await app_that_reads_the_body(scope, receive, send)
 
     async def scenario() -> None:
         async with served(reads) as connect:
@@ -168,21 +172,21 @@ def test_bodies_that_never_end_lock_nobody_out(limit: str, monkeypatch: pytest.M
                 writer.write(BODY_HEAD)
                 await begun.acquire()
             assert await is_served(await connect())
-            assert await is_let_go(slow[0])
+            assert await is_closed(slow[0])
             slow[1][1].write(bytes(100))
             assert (await slow[1][0].readline()).startswith(b"HTTP/1.1 200")
 
     asyncio.run(scenario())
 
 
-def test_what_is_no_request_is_a_line_of_log_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_requests_are_one_log_line_per_minute(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with served() as connect:
             for _ in range(5):
                 reader, writer = await connect()
                 writer.write(b"\0\0\r\n\r\n")
                 assert (await reader.read()).startswith(b"HTTP/1.1 400")
-            # After its answer has begun there is none that could be sent.
+            # After the answer has begun, no 400 can be sent.
             reader, writer = await connect()
             writer.write(HEAD.replace(b"GET / ", b"POST / ")[:-2])
             writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
@@ -196,20 +200,20 @@ def test_what_is_no_request_is_a_line_of_log_a_minute(caplog: pytest.LogCaptureF
     assert not [one for one in caplog.records if "Invalid" in one.message or one.exc_info]
 
 
-def test_a_sender_that_goes_in_the_middle_of_its_body_is_counted_as_gone() -> None:
+def test_a_disconnect_within_a_body_counts_as_unanswered() -> None:
     counted = AdminMetrics()
-    gone = asyncio.Event()
+    is_served_once = asyncio.Event()
 
     async def reads(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        await app(scope, receive, send)  # As a framework does that cannot tell.
+        await app(scope, receive, send)  # Some frameworks answer in spite of the disconnect.
 
     measured = RequestCounter(reads, counted, RouteTemplates([]))
 
     async def served_once(scope: Scope, receive: Receive, send: Send) -> None:
         await measured(scope, receive, send)
-        gone.set()
+        is_served_once.set()
 
     async def scenario() -> None:
         async with served(served_once) as connect:
@@ -217,7 +221,7 @@ def test_a_sender_that_goes_in_the_middle_of_its_body_is_counted_as_gone() -> No
             writer.write(BODY_HEAD)
             await writer.drain()
             writer.close()
-            await gone.wait()
+            await is_served_once.wait()
 
     asyncio.run(scenario())
     assert [status for _, _, status in counted.requests] == [UNANSWERED]

@@ -1,4 +1,4 @@
-"""Pages of what several broker groups have in flight: everything once, in one order."""
+"""Pages of the deliveries of several broker groups contain each delivery once, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF = {
 
 
 def asked(broker: str, behind: pb.DeliveryPosition | None, count: int) -> pb.GetDeliveriesReply:
-    """Answer as a broker does that looks at `count` messages at most."""
+    """Answer as a broker that lists at most `count` deliveries."""
     start = (behind.since_ms, behind.slot, behind.index) if behind is not None else (-1, 0, 0)
     left = [place for place in OF[broker] if place > start]
     reply = pb.GetDeliveriesReply()
@@ -57,10 +57,10 @@ def test_pages_contain_each_message_once_in_order(page_size: int, looked_at: int
 
 
 @pytest.mark.parametrize("text", ["", "1", "1:a:2", "1:a:2:x", "1:a:2:3:4", "-1:a:2:3", "²:a:2:3"])
-def test_a_token_of_somebody_else_is_refused(text: str) -> None:
+def test_an_invalid_token_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
         cursor_of(encode_token(text))
 
 
-def test_a_token_of_ours_is_its_place() -> None:
+def test_a_token_contains_its_cursor() -> None:
     assert cursor_of(encode_token("7:broker-0:8:9")) == DeliveryCursor(7, "broker-0", 8, 9)

@@ -1,4 +1,4 @@
-"""What a request with very much that is wrong costs: little, and an answer that can be read."""
+"""A request with very many errors is cheap, and its answer is short."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEND = "/api/v1/topics/orders/messages"
 
 def asked(method: str, path: str, body: bytes) -> httpx.Response:
     async def request() -> httpx.Response:
-        # Nobody gets as far as a broker.
+        # No request reaches a broker.
         app = create_app(object.__new__(Brokers), object.__new__(DemandQueries))
         door = AccessControl(app, body_bytes_max=8 << 20, large=MESSAGES)
         transport = httpx.ASGITransport(door)
@@ -46,13 +46,13 @@ def asked(method: str, path: str, body: bytes) -> httpx.Response:
     ],
     ids=["properties", "keys", "unknown fields", "waits"],
 )
-def test_many_wrong_items_are_one_error(schema: type[Schema], value: dict[str, object]) -> None:
+def test_too_many_items_are_one_error(schema: type[Schema], value: dict[str, object]) -> None:
     with pytest.raises(ValidationError) as refused:
         schema.model_validate(value)
     assert refused.value.error_count() == 1
 
 
-def test_as_many_as_may_be_are_looked_at() -> None:
+def test_each_item_up_to_the_limit_is_checked() -> None:
     many = {str(n): "v" for n in range(ITEMS_MAX)}
     assert len(NewMessage.model_validate({"body": "", "properties": many}).properties) == ITEMS_MAX
     with pytest.raises(ValidationError) as refused:
@@ -68,7 +68,7 @@ def test_an_answer_names_the_first_reasons() -> None:
     assert len(detail) <= (REASONS_MAX + 1) * (REASON_CHARS_MAX + 2)
 
 
-def test_a_large_body_of_many_small_things_is_not_parsed() -> None:
+def test_a_large_body_with_many_small_tokens_is_not_parsed() -> None:
     many = b'{"body": "", "properties": {' + b",".join(b'"%x":1' % n for n in range(MANY)) + b"}}"
     assert has_many_tokens(many)
     answer = asked("POST", SEND, many)
@@ -78,12 +78,12 @@ def test_a_large_body_of_many_small_things_is_not_parsed() -> None:
     assert not has_many_tokens(b"," * TOKENS_MAX)
 
 
-def test_commas_and_quotes_of_a_large_body_are_its_own() -> None:
+def test_commas_and_quotes_within_a_string_do_not_count() -> None:
     text = ', "' * MANY + "\\"
     assert not has_many_tokens(json.dumps({"body": text, "tag": "a,b"}).encode())
 
 
-def test_only_messages_are_large() -> None:
+def test_only_messages_may_be_large() -> None:
     body = json.dumps({"queues": 1, "x": "x" * OTHER_BODY_BYTES_MAX}).encode()
     assert asked("PUT", "/api/v1/topics/orders", body).status_code == 413
     assert asked("PUT", "/api/v1/topics/orders/messages/x", body).status_code == 413

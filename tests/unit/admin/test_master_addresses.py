@@ -1,4 +1,4 @@
-"""Whom the admin process connects to, by what controllers tell."""
+"""The address of the master of a broker group, from the records of controllers."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ def group(*, master: int, version: int, addresses: tuple[str, ...] = ("a:1", "b:
     return wire.Group(name="broker-0", view=view)
 
 
-def test_any_replica_means_the_master_and_what_is_unknown_itself() -> None:
+def test_any_replica_stands_for_the_master_and_an_unknown_address_for_itself() -> None:
     masters = MasterAddresses(ControllerClients([]))
     assert masters.find("a:1") == "a:1"
     masters.learn(group(master=1, version=3))
     assert [masters.find(each) for each in ("a:1", "b:1", "c:1")] == ["b:1", "b:1", "c:1"]
 
 
-def test_what_is_older_does_not_count_and_a_move_is_told_once() -> None:
-    masters, told = MasterAddresses(ControllerClients([])), []
-    masters.add_listener("a:1", lambda: told.append("moved"))
+def test_an_older_version_is_ignored_and_a_move_is_reported_once() -> None:
+    masters, moves = MasterAddresses(ControllerClients([])), []
+    masters.add_listener("a:1", lambda: moves.append("moved"))
     masters.learn(group(master=0, version=3))
     masters.learn(group(master=1, version=4))
     masters.learn(group(master=0, version=2))
     masters.learn(group(master=1, version=5))
     assert masters.find("a:1") == "b:1"
-    assert len(told) == 1
+    assert len(moves) == 1
 
 
-def test_where_a_replica_has_been_still_means_its_group() -> None:
+def test_a_former_address_of_a_replica_still_stands_for_its_group() -> None:
     masters = MasterAddresses(ControllerClients([]))
     masters.learn(group(master=0, version=3))
     masters.learn(group(master=0, version=4, addresses=("c:1", "b:1")))
     assert masters.find("a:1") == "c:1"
 
 
-def test_an_address_that_comes_to_mean_a_group_is_told_of_its_master() -> None:
-    """An admin process names a replica that registers later than the master is known."""
-    masters, told = MasterAddresses(ControllerClients([])), []
-    masters.add_listener("b:1", lambda: told.append(masters.find("b:1")))
+def test_the_listener_of_an_address_that_becomes_known_is_notified() -> None:
+    """The replica at the address of the settings registers after the master is known."""
+    masters, found = MasterAddresses(ControllerClients([])), []
+    masters.add_listener("b:1", lambda: found.append(masters.find("b:1")))
     masters.learn(group(master=0, version=3, addresses=("a:1",)))
-    assert not told
+    assert not found
     masters.learn(group(master=0, version=4))
-    assert told == ["a:1"]
+    assert found == ["a:1"]
 
 
-def test_an_older_version_that_is_said_again_and_again_counts() -> None:
+def test_an_older_version_is_applied_after_several_polls() -> None:
     masters = MasterAddresses(ControllerClients([]))
     masters.learn(group(master=0, version=900))
     lost = group(master=1, version=2)
     for _ in range(OLDER_POLLS_MAX - 1):
         masters.learn(lost)
-    masters.learn(group(master=0, version=900))  # So it was a controller that lags.
+    masters.learn(group(master=0, version=900))  # The older version came from a lagging controller.
     for _ in range(OLDER_POLLS_MAX - 1):
         masters.learn(lost)
     assert masters.find("b:1") == "a:1"

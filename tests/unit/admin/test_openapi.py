@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of everything in it."""
+"""The OpenAPI document describes all of its parts."""
 
 from __future__ import annotations
 

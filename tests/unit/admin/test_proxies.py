@@ -1,4 +1,4 @@
-"""What several proxies tell of their clients becomes one list."""
+"""The clients of several proxies in one list."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 class FakeProxy(NamedTuple):
-    """A proxy: its clients, or why it does not answer; and how many it tells of at once."""
+    """A proxy with its clients, the error that it raises, and the limit of its pages."""
 
     name: str
     clients: dict[str, pb.ClientState]
     refusal: Exception | None = None
-    most: int = 1_000
+    page_max: int = 1_000
 
 
 class FakeBroker(CallsByRequest):
-    """A broker to which some proxies are attached."""
+    """A broker with the links of some proxies."""
 
     def __init__(self, *proxies: FakeProxy) -> None:
         self.proxies = {proxy.name.encode(): proxy for proxy in proxies}
@@ -50,25 +50,25 @@ class FakeBroker(CallsByRequest):
         if asked.client_id:
             found = proxy.clients.get(asked.client_id)
             return pb.ProxyAnswer(clients=pb.ClientList(clients=[found] if found else []))
-        rest = sorted(each for each in proxy.clients if each > asked.after)
-        most = min(asked.clients_max, proxy.most)
-        page = [proxy.clients[each] for each in rest[:most]]
-        return pb.ProxyAnswer(clients=pb.ClientList(clients=page, has_more=len(rest) > most))
+        remaining = sorted(each for each in proxy.clients if each > asked.after)
+        size = min(asked.clients_max, proxy.page_max)
+        page = [proxy.clients[each] for each in remaining[:size]]
+        return pb.ProxyAnswer(clients=pb.ClientList(clients=page, has_more=len(remaining) > size))
 
 
 class FakeBrokers:
-    """All brokers, and those that are away."""
+    """All brokers, and the names of the unreachable ones."""
 
-    def __init__(self, *brokers: FakeBroker, away: list[str] | None = None) -> None:
+    def __init__(self, *brokers: FakeBroker, unreachable: list[str] | None = None) -> None:
         self.brokers = {f"broker-{n}": broker for n, broker in enumerate(brokers)}
-        self.away = away or []
+        self.unreachable = unreachable or []
 
     async def call_all(self, call: object, request: object) -> BrokerAnswers[Any]:
         answers = [
             BrokerAnswer(name, await broker.call(call, request))
             for name, broker in self.brokers.items()
         ]
-        return BrokerAnswers(answers, self.away)
+        return BrokerAnswers(answers, self.unreachable)
 
     async def member(self, name: str) -> Any:
         class Member(NamedTuple):
@@ -89,38 +89,38 @@ def proxy(name: str, *clients: pb.ClientState, refusal: Exception | None = None)
     return FakeProxy(name, {each.client_id: each for each in clients}, refusal)
 
 
-def listed(brokers: FakeBrokers, *, after: str = "", most: int = 100) -> ConnectedClientPage:
-    asked = pb.ListClientsRequest(after=after, clients_max=most)
+def listed(brokers: FakeBrokers, *, after: str = "", page_size: int = 100) -> ConnectedClientPage:
+    asked = pb.ListClientsRequest(after=after, clients_max=page_size)
     return asyncio.run(list_clients(cast("Brokers", brokers), asked))
 
 
-def test_pages_of_several_proxies_are_one_list_without_gaps() -> None:
+def test_the_pages_of_several_proxies_form_one_list_without_gaps() -> None:
     first = proxy("p0", *(state(f"c{n:03}") for n in range(0, 90, 3)))
     second = proxy("p1", *(state(f"c{n:03}") for n in range(1, 10, 3)))
     third = proxy("p2", *(state(f"c{n:03}") for n in range(0, 90, 2)))
     brokers = FakeBrokers(FakeBroker(first, second), FakeBroker(third, first))
-    wanted = sorted({*first.clients, *second.clients, *third.clients})
+    expected = sorted({*first.clients, *second.clients, *third.clients})
     found: list[str] = []
     while True:
-        page = listed(brokers, after=found[-1] if found else "", most=7)
+        page = listed(brokers, after=found[-1] if found else "", page_size=7)
         found += [client_id for client_id, _ in page.clients]
         if not page.has_more:
             break
-    assert found == wanted
+    assert found == expected
 
 
-def test_a_page_that_one_proxy_cuts_short_ends_there() -> None:
-    """It has no room for as many as were asked for, and what it has behind them is not known."""
-    short = proxy("p0", *(state(f"c{n}") for n in range(4)))._replace(most=1)
+def test_a_page_ends_where_one_proxy_cuts_its_list() -> None:
+    """The clients behind this position are unknown."""
+    short = proxy("p0", *(state(f"c{n}") for n in range(4)))._replace(page_max=1)
     long = proxy("p1", state("c5"), state("c6"))
     page = listed(FakeBrokers(FakeBroker(short, long)))
     assert [client_id for client_id, _ in page.clients] == ["c0"]
     assert page.has_more
 
 
-def test_what_two_proxies_have_beyond_a_page_is_on_the_next_one() -> None:
+def test_clients_beyond_the_page_size_are_on_the_next_page() -> None:
     brokers = FakeBrokers(FakeBroker(proxy("p0", state("a")), proxy("p1", state("b"))))
-    page = listed(brokers, most=1)
+    page = listed(brokers, page_size=1)
     assert ([client_id for client_id, _ in page.clients], page.has_more) == (["a"], True)
 
 
@@ -131,10 +131,10 @@ def test_a_proxy_at_several_brokers_is_asked_once() -> None:
     assert sum(len(broker.asked) for broker in brokers.brokers.values()) == 1
 
 
-def test_a_client_of_several_proxies_is_one_and_what_is_known_best_is_shown() -> None:
-    mute = proxy("p0", state("c", silent_ms=10))
-    told = proxy("p1", state("c", silent_ms=900, settings=b"\x12\x00", stream=True))
-    brokers = FakeBrokers(FakeBroker(mute, told))
+def test_a_client_of_several_proxies_is_listed_once_with_its_settings() -> None:
+    without_settings = proxy("p0", state("c", silent_ms=10))
+    with_settings = proxy("p1", state("c", silent_ms=900, settings=b"\x12\x00", stream=True))
+    brokers = FakeBrokers(FakeBroker(without_settings, with_settings))
     [(client_id, client)] = listed(brokers).clients
     assert client_id == "c"
     assert [each.name for each, _ in client.states] == ["p0", "p1"]
@@ -146,33 +146,33 @@ def test_a_client_of_several_proxies_is_one_and_what_is_known_best_is_shown() ->
     assert answer.stack == "p1"
 
 
-def test_who_could_not_be_asked_is_named() -> None:
-    gone = proxy("p1", refusal=ProxyUnreachable("gone"))
-    brokers = FakeBrokers(FakeBroker(proxy("p0", state("c")), gone), away=["broker-9"])
+def test_unreachable_brokers_and_proxies_are_named() -> None:
+    down = proxy("p1", refusal=ProxyUnreachable("down"))
+    brokers = FakeBrokers(FakeBroker(proxy("p0", state("c")), down), unreachable=["broker-9"])
     page = listed(brokers)
     assert [client_id for client_id, _ in page.clients] == ["c"]
     assert page.unreachable == ["broker-9", "p1"]
 
 
-def test_what_one_proxy_refuses_does_not_hide_the_clients_of_others() -> None:
-    busy = proxy("p1", refusal=Overloaded("64 questions wait"))
+def test_the_error_of_one_proxy_does_not_hide_the_clients_of_others() -> None:
+    busy = proxy("p1", refusal=Overloaded("64 questions are pending"))
     page = listed(FakeBrokers(FakeBroker(proxy("p0", state("c")), busy)))
     assert [client_id for client_id, _ in page.clients] == ["c"]
-    assert page.unreachable == ["p1: 64 questions wait"]
+    assert page.unreachable == ["p1: 64 questions are pending"]
 
 
-def test_a_client_that_nobody_knows_may_be_one_of_a_proxy_that_is_away() -> None:
+def test_an_unknown_client_is_not_found_only_if_all_proxies_answer() -> None:
     async def find(brokers: FakeBrokers, client_id: str) -> None:
         await find_client(cast("Brokers", brokers), client_id)
 
     with pytest.raises(ClientNotFound):
         asyncio.run(find(FakeBrokers(FakeBroker(proxy("p0"))), "c"))
-    gone = FakeBrokers(FakeBroker(proxy("p0", refusal=ProxyUnreachable("gone"))))
+    down = FakeBrokers(FakeBroker(proxy("p0", refusal=ProxyUnreachable("down"))))
     with pytest.raises(ProxyUnreachable, match="p0 cannot be reached"):
-        asyncio.run(find(gone, "c"))
+        asyncio.run(find(down, "c"))
 
 
-def test_a_client_without_a_stream_anywhere_is_not_asked() -> None:
+def test_a_command_to_a_client_without_a_stream_fails() -> None:
     brokers = FakeBrokers(FakeBroker(proxy("p0", state("c"))))
     command = pb.ClientCommand(client_id="c", timeout_ms=1_000)
     with pytest.raises(ClientMute):

@@ -1,4 +1,4 @@
-"""A query parameter that a call does not have is refused, before anything is done."""
+"""An unknown query parameter is rejected before the call has an effect."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tidemill.admin.cluster.brokers import BrokerAnswer
 from tidemill.admin.routes import brokers_of
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
-APP = create_app(None, None)  # type: ignore[arg-type]  # Each test has a broker of its own.
+APP = create_app(None, None)  # type: ignore[arg-type]  # Each test has its own broker.
 
 
-class Untouched:
-    """A broker that nobody may ask."""
+class UnusedBroker:
+    """A broker that must not be called."""
 
     def __getattr__(self, name: str) -> object:
-        raise AssertionError(f"the broker was asked for {name}")
+        raise AssertionError(f"the broker was called: {name}")
 
 
-class Resetting(CallsByRequest, Untouched):
-    """A broker that takes resets."""
+class ResetBroker(CallsByRequest, UnusedBroker):
+    """A broker that accepts resets."""
 
     def __init__(self) -> None:
         self.resets: list[pb.ResetOffsetRequest] = []
 
     async def reset_offset(self, request: pb.ResetOffsetRequest) -> pb.ResetOffsetReply:
-        """Note it."""
+        """Record the request."""
         self.resets.append(request)
         return pb.ResetOffsetReply()
 
@@ -63,25 +63,23 @@ def calls() -> list[tuple[str, str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("call", calls(), ids=lambda call: f"{call[0]} {call[1]}")
-def test_every_call_refuses_a_parameter_that_it_does_not_have(
-    call: tuple[str, str, dict[str, Any]],
-) -> None:
+def test_every_call_rejects_an_unknown_parameter(call: tuple[str, str, dict[str, Any]]) -> None:
     method, path, operation = call
     filled = re.sub("{.*?}", "0", path)
-    # Both before the broker is asked, and before a body is looked at.
-    refused = ask(Untouched(), method, f"{filled}?zebra=1", {})
+    # The check precedes calls to the broker and checks of the body.
+    refused = ask(UnusedBroker(), method, f"{filled}?zebra=1", {})
     assert refused.status_code == 400
     assert refused.headers["content-type"] == "application/problem+json"
     assert "'zebra'" in refused.json()["detail"]
     for each in operation.get("parameters", []):
         if each["in"] == "query":
-            refused = ask(Untouched(), method, f"{filled}?{each['name'].upper()}_=1", {})
+            refused = ask(UnusedBroker(), method, f"{filled}?{each['name'].upper()}_=1", {})
             assert refused.status_code == 400
             assert f"did you mean '{each['name']}'" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "says"),
+    ("method", "path", "hint"),
     [
         ("DELETE", "/topics/o?dry_run=true", "did you mean 'dryRun'?"),
         ("DELETE", "/groups/o?dry-run=true", "did you mean 'dryRun'?"),
@@ -94,15 +92,15 @@ def test_every_call_refuses_a_parameter_that_it_does_not_have(
         ("GET", "/timers?limit=7", "known are topic, dueFrom, dueTo, key, pageSize, pageToken"),
     ],
 )
-def test_the_refusal_says_what_there_is(method: str, path: str, says: str) -> None:
-    refused = ask(Untouched(), method, f"/api/v1{path}", {})
+def test_the_error_names_the_known_parameters(method: str, path: str, hint: str) -> None:
+    refused = ask(UnusedBroker(), method, f"/api/v1{path}", {})
     assert (refused.status_code, refused.json()["code"]) == (400, 40000)
-    assert says in refused.json()["detail"]
+    assert hint in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(("query", "in_body"), [(True, False), (False, True), (False, False)])
-def test_a_reset_is_a_dry_run_where_query_or_body_says_so(*, query: bool, in_body: bool) -> None:
-    broker = Resetting()
+def test_the_query_or_the_body_can_request_a_dry_run(*, query: bool, in_body: bool) -> None:
+    broker = ResetBroker()
     path = "/api/v1/groups/g:resetOffset" + ("?dryRun=true" if query else "")
     body = {"topic": "o", "to": "latest", "dryRun": in_body}
     answer = ask(broker, "POST", path, body)

@@ -1,4 +1,4 @@
-"""Where the REST API stores a message of no group: with any broker group that is up."""
+"""The REST API stores a message without a message group at any broker group that is up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST = pb.StoreMessageRequest(topic="jobs", blob=b"m")
 
 
 class Client(CallsByRequest):
-    """A broker: whether it answers, the topic that it has, and what becomes of a message."""
+    """A broker with its topic, its state and the error for a message."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Client(CallsByRequest):
         return self._up
 
     async def get_topic_status(self, request: pb.GetTopicStatusRequest) -> pb.TopicStatus:
-        assert self._up, "one that is not up is not asked"
+        assert self._up, "a broker that is down must not be called"
         if self._topic is None:
             raise TopicNotFound(request.name)
         return pb.TopicStatus(topic=self._topic)
 
     async def store_message(self, _request: pb.StoreMessageRequest) -> pb.StoreMessageReply:
         if not self._up:
-            raise BrokerUnreachable("it is away")
+            raise BrokerUnreachable("it is down")
         if self._refusal is not None:
             raise self._refusal
         return pb.StoreMessageReply()
@@ -73,21 +73,21 @@ def stored_at(cluster: Any, times: int = 6) -> set[str]:
     return asyncio.run(all_stored())
 
 
-def test_messages_go_round_who_is_up() -> None:
-    everybody = Cluster(Client(), Client(), Client())
-    assert stored_at(everybody) == {"broker-0", "broker-1", "broker-2"}
+def test_messages_go_in_turn_to_the_active_brokers_that_are_up() -> None:
+    cluster = Cluster(Client(), Client(), Client())
+    assert stored_at(cluster) == {"broker-0", "broker-1", "broker-2"}
     assert stored_at(Cluster(Client(up=False), Client(), Client())) == {"broker-1", "broker-2"}
     assert stored_at(Cluster(Client(), Client(), draining="broker-1")) == {"broker-0"}
 
 
-def test_nobody_takes_a_message_for_a_topic_that_was_deleted() -> None:
+def test_a_broker_with_a_deleted_topic_receives_no_message() -> None:
     assert stored_at(Cluster(Client(), Client(OLD), Client(None))) == {"broker-0"}
     assert stored_at(Cluster(Client(None), Client(OLD))) == {"broker-0"}
-    away = Cluster(Client(up=False), Client(OLD), Client(TOPIC))
-    assert stored_at(away) == {"broker-2"}
+    without_home = Cluster(Client(up=False), Client(OLD), Client(TOPIC))
+    assert stored_at(without_home) == {"broker-2"}
 
 
-def test_one_that_went_away_meanwhile_is_passed_over_and_at_last_named() -> None:
+def test_a_broker_that_fails_is_skipped_and_the_last_failure_is_raised() -> None:
     lost = Client(refusal=BrokerTimeout("no answer"))
     assert stored_at(Cluster(lost, Client())) == {"broker-1"}
     with pytest.raises(BrokerTimeout, match=r"broker-\d: no answer; the message may be stored"):

@@ -1,4 +1,4 @@
-"""Pages of the timers of several broker groups: each comes once, in one order."""
+"""Pages of the timers of several broker groups contain each timer once, in order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as pb
 
 
 class Cluster:
-    """Brokers that list their timers as the real ones do."""
+    """Brokers that list timers as real brokers do."""
 
     def __init__(self, timers: dict[str, list[tuple[int, int]]], *, search_max: int = 100) -> None:
         self.timers = timers
-        self.search_max = search_max  # timers that one search of a broker looks at
+        self.search_max = search_max  # timers per search of a broker
 
     def all(self) -> list[TimerCursor]:
         return sorted(
@@ -60,10 +60,10 @@ class Cluster:
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("search_max", [1, 2, 100])
-def test_each_timer_comes_once_and_in_order(page_size: int, search_max: int) -> None:
+def test_pages_contain_each_timer_once_and_in_order(page_size: int, search_max: int) -> None:
     cluster = Cluster(
         {
-            # Equal times and numbers at several, the first of all among them.
+            # Several brokers have equal times and ids, even the first possible one.
             "b-0": [(0, 0), (5, 1), (5, 2), (9, 3)],
             "b-1": [(0, 0), (5, 0), (5, 1), (5, 2)],
             "b-2": [(5, 1), (7, 0)],
@@ -75,6 +75,6 @@ def test_each_timer_comes_once_and_in_order(page_size: int, search_max: int) -> 
 
 
 @pytest.mark.parametrize("text", ["", "5", "5:x", ":1", "-1:1", "²:1:b-0", "5:1:" + "b" * 300])
-def test_a_token_that_was_not_given_out_is_refused(text: str) -> None:
+def test_an_invalid_token_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
         cursor_of(encode_token(text))

@@ -1,4 +1,4 @@
-"""A message's journey over several calls: what a cursor keeps, and who is asked."""
+"""The trace of a message over several calls: the cursor, and the calls to brokers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MIB = 1 << 20
 
 @dataclass
 class Log(CallsByRequest):
-    """A broker group's log: positions of the message's events, and where it ends."""
+    """The log of a broker group: positions of the events of the message, and its end."""
 
     name: str
     positions: list[int]
     end: int
-    is_away: bool = False
-    damaged: int = 0  # bytes, of its first page
+    is_down: bool = False
+    damaged: int = 0  # bytes of its first page
     is_stuck: bool = False  # reads nothing
     asked: list[pb.ReadEventsRequest] = field(default_factory=list)
 
@@ -54,20 +54,20 @@ class Log(CallsByRequest):
 
 
 class Cluster:
-    """Asks the logs one behind the other."""
+    """A cluster that asks its logs one after the other."""
 
     def __init__(self, *logs: Log) -> None:
         self._logs = logs
 
     async def ask_all(self, ask: Any) -> BrokerAnswers[Any]:
-        answers, away = [], []
+        answers, unreachable = [], []
         for log in self._logs:
-            if log.is_away:
-                away.append(log.name)
+            if log.is_down:
+                unreachable.append(log.name)
             else:
                 member = SimpleNamespace(name=log.name, client=log)
                 answers.append(BrokerAnswer(log.name, await ask(member)))
-        return BrokerAnswers(answers, away)
+        return BrokerAnswers(answers, unreachable)
 
 
 def traced(*logs: Log, cursor: str = "", is_gone: bool = False) -> MessageTraceView:
@@ -86,14 +86,14 @@ def positions(found: MessageTraceView) -> list[int]:
     return [event.position for event in found.events]
 
 
-def test_a_call_reads_so_much_and_the_next_goes_on() -> None:
+def test_a_call_reads_up_to_the_limit_and_the_next_call_continues() -> None:
     far = 3 * LOG_BYTES_MAX
     log = Log("broker-0", [MIB, 2 * MIB, far], far + MIB)
     first = traced(log)
     assert positions(first) == [MIB, 2 * MIB]
     assert LOG_BYTES_MAX <= first.read_bytes < LOG_BYTES_MAX + 9 * MIB
     assert first.read_bytes + first.left_bytes == log.end - MIB
-    log.end += LOG_BYTES_MAX  # What is written meanwhile is not looked at.
+    log.end += LOG_BYTES_MAX  # Later records are not read.
     found, cursor, calls = positions(first), first.cursor, 1
     while cursor:
         page = traced(log, cursor=cursor)
@@ -102,7 +102,7 @@ def test_a_call_reads_so_much_and_the_next_goes_on() -> None:
     assert {request.log_id for request in log.asked[1:]} == {"the log"}
 
 
-def test_who_has_been_read_to_the_end_is_not_asked_again() -> None:
+def test_a_log_that_was_read_to_its_end_is_not_read_again() -> None:
     long, short = Log("broker-0", [0], 2 * LOG_BYTES_MAX), Log("broker-1", [], 100)
     cursor = traced(long, short).cursor
     assert cursor
@@ -111,12 +111,12 @@ def test_who_has_been_read_to_the_end_is_not_asked_again() -> None:
     assert len(short.asked) == 1
 
 
-def test_who_cannot_be_asked_is_named_and_the_others_are_read() -> None:
-    away = Log("broker-1", [], 0, is_away=True)
-    found = traced(Log("broker-0", [5], 10), away)
+def test_an_unreachable_broker_is_named_and_the_others_are_read() -> None:
+    down = Log("broker-1", [], 0, is_down=True)
+    found = traced(Log("broker-0", [5], 10), down)
     assert (positions(found), found.unreachable, found.cursor) == ([5], ["broker-1"], None)
     with pytest.raises(BrokerGroupUnreachable, match="broker-1"):
-        traced(Log("broker-0", [], 10), away)
+        traced(Log("broker-0", [], 10), down)
     with pytest.raises(MessageNotFound):
         traced(Log("broker-0", [], 10))
 
@@ -147,12 +147,12 @@ def test_who_cannot_be_asked_is_named_and_the_others_are_read() -> None:
         base64.urlsafe_b64encode(b"[" * 12_000).decode(),
     ],
 )
-def test_a_cursor_of_somebody_elses_is_refused(cursor: str) -> None:
+def test_an_invalid_cursor_is_rejected(cursor: str) -> None:
     with pytest.raises(BadRequest):
         traced(Log("broker-0", [5], 10), cursor=cursor)
 
 
-def test_a_broker_group_that_is_none_is_named_and_the_others_are_read() -> None:
+def test_an_unknown_broker_group_in_a_cursor_is_named_and_the_others_are_read() -> None:
     log = Log("broker-0", [5], 10)
     places = {"removed": [0, 0, 10, "x"], "broker-0": [0, 0, 10, "the log"]}
     found = traced(log, cursor=cursor_of(places))
@@ -161,7 +161,7 @@ def test_a_broker_group_that_is_none_is_named_and_the_others_are_read() -> None:
     assert (positions(found), found.unreachable, found.cursor) == ([], ["removed"], None)
 
 
-def test_a_broker_group_that_is_removed_between_two_pages_is_named() -> None:
+def test_a_broker_group_that_was_removed_between_two_calls_is_named() -> None:
     log = Log("broker-0", [5], 10)
     cursor = traced(log, Log("broker-1", [0], 2 * LOG_BYTES_MAX)).cursor
     assert cursor
@@ -169,32 +169,32 @@ def test_a_broker_group_that_is_removed_between_two_pages_is_named() -> None:
     assert (found.unreachable, found.cursor) == (["broker-1"], None)
 
 
-def test_a_log_is_read_to_its_end_whatever_end_a_cursor_has() -> None:
+def test_a_trace_ends_at_the_end_of_the_log_even_if_the_cursor_has_a_later_end() -> None:
     log = Log("broker-0", [5], 10)
     found = traced(log, cursor=cursor_of({"broker-0": [0, 0, 1 << 40, "the log"]}))
     assert (positions(found), found.cursor, len(log.asked)) == ([5], None, 1)
 
 
-def test_a_call_ends_with_a_page_of_which_nothing_was_read() -> None:
+def test_a_call_ends_after_a_page_without_progress() -> None:
     log = Log("broker-0", [], 10, is_stuck=True)
     cursor = cursor_of({"broker-0": [3, 0, 10, "the log"]})
     assert traced(log, cursor=cursor).left_bytes == 7
     assert len(log.asked) == 1
 
 
-def test_for_who_has_gone_no_other_page_is_read() -> None:
+def test_no_further_page_is_read_after_the_client_disconnects() -> None:
     log = Log("broker-0", [0], LOG_BYTES_MAX)
     assert traced(log, is_gone=True).left_bytes == LOG_BYTES_MAX - LOG_BYTES_PER_REQUEST
     assert len(log.asked) == 1
 
 
-def test_what_is_damaged_is_told_with_the_journey() -> None:
-    ill = Log("broker-0", [MIB], 20 * MIB, damaged=700)
-    sound = Log("broker-1", [MIB], 2 * MIB)
-    assert traced(ill, sound).damaged_bytes == {"broker-0": 700}
-    assert traced(sound).damaged_bytes is None
+def test_a_trace_has_the_number_of_damaged_bytes() -> None:
+    damaged = Log("broker-0", [MIB], 20 * MIB, damaged=700)
+    intact = Log("broker-1", [MIB], 2 * MIB)
+    assert traced(damaged, intact).damaged_bytes == {"broker-0": 700}
+    assert traced(intact).damaged_bytes is None
 
 
-def test_a_message_whose_own_record_is_damaged_is_not_one_that_never_was() -> None:
+def test_a_damaged_log_without_the_message_is_not_an_error() -> None:
     found = traced(Log("broker-0", [], 2 * MIB, damaged=700))
     assert (found.events, found.damaged_bytes) == ([], {"broker-0": 700})
