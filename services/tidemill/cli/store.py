@@ -26,8 +26,8 @@ from tidemill.common.rest_client import Json
 from tidemill.common.times import utc
 
 if TYPE_CHECKING:
-    from tidemill.broker.offline.check import Report
-    from tidemill.broker.offline.findings import Concern, Finding, Progress
+    from tidemill.broker.offline.check import CheckReport
+    from tidemill.broker.offline.findings import Concern, Finding, WorkProgress
     from tidemill.broker.offline.rebuild import MendReport
 
 app = typer.Typer(
@@ -169,7 +169,7 @@ def _is_store(folder: Path) -> bool:
     return any((folder / name).exists() for name in OF_A_STORE)
 
 
-def _check(store: Path) -> Generator[Progress, None, Report]:
+def _check(store: Path) -> Generator[WorkProgress, None, CheckReport]:
     from tidemill.broker.offline.check import check
     from tidemill.broker.offline.source import ReadOnlyDisk
 
@@ -270,7 +270,7 @@ def _together(answers: list[dict[str, Json]]) -> Json:
 # ---------------------------------------------------------------- output
 
 
-def _print_report(directory: Path, report: Report) -> None:
+def _print_report(directory: Path, report: CheckReport) -> None:
     counted = f"{report.record_count} records from {report.log_from} to {report.log_end}"
     if report.is_sound:
         typer.echo(f"{directory} is sound: {counted}")
@@ -312,7 +312,7 @@ def _sentence(concern: Concern) -> str:
     return text
 
 
-def _report_json(directory: Path, report: Report) -> dict[str, Json]:
+def _report_json(directory: Path, report: CheckReport) -> dict[str, Json]:
     return {
         "store": str(directory),
         "state": "sound" if report.is_sound else "damaged",
@@ -379,7 +379,7 @@ def _failures(directory: Path) -> Iterator[None]:
     from tidemill.broker.engine.layout.record import UnknownRecord
     from tidemill.broker.engine.store.disk import DiskFailed
     from tidemill.broker.offline.check import NoStore
-    from tidemill.broker.offline.copy import CopyRefused
+    from tidemill.broker.offline.copy import CopyError
 
     if not directory.is_dir():
         fail(f"{directory} is not a folder", EXIT_UNREADABLE)
@@ -387,7 +387,7 @@ def _failures(directory: Path) -> Iterator[None]:
         yield
     except NoStore as error:
         fail(f"{directory}: {error}", EXIT_UNREADABLE)
-    except (CopyRefused, DiskFailed) as error:
+    except (CopyError, DiskFailed) as error:
         fail(str(error), EXIT_UNREADABLE)
     except UnknownRecord as error:
         fail(
@@ -399,7 +399,7 @@ def _failures(directory: Path) -> Iterator[None]:
         fail(f"{error.filename or directory}: {error.strerror or error}", EXIT_UNREADABLE)
 
 
-def _run(steps: Generator[Progress, None, T]) -> T:
+def _run(steps: Generator[WorkProgress, None, T]) -> T:
     """Run long work to its end; show its progress on a terminal."""
     is_terminal = sys.stderr.isatty()
     shown_at_s = 0.0
@@ -418,7 +418,7 @@ def _run(steps: Generator[Progress, None, T]) -> T:
             sys.stderr.write("\r\x1b[K")
 
 
-def _words(progress: Progress) -> str:
+def _words(progress: WorkProgress) -> str:
     if not progress.total_bytes:
         return f"{progress.what} ..."
     share = 100 * progress.done_bytes // progress.total_bytes

@@ -19,7 +19,7 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE
 from tidemill.broker.engine.store.disk import ReadFailed
 from tidemill.broker.engine.store.segment import CorruptStore
 from tidemill.broker.offline import block_files, source
-from tidemill.broker.offline.check import NoStore, Report, check
+from tidemill.broker.offline.check import CheckReport, NoStore, check
 from tidemill.broker.offline.check_timers import newest_checkpoint
 from tidemill.broker.offline.findings import MEANINGS, OF_THE_LOG, Damage, Finding
 from tidemill.broker.offline.source import ReadOnlyDisk
@@ -58,7 +58,7 @@ def disk_of_all() -> FaultyDisk:
     return disk
 
 
-def checked(disk: FaultyDisk) -> Report:
+def checked(disk: FaultyDisk) -> CheckReport:
     return finish(check(disk, TIMERS))
 
 
@@ -176,7 +176,7 @@ def test_a_disk_that_gives_out_next_to_nothing_ends_the_check(
     monkeypatch.setattr(source, "UNREADABLE_MAX", 3)
     disk = disk_of_all().after_kill()
     disk.spoil(disk.names("log")[0], 0, 1, 2, 3)
-    with pytest.raises(ReadFailed, match="over 3 pages cannot be read, the last one at byte 12288"):
+    with pytest.raises(ReadFailed, match="more than 3 pages are unreadable, the last one at byte 12288"):
         checked(disk)
 
 
@@ -245,7 +245,7 @@ def small_world() -> TimerWorld:
 
 def damaged(
     world: World, topic: str, offset: int, position: int, *, derived: bool
-) -> tuple[Finding, Report]:
+) -> tuple[Finding, CheckReport]:
     """Damage a byte of a message's record; return what is found of it."""
     name, begin = place_of(world, topic, offset)
     if derived:

@@ -14,7 +14,7 @@ from tests.support.worlds.timer_world import DAY_MS, TIMERS, TimerWorld
 from tidemill.broker.engine.layout import store_checkpoint
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.offline.check import NoStore, check
-from tidemill.broker.offline.copy import CopyRefused, copy
+from tidemill.broker.offline.copy import CopyError, copy
 from tidemill.broker.offline.findings import Damage
 from tidemill.broker.offline.mend import mend
 from tidemill.broker.offline.rebuild import MendReport, rebuild
@@ -117,7 +117,7 @@ def test_a_mend_writes_an_unreadable_page_again(page: int) -> None:
     disk.spoil(name, page)
     report = mended(disk, backup())
     assert report.is_whole, report.left
-    assert contents(disk) == contents(store()), "it is readable again"
+    assert contents(disk) == contents(store()), "it is salvaging again"
     assert_sound_but_for_caches(disk)
     opened(disk)
 
@@ -139,7 +139,7 @@ def test_a_copy_fails_at_an_unreadable_page_of_acknowledged_messages() -> None:
     data = disk.read(name)
     assert data is not None
     disk.spoil(name, len(data.rstrip(b"\0")) // BLOCK)
-    with pytest.raises(CopyRefused, match="cannot be read at byte"):
+    with pytest.raises(CopyError, match="cannot be read at byte"):
         finish(copy(disk, FaultyDisk(Random(2))))
 
 

@@ -16,7 +16,7 @@ from tidemill.broker.engine.layout.truncate_intent import LogCut
 from tidemill.broker.engine.recovery import open_engine
 from tidemill.broker.engine.replica.replica_files import FOLDER, INTENT
 from tidemill.broker.engine.store.segment import segment_name
-from tidemill.broker.offline.check import Report, check
+from tidemill.broker.offline.check import CheckReport, check
 from tidemill.broker.offline.copy import copy
 from tidemill.broker.offline.findings import Damage
 from tidemill.broker.offline.mend import UNCONFIRMED, mend
@@ -42,7 +42,7 @@ def stopped_replica() -> Node:
     return group.nodes[2]
 
 
-def findings(report: Report) -> list[tuple[Damage, str, bool]]:
+def findings(report: CheckReport) -> list[tuple[Damage, str, bool]]:
     return [(one.damage, one.file, one.stops_start) for one in report.findings]
 
 

@@ -1,5 +1,5 @@
-"""Work on a data directory without its broker: check it, copy it, mend it.
+"""Work on a data directory without its broker: check, copy, mend and rebuild.
 
-Knows the layouts on disk and nothing of the engine's objects: what is looked at may be damaged in
-any way, or belong to a broker that runs.
+The code here uses the layouts on disk and no objects of the engine. The directory may be damaged in
+any way, and a broker may run on it.
 """

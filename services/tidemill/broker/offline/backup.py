@@ -9,22 +9,22 @@ from tidemill.broker.engine.layout import message, store_checkpoint
 from tidemill.broker.engine.layout.message import FLAG_REMAINS, FLAG_SCHEDULE
 from tidemill.broker.engine.layout.record import RecordKind
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
-from tidemill.broker.offline.check import NoStore, Report
-from tidemill.broker.offline.findings import Concern, Finding, Progress
+from tidemill.broker.offline.check import CheckReport, NoStore
+from tidemill.broker.offline.findings import Concern, Finding, WorkProgress
 from tidemill.broker.offline.log_scan import (
-    Intact,
+    IntactRecord,
     LogScan,
     LogSegment,
     list_held,
     list_segments,
     read_one,
 )
-from tidemill.broker.offline.names import Names
-from tidemill.broker.offline.source import Source, Window, readable
+from tidemill.broker.offline.names import TopicNames
+from tidemill.broker.offline.source import FileWindow, Source, salvaging
 from tidemill.message import salvage
 
 T = TypeVar("T")
-Steps = Generator[Progress, None, T]
+Steps = Generator[WorkProgress, None, T]
 
 
 @final
@@ -33,23 +33,23 @@ class Backup:
 
     def __init__(self, source: Source) -> None:
         """List the segments of the backup. Raises NoStore if there are none."""
-        self.source = readable(source)
+        self.source = salvaging(source)
         self.segments = list_segments(source).segments
         self.held = list_held(source)
         self.is_same_life = False  # the same store, in the same epoch
         if not self.segments:
             raise NoStore("the backup is not a store: its folder log holds no segment")
 
-    def identify(self, store: Report) -> Steps[None]:
+    def identify(self, store: CheckReport) -> Steps[None]:
         """Read the log of the backup. Raises NoStore if it is a backup of another store."""
         checkpoint = store_checkpoint.find(self.source.read(CHECKPOINT_FILE))
         durable_offset = checkpoint.durable_offset if checkpoint else 0
         scan = LogScan(self.source, self.segments, begin=0, durable_offset=durable_offset)
-        names, epoch = Names(), 0
+        names, epoch = TopicNames(), 0
         for n, found in enumerate(scan.walk()):
             if n % 4096 == 0:
-                yield Progress("backup", found.log_offset - self.segments[0].start, 0)
-            if isinstance(found, Intact):
+                yield WorkProgress("backup", found.log_offset - self.segments[0].start, 0)
+            if isinstance(found, IntactRecord):
                 names.learn_record(found)
                 epoch = max(epoch, found.header.epoch)
         ours, theirs = store.names.handle_secret, names.handle_secret
@@ -68,14 +68,14 @@ class Backup:
             if finding.log_offset is None or not segment.start <= finding.log_offset < segment.end:
                 continue
             file = self.source.open(segment.name)
-            found = read_one(Window(file), segment, finding.log_offset - segment.start)
+            found = read_one(FileWindow(file), segment, finding.log_offset - segment.start)
             file.close()
-            if isinstance(found, Intact) and _is_message_of(found, concern):
+            if isinstance(found, IntactRecord) and _is_message_of(found, concern):
                 return segment
         return None
 
 
-def _is_message_of(found: Intact, concern: Concern) -> bool:
+def _is_message_of(found: IntactRecord, concern: Concern) -> bool:
     """Whether a record is the message of the timer that damage concerns."""
     flags = found.header.flags & (FLAG_SCHEDULE | FLAG_REMAINS)
     if found.header.kind != RecordKind.MESSAGE or flags != FLAG_SCHEDULE or concern.timer is None:

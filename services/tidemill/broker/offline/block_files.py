@@ -1,4 +1,4 @@
-"""Queue files, index files and snapshots, looked at block by block."""
+"""Queue files, index files and snapshots, read block by block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidemill.broker.offline.findings import Damage
 from tidemill.broker.offline.source import Source, SourceFile
 
 
-class Kind(NamedTuple):
+class BlockFileKind(NamedTuple):
     """One kind of block file."""
 
     folder: str
@@ -24,16 +24,16 @@ class Kind(NamedTuple):
     damage: Damage
 
 
-QUEUES = Kind(QUEUES_FOLDER, block_file.QUEUE_MAGIC, queue_entry.SIZE, Damage.QUEUES)
-INDEX = Kind(INDEX_FOLDER, block_file.INDEX_MAGIC, PAIR_SIZE, Damage.INDEX)
-SNAPSHOTS = Kind(SNAPSHOTS_FOLDER, block_file.SNAPSHOT_MAGIC, 1, Damage.SNAPSHOT)
+QUEUES = BlockFileKind(QUEUES_FOLDER, block_file.QUEUE_MAGIC, queue_entry.SIZE, Damage.QUEUES)
+INDEX = BlockFileKind(INDEX_FOLDER, block_file.INDEX_MAGIC, PAIR_SIZE, Damage.INDEX)
+SNAPSHOTS = BlockFileKind(SNAPSHOTS_FOLDER, block_file.SNAPSHOT_MAGIC, 1, Damage.SNAPSHOT)
 KINDS = (QUEUES, INDEX, SNAPSHOTS)
-_NO_END = 1 << 62  # a log offset that no record has
+_NO_END = 1 << 62  # a log offset that no record reaches
 _NAME = re.compile(r".*/(\d{20})-(\d{20})")
 
 
-class Range(NamedTuple):
-    """What a file's name says: the stretch of the log that it states."""
+class FileRange(NamedTuple):
+    """A file, and the range of the log in its name."""
 
     name: str
     from_offset: int
@@ -41,28 +41,30 @@ class Range(NamedTuple):
 
 
 class BlockDamage(NamedTuple):
-    """A damaged place in a file."""
+    """A damaged range of a file."""
 
     position: int
     size: int
     why: str
 
 
-class Block(NamedTuple):
+class IntactBlock(NamedTuple):
     """One intact block."""
 
     row: DirectoryRow
     data: bytes
 
 
-def list_files(source: Source, kind: Kind) -> list[Range]:
-    """List the files of a kind, the oldest first; what is being written or dropped is left out."""
+def list_files(source: Source, kind: BlockFileKind) -> list[FileRange]:
+    """List the files of a kind, the oldest first, without those being written or deleted."""
     found = map(_NAME.fullmatch, source.names(kind.folder))
-    return [Range(one[0], int(one[1]), int(one[2])) for one in found if one]
+    return [FileRange(one[0], int(one[1]), int(one[2])) for one in found if one]
 
 
-def walk(source: Source, kind: Kind, file: Range) -> Iterator[Block | BlockDamage]:
-    """Yield the blocks of a file, and what is damaged. Raises FileNotFoundError."""
+def walk(
+    source: Source, kind: BlockFileKind, file: FileRange
+) -> Iterator[IntactBlock | BlockDamage]:
+    """Yield the intact blocks of a file, and the damage. Raises FileNotFoundError."""
     opened = source.open(file.name)
     try:
         rows = _rows(opened, kind, file)
@@ -75,12 +77,14 @@ def walk(source: Source, kind: Kind, file: Range) -> Iterator[Block | BlockDamag
             if len(data) != size or crc32(data) != row.crc:
                 yield BlockDamage(row.position, size, "checksum mismatch in a block")
             else:
-                yield Block(row, data)
+                yield IntactBlock(row, data)
     finally:
         opened.close()
 
 
-def _rows(opened: SourceFile, kind: Kind, file: Range) -> list[DirectoryRow] | BlockDamage:
+def _rows(
+    opened: SourceFile, kind: BlockFileKind, file: FileRange
+) -> list[DirectoryRow] | BlockDamage:
     head = opened.read_at(0, HEADER_SIZE)
     if len(head) == HEADER_SIZE:
         count = min(HEADER.unpack(head)[2], opened.size() // ROW_SIZE)
@@ -90,42 +94,41 @@ def _rows(opened: SourceFile, kind: Kind, file: Range) -> list[DirectoryRow] | B
     except block_file.BlockFileDamaged as error:
         return BlockDamage(0, len(head), str(error))
     if (begin, end) != (file.from_offset, file.to_offset):
-        return BlockDamage(0, HEADER_SIZE, f"the file says that it is of {begin} to {end}")
+        return BlockDamage(0, HEADER_SIZE, f"its header names the range {begin} to {end}")
     return list(block_file.rows_of(directory))
 
 
 def best_chains(
-    queues: list[Range], index: list[Range], *, min_offset: int, end: int
-) -> tuple[list[Range], list[Range], int]:
-    """Return the files of both kinds that join up from the log's beginning to one common offset.
+    queues: list[FileRange], index: list[FileRange], *, min_offset: int, end: int
+) -> tuple[list[FileRange], list[FileRange], int]:
+    """Return the files of both kinds that join from the begin of the log to one common offset.
 
-    The third value is that offset, at most `end`; 0 where there is none.
+    The third value is that offset, at most `end`; 0 if there is none.
     """
-    ways = (
-        _ways(queues, min_offset=min_offset, end=end),
-        _ways(index, min_offset=min_offset, end=end),
+    chains = (
+        _chains(queues, min_offset=min_offset, end=end),
+        _chains(index, min_offset=min_offset, end=end),
     )
-    common = ways[0].keys() & ways[1].keys()
+    common = chains[0].keys() & chains[1].keys()
     if not common:
         return [], [], 0
     derived = max(common)
-    return ways[0][derived], ways[1][derived], derived
+    return chains[0][derived], chains[1][derived], derived
 
 
-def reach(files: list[Range], *, min_offset: int) -> int:
-    """Return the log offset up to which files of one kind join; 0 where none does."""
-    ways = _ways(files, min_offset=min_offset, end=_NO_END)
-    return max(ways, default=0)
+def reach(files: list[FileRange], *, min_offset: int) -> int:
+    """Return the log offset up to which files of one kind join; 0 if none does."""
+    return max(_chains(files, min_offset=min_offset, end=_NO_END), default=0)
 
 
-def _ways(files: list[Range], *, min_offset: int, end: int) -> dict[int, list[Range]]:
-    """Return, by the offset at which it ends, a row of files that begins at the log's beginning."""
-    ways: dict[int, list[Range]] = {}
+def _chains(files: list[FileRange], *, min_offset: int, end: int) -> dict[int, list[FileRange]]:
+    """Return, by their end offset, files that join from the begin of the log."""
+    chains: dict[int, list[FileRange]] = {}
     for file in sorted(files, key=lambda one: (one.from_offset, -one.to_offset)):
         if not file.from_offset < file.to_offset <= end:
             continue
-        if file.from_offset in ways:
-            ways.setdefault(file.to_offset, [*ways[file.from_offset], file])
+        if file.from_offset in chains:
+            chains.setdefault(file.to_offset, [*chains[file.from_offset], file])
         elif file.from_offset <= min_offset:
-            ways.setdefault(file.to_offset, [file])
-    return ways
+            chains.setdefault(file.to_offset, [file])
+    return chains

@@ -1,7 +1,7 @@
-"""Looking at every byte of a data directory, and saying of each damage whom it concerns.
+"""Checking every byte of a data directory, and naming the messages that damage concerns.
 
-Nothing is changed, and a broker may run beside it: what it drops or replaces meanwhile is no
-damage. So all that does not check is looked at twice, by its name.
+Nothing is changed, and a broker may run on the directory. A file that it deletes or replaces
+meanwhile is not damaged, so each damage is looked up a second time by the name of the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tidemill.broker.engine.store.segment import SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files, check_timers
-from tidemill.broker.offline.block_files import BlockDamage, Range
-from tidemill.broker.offline.concerns import Concerns
-from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.block_files import BlockDamage, FileRange
+from tidemill.broker.offline.concerns import ConcernCollector
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, WorkProgress
 from tidemill.broker.offline.log_scan import (
-    Broken,
-    Intact,
+    BrokenRange,
+    IntactRecord,
     LogScan,
     LogSegment,
     is_cut,
@@ -34,23 +34,23 @@ from tidemill.broker.offline.log_scan import (
     read_one,
     walk_held,
 )
-from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.names import TopicNames
 from tidemill.broker.offline.replica_files import find_damage, read_replica_files
-from tidemill.broker.offline.source import Source, Window, readable
+from tidemill.broker.offline.source import FileWindow, Source, salvaging
 
-NO_START = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}  # wherever they are
-PROGRESS_BYTES = 4 << 20  # between two words about how far it has come
+NO_START = {Damage.SEGMENT_MISSING, Damage.SEGMENT_CUT}  # at any log offset
+PROGRESS_BYTES = 4 << 20  # between two reports of progress
 T = TypeVar("T")
-Steps = Generator[Progress, None, T]
+Steps = Generator[WorkProgress, None, T]
 
 
 class NoStore(Exception):
-    """There is no store to be looked at; the message says why."""
+    """There is no store to check; the message says why."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
-    """What a check has found."""
+class CheckReport:
+    """The result of a check."""
 
     findings: list[Finding] = field(default_factory=list)
     log_from: int = 0
@@ -58,19 +58,19 @@ class Report:
     record_count: int = 0
     derived_offset: int = 0
     epoch: int = 0
-    names: Names = field(default_factory=Names)
+    names: TopicNames = field(default_factory=TopicNames)
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was found."""
+        """Whether there are no findings."""
         return not self.findings
 
 
-def check(source: Source, timer: TimerConfig | None = None) -> Steps[Report]:
-    """Look at everything. Yields how far it has come.
+def check(source: Source, timer: TimerConfig | None = None) -> Steps[CheckReport]:
+    """Check a store. Yields its progress.
 
-    Raises NoStore; UnknownRecord where a newer version has written; OSError where files cannot be
-    opened, and ReadFailed where the disk gives out next to nothing of them.
+    Raises NoStore; UnknownRecord for records of a newer version; OSError if files cannot be opened;
+    ReadFailed if too many pages are unreadable.
     """
     return (yield from _Check(source, timer or TimerConfig()).run())
 
@@ -80,52 +80,52 @@ class _Check:
     """One check."""
 
     def __init__(self, source: Source, timer: TimerConfig) -> None:
-        self._source = readable(source)
+        self._source = salvaging(source)
         self._timer = timer
-        self._report = Report()
+        self._report = CheckReport()
         self._names = self._report.names
         self._replica = read_replica_files(self._source)
-        self._concerns = Concerns(self._source, self._names)
-        self._broken: list[tuple[Damage, Broken]] = []
-        self._usable: dict[str, list[Range]] = {kind.folder: [] for kind in block_files.KINDS}
-        self._snapshots: list[Range] = []
+        self._concerns = ConcernCollector(self._source, self._names)
+        self._broken: list[tuple[Damage, BrokenRange]] = []
+        self._usable: dict[str, list[FileRange]] = {kind.folder: [] for kind in block_files.KINDS}
+        self._snapshots: list[FileRange] = []
 
-    def run(self) -> Steps[Report]:
+    def run(self) -> Steps[CheckReport]:
         source, report = self._source, self._report
         before = source.read(CHECKPOINT_FILE)
         folder = list_segments(source)
         if before is None and not folder.segments and not folder.strange:
-            raise NoStore("there is no store: neither a log nor a checkpoint file")
+            raise NoStore("there is no store here: no log and no checkpoint file")
         checkpoint = store_checkpoint.find(before)
-        # A replica writes its first one after some tens of megabytes.
+        # A replica writes its first checkpoint after some tens of megabytes.
         if checkpoint is None and not (before is None and self._replica.is_replica):
             why = "the file is missing" if before is None else "checksum mismatch"
-            self._find(Damage.CHECKPOINT, CHECKPOINT_FILE, 0, len(before or b""), why)
+            self._add(Damage.CHECKPOINT, CHECKPOINT_FILE, 0, len(before or b""), why)
         for name in folder.strange:
-            self._find(
-                Damage.STRANGE_FILE, name, 0, 0, "its name is no log offset", stops_start=True
+            self._add(
+                Damage.STRANGE_FILE, name, 0, 0, "its name is not a log offset", stops_start=True
             )
-        # Read again, since a segment that is dropped is given up there first.
+        # Read again: the broker notes there that it drops a segment before it deletes the file.
         now = store_checkpoint.find(source.read(CHECKPOINT_FILE)) or checkpoint
         segments = self._without_unused(folder.segments)
-        self._look_at_shape(segments, now)
+        self._check_shape(segments, now)
         report.findings += find_damage(source)
         held = list_held(source)
         yield from self._scan(segments, checkpoint)
-        self._look_at_held()
-        # One that was there before may be needed no more by now.
-        self._look_for_held(segments, [*held, *list_held(source)])
+        self._check_held()
+        # A file that existed before may be unneeded by now.
+        self._find_missing_held(segments, [*held, *list_held(source)])
         for kind in block_files.KINDS:
-            yield from self._look_at_files(kind)
-        self._look_at_chains(checkpoint)
-        yield Progress("timers", 0, 0)
-        timers = self._look_at_timers()
-        self._conclude(timers)
-        self._tell_unreadable(timers)
+            yield from self._check_files(kind)
+        self._check_chains(checkpoint)
+        yield WorkProgress("timers", 0, 0)
+        timers = self._check_timers()
+        self._add_log_findings(timers)
+        self._add_unreadable(timers)
         report.findings.sort(key=lambda one: (one.damage not in OF_THE_LOG, one.file, one.position))
         return report
 
-    def _find(
+    def _add(
         self,
         damage: Damage,
         file: str,
@@ -149,7 +149,7 @@ class _Check:
     # ------------------------------------------------------------ the log
 
     def _without_unused(self, segments: list[LogSegment]) -> list[LogSegment]:
-        """Leave out files behind a gap in which nothing was ever written: a start deletes them."""
+        """Omit unused files behind a gap: a start deletes them."""
         kept: list[LogSegment] = []
         for segment in segments:
             if kept and kept[-1].end != segment.start and self._is_unused(segment):
@@ -160,37 +160,37 @@ class _Check:
     def _is_unused(self, segment: LogSegment) -> bool:
         file = self._source.open(segment.name)
         try:
-            data = Window(file).record(0)
+            data = FileWindow(file).record(0)
         finally:
             file.close()
         return record.find_head(data, 0, log_offset=LogOffset(segment.start)) is None
 
-    def _look_at_shape(
-        self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None
-    ) -> None:
-        """Find what is missing or cut among the files of the log."""
+    def _check_shape(self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None) -> None:
+        """Find missing and cut files of the log."""
         if checkpoint is not None and (not segments or segments[0].start > checkpoint.min_offset):
             begin = checkpoint.min_offset
             end = segments[0].start if segments else max(checkpoint.durable_offset, begin + 1)
-            self._miss(begin, end)
+            self._add_missing(begin, end)
         for segment, following in zip_longest(segments, segments[1:]):
             end = following.start if following else segment.end
             if is_cut(segment):
                 why = f"it has {segment.size} bytes"
-                self._expect(Damage.SEGMENT_CUT, Broken(segment, segment.end, end, why, None, b""))
+                self._add_damage(
+                    Damage.SEGMENT_CUT, BrokenRange(segment, segment.end, end, why, None, b"")
+                )
             elif end != segment.end:
-                self._miss(segment.end, end)
+                self._add_missing(segment.end, end)
 
-    def _miss(self, begin: int, end: int) -> None:
+    def _add_missing(self, begin: int, end: int) -> None:
         segment = LogSegment(f"{LOG_FOLDER}/{begin:020d}{SUFFIX}", begin, 0)
-        why = f"nothing is there from log offset {begin} to {end}"
-        self._expect(Damage.SEGMENT_MISSING, Broken(segment, begin, end, why, None, b""))
+        why = f"log offsets {begin} to {end} are missing"
+        self._add_damage(Damage.SEGMENT_MISSING, BrokenRange(segment, begin, end, why, None, b""))
 
-    def _expect(self, damage: Damage, broken: Broken) -> None:
+    def _add_damage(self, damage: Damage, broken: BrokenRange) -> None:
         if self._replica.cut is not None and broken.log_offset >= self._replica.cut:
-            return  # A crash has interrupted a cut there, which the next start makes.
+            return  # A crash interrupted a cut there. The next start repeats it.
         self._broken.append((damage, broken))
-        self._concerns.expect(broken)
+        self._concerns.add_damage(broken)
 
     def _scan(self, segments: list[LogSegment], checkpoint: StoreCheckpoint | None) -> Steps[None]:
         report, durable_offset = self._report, self._replica.durable
@@ -201,29 +201,29 @@ class _Check:
         report.log_from = segments[0].start
         total = sum(segment.size for segment in segments)
         scan = LogScan(self._source, segments, begin=0, durable_offset=durable_offset)
-        told = 0
+        reported = 0
         for found in scan.walk():
-            if found.log_offset - report.log_from - told >= PROGRESS_BYTES:
-                told = found.log_offset - report.log_from
-                yield Progress("log", told, total)
-            if isinstance(found, Broken):
+            if found.log_offset - report.log_from - reported >= PROGRESS_BYTES:
+                reported = found.log_offset - report.log_from
+                yield WorkProgress("log", reported, total)
+            if isinstance(found, BrokenRange):
                 if found.segment.name in self._source.names(LOG_FOLDER):
-                    self._expect(Damage.RECORD if found.header else Damage.HOLE, found)
+                    self._add_damage(Damage.RECORD if found.header else Damage.HOLE, found)
                 continue
             report.record_count += 1
             report.epoch = max(report.epoch, found.header.epoch)
             self._names.learn_record(found)
             if found.header.kind == RecordKind.MESSAGE:
-                self._concerns.see(found)
+                self._concerns.add_message(found)
             elif found.header.kind == RecordKind.TIMER:
-                self._concerns.see_control(found)
+                self._concerns.add_control(found)
         cut = self._replica.cut
         report.log_end = scan.end if cut is None else min(scan.end, cut)
         if scan.end < durable_offset:
-            self._miss(scan.end, durable_offset)
+            self._add_missing(scan.end, durable_offset)
 
-    def _look_at_held(self) -> None:
-        """Look at the segments that were set aside; the log says for which timers."""
+    def _check_held(self) -> None:
+        """Check the segments that were set aside; the log names their timers."""
         for segment in list_held(self._source):
             for broken in _twice(lambda segment=segment: walk_held(self._source, segment)):  # type: ignore[misc]  # as below
                 self._report.findings.append(
@@ -239,13 +239,13 @@ class _Check:
                     )
                 )
 
-    def _look_for_held(self, segments: list[LogSegment], held: list[LogSegment]) -> None:
-        """Find messages of timers that should be in a segment that was set aside, and are in none.
+    def _find_missing_held(self, segments: list[LogSegment], held: list[LogSegment]) -> None:
+        """Find originals of timers that are in no segment that was set aside.
 
-        A file in which one would stand, if it were as long as others are, has been cut.
+        If a file would have one at its full length, that file was cut.
         """
         size = max([one.size for one in [*segments, *held]], default=0)
-        for original, concern in self._concerns.set_aside(self._report.log_from):
+        for original, concern in self._concerns.find_missing_originals(self._report.log_from):
             if any(self._is_known_in(one, original) for one in held):
                 continue
             is_near = [one for one in held if one.start <= original < one.start + size]
@@ -264,16 +264,16 @@ class _Check:
             )
 
     def _is_known_in(self, segment: LogSegment, log_offset: int) -> bool:
-        """Whether a record stands in a segment that was set aside, or its damage was found."""
+        """Whether a held segment has a record there, or its damage was found."""
         if not segment.start <= log_offset < segment.end:
             return False
         try:
             file = self._source.open(segment.name)
         except FileNotFoundError:
-            return True  # Nobody needs it any more.
-        found = read_one(Window(file), segment, log_offset - segment.start)
+            return True  # It is unneeded by now.
+        found = read_one(FileWindow(file), segment, log_offset - segment.start)
         file.close()
-        return isinstance(found, Intact) or any(
+        return isinstance(found, IntactRecord) or any(
             one.file == segment.name
             and one.log_offset is not None
             and one.log_end is not None
@@ -283,26 +283,26 @@ class _Check:
 
     # ------------------------------------------------------------ queues, index, snapshots
 
-    def _look_at_files(self, kind: block_files.Kind) -> Steps[None]:
+    def _check_files(self, kind: block_files.BlockFileKind) -> Steps[None]:
         for file in block_files.list_files(self._source, kind):
-            yield Progress(kind.folder, 0, 0)
+            yield WorkProgress(kind.folder, 0, 0)
             damages = _twice(lambda file=file: self._walk_file(kind, file))  # type: ignore[misc]  # mypy cannot infer a lambda's default.
             for damage in damages:
-                self._find(kind.damage, file.name, *damage)
+                self._add(kind.damage, file.name, *damage)
             if not any(damage.position < block_file.HEADER_SIZE for damage in damages):
                 self._usable[kind.folder].append(file)
             if kind is block_files.SNAPSHOTS and not damages:
                 self._snapshots.append(file)
 
-    def _walk_file(self, kind: block_files.Kind, file: Range) -> list[BlockDamage]:
-        """Return what is damaged in a file: nothing, where it is gone."""
+    def _walk_file(self, kind: block_files.BlockFileKind, file: FileRange) -> list[BlockDamage]:
+        """Return the damage of a file; none if the file does not exist."""
         damages = []
         try:
             for one in block_files.walk(self._source, kind, file):
                 if isinstance(one, BlockDamage):
                     damages.append(one)
                 elif kind is block_files.QUEUES:
-                    self._concerns.look_up(one.row, one.data)
+                    self._concerns.add_queue_block(one.row, one.data)
                 elif (
                     kind is block_files.SNAPSHOTS
                     and one.row.key_1 == snapshot.SnapshotSection.CATALOG
@@ -313,36 +313,38 @@ class _Check:
             return []
         return damages
 
-    def _look_at_chains(self, checkpoint: StoreCheckpoint | None) -> None:
-        """Find files that are missing among those that the checkpoint file counts on."""
+    def _check_chains(self, checkpoint: StoreCheckpoint | None) -> None:
+        """Find missing files up to the derived offset of the checkpoint file."""
         wanted = checkpoint.derived_offset if checkpoint else 0
         for kind in (block_files.QUEUES, block_files.INDEX):
             damaged = {one.file for one in self._report.findings}
             if any(name in damaged for name in self._source.names(kind.folder)):
                 continue
-            # Listed twice: a broker may have put one in the place of two.
+            # Listed twice: a broker may have replaced two files by one.
             reach = max(self._reach(kind), self._reach(kind))
             if reach < wanted:
-                why = f"no file goes on at log offset {reach}, up to {wanted}"
-                self._find(kind.damage, f"{kind.folder}/{reach:020d}-", 0, 0, why)
+                why = f"no file continues at log offset {reach}, up to {wanted}"
+                self._add(kind.damage, f"{kind.folder}/{reach:020d}-", 0, 0, why)
 
-    def _reach(self, kind: block_files.Kind) -> int:
+    def _reach(self, kind: block_files.BlockFileKind) -> int:
         files = block_files.list_files(self._source, kind)
-        # In this order: a segment is dropped before the files that state nothing beyond it.
+        # In this order: a segment is dropped before its derived files.
         segments = list_segments(self._source).segments
         low = segments[0].start if segments else self._report.log_from
         return block_files.reach(files, min_offset=max(low, self._report.log_from))
 
     # ------------------------------------------------------------ timers, and the verdict
 
-    def _look_at_timers(self) -> list[check_timers.TimerDamage]:
-        found = _twice(lambda: check_timers.look(self._source, self._timer, self._names.store_uuid))
+    def _check_timers(self) -> list[check_timers.TimerDamage]:
+        found = _twice(
+            lambda: check_timers.find_damage(self._source, self._timer, self._names.store_uuid)
+        )
         for one in found:
-            self._find(*one)
+            self._add(*one)
         return found
 
-    def _conclude(self, timers: list[check_timers.TimerDamage]) -> None:
-        """Say of what is damaged in the log whom it concerns, and whether a start must read it."""
+    def _add_log_findings(self, timers: list[check_timers.TimerDamage]) -> None:
+        """Add the damage of the log, its messages, and whether a start must read it."""
         report = self._report
         replay_from = self._replay_from(timers)
         for damage, broken in self._broken:
@@ -358,21 +360,21 @@ class _Check:
                     log_offset=broken.log_offset,
                     log_end=broken.end,
                     detail=detail,
-                    concerns=tuple(self._concerns.of(broken)),
+                    concerns=tuple(self._concerns.of_log(broken)),
                     stops_start=damage in NO_START or broken.end > replay_from,
                 )
             )
 
-    def _tell_unreadable(self, timers: list[check_timers.TimerDamage]) -> None:
-        """Tell of what the disk does not give out; a start needs the log from its replay on."""
+    def _add_unreadable(self, timers: list[check_timers.TimerDamage]) -> None:
+        """Add unreadable pages; a start reads the log from its replay offset on."""
         replay_from = self._replay_from(timers)
         starts = {one.name: one.start for one in list_segments(self._source).segments}
         for name, begin, end, why in self._source.unreadable:
             is_replayed = name in starts and starts[name] + end > replay_from
-            self._find(Damage.UNREADABLE, name, begin, end - begin, why, stops_start=is_replayed)
+            self._add(Damage.UNREADABLE, name, begin, end - begin, why, stops_start=is_replayed)
 
     def _replay_from(self, timers: list[check_timers.TimerDamage]) -> int:
-        """Return the log offset from which the next start reads the log."""
+        """Return the log offset from which the next start replays the log."""
         report = self._report
         _, _, derived = block_files.best_chains(
             self._usable[block_files.QUEUES.folder],
@@ -394,7 +396,7 @@ class _Check:
 
 
 def _twice(look: Callable[[], Iterable[T]]) -> list[T]:
-    """Return what is found by a first look, and still by a second one."""
+    """Return the items that a first look finds, and a second one too."""
     first = list(look())
     if not first:
         return first

@@ -1,4 +1,4 @@
-"""The files of timers: what in them does not check, and what they say of one timer."""
+"""The files of timers: their damage, and the state of one timer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tidemill.broker.engine.timer.flush import FOLDERS
 from tidemill.broker.engine.timer.janitor import TABLE_FILES_KEPT
 from tidemill.broker.engine.timer.status import TimerState
 from tidemill.broker.offline.findings import Damage, TimerConcern
-from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.names import TopicNames
 from tidemill.broker.offline.source import Source
 
 
 class TimerDamage(NamedTuple):
-    """A damaged place in a file of timers."""
+    """A damaged range of a timer file."""
 
     damage: Damage
     file: str
@@ -31,33 +31,33 @@ class TimerDamage(NamedTuple):
 
 
 def newest_checkpoint(source: Source) -> TimerCheckpoint | None:
-    """Return the checkpoint that a start would take."""
+    """Return the checkpoint that a start uses."""
     found = [timer_checkpoint.find(source.read(name)) for name in CHECKPOINTS]
     return max(filter(None, found), key=lambda one: one.generation, default=None)
 
 
-def look(source: Source, config: TimerConfig, store_uuid: bytes) -> list[TimerDamage]:
-    """Return all that does not check.
+def find_damage(source: Source, config: TimerConfig, store_uuid: bytes) -> list[TimerDamage]:
+    """Return all damage.
 
-    The checkpoint is read first: what it says of the other files they had said before.
+    The checkpoint is read first: the other files are at least as new.
     """
     if not any(source.names(folder) for folder in FOLDERS):
         return []
     checkpoint = newest_checkpoint(source)
-    found = [*_look_at_checkpoints(source, checkpoint, store_uuid)]
-    for damage, file, looked in (
-        (Damage.TIMER_TABLE, table.FOLDER, _look_at_table(source, config, checkpoint)),
-        (Damage.TIMER_WHEEL, wheel.FILE, _look_at_wheel(source, config, checkpoint)),
-        (Damage.TIMER_LOG, timer_log.FOLDER, _look_at_log(source, config, checkpoint)),
+    found = [*_check_checkpoints(source, checkpoint, store_uuid)]
+    for damage, file, damages in (
+        (Damage.TIMER_TABLE, table.FOLDER, _check_table(source, config, checkpoint)),
+        (Damage.TIMER_WHEEL, wheel.FILE, _check_wheel(source, config, checkpoint)),
+        (Damage.TIMER_LOG, timer_log.FOLDER, _check_log(source, config, checkpoint)),
     ):
         try:
-            found += looked
+            found += damages
         except FileNotFoundError:
             found.append(TimerDamage(damage, file, 0, 0, "a file vanished while it was read"))
     return found
 
 
-def _look_at_checkpoints(
+def _check_checkpoints(
     source: Source, newest: TimerCheckpoint | None, store_uuid: bytes
 ) -> Iterator[TimerDamage]:
     for name in CHECKPOINTS:
@@ -83,9 +83,9 @@ def _read(source: Source, name: str) -> bytes:
         file.close()
 
 
-def _runs(is_wrong: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield (first, count) of each run of places that are wrong."""
-    edges = np.flatnonzero(np.diff(is_wrong, prepend=False, append=False))
+def _runs(is_damaged: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) of each run of true values."""
+    edges = np.flatnonzero(np.diff(is_damaged, prepend=False, append=False))
     for first, end in edges.reshape(-1, 2).tolist():
         yield first, end - first
 
@@ -93,7 +93,7 @@ def _runs(is_wrong: np.ndarray) -> Iterator[tuple[int, int]]:
 # ---------------------------------------------------------------- the table
 
 
-def _look_at_table(
+def _check_table(
     source: Source, config: TimerConfig, checkpoint: TimerCheckpoint | None
 ) -> Iterator[TimerDamage]:
     known_ids = checkpoint.queue_offset if checkpoint else 0
@@ -117,14 +117,14 @@ def _look_at_table(
     if checkpoint is None:
         return
     end = -(-known_ids // entries)
-    wanted = {*range(max(end - TABLE_FILES_KEPT, 0), end), *(checkpoint.live_files or ())}
-    for number in sorted(wanted - {first_id // entries for first_id in files}):
+    expected = {*range(max(end - TABLE_FILES_KEPT, 0), end), *(checkpoint.live_files or ())}
+    for number in sorted(expected - {first_id // entries for first_id in files}):
         name = f"{table.FOLDER}/{number * entries:020d}"
         yield TimerDamage(Damage.TIMER_TABLE, name, 0, 0, "the file is missing")
 
 
-def find_timer(source: Source, names: Names, timer_id: int) -> TimerConcern | None:
-    """Return what the table knows of a timer."""
+def find_timer(source: Source, names: TopicNames, timer_id: int) -> TimerConcern | None:
+    """Return the state of a timer in the table, None if it is missing or damaged."""
     files = [one for one in _stems(source, table.FOLDER).items() if one[0] <= timer_id]
     if not files:
         return None
@@ -154,10 +154,10 @@ def find_timer(source: Source, names: Names, timer_id: int) -> TimerConcern | No
 # ---------------------------------------------------------------- the wheel, and its chains
 
 
-def _look_at_wheel(
+def _check_wheel(
     source: Source, config: TimerConfig, checkpoint: TimerCheckpoint | None
 ) -> Iterator[TimerDamage]:
-    # Listed before the wheel is read: it never points to what was dropped by then.
+    # Listed before the wheel is read: the wheel never refers to files that were deleted by then.
     log_begin = min(_stems(source, timer_log.FOLDER), default=0)
     data = source.read(wheel.FILE)
     if data is None or len(data) != config.wheel_slots * timer_slot.SIZE:
@@ -168,17 +168,17 @@ def _look_at_wheel(
     slots = np.frombuffer(data, timer_slot.DTYPE)
     used = np.flatnonzero(np.frombuffer(data, np.uint64).reshape(len(slots), -1).any(axis=1))
     found = slots[used]
-    is_right = (
+    is_intact = (
         timer_slot.is_intact(found)
         & (found["time"] % 1000 == 0)
         & (found["time"] // 1000 % len(slots) == used)
     )
     if checkpoint is not None:
         has_passed = found["time"] <= checkpoint.hand_ms
-        is_right &= (found["first"] >= log_begin) | has_passed
-    is_wrong = np.zeros(len(slots), dtype=bool)
-    is_wrong[used[~is_right]] = True
-    for slot, count in _runs(is_wrong):
+        is_intact &= (found["first"] >= log_begin) | has_passed
+    is_damaged = np.zeros(len(slots), dtype=bool)
+    is_damaged[used[~is_intact]] = True
+    for slot, count in _runs(is_damaged):
         yield TimerDamage(
             Damage.TIMER_WHEEL,
             wheel.FILE,
@@ -191,15 +191,15 @@ def _look_at_wheel(
         yield TimerDamage(Damage.TIMER_WHEEL, wheel.FILE, 0, 0, f"{lost} slots are zeros")
 
 
-def _look_at_log(
+def _check_log(
     source: Source, config: TimerConfig, checkpoint: TimerCheckpoint | None
 ) -> Iterator[TimerDamage]:
-    """Look at the records that the checkpoint says are durable."""
+    """Find damaged records among those that the checkpoint counts as durable."""
     files = _stems(source, timer_log.FOLDER)
     if checkpoint is None or not (files or checkpoint.pending_count):
         return
     end, file_bytes = checkpoint.timer_log_position, config.timer_log_file_bytes
-    # Where a checkpoint ends with a file, the next one may not have been made yet.
+    # If a checkpoint ends with a file, the next file may not exist yet.
     first = min(files, default=(end - 1) // file_bytes * file_bytes)
     for begin in range(first, end, file_bytes):
         name = f"{timer_log.FOLDER}/{begin:020d}"
@@ -213,8 +213,8 @@ def _look_at_log(
         rows = np.frombuffer(data, timer_record.DTYPE, count)
         sealed = rows.copy()
         timer_record.seal(sealed)
-        is_right = (sealed["crc"] == rows["crc"]) & (rows["size"] == timer_record.SIZE)
-        for at, count in _runs(~is_right):
+        is_intact = (sealed["crc"] == rows["crc"]) & (rows["size"] == timer_record.SIZE)
+        for at, count in _runs(~is_intact):
             yield TimerDamage(
                 Damage.TIMER_LOG,
                 name,

@@ -1,7 +1,7 @@
-"""Whom damage to the log concerns: by what is left of a record, by the queues, and by what lacks.
+"""The messages that damage to the log concerns.
 
-A message whose head is damaged is named by the queue file that lists it; one that no file lists
-yet, by the gap that it leaves between its neighbours in the queue.
+A message with a damaged head is known from the queue file that lists it. If no file lists it yet,
+it is known from the gap between its neighbours in the queue.
 """
 
 from __future__ import annotations
@@ -27,99 +27,99 @@ from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordKind
 from tidemill.broker.engine.timer.status import SCHEDULE_QUEUE, TimerState
 from tidemill.broker.offline import check_timers
 from tidemill.broker.offline.findings import Concern, TimerConcern
-from tidemill.broker.offline.log_scan import Broken, Intact
-from tidemill.broker.offline.names import Names
+from tidemill.broker.offline.log_scan import BrokenRange, IntactRecord
+from tidemill.broker.offline.names import TopicNames
 from tidemill.broker.offline.source import Source
 from tidemill.message import salvage
 
-CONCERNS_MAX = 10_000  # messages named in all; of a missing segment there may be a million
+CONCERNS_MAX = 10_000  # messages in all; a missing segment may have had a million
 _ENTRIES = np.dtype([("log_offset", ">i8"), ("size", ">u4"), ("tag_hash", ">i8")])
 assert _ENTRIES.itemsize == SIZE, "an array of entries is what their layout says"
 
 
-class _Seen(NamedTuple):
-    """The newest message of a queue that was met."""
+class _LastMessage(NamedTuple):
+    """The newest message of a queue so far."""
 
     queue_offset: int
     log_offset: int
 
 
-class _Listed(NamedTuple):
-    """A message that a queue file lists in a damaged stretch, or that lacks in its queue."""
+class _LostMessage(NamedTuple):
+    """A message of a damaged range: lost in a queue file, or missing in its queue."""
 
     topic_id: int
     queue_id: int
     queue_offset: int
-    log_offset: int  # -1: somewhere in the stretch
+    log_offset: int  # -1: somewhere in the range
 
 
 @final
-class Concerns:
-    """What is learnt of the messages in damaged stretches while all files are walked."""
+class ConcernCollector:
+    """The facts about messages in damaged ranges, gathered while all files are read."""
 
-    def __init__(self, source: Source, names: Names) -> None:
+    def __init__(self, source: Source, names: TopicNames) -> None:
         self._source = source
         self._names = names
-        self._broken: list[Broken] = []
-        self._seen: dict[tuple[int, int], _Seen] = {}
-        self._listed: dict[int, dict[tuple[int, int, int], _Listed]] = defaultdict(dict)
+        self._broken: list[BrokenRange] = []
+        self._last: dict[tuple[int, int], _LastMessage] = {}
+        self._lost: dict[int, dict[tuple[int, int, int], _LostMessage]] = defaultdict(dict)
         self._room = CONCERNS_MAX
-        # By where its message stands that could not be copied: a timer, as the log has it.
+        # Salvaged timers by the log offset of their original message.
         self._originals: dict[int, SalvagedTimer] = {}
-        # By timer: what is newest of one of which the log has what is left, and that waits.
-        self._left: dict[int, tuple[SalvagedTimer, str]] = {}
+        # Pending salvaged timers by id: the newest record, and the message id.
+        self._salvaged: dict[int, tuple[SalvagedTimer, str]] = {}
 
-    def expect(self, broken: Broken) -> None:
-        """Note a damaged stretch of the log."""
+    def add_damage(self, broken: BrokenRange) -> None:
+        """Add a damaged range of the log."""
         self._broken.append(broken)
         if broken.header is not None and broken.header.kind == RecordKind.MESSAGE:
             place = _place(broken.remains[HEADER_SIZE:])
-            self._seen[place.topic_id, place.queue_id] = _Seen(
+            self._last[place.topic_id, place.queue_id] = _LastMessage(
                 place.queue_offset, broken.log_offset
             )
 
-    def see(self, found: Intact) -> None:
-        """Take in an intact message: those that lack before it in its queue were in a stretch."""
+    def add_message(self, found: IntactRecord) -> None:
+        """Add an intact message. Messages missing before it in its queue were in a range."""
         self._note_timer(found)
         place = _place(found.body)
         key = place.topic_id, place.queue_id
-        before = self._seen.get(key)
-        self._seen[key] = _Seen(place.queue_offset, found.log_offset)
+        before = self._last.get(key)
+        self._last[key] = _LastMessage(place.queue_offset, found.log_offset)
         if before is None or not self._broken or place.queue_offset <= before.queue_offset + 1:
             return
         for broken in self._broken:
             if broken.header is None and before.log_offset < broken.log_offset < found.log_offset:
                 missing = range(before.queue_offset + 1, place.queue_offset)
                 for queue_offset in missing[: self._room]:
-                    self._list(broken, _Listed(*key, queue_offset, -1))
+                    self._add_lost(broken, _LostMessage(*key, queue_offset, -1))
                 return
 
-    def see_control(self, found: Intact) -> None:
-        """Take in a TIMER record."""
+    def add_control(self, found: IntactRecord) -> None:
+        """Add a TIMER record."""
         control = timer_control.decode(found.body)
         if control.operation == timer_control.TimerOperation.CANCEL:
-            self._left.pop(control.timer_id, None)
+            self._salvaged.pop(control.timer_id, None)
 
-    def _note_timer(self, found: Intact) -> None:
+    def _note_timer(self, found: IntactRecord) -> None:
         flags = found.header.flags
         if flags & FLAG_REMAINS:
             remains = message.decode_remains(found.body)
             self._originals[remains.log_offset] = remains
-            self._left[remains.target.timer_id] = remains, _id_of(bytes(found.tail))
+            self._salvaged[remains.target.timer_id] = remains, _id_of(bytes(found.tail))
         elif flags & FLAG_SCHEDULE:
-            self._left.pop(message.decode_target(found.body).timer_id, None)
+            self._salvaged.pop(message.decode_target(found.body).timer_id, None)
         elif flags & FLAG_TIMER:
-            self._left.pop(message.decode_timer_cause(found.body).timer_id, None)
+            self._salvaged.pop(message.decode_timer_cause(found.body).timer_id, None)
 
-    def set_aside(self, log_from: int) -> Iterator[tuple[int, Concern]]:
-        """Yield the timers that wait and whose message the log has not, with where it stands."""
-        for remains, message_id in self._left.values():
+    def find_missing_originals(self, log_from: int) -> Iterator[tuple[int, Concern]]:
+        """Yield the pending timers with an original before the log, and its log offset."""
+        for remains, message_id in self._salvaged.values():
             original, timer = remains.log_offset, self._timer(remains.target)
-            # The table may know more than a log that is damaged.
+            # The table may know more than a damaged log.
             if 0 <= original < log_from and timer.state in ("", TimerState.PENDING.name):
-                yield original, self._timers_concern(timer, message_id)
+                yield original, self._concern_of_timer(timer, message_id)
 
-    def _timers_concern(self, timer: TimerConcern, message_id: str) -> Concern:
+    def _concern_of_timer(self, timer: TimerConcern, message_id: str) -> Concern:
         return Concern(
             topic=self._names.topic(self._names.timer_topic_id or 0),
             queue_id=SCHEDULE_QUEUE,
@@ -128,8 +128,8 @@ class Concerns:
             timer=timer,
         )
 
-    def look_up(self, row: DirectoryRow, data: bytes) -> None:
-        """Take in a block of a queue file."""
+    def add_queue_block(self, row: DirectoryRow, data: bytes) -> None:
+        """Add a block of a queue file."""
         if not self._broken:
             return
         offsets = np.frombuffer(data, dtype=_ENTRIES)["log_offset"].astype(np.int64)
@@ -139,42 +139,42 @@ class Concerns:
         for number in np.flatnonzero(which >= 0).tolist():
             broken = self._broken[which[number]]
             if offsets[number] < broken.end and broken.header is None and self._room:
-                listed = _Listed(row.key_1, row.key_2, row.first + number, int(offsets[number]))
-                self._list(broken, listed)
+                lost = _LostMessage(row.key_1, row.key_2, row.first + number, int(offsets[number]))
+                self._add_lost(broken, lost)
 
-    def _list(self, broken: Broken, listed: _Listed) -> None:
-        known = self._listed[broken.log_offset]
-        key = listed[:3]
+    def _add_lost(self, broken: BrokenRange, lost: _LostMessage) -> None:
+        known = self._lost[broken.log_offset]
+        key = lost[:3]
         if key not in known or known[key].log_offset < 0:
             self._room -= key not in known
-            known[key] = listed
+            known[key] = lost
 
-    def of(self, broken: Broken) -> Iterator[Concern]:
-        """Yield the messages that a stretch concerns."""
+    def of_log(self, broken: BrokenRange) -> Iterator[Concern]:
+        """Yield the messages that a damaged range of the log concerns."""
         if broken.header is not None:
             if broken.header.kind == RecordKind.MESSAGE:
                 yield self._of_record(broken, broken.header)
             return
-        listed = sorted(self._listed[broken.log_offset].values())
-        for one in listed:
+        lost = sorted(self._lost[broken.log_offset].values())
+        for one in lost:
             remains = b""
             if one.log_offset >= 0:
                 remains = broken.remains[one.log_offset - broken.log_offset :]
-            elif len(listed) == 1:
+            elif len(lost) == 1:
                 remains = broken.remains
             yield self._concern(one, remains)
-        if not listed and (found := _salvaged(broken.remains)):
+        if not lost and (found := _salvaged(broken.remains)):
             yield Concern(topic="", queue_id=-1, queue_offset=-1, message_id=found)
 
-    def of_held(self, broken: Broken) -> Iterator[Concern]:
-        """Yield the timers whose messages a stretch of a segment that was set aside concerns."""
+    def of_held(self, broken: BrokenRange) -> Iterator[Concern]:
+        """Yield the timers with originals in a damaged range of a held segment."""
         for log_offset, remains in sorted(self._originals.items()):
             if broken.log_offset <= log_offset < broken.end:
                 message_id = _salvaged(broken.remains[log_offset - broken.log_offset :])
-                yield self._timers_concern(self._timer(remains.target), message_id)
+                yield self._concern_of_timer(self._timer(remains.target), message_id)
 
-    def _of_record(self, broken: Broken, header: record.RecordHeader) -> Concern:
-        """Return whom a record concerns whose head is intact."""
+    def _of_record(self, broken: BrokenRange, header: record.RecordHeader) -> Concern:
+        """Return the message of a record with an intact head."""
         body = broken.remains[HEADER_SIZE : header.head_size]
         place = _place(body)
         timer = None
@@ -197,15 +197,15 @@ class Concerns:
             state="",
         )
 
-    def _concern(self, listed: _Listed, remains: bytes) -> Concern:
+    def _concern(self, lost: _LostMessage, remains: bytes) -> Concern:
         timer = None
-        is_schedule = listed.topic_id == self._names.timer_topic_id
-        if is_schedule and listed.queue_id == SCHEDULE_QUEUE:
-            timer = check_timers.find_timer(self._source, self._names, listed.queue_offset)
+        is_schedule = lost.topic_id == self._names.timer_topic_id
+        if is_schedule and lost.queue_id == SCHEDULE_QUEUE:
+            timer = check_timers.find_timer(self._source, self._names, lost.queue_offset)
         return Concern(
-            topic=self._names.topic(listed.topic_id),
-            queue_id=listed.queue_id,
-            queue_offset=listed.queue_offset,
+            topic=self._names.topic(lost.topic_id),
+            queue_id=lost.queue_id,
+            queue_offset=lost.queue_offset,
             message_id=_salvaged(remains),
             timer=timer,
         )
@@ -220,7 +220,7 @@ def _id_of(blob: bytes) -> str:
 
 
 def _salvaged(remains: bytes) -> str:
-    """Return the id of the message whose record begins there, "" where none can be vouched for."""
+    """Return the id of the message of a record; "" if it is not intact."""
     begins = [HEADER_SIZE + message.PLACE_SIZE]
     if len(remains) >= HEADER_SIZE:
         begins.insert(0, record.HEADER.unpack_from(remains)[record.HEAD_SIZE])

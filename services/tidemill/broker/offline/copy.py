@@ -1,21 +1,20 @@
 """Copying a data directory while its broker runs.
 
-What the copy holds is a prefix of the log, with the derived files that state no more than it:
+The copy is a prefix of the log, with derived files that state nothing beyond it:
 
-1. List the segments, then find the end E: behind the last intact record from the checkpoint file's
-   durable offset on. All that was answered OK before is in front of it.
-2. Copy the log up to E; the rest of the last segment stays zeros. What the broker writes behind E
-   meanwhile would look like damage in front of durable records.
-3. Where a segment was dropped before it was copied, begin with the next one, and take E anew: what
-   the dropped one stated has been stated again, behind the old E.
-   Files that were set aside (ADR 0016) are copied beside it, and of one that goes meanwhile the
-   same is true: what settled its timers stands behind the old E.
-4. Copy the queue and index files that join up to one offset, and a snapshot that knows nothing
-   from behind E. Whatever does not fit costs the copy's first start time, and nothing else.
-5. Sync everything, write the checkpoint file, and only then give the segments their names: a start
-   refuses a folder in which one has none.
+1. List the segments, then find the end E: behind the last intact record from the durable offset of
+   the checkpoint file on. Everything that was acknowledged before is in front of E.
+2. Copy the log up to E. The last segment has zeros behind it: records that the broker writes behind
+   E meanwhile would look like damage before durable records.
+3. If the broker drops a segment before it is copied, begin with the next one and find E again: the
+   live state of the dropped segment was stated again, behind the old E. The same holds for segments
+   that were set aside (ADR 0016), which are copied too.
+4. Copy the queue and index files that join up to one offset, and a snapshot that states nothing
+   from behind E. A file that does not fit only makes the first start of the copy longer.
+5. Sync everything, write the checkpoint file, and then give the segments their names. No broker
+   starts in a folder with a segment without its name.
 
-The files of timers are caches of the log that are written in place: a start makes them again.
+The files of timers are caches of the log that are written in place. A start rebuilds them.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from tidemill.broker.engine.store.disk import Disk, File
 from tidemill.broker.engine.store.segment import FOLDER as LOG_FOLDER
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files
-from tidemill.broker.offline.block_files import BlockDamage, Range
+from tidemill.broker.offline.block_files import BlockDamage, FileRange
 from tidemill.broker.offline.check import NoStore
-from tidemill.broker.offline.findings import Progress
+from tidemill.broker.offline.findings import WorkProgress
 from tidemill.broker.offline.log_scan import (
-    Broken,
+    BrokenRange,
     LogFolder,
     LogScan,
     LogSegment,
@@ -46,38 +45,38 @@ from tidemill.broker.offline.log_scan import (
     may_hold,
 )
 from tidemill.broker.offline.replica_files import read_replica_files
-from tidemill.broker.offline.source import Source, readable
+from tidemill.broker.offline.source import Source, salvaging
 
 SLICE_BYTES = 1 << 20  # copied at once
-ATTEMPTS_MAX = 20  # retention drops a segment a minute, or disks are slower than it: then give up
-COPYING = ".copying"  # behind the name of a segment until all of the copy is durable
+ATTEMPTS_MAX = 20  # retention drops at most a segment per minute, unless the disk is too slow
+COPYING = ".copying"  # suffix of the name of a segment until the whole copy is durable
 _ZEROS = bytes(SLICE_BYTES)
 T = TypeVar("T")
-Steps = Generator[Progress, None, T]
+Steps = Generator[WorkProgress, None, T]
 
 
-class CopyRefused(Exception):
-    """No copy can be made; the message says why, and what to do."""
+class CopyError(Exception):
+    """No copy can be made; the message says why and what to do."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CopyReport:
-    """What was copied."""
+    """The result of a copy."""
 
     log_from: int = 0
     log_end: int = 0
     record_count: int = 0
-    copied_bytes: int = 0  # zeros, which are not written, left out
+    copied_bytes: int = 0  # without zeros, which are not written
     file_count: int = 0
     derived_offset: int = 0
-    # In the log before the copy as in the copy; `tidemill store check` says what it means.
+    # Damage in the store and in the copy; `tidemill store check` explains it.
     damaged: list[str] = field(default_factory=list)
 
 
 def copy(source: Source, target: Disk, *, slice_bytes: int = SLICE_BYTES) -> Steps[CopyReport]:
-    """Copy a store into `target`, which must be empty. Yields how far it has come.
+    """Copy a store into `target`, which must be empty. Yields its progress.
 
-    Raises CopyRefused, NoStore; UnknownRecord, OSError and DiskFailed as they come.
+    Raises CopyError, NoStore, UnknownRecord, OSError and DiskFailed.
     """
     return (yield from _Copy(source, target, slice_bytes).run())
 
@@ -89,22 +88,22 @@ class _Copy:
     def __init__(self, source: Source, target: Disk, slice_bytes: int) -> None:
         assert 0 < slice_bytes <= SLICE_BYTES, "a slice is compared with that many zeros"
         self._slice_bytes = slice_bytes
-        self._source = readable(source)
+        self._source = salvaging(source)
         self._target = target
         self._report = CopyReport()
         self._epoch = 0
-        self._copied: dict[str, tuple[LogSegment, int]] = {}  # up to which byte each is there
-        self._files: set[str] = set()  # of other folders
-        # Where messages of timers stand of which the log has what is left, as that says it.
+        self._copied: dict[str, tuple[LogSegment, int]] = {}  # segments and their copied bytes
+        self._files: set[str] = set()  # in other folders
+        # Log offsets of the originals of salvaged timers.
         self._originals: set[int] = set()
-        # Those in which a file was made, also one that was deleted again: that must be durable too.
+        # Folders with a new file, also a deleted one: the deletion must be durable, too.
         self._folders = {LOG_FOLDER}
 
     def run(self) -> Steps[CopyReport]:
         segments, held, end = yield from self._copy_log()
         self._report.log_from, self._report.log_end = segments[0].start, end
         yield from self._verify_log(segments, end)
-        held = self._drop_unneeded(held)
+        held = self._delete_unneeded(held)
         yield from self._copy_derived()
         for folder in sorted(self._folders):
             self._target.folder(folder).sync()
@@ -121,36 +120,36 @@ class _Copy:
     # ------------------------------------------------------------ the log
 
     def _copy_log(self) -> Steps[tuple[list[LogSegment], list[LogSegment], int]]:
-        """Copy the segments and those set aside; return both, and where the copied log ends."""
+        """Copy the log and the held segments; return both, and the end of the copied log."""
         for _ in range(ATTEMPTS_MAX):
-            # Before the end is found, as the segments are, and for the same reason.
+            # Listed before the end is found, like the segments.
             held = list_held(self._source)
             segments, end = self._find_end()
-            self._forget_all_but([*held, *segments])
-            self._need_room(segments, held, end)
+            self._delete_all_but([*held, *segments])
+            self._check_room(segments, held, end)
             is_whole = True
-            # One that is set aside meanwhile is missed as a segment.
+            # A segment that is set aside meanwhile is then missing in the log.
             for segment in [*held, *segments]:
                 if not (yield from self._copy_segment(segment, segments, end)):
                     is_whole = False
                     break
             if is_whole:
                 return segments, held, end
-        raise CopyRefused(
-            f"the broker drops segments faster than they are copied ({ATTEMPTS_MAX} attempts); "
-            "copy to a faster disk, or raise the retention meanwhile"
+        raise CopyError(
+            f"the broker dropped segments during {ATTEMPTS_MAX} attempts to copy them; "
+            "copy to a faster disk, or increase the retention meanwhile"
         )
 
     def _find_end(self) -> tuple[list[LogSegment], int]:
-        """Return the segments of the log as it is now, and where it ends.
+        """Return the segments of the log now, and its end.
 
-        Listed first, and the end found afterwards: what a segment that is not listed any more
-        stated stands before that end.
+        The segments are listed before the end is found: the live state of a dropped segment is then
+        stated again before that end.
         """
         source = self._source
         checkpoint = store_checkpoint.find(source.read(CHECKPOINT_FILE))
         folder = list_segments(source)
-        self._refuse_gaps(folder)
+        self._check_gaps(folder)
         durable_offset = checkpoint.durable_offset if checkpoint else 0
         begin = max(durable_offset, folder.segments[0].start)
         scan = LogScan(source, folder.segments, begin=begin, durable_offset=durable_offset)
@@ -159,56 +158,56 @@ class _Copy:
         cut = read_replica_files(source).cut
         for found in scan.walk():
             if cut is not None and found.log_offset >= cut:
-                break  # A crash has interrupted a cut there, which the next start makes.
-            # What is damaged here no start gets past.
-            if isinstance(found, Broken):
-                raise CopyRefused(
+                break  # A crash interrupted a cut there. The next start repeats it.
+            # No start gets past damage here.
+            if isinstance(found, BrokenRange):
+                raise CopyError(
                     f"{found.segment.name} is damaged at log offset {found.log_offset} "
                     f"({found.why}); see `tidemill store check`, and mend it first"
                 )
             self._epoch = max(self._epoch, found.header.epoch)
-        self._refuse_unreadable(folder.segments, begin)
+        self._check_readable(folder.segments, begin)
         end = scan.end if cut is None else min(scan.end, cut)
         if end < durable_offset:
-            raise CopyRefused(
+            raise CopyError(
                 f"the log ends at offset {end} and was durable up to {durable_offset}; see "
                 "`tidemill store check`, and mend it first"
             )
         return [one for one in folder.segments if one.start < end or not one.start], end
 
-    def _refuse_unreadable(self, segments: list[LogSegment], begin: int) -> None:
-        """Refuse where the disk does not give out what may have been answered OK."""
+    def _check_readable(self, segments: list[LogSegment], begin: int) -> None:
+        """Raise CopyError if an unreadable page may hold acknowledged messages."""
         starts = {one.name: one.start for one in segments}
         for name, at, end, why in self._source.unreadable:
             if name in starts and starts[name] + end > begin:
-                raise CopyRefused(
-                    f"{name} cannot be read at byte {at} ({why}), where what was answered OK may "
-                    "stand; restore the directory from a backup"
+                raise CopyError(
+                    f"{name} cannot be read at byte {at} ({why}), and may hold acknowledged "
+                    "messages there; restore the directory from a backup"
                 )
 
     @staticmethod
-    def _refuse_gaps(folder: LogFolder) -> None:
+    def _check_gaps(folder: LogFolder) -> None:
         if not folder.segments:
             raise NoStore("there is no store: the folder log holds no segment")
         if folder.strange:
-            raise CopyRefused(f"{folder.strange[0]} is no segment of the log; move it away")
+            raise CopyError(f"{folder.strange[0]} is not a segment of the log; move it away")
         for segment, following in zip(folder.segments, folder.segments[1:], strict=False):
             if is_cut(segment) or segment.end != following.start:
-                raise CopyRefused(
+                raise CopyError(
                     f"the log has a gap behind {segment.name}; see `tidemill store check`, and "
                     "mend it first"
                 )
 
-    def _need_room(self, segments: list[LogSegment], held: list[LogSegment], end: int) -> None:
-        """Refuse what cannot fit, before anything is written."""
+    def _check_room(self, segments: list[LogSegment], held: list[LogSegment], end: int) -> None:
+        """Raise CopyError if the copy does not fit, before anything is written."""
         wanted = end - segments[0].start + sum(one.size for one in held)
         missing = wanted - sum(done for _, done in self._copied.values())
         free = self._target.free_bytes()
         if missing > free:
-            raise CopyRefused(f"the copy needs {missing} bytes, and {free} are free there")
+            raise CopyError(f"the copy needs {missing} bytes; the target has {free} free bytes")
 
-    def _forget_all_but(self, segments: list[LogSegment]) -> None:
-        """Delete the copies of what the log has dropped meanwhile."""
+    def _delete_all_but(self, segments: list[LogSegment]) -> None:
+        """Delete the copies of segments that the log has dropped meanwhile."""
         for name in self._copied.keys() - {segment.name for segment in segments}:
             self._target.delete(name + COPYING)
             del self._copied[name]
@@ -216,10 +215,10 @@ class _Copy:
     def _copy_segment(
         self, segment: LogSegment, segments: list[LogSegment], end: int
     ) -> Steps[bool]:
-        """Copy what a segment has before `end`; return whether it was there all the time."""
+        """Copy a segment up to `end`; return whether it existed all the time."""
         name, stop = segment.name, min(end - segment.start, segment.size)
         if name in self._copied and self._copied[name][1] >= stop:
-            return True  # It may be dropped now: all that is wanted of it is here.
+            return True  # It may be dropped now: the needed part is copied.
         try:
             opened = self._source.open(name)
         except FileNotFoundError:
@@ -233,8 +232,8 @@ class _Copy:
             begin = self._copied[name][1]
             for at in range(begin, stop, self._slice_bytes):
                 self._write(file, at, opened.read_at(at, min(self._slice_bytes, stop - at)))
-                done = max(segment.start + at - segments[0].start, 0)  # Those set aside are before.
-                yield Progress("log", done, end - segments[0].start)
+                done = max(segment.start + at - segments[0].start, 0)  # Held segments are before.
+                yield WorkProgress("log", done, end - segments[0].start)
             file.sync()
         finally:
             file.close()
@@ -251,15 +250,15 @@ class _Copy:
             self._report.copied_bytes += len(data)
 
     def _verify_log(self, segments: list[LogSegment], end: int) -> Steps[None]:
-        """Read the copy of the log, and note what is damaged in it."""
+        """Read the copy of the log, and report its damage."""
         copied = [one._replace(name=one.name + COPYING) for one in segments]
         scan = LogScan(self._target, copied, begin=0, durable_offset=end)
         for n, found in enumerate(scan.walk()):
             if n % 4096 == 0:
-                yield Progress(
+                yield WorkProgress(
                     "verified", found.log_offset - copied[0].start, end - copied[0].start
                 )
-            if isinstance(found, Broken):
+            if isinstance(found, BrokenRange):
                 name = found.segment.name.removesuffix(COPYING)
                 self._report.damaged.append(
                     f"{name}, byte {found.log_offset - found.segment.start}: {found.why}"
@@ -269,10 +268,10 @@ class _Copy:
                 if found.header.kind == RecordKind.MESSAGE and found.header.flags & FLAG_REMAINS:
                     self._originals.add(message.decode_remains(found.body).log_offset)
 
-    def _drop_unneeded(self, held: list[LogSegment]) -> list[LogSegment]:
-        """Delete the copies of segments set aside that the log names nothing in; return the others.
+    def _delete_unneeded(self, held: list[LogSegment]) -> list[LogSegment]:
+        """Delete the copies of held segments that no timer needs; return the others.
 
-        Where a record of the copy is damaged it may be one that does.
+        If the copy is damaged, all stay: a damaged record may need one.
         """
         if self._report.damaged:
             return held
@@ -285,10 +284,10 @@ class _Copy:
     # ------------------------------------------------------------ derived files
 
     def _copy_derived(self) -> Steps[None]:
-        """Copy the derived files that fit to the copied log; those that vanish, in another form."""
+        """Copy the derived files that fit the copied log; retry for files that are replaced."""
         report = self._report
-        queues: list[Range] = []
-        index: list[Range] = []
+        queues: list[FileRange] = []
+        index: list[FileRange] = []
         for _ in range(ATTEMPTS_MAX):
             wanted = block_files.best_chains(
                 block_files.list_files(self._source, block_files.QUEUES),
@@ -311,11 +310,11 @@ class _Copy:
         yield from self._copy_snapshot(derived)
 
     def _copy_files(
-        self, kind: block_files.Kind, wanted: list[Range], copied: list[Range]
+        self, kind: block_files.BlockFileKind, wanted: list[FileRange], copied: list[FileRange]
     ) -> Steps[bool]:
-        """Copy files that are not `copied` yet; return whether all were there.
+        """Copy files that are not `copied` yet; return whether all exist.
 
-        A damaged one is left out: the copy's first start derives it.
+        A damaged file is omitted: the first start of the copy rebuilds it.
         """
         have_all = True
         for file in wanted:
@@ -330,7 +329,7 @@ class _Copy:
                 written = self._target.open(file.name, create=True)
                 for at in range(0, size, self._slice_bytes):
                     self._write(written, at, opened.read_at(at, self._slice_bytes))
-                    yield Progress(kind.folder, at, size)
+                    yield WorkProgress(kind.folder, at, size)
                 if written.size() < size:
                     written.resize(size)
                 written.sync()
@@ -347,13 +346,13 @@ class _Copy:
         return have_all
 
     def _copy_snapshot(self, derived: int) -> Steps[None]:
-        """Copy the newest snapshot of which all slices are of moments that the copy has."""
+        """Copy the newest snapshot whose slices state nothing behind the end of the copy."""
         report = self._report
         files = block_files.list_files(self._source, block_files.SNAPSHOTS)
         for file in reversed(files):
             if not report.log_from <= file.from_offset <= derived:
                 continue
-            copied: list[Range] = []
+            copied: list[FileRange] = []
             yield from self._copy_files(block_files.SNAPSHOTS, [file], copied)
             if not copied:
                 continue

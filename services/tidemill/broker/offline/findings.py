@@ -54,7 +54,7 @@ MEANINGS: dict[Damage, Meaning] = {
         f"body. {_FROM_BACKUP}",
     ),
     Damage.HOLE: Meaning(
-        "no record is readable in this part of the log; it may have had messages, pops, acks and "
+        "no record is salvaging in this part of the log; it may have had messages, pops, acks and "
         "configuration",
         f"Its messages move to {_SALVAGED}. Keep the derived files: they have what the log has "
         f"lost. {_FROM_BACKUP}",
@@ -151,7 +151,7 @@ class Finding:
     log_end: int | None = None  # the end of the damaged range of the log
 
 
-class Progress(NamedTuple):
+class WorkProgress(NamedTuple):
     """The progress of long work."""
 
     what: str

@@ -1,9 +1,9 @@
-"""Walking the log of a data directory, past everything that is damaged in it.
+"""Walking the log of a data directory past all damage.
 
-Beside a live broker the log grows while it is read: what seems broken behind the durable offset is
-read a second time once something behind it proves that it was durable. Where nothing does, or where
-a record stands there by then, the log ended there when it was read; all that was durable when the
-walk began lies in front.
+Beside a running broker the log grows during the walk. A range that looks broken behind the durable
+offset is damage if a later record proves that it was durable; it is then read a second time.
+Without such a record, or if a record is there by then, the log ended there when it was read.
+Everything that was durable at the begin of the walk is before that end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tidemill.broker.engine.layout.numbers import LogOffset
 from tidemill.broker.engine.layout.record import HEADER_SIZE, RecordHeader
 from tidemill.broker.engine.store.disk import DROPPED
 from tidemill.broker.engine.store.segment import BLOCK_BYTES, FOLDER, HELD, PREPARED, SUFFIX
-from tidemill.broker.offline.source import Source, Window
+from tidemill.broker.offline.source import FileWindow, Source
 
-SEARCH_BYTES = 1 << 20  # looked through at once for the next record
-REMAINS_BYTES_MAX = 4 << 20  # kept of what is damaged: any message of a usual size
+SEARCH_BYTES = 1 << 20  # searched at once for the next record
+REMAINS_BYTES_MAX = 4 << 20  # of a damaged range, for its properties: a message of a usual size
 
 
 class LogSegment(NamedTuple):
@@ -31,12 +31,12 @@ class LogSegment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The log offset behind its last byte."""
+        """The log offset of its end."""
         return self.start + self.size
 
 
-class Intact(NamedTuple):
-    """A record whose checksums are all right. Its bytes are valid until the next one is taken."""
+class IntactRecord(NamedTuple):
+    """A record with matching checksums. Its bytes are valid until the next item is read."""
 
     segment: LogSegment
     header: RecordHeader
@@ -44,34 +44,34 @@ class Intact(NamedTuple):
 
     @property
     def log_offset(self) -> int:
-        """Where it begins."""
+        """The log offset of its begin."""
         return self.header.log_offset
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """The log offset of its end."""
         return self.header.log_offset + self.header.size
 
     @property
     def body(self) -> memoryview:
-        """What follows the header in the head."""
+        """The head without the header."""
         return self.data[HEADER_SIZE : self.header.head_size]
 
     @property
     def tail(self) -> memoryview:
-        """What follows the head."""
+        """The bytes behind the head."""
         return self.data[self.header.head_size :]
 
 
-class Broken(NamedTuple):
-    """A stretch of a segment in which a record is damaged, or in which there are none."""
+class BrokenRange(NamedTuple):
+    """A range of a segment with a damaged record, or without any record."""
 
     segment: LogSegment
     log_offset: int
     end: int
     why: str
-    header: RecordHeader | None  # of a record whose head is intact
-    remains: bytes  # its first bytes
+    header: RecordHeader | None  # if the head of the record is intact
+    remains: bytes  # the first bytes of the range
 
 
 class Pad(NamedTuple):
@@ -81,18 +81,18 @@ class Pad(NamedTuple):
     log_offset: int
 
 
-Found: TypeAlias = Intact | Broken | Pad
+ScanItem: TypeAlias = IntactRecord | BrokenRange | Pad
 
 
 class LogFolder(NamedTuple):
-    """The files of the log, as a start would take them."""
+    """The files of the log, as a start reads them."""
 
     segments: list[LogSegment]  # the oldest first; there may be gaps between them
-    strange: list[str]  # names of files that are none
+    strange: list[str]  # names of files that are not segments
 
 
 def list_segments(source: Source) -> LogFolder:
-    """List the files of the log; what a start deletes, or has set aside, is left out."""
+    """List the files of the log, without those that a start deletes or has set aside."""
     segments: list[LogSegment] = []
     strange = []
     for name in source.names(FOLDER):
@@ -105,7 +105,7 @@ def list_segments(source: Source) -> LogFolder:
         try:
             file = source.open(name)
         except FileNotFoundError:
-            continue  # The broker has dropped it meanwhile.
+            continue  # The broker has deleted it meanwhile.
         size = file.size()
         file.close()
         is_inside = bool(segments) and int(stem) < segments[-1].end
@@ -115,7 +115,7 @@ def list_segments(source: Source) -> LogFolder:
 
 
 def list_held(source: Source) -> list[LogSegment]:
-    """List the segments that were set aside: no part of the log, and each by itself."""
+    """List the segments that were set aside. They are not part of the log."""
     held = []
     for name in source.names(FOLDER):
         stem = name.removeprefix(f"{FOLDER}/").removesuffix(HELD)
@@ -124,14 +124,14 @@ def list_held(source: Source) -> list[LogSegment]:
         try:
             file = source.open(name)
         except FileNotFoundError:
-            continue  # The broker has dropped it meanwhile.
+            continue  # The broker has deleted it meanwhile.
         held.append(LogSegment(name, int(stem), file.size()))
         file.close()
     return held
 
 
-def walk_held(source: Source, segment: LogSegment) -> Iterator[Broken]:
-    """Yield what is damaged in a segment that was set aside: nothing, where it is gone.
+def walk_held(source: Source, segment: LogSegment) -> Iterator[BrokenRange]:
+    """Yield the damage of a segment that was set aside; nothing if the file does not exist.
 
     Raises UnknownRecord.
     """
@@ -140,19 +140,21 @@ def walk_held(source: Source, segment: LogSegment) -> Iterator[Broken]:
     except FileNotFoundError:
         return
     try:
-        window, at = Window(file), 0
+        window, at = FileWindow(file), 0
         while (found := read_one(window, segment, at)) is not None and not isinstance(found, Pad):
-            if isinstance(found, Broken):
+            if isinstance(found, BrokenRange):
                 yield found
             at = found.end - segment.start
     finally:
         file.close()
     if is_cut(segment):
-        yield Broken(segment, segment.end, segment.end, f"it has {segment.size} bytes", None, b"")
+        yield BrokenRange(
+            segment, segment.end, segment.end, f"it has {segment.size} bytes", None, b""
+        )
 
 
-def read_one(window: Window, segment: LogSegment, at: int) -> Found | None:
-    """Return what stands at byte `at` of a segment; None where nothing more fits.
+def read_one(window: FileWindow, segment: LogSegment, at: int) -> ScanItem | None:
+    """Return the item at byte `at` of a segment; None if no item fits there.
 
     Raises UnknownRecord.
     """
@@ -165,15 +167,15 @@ def read_one(window: Window, segment: LogSegment, at: int) -> Found | None:
         return Pad(segment, offset)
     why = record.find_damage(data, 0, log_offset=offset, room=room)
     if not why:
-        return Intact(segment, RecordHeader._make(record.HEADER.unpack_from(data)), data)
+        return IntactRecord(segment, RecordHeader._make(record.HEADER.unpack_from(data)), data)
     header = record.find_head(data, 0, log_offset=offset)
     end = offset + header.size if header else _next_head(window, segment, at + 1)
     remains = bytes(window.view(at, min(end - offset, REMAINS_BYTES_MAX)))
-    return Broken(segment, offset, end, why, header, remains)
+    return BrokenRange(segment, offset, end, why, header, remains)
 
 
-def _next_head(window: Window, segment: LogSegment, begin: int) -> int:
-    """Return the log offset of the next intact head in a segment, its end where there is none."""
+def _next_head(window: FileWindow, segment: LogSegment, begin: int) -> int:
+    """Return the log offset of the next intact head in a segment, or the end of the segment."""
     for at in _magics(window, segment, begin):
         offset = LogOffset(segment.start + at)
         if record.find_head(window.record(at), 0, log_offset=offset) is not None:
@@ -181,8 +183,8 @@ def _next_head(window: Window, segment: LogSegment, begin: int) -> int:
     return segment.end
 
 
-def _magics(window: Window, segment: LogSegment, begin: int) -> Iterator[int]:
-    """Yield the bytes from `begin` on at which something begins like a record."""
+def _magics(window: FileWindow, segment: LogSegment, begin: int) -> Iterator[int]:
+    """Yield the positions from `begin` on with the first bytes of a record."""
     for first in range(begin, segment.size, SEARCH_BYTES):
         chunk = bytes(window.view(first, min(SEARCH_BYTES + 3, segment.size - first)))
         at = chunk.find(record.MAGIC_BYTES)
@@ -202,11 +204,11 @@ class LogScan:
         self._segments = segments
         self._begin = begin
         self._durable_offset = durable_offset
-        self.end = begin  # of the log: right when the walk is over
-        self.vanished: list[LogSegment] = []  # dropped by the broker before they were read
+        self.end = begin  # of the log, after the walk
+        self.vanished: list[LogSegment] = []  # deleted by the broker before they were read
 
-    def walk(self) -> Iterator[Intact | Broken]:
-        """Yield all records, and what is damaged. Raises UnknownRecord."""
+    def walk(self) -> Iterator[IntactRecord | BrokenRange]:
+        """Yield all intact records and damaged ranges. Raises UnknownRecord."""
         for number, segment in enumerate(self._segments):
             if segment.end <= self._begin:
                 continue
@@ -216,20 +218,22 @@ class LogScan:
                 self.vanished.append(segment)
                 continue
             try:
-                is_end = yield from self._walk_segment(number, Window(file))
+                is_end = yield from self._walk_segment(number, FileWindow(file))
             finally:
                 file.close()
             if is_end:
                 return
             self.end = segment.end
 
-    def _walk_segment(self, number: int, window: Window) -> Generator[Intact | Broken, None, bool]:
-        """Yield what a segment holds; return whether the log ends in it."""
+    def _walk_segment(
+        self, number: int, window: FileWindow
+    ) -> Generator[IntactRecord | BrokenRange, None, bool]:
+        """Yield the items of a segment; return whether the log ends in it."""
         segment = self._segments[number]
         at = max(self._begin - segment.start, 0)
         while True:
             found = read_one(window, segment, at)
-            if isinstance(found, Broken):
+            if isinstance(found, BrokenRange):
                 found = self._judge(found, number, window)
                 if found is None:
                     self.end = segment.start + at
@@ -240,35 +244,35 @@ class LogScan:
             yield found
             at = found.end - segment.start
 
-    def _judge(self, broken: Broken, number: int, window: Window) -> Found | None:
-        """Return what is damaged, by a second look; None where the log ends.
+    def _judge(self, broken: BrokenRange, number: int, window: FileWindow) -> ScanItem | None:
+        """Read a range again, and return its damage; None if the log ends there.
 
-        It ends too where a record has come since the first look: whoever followed a busy broker
-        would never arrive.
+        The log also ends there if a record was written since the first look. Otherwise the walk
+        would follow a busy broker forever.
         """
         at = broken.log_offset - broken.segment.start
         is_known = broken.log_offset < self._durable_offset
         is_proven = is_known or self._is_proven(number, broken.log_offset)
         window.forget()
         again = read_one(window, broken.segment, at)
-        if is_known and not isinstance(again, Broken):
+        if is_known and not isinstance(again, BrokenRange):
             return again
-        if not is_proven or not isinstance(again, Broken):
+        if not is_proven or not isinstance(again, BrokenRange):
             return None
         if again.end == broken.segment.end and broken.log_offset < self._durable_offset:
-            # Behind the durable offset nobody knows of a record there.
+            # Behind the durable offset no record is known.
             again = again._replace(end=min(again.end, self._durable_offset))
         return again
 
     def _is_proven(self, number: int, log_offset: int) -> bool:
-        """Whether a record behind `log_offset` was written when what stands there was durable."""
+        """Whether a later record was written when the bytes at `log_offset` were durable."""
         for segment in self._segments[number:]:
             try:
                 file = self._source.open(segment.name)
             except FileNotFoundError:
                 continue
             try:
-                window = Window(file)
+                window = FileWindow(file)
                 for at in _magics(window, segment, max(log_offset + 1 - segment.start, 0)):
                     offset = LogOffset(segment.start + at)
                     data = window.record(at)
@@ -282,14 +286,15 @@ class LogScan:
 
 
 def is_cut(segment: LogSegment) -> bool:
-    """Whether a segment has a size that none has: it was cut."""
+    """Whether a segment was cut: its size is not a whole number of blocks."""
     return segment.size % BLOCK_BYTES != 0
 
 
 def may_hold(segment: LogSegment, original: int) -> bool:
-    """Whether a message may stand in a segment that was set aside, by what its remains say.
+    """Whether a segment that was set aside may have the original of salvaged properties.
 
-    They say where it stands, or, below 0, in front of what nobody knows where.
+    `original` is its log offset. If negative, the original is in an unknown segment that begins
+    before `-original`.
     """
     if original < 0:
         return segment.start < -original

@@ -12,7 +12,7 @@ All records that both have in the segment and in the two beside it must be equal
 restored from the same backup and lived on has other records at the same log offsets.
 
 What may have been acknowledged never looks unwritten afterwards: behind the backup's records the
-store's own must be intact and readable to the end of the log. Derived files that a broker may have
+store's own must be intact and salvaging to the end of the log. Derived files that a broker may have
 derived from the damaged log are deleted first; the next start rebuilds them.
 """
 
@@ -30,10 +30,10 @@ from tidemill.broker.engine.store.segment import HELD, PREPARED, SUFFIX
 from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.offline.backup import Backup
 from tidemill.broker.offline.check import check
-from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, WorkProgress
 from tidemill.broker.offline.log_scan import (
-    Broken,
-    Intact,
+    BrokenRange,
+    IntactRecord,
     LogSegment,
     Pad,
     is_cut,
@@ -50,7 +50,7 @@ from tidemill.broker.offline.rebuild import (
     sentence,
 )
 from tidemill.broker.offline.replica_files import read_replica_files
-from tidemill.broker.offline.source import Source, Window, readable
+from tidemill.broker.offline.source import FileWindow, Source, salvaging
 
 SLICE_BYTES: Final = 1 << 20  # written at once
 ENDLESS: Final = 1 << 62  # a log offset that no log reaches
@@ -63,7 +63,7 @@ _ANSWERED: Final = f"an unreadable page may hold acknowledged messages; {_UNREAD
 _SET_ASIDE: Final = {Damage.HELD, Damage.HELD_MISSING}
 _IN_PLACE: Final = {Damage.RECORD, Damage.HOLE}
 T = TypeVar("T")
-Steps = Generator[Progress, None, T]
+Steps = Generator[WorkProgress, None, T]
 
 
 class NotMendable(Exception):
@@ -115,7 +115,7 @@ class _Mending:
         self, disk: Disk, backup: Source, timer: TimerConfig | None, *, is_dry: bool
     ) -> None:
         self._disk = disk
-        self._source = readable(disk)
+        self._source = salvaging(disk)
         self._backup = Backup(backup)
         self._timer = timer
         self._is_dry = is_dry
@@ -148,7 +148,7 @@ class _Mending:
         self._plan_held(held)
         if self._is_dry or not report.mended:
             return report
-        yield Progress("mending", 0, 0)
+        yield WorkProgress("mending", 0, 0)
         for segment in [*self._new.values(), *self._new_held.values()]:
             self._write(segment)
         if not report.left:
@@ -172,7 +172,7 @@ class _Mending:
 
     def _check_again(self) -> Steps[None]:
         """Report the damage that is still there."""
-        after = yield from check(readable(self._disk), self._timer)
+        after = yield from check(salvaging(self._disk), self._timer)
         self._report.left += [
             sentence(one, f"{one.detail}; it is still there after the mend")
             for one in after.findings
@@ -324,7 +324,7 @@ class _Mending:
         end = _extent(self._backup.source, theirs, 0).end
         file = self._backup.source.open(theirs.name)
         try:
-            window = Window(file)
+            window = FileWindow(file)
             for found in _intact(self._source, own):
                 at = found.log_offset - own.start
                 if at >= end:
@@ -360,8 +360,8 @@ def _extent(source: Source, segment: LogSegment, begin: int) -> _Extent:
     """Return how far the records of a segment are intact from byte `begin` on."""
     file = source.open(segment.name)
     try:
-        window, at = Window(file), begin
-        while isinstance(found := read_one(window, segment, at), Intact):
+        window, at = FileWindow(file), begin
+        while isinstance(found := read_one(window, segment, at), IntactRecord):
             at = found.end - segment.start
     finally:
         file.close()
@@ -370,13 +370,13 @@ def _extent(source: Source, segment: LogSegment, begin: int) -> _Extent:
     return _Extent(at, is_complete=found is None)
 
 
-def _intact(source: Source, segment: LogSegment) -> Iterator[Intact]:
+def _intact(source: Source, segment: LogSegment) -> Iterator[IntactRecord]:
     """Yield the intact records of a segment, past damaged ones."""
     file = source.open(segment.name)
     try:
-        window, at = Window(file), 0
-        while isinstance(found := read_one(window, segment, at), Intact | Broken):
-            if isinstance(found, Intact):
+        window, at = FileWindow(file), 0
+        while isinstance(found := read_one(window, segment, at), IntactRecord | BrokenRange):
+            if isinstance(found, IntactRecord):
                 yield found
             at = found.end - segment.start
     finally:

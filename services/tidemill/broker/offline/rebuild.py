@@ -1,6 +1,6 @@
 """Deleting derived files, so that the next start rebuilds them from the log.
 
-Derived files may know what a damaged log no longer says. They are therefore deleted only if the
+Derived files may have content that a damaged log has lost. They are therefore deleted only if the
 whole log is sound.
 """
 
@@ -15,12 +15,12 @@ from tidemill.broker.engine.timer.config import TimerConfig
 from tidemill.broker.engine.upkeep.checkpoint import CHECKPOINT_FILE
 from tidemill.broker.offline import block_files
 from tidemill.broker.offline.check import check
-from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, Progress
+from tidemill.broker.offline.findings import OF_THE_LOG, Damage, Finding, WorkProgress
 from tidemill.broker.offline.log_scan import list_segments
-from tidemill.broker.offline.source import readable
+from tidemill.broker.offline.source import salvaging
 
 T = TypeVar("T")
-Steps = Generator[Progress, None, T]
+Steps = Generator[WorkProgress, None, T]
 _DERIVED: Final = {
     Damage.QUEUES,
     Damage.INDEX,
@@ -42,7 +42,7 @@ _FOLDERS: Final = (
 
 @dataclass(slots=True, kw_only=True)
 class MendReport:
-    """What was mended or will be rebuilt, and what is still damaged: a sentence each."""
+    """Sentences about mended or rebuilt files, and about the damage that is left."""
 
     mended: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ def rebuild(disk: Disk, timer: TimerConfig | None = None, *, is_dry: bool) -> St
 
     The caller owns the directory. Raises as `check`.
     """
-    found = yield from check(readable(disk), timer)
+    found = yield from check(salvaging(disk), timer)
     report = MendReport()
     in_log = [one for one in found.findings if one.damage in OF_THE_LOG]
     report.left += [sentence(one, "mend the log first, from a backup") for one in in_log]
@@ -79,7 +79,7 @@ def derived_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 def kept(derived: Iterable[Finding]) -> list[str]:
     """Say why damaged derived files stay beside a damaged log."""
-    why = "kept: the log is damaged too, and this file may know what the log no longer says"
+    why = "kept: the log is damaged too, and this file may have content that the log has lost"
     return [sentence(one, why) for one in derived]
 
 

@@ -1,6 +1,6 @@
-"""What a replica keeps beside its log, as a check, a copy and a repair look at it.
+"""The files of a replica beside its log, as a check, a copy and a mend read them.
 
-The rest of the folder `replica` counts for the broker group alone: a copy is a store of its own.
+Only the broker group uses the other files of the folder `replica`: a copy is an independent store.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tidemill.broker.offline.source import Source
 
 @final
 class ReplicaSummary(NamedTuple):
-    """What they say of the log."""
+    """The facts about the log in these files."""
 
     is_replica: bool
-    cut: int | None  # from there on nothing counts: a start takes it away; None: it takes nothing
-    durable: int  # up to here all of the log is there, or something is damaged
-    confirmed: int  # up to here the log is the same in the whole group, as far as it is known here
+    cut: int | None  # the next start cuts the log here; None: it cuts nothing
+    durable: int  # the log before this offset was durable: a missing part is damage
+    confirmed: int  # the whole group has the same log before this offset, as far as known here
 
 
 def read_replica_files(source: Source) -> ReplicaSummary:
-    """Read them; what is damaged says nothing."""
+    """Read the files, without those that are damaged."""
     states = [replica_state.find(source.read(name)) for name in STATES]
     marks = [durable_mark.find(source.read(name)) for name in known_end.COPIES]
     newest = max(
@@ -52,7 +52,7 @@ def read_replica_files(source: Source) -> ReplicaSummary:
 
 
 def find_damage(source: Source) -> Iterator[Finding]:
-    """Look at all of them; of files that are written in turns one may be torn."""
+    """Find damaged files. Of two files that are written in turns, one may be torn."""
     identity = source.read(IDENTITY)
     if identity is not None and store_identity.find(identity) is None:
         yield _finding(IDENTITY, identity, stops_start=True)

@@ -1,7 +1,7 @@
-"""Reading a data directory that may belong to a running broker: nothing is ever written.
+"""Reading a data directory on which a broker may run. Nothing is written.
 
-No file is mapped: a broker cuts files that it drops, and a mapping of what was cut ends the process
-that reads it.
+No file is mapped: a broker cuts files before it deletes them, and reading a mapping of a cut part
+ends the process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tidemill.broker.engine.store.disk import ReadFailed
 from tidemill.broker.engine.store.mappings import PAGE_BYTES
 
 WINDOW_BYTES = 1 << 20  # read at once
-# Pages of a store that cannot be read, each asked for by itself, at seconds a page of a failing
-# disk. Of more than this it is no damage to a file any more.
+# Unreadable pages of a store. Each is read by itself, which takes seconds on a failing disk. More
+# than this is the failure of a disk and not damage to a file.
 UNREADABLE_MAX = 4_096
 
 
@@ -28,27 +28,27 @@ class SourceFile(Protocol):
         """Return the size in bytes."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`, fewer where the file ends. Raises ReadFailed."""
+        """Return `size` bytes from `offset`, fewer at the end of the file. Raises ReadFailed."""
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file."""
 
 
 class Source(Protocol):
-    """A data directory to be read. Every `Disk` is one."""
+    """A data directory to read. Every `Disk` is a source."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in `folder`, sorted, each with the folder in front."""
+        """Return the names in `folder`, sorted, each with the folder as prefix."""
 
     def open(self, name: str) -> SourceFile:
         """Open a file. Raises FileNotFoundError."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file's content, None where there is no such file. Raises ReadFailed."""
+        """Return a small file's content, None if it does not exist. Raises ReadFailed."""
 
 
 class ReadOnlyFile:
-    """One open file, which nobody can write to by it."""
+    """One file, open for reading only."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class ReadOnlyFile:
         return os.fstat(self._fd).st_size
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Read without moving a position."""
+        """Read at an offset."""
         try:
             return os.pread(self._fd, size, offset)
         except OSError as error:
@@ -74,7 +74,7 @@ class ReadOnlyFile:
 
 @final
 class ReadOnlyDisk:
-    """The files below one folder."""
+    """The files below one folder, for reading only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -100,8 +100,8 @@ class ReadOnlyDisk:
             raise ReadFailed(f"reading {name}: {error.strerror}") from error
 
 
-class Unreadable(NamedTuple):
-    """A stretch of a file, of whole pages, that the disk does not give out."""
+class UnreadableRange(NamedTuple):
+    """A range of whole pages of a file that the disk cannot read."""
 
     name: str
     begin: int
@@ -110,10 +110,10 @@ class Unreadable(NamedTuple):
 
 
 @final
-class Readable:
-    """A data directory as far as its disk gives it out, with zeros for what cannot be read.
+class SalvageSource:
+    """A data directory with zeros in place of unreadable pages, as the broker reads it.
 
-    So the broker reads it, too. What was met is kept.
+    It remembers the unreadable pages.
     """
 
     def __init__(self, source: Source) -> None:
@@ -124,9 +124,9 @@ class Readable:
         """Return the names in a folder, sorted."""
         return self._source.names(folder)
 
-    def open(self, name: str) -> ReadableFile:
+    def open(self, name: str) -> SalvageFile:
         """Open a file. Raises FileNotFoundError."""
-        return ReadableFile(self, name, self._source.open(name))
+        return SalvageFile(self, name, self._source.open(name))
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file."""
@@ -140,31 +140,31 @@ class Readable:
             file.close()
 
     def note(self, name: str, page_at: int, why: str) -> None:
-        """Keep in mind that a page cannot be read. Raises ReadFailed where those are too many."""
+        """Remember an unreadable page. Raises ReadFailed if there are too many."""
         self._bad[name, page_at] = why
         if len(self._bad) > UNREADABLE_MAX:
             raise ReadFailed(
-                f"over {UNREADABLE_MAX} pages cannot be read, the last one at byte {page_at} of "
-                f"{name} ({why}): take the directory from the disk by other means, or from a backup"
+                f"more than {UNREADABLE_MAX} pages are unreadable, the last one at byte {page_at} "
+                f"of {name} ({why}): copy the directory with a recovery tool, or restore a backup"
             )
 
     @property
-    def unreadable(self) -> list[Unreadable]:
-        """What was met that cannot be read, by file and place."""
-        found: list[Unreadable] = []
+    def unreadable(self) -> list[UnreadableRange]:
+        """The unreadable ranges so far, by file and position."""
+        found: list[UnreadableRange] = []
         for (name, at), why in sorted(self._bad.items()):
             if found and (found[-1].name, found[-1].end) == (name, at):
                 found[-1] = found[-1]._replace(end=at + PAGE_BYTES)
             else:
-                found.append(Unreadable(name, at, at + PAGE_BYTES, why))
+                found.append(UnreadableRange(name, at, at + PAGE_BYTES, why))
         return found
 
 
 @final
-class ReadableFile:
-    """One open file of it."""
+class SalvageFile:
+    """One open file with zeros in place of unreadable pages."""
 
-    def __init__(self, owner: Readable, name: str, file: SourceFile) -> None:
+    def __init__(self, owner: SalvageSource, name: str, file: SourceFile) -> None:
         self._owner = owner
         self._name = name
         self._file = file
@@ -174,7 +174,7 @@ class ReadableFile:
         return self._file.size()
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Read, page by page where it cannot be done at once."""
+        """Read at once, or page by page if that fails."""
         try:
             return self._file.read_at(offset, size)
         except ReadFailed:
@@ -192,18 +192,18 @@ class ReadableFile:
             at = stop
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._file.close()
 
 
-def readable(source: Source) -> Readable:
-    """Return a data directory as far as its disk gives it out."""
-    return source if isinstance(source, Readable) else Readable(source)
+def salvaging(source: Source) -> SalvageSource:
+    """Return a source that reads zeros in place of unreadable pages."""
+    return source if isinstance(source, SalvageSource) else SalvageSource(source)
 
 
 @final
-class Window:
-    """A file's bytes, read in large pieces; what was read before stays as it was until `forget`."""
+class FileWindow:
+    """The bytes of a file, read in large pieces. A piece does not change until `forget`."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
@@ -212,7 +212,7 @@ class Window:
         self._data = memoryview(b"")
 
     def view(self, at: int, size: int) -> memoryview:
-        """Return `size` bytes from `at`, fewer where the file ends."""
+        """Return `size` bytes from `at`, fewer at the end of the file."""
         end = min(at + size, self._size)
         if not self._begin <= at <= end <= self._begin + len(self._data):
             self._begin = at
@@ -221,9 +221,9 @@ class Window:
         return self._data[begin : begin + size]
 
     def record(self, at: int) -> memoryview:
-        """Return the bytes of the record at `at`; of what has no intact head, that at most.
+        """Return the bytes of the record at `at`; at most its head if the head is damaged.
 
-        By the size that garbage says, a segment would be read in one go.
+        The size in a damaged head could be that of a whole segment.
         """
         view = self.view(at, record.HEADER_SIZE)
         if len(view) < record.HEADER_SIZE:
@@ -238,5 +238,5 @@ class Window:
         return self.view(at, header[record.SIZE])
 
     def forget(self) -> None:
-        """Read everything again from here on."""
+        """Read the file again from now on."""
         self._data = memoryview(b"")
