@@ -1,4 +1,4 @@
-"""A question's way: the broker's relay, a proxy's stream to it, its clients, and back."""
+"""Questions of operators: through the broker's relay and a proxy's stream to clients, and back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stream:
 
 
 class BrokerEnd:
-    """What the broker sees of the call."""
+    """The broker's end of the call."""
 
     unsent_bytes = 0
 
@@ -121,7 +121,7 @@ class World:
         self.clients.record(client_id, client, settings)
 
     async def proxy(self) -> pb.ProxyName:
-        """Return the proxy, once it is attached."""
+        """Wait until the proxy is attached, and return it."""
         await eventually(lambda: len(self.relay._attached) == 1)
         [name] = (await self.relay.ListProxies(pb.ListProxiesRequest())).proxies
         return name
@@ -135,7 +135,7 @@ class World:
         return await self.relay.AskProxy(request)
 
     async def command(self, client_id: str, **command: Any) -> pb.ProxyAnswer:
-        """Let a client do something."""
+        """Record a sign of life of a client."""
         asked = pb.ClientCommand(client_id=client_id, timeout_ms=LONG_MS, **command)
         return await self.ask(pb.ProxyQuestion(command=asked))
 
@@ -196,7 +196,7 @@ def test_a_list_is_asked_through_the_broker() -> None:
     run(scenario)
 
 
-def test_a_page_is_bounded_whatever_is_asked_for() -> None:
+def test_a_page_is_limited_for_any_request() -> None:
     async def scenario(world: World) -> None:
         for n in range(CLIENTS_MAX + 1):
             world.seen(f"c{n:05}")
@@ -250,7 +250,7 @@ def test_a_message_to_verify_is_as_at_a_delivery() -> None:
 
 
 def stored() -> bytes:
-    """Return a stored message whose wires are those of the protocol."""
+    """Return a stored message with valid protobuf parts."""
     from tidemill.message.encoding import encode_stored
 
     message = v2.Message(
@@ -262,7 +262,7 @@ def stored() -> bytes:
 
 
 @pytest.mark.parametrize("bad", [b"", blob("text")])
-def test_a_message_that_cannot_be_read_is_refused(bad: bytes) -> None:
+def test_an_undecodable_message_is_rejected(bad: bytes) -> None:
     async def scenario(world: World) -> None:
         world.seen("c", topics=["orders"])
         verify = pb.VerifiedMessage(topic="orders", message=pb.FoundMessage(blob=bad))
@@ -272,7 +272,7 @@ def test_a_message_that_cannot_be_read_is_refused(bad: bytes) -> None:
     run(scenario)
 
 
-def test_a_message_to_verify_goes_to_no_one_who_would_not_be_given_it() -> None:
+def test_a_message_to_verify_goes_only_to_its_consumers() -> None:
     async def scenario(world: World) -> None:
         world.seen("producer", client_type=v2.PRODUCER)
         world.seen("other", topics=["a", "b"])
@@ -302,7 +302,7 @@ def test_a_message_to_verify_goes_to_no_one_who_would_not_be_given_it() -> None:
     run(scenario)
 
 
-def test_an_answer_with_a_code_that_nobody_knows_comes_back() -> None:
+def test_an_answer_with_an_unknown_code_comes_back() -> None:
     async def scenario(world: World) -> None:
         world.seen("c")
         code = cast("v2.Code.ValueType", -1)
@@ -337,7 +337,7 @@ def test_commands_that_wait_leave_room_for_lists(monkeypatch: pytest.MonkeyPatch
     run(scenario)
 
 
-def test_who_is_not_there_cannot_be_asked_or_does_not_answer_is_an_error_of_its_own() -> None:
+def test_missing_mute_and_silent_clients_have_different_errors() -> None:
     async def scenario(world: World) -> None:
         assert (await world.command("c", print_stack=pb.PrintStack())).error == "ClientNotFound"
         world.seen("c")
@@ -352,7 +352,7 @@ def test_who_is_not_there_cannot_be_asked_or_does_not_answer_is_an_error_of_its_
     run(scenario)
 
 
-def test_a_newer_question_is_refused_and_not_left_waiting() -> None:
+def test_a_newer_question_is_rejected_at_once() -> None:
     async def scenario(world: World) -> None:
         world.seen("c")
         assert (await world.ask(pb.ProxyQuestion())).error == "BadRequest"
@@ -361,12 +361,10 @@ def test_a_newer_question_is_refused_and_not_left_waiting() -> None:
     run(scenario)
 
 
-def test_a_question_that_fails_is_answered_and_the_log_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_question_is_answered_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: World) -> None:
         world.seen("c")
-        # Whatever it is: nobody has foreseen it.
+        # An unexpected error.
         monkeypatch.setattr(world.clients, "find", lambda _client_id: 1 // 0)
         answer = await world.command("c", print_stack=pb.PrintStack())
         assert answer.error == "ProxyUnreachable"
@@ -375,10 +373,10 @@ def test_a_question_that_fails_is_answered_and_the_log_says_why(
     with capture_logs() as logs:
         run(scenario)
     [failed] = [one for one in logs if one["event"] == "question failed unexpectedly"]
-    assert failed["exc_info"], "with its traceback"
+    assert failed["exc_info"], "the log line has the traceback"
 
 
-def test_a_proxy_that_goes_ends_what_it_is_asked() -> None:
+def test_a_disconnect_of_the_proxy_ends_its_questions() -> None:
     async def scenario(world: World) -> None:
         world.seen("c")
         with world.clients.streams.open("c", ClientStream(world, "c", None)):
@@ -422,7 +420,7 @@ def test_a_slow_proxy_and_too_many_questions_are_refused(monkeypatch: pytest.Mon
     run(scenario)
 
 
-def test_a_proxy_that_does_not_read_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_does_not_read_gets_no_more_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BrokerEnd, "unsent_bytes", broker_relay.UNSENT_BYTES_MAX)
 
     async def scenario(world: World) -> None:
@@ -454,7 +452,7 @@ def test_a_page_ends_where_the_settings_are_large(monkeypatch: pytest.MonkeyPatc
     run(scenario)
 
 
-def test_a_broker_that_is_listed_no_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_leaves_a_broker_that_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.proxy.clients.relay.REFRESH_PERIOD_S", 0.0)
 
     async def scenario(world: World) -> None:
@@ -465,9 +463,7 @@ def test_a_broker_that_is_listed_no_more_is_left(monkeypatch: pytest.MonkeyPatch
     run(scenario)
 
 
-def test_a_stream_that_does_not_say_whose_it_is_and_one_too_many_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_anonymous_and_excess_streams_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_relay, "PROXIES_MAX", 0)
 
     async def attach(first: bytes) -> RpcCode:

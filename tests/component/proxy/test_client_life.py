@@ -33,7 +33,7 @@ async def end(world: ProxyWorld, client_id: str) -> None:
     )
 
 
-def test_heartbeats_of_consumers_are_told_and_those_of_producers_are_not() -> None:
+def test_only_heartbeats_of_consumers_are_reported() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await heartbeat(world, "producer", v2.PRODUCER)
         await heartbeat(world, "consumer-1")
@@ -44,7 +44,7 @@ def test_heartbeats_of_consumers_are_told_and_those_of_producers_are_not() -> No
     run(scenario)
 
 
-def test_signs_of_life_travel_with_requests_and_a_client_is_told_of_once() -> None:
+def test_a_sign_of_life_travels_once_with_a_request() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic()
         await world.put_group()
@@ -56,7 +56,7 @@ def test_signs_of_life_travel_with_requests_and_a_client_is_told_of_once() -> No
     run(scenario)
 
 
-def test_the_end_of_a_client_is_told_at_once_and_its_next_life_too() -> None:
+def test_the_end_and_the_restart_of_a_client_are_reported_at_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await heartbeat(world, "consumer")
         await end(world, "consumer")
@@ -69,7 +69,7 @@ def test_the_end_of_a_client_is_told_at_once_and_its_next_life_too() -> None:
 
 
 @pytest.mark.parametrize("auto_renew", [True, False])
-def test_a_pop_says_for_whom_it_is_and_whether_it_renews(auto_renew: bool) -> None:
+def test_a_pop_names_its_client_and_renewal(auto_renew: bool) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic()
         await world.put_group()
@@ -85,7 +85,7 @@ def test_a_pop_says_for_whom_it_is_and_whether_it_renews(auto_renew: bool) -> No
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_a_broker_hears_of_a_hand_over_when_the_client_has_read_it(is_read: bool) -> None:
+def test_a_hand_over_is_reported_when_the_client_has_read_it(is_read: bool) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic()
         await world.put_group()

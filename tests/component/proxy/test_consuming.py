@@ -93,16 +93,16 @@ def test_a_poll_waits_until_its_client_has_read_enough() -> None:
         assert waited_bytes == REPLY_ROOM_BYTES
         assert 9.9 <= waited_s <= 10, "half of the poll; the other half is for reading"
         taken_bytes = (24 << 20) - full.room_bytes
-        assert len(LARGE) < taken_bytes < len(LARGE) + 1_000, "only the reply's is taken"
+        assert len(LARGE) < taken_bytes < len(LARGE) + 1_000, "only the room of the reply is held"
 
     run(scenario)
 
 
-def test_what_finds_no_room_is_given_back_and_the_poll_waits_for_room() -> None:
+def test_messages_without_room_go_back_and_the_poll_waits_for_room() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(LARGE))
         responses = Collected()
-        # Enough to begin with; then others of the connection have taken it.
+        # There is room at first; then other streams of the connection take it.
         responses.room_at_first_bytes = 24 << 20
         responses.room_bytes, responses.room_later_bytes = 1_000, 24 << 20
         poll = asyncio.create_task(
@@ -121,7 +121,7 @@ def test_what_finds_no_room_is_given_back_and_the_poll_waits_for_room() -> None:
 
 @pytest.mark.parametrize("poll_ms", [20_000, 0])
 def test_a_poll_that_meets_a_full_link_with_room_in_hand_waits_on_without(poll_ms: int) -> None:
-    """It asks but briefly while it keeps room from others, and has time left after that."""
+    """The poll holds room only for a short pop, and has time for further pops."""
 
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message(b"one"))
@@ -137,10 +137,10 @@ def test_a_poll_that_meets_a_full_link_with_room_in_hand_waits_on_without(poll_m
                 raise Overloaded("the proxy reads too slowly; poll again after a pause")
             return await ask(request, timeout_ms=timeout_ms)
 
-        world.link.pop = pop  # type: ignore[method-assign]  # A link that is full for a while.
+        world.link.pop = pop  # type: ignore[method-assign]  # A link without room for some time.
         items = await world.receive(receive_request(poll_ms=poll_ms), responses=responses)
         if poll_ms == 0:
-            assert items[0].status.code == v2.TOO_MANY_REQUESTS, "nobody knows what is there"
+            assert items[0].status.code == v2.TOO_MANY_REQUESTS, "the broker was not asked"
             return
         assert kinds(items) == ["status", "message", "delivery_timestamp"]
         assert asked_ms[0] == ROOM_POLL_MS < asked_ms[1]
@@ -149,7 +149,7 @@ def test_a_poll_that_meets_a_full_link_with_room_in_hand_waits_on_without(poll_m
     run(scenario)
 
 
-def test_a_poll_that_asks_once_is_refused_where_there_is_no_room() -> None:
+def test_a_poll_without_a_wait_is_rejected_without_room() -> None:
     async def scenario(world: ProxyWorld) -> None:
         full = Collected()
         full.room_bytes = full.room_at_first_bytes = 0
@@ -189,9 +189,9 @@ def test_a_message_that_arrives_ends_a_waiting_poll() -> None:
         (7_000, 30, 7_000),
         (60_000, None, 20_000),
         (40_000, 40, 20_000),
-        # What is left of the deadline, less the reserve.
+        # The remaining time until the deadline, less the reserve.
         (20_000, 10, 9_800),
-        # Nothing said: what is left less half of the request timeout.
+        # Without a poll duration: the remaining time, less half of the request timeout.
         (None, 10, 8_500),
         (None, 30, 20_000),
         (None, None, 20_000),
@@ -210,7 +210,7 @@ def test_a_poll_waits_as_long_as_the_client_and_the_limits_allow(
             frame = await world.broker.wait_for_frame("pops")
             passed_ms = (time.monotonic() - began_s) * 1000
             await world.send(message())
-        # What a deadline leaves is less by what has passed since it was set.
+        # The remaining time has decreased since the deadline was set.
         assert asked_ms - passed_ms - 1 <= frame.pops[0].poll_duration_ms <= asked_ms
 
     run(scenario)
@@ -231,7 +231,7 @@ def test_a_deadline_without_room_for_a_poll_is_refused(
 
 
 @pytest.mark.parametrize(("asked", "popped"), [(-1, 1), (0, 1), (1, 1), (32, 32), (100, 32)])
-def test_the_batch_size_is_bounded(asked: int, popped: int) -> None:
+def test_the_batch_size_is_limited(asked: int, popped: int) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.receive(receive_request(batch_size=asked))
         frame = await world.broker.wait_for_frame("pops")
@@ -309,7 +309,7 @@ def test_unknown_names_are_not_found_where_use_does_not_create() -> None:
     run(scenario, auto_create=False)
 
 
-def test_a_poll_whose_client_goes_is_cancelled_at_the_broker() -> None:
+def test_a_disconnect_cancels_the_poll_at_the_broker() -> None:
     async def scenario(world: ProxyWorld) -> None:
         async with asyncio.TaskGroup() as tasks:
             poll = tasks.create_task(world.receive(receive_request(poll_ms=20_000)))
@@ -322,7 +322,7 @@ def test_a_poll_whose_client_goes_is_cancelled_at_the_broker() -> None:
     run(scenario)
 
 
-def test_what_a_pop_brings_after_its_client_has_gone_is_given_back() -> None:
+def test_messages_popped_after_a_disconnect_go_back() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.send(message())
         group = await world.put_group()
@@ -343,7 +343,7 @@ def test_what_a_pop_brings_after_its_client_has_gone_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("failing_item", [0, 1, 3])
-def test_what_was_not_written_to_the_client_is_given_back(failing_item: int) -> None:
+def test_unsent_messages_go_back(failing_item: int) -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic(queues=1)
         await world.send(*(message() for _ in range(4)))
@@ -366,7 +366,7 @@ def test_what_was_not_written_to_the_client_is_given_back(failing_item: int) -> 
     run(scenario)
 
 
-def test_what_cannot_be_made_an_answer_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_cannot_be_encoded_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> list[bytes]:
         raise ValueError("a defect")
 
@@ -417,7 +417,7 @@ def test_a_receive_that_the_broker_does_not_answer_ends_before_its_deadline() ->
         assert kinds(items) == ["status", "delivery_timestamp"]
         assert items[0].status.code == v2.PROXY_TIMEOUT
 
-    # A machine that stalls for less than the reserve is none that the test is of.
+    # The test tolerates stalls of the machine that are shorter than the reserve.
     run(scenario, deadline_reserve_ms=2_000)
 
 
@@ -461,7 +461,7 @@ def test_the_handle_of_another_group_or_topic_is_invalid() -> None:
     run(scenario)
 
 
-def test_an_ack_of_nothing_or_of_unknown_names_is_refused() -> None:
+def test_an_empty_ack_and_unknown_names_are_rejected() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await handle_of(world)
         for request, code in (
@@ -490,14 +490,14 @@ def test_change_invisible_gives_a_new_handle_and_voids_the_old_one() -> None:
     run(scenario)
 
 
-def test_change_invisible_to_nothing_brings_the_message_back_at_once() -> None:
+def test_an_invisible_duration_of_zero_returns_the_message_at_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         handle = await handle_of(world)
         assert (await change(world, handle, 0, suspend=True)).status.code == v2.OK
         frame = await world.broker.wait_for_frame("changes")
         assert frame.changes[0].suspend
         [again] = await world.receive_messages()
-        assert again.system_properties.delivery_attempt == 1, "a suspended one does not count"
+        assert again.system_properties.delivery_attempt == 1, "a suspended attempt does not count"
 
     run(scenario)
 

@@ -75,7 +75,7 @@ def settings(language: v2.Language.ValueType = v2.JAVA) -> service.TelemetryComm
     )
 
 
-def test_a_message_goes_through() -> None:
+def test_a_message_is_sent_and_received() -> None:
     async def scenario(client: Client) -> None:
         sent = await client.stub.SendMessage(
             service.SendMessageRequest(messages=[message()]), metadata=METADATA
@@ -136,7 +136,7 @@ def test_an_assignment_depends_on_the_order_of_the_group(
     run(scenario)
 
 
-def test_heartbeat_and_termination_are_noted() -> None:
+def test_heartbeat_and_termination_are_recorded() -> None:
     async def scenario(client: Client) -> None:
         for client_type, code in (
             (v2.CLIENT_TYPE_UNSPECIFIED, v2.UNRECOGNIZED_CLIENT_TYPE),
@@ -168,7 +168,7 @@ def test_heartbeat_and_termination_are_noted() -> None:
         ("SyncLiteSubscription", service.SyncLiteSubscriptionRequest()),
     ],
 )
-def test_a_method_that_is_not_served_says_so(method: str, request_message: object) -> None:
+def test_an_unserved_method_is_unimplemented(method: str, request_message: object) -> None:
     async def scenario(client: Client) -> None:
         call = getattr(client.stub, method)(request_message, metadata=METADATA)
         assert await call.code() == grpc.StatusCode.UNIMPLEMENTED

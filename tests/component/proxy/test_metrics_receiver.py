@@ -72,7 +72,7 @@ def answer(encoded: bytes) -> Any:
     return collector.ExportMetricsServiceResponse.FromString(encoded).partial_success
 
 
-def test_what_cannot_be_taken_is_counted_in_the_answer() -> None:
+def test_rejected_points_are_counted_in_the_answer() -> None:
     async def scenario(world: ProxyWorld, export: Export) -> None:
         await world.put_topic()
         await world.put_group()
@@ -94,7 +94,7 @@ def test_what_cannot_be_taken_is_counted_in_the_answer() -> None:
         (bytes(limits.OTHER_REQUESTS_BYTES + 1), HEADERS, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
-def test_what_is_no_export_ends_with_a_status(
+def test_an_invalid_export_ends_with_a_status(
     encoded: bytes, metadata: dict[str, str], code: grpc.StatusCode
 ) -> None:
     async def scenario(_world: ProxyWorld, export: Export) -> None:
@@ -105,7 +105,7 @@ def test_what_is_no_export_ends_with_a_status(
     run(scenario)
 
 
-def test_nothing_is_collected_unless_it_is_wanted() -> None:
+def test_client_metrics_can_be_turned_off() -> None:
     async def scenario(_world: ProxyWorld, export: Export) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await export(b"", metadata=tuple(HEADERS.items()))
@@ -137,7 +137,7 @@ def receiver() -> MetricsReceiver:
 EMPTY_POINTS = empty_points(9, "rocketmq_send_cost_time")
 
 
-def test_exports_under_way_take_no_more_than_their_bytes() -> None:
+def test_concurrent_exports_hold_only_their_bytes() -> None:
     """Empty points were eight megabytes parsed, for each export that had its slices taken."""
 
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_exports_under_way_take_no_more_than_their_bytes() -> None:
     asyncio.run(main())
 
 
-def test_an_address_has_as_many_exports_under_way_as_are_free() -> None:
+def test_an_address_gets_at_most_the_free_exports() -> None:
     async def main() -> None:
         receives = receiver()
 

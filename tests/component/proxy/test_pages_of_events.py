@@ -1,4 +1,4 @@
-"""ReadEvents over a broker that gives pages: where a call ends."""
+"""The end of ReadEvents calls over a broker with several pages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tidemill.transport.aio.call import RpcCall
 
 PAGE_BYTES = 100  # of the log
 LOG_END = 250
-PAGES_MAX = 20  # of a call that would not end
+PAGES_MAX = 20  # per call; more means that the call does not end
 
 
 class Log:
-    """A broker's log, of which each page tells the same number of bytes."""
+    """A broker's log, read in pages of equal size."""
 
     def __init__(self) -> None:
         self.end = LOG_END
@@ -42,7 +42,7 @@ def calls_to(log: Log) -> AbstractAsyncContextManager[BrokerCalls]:
 async def read(
     events: EventPages, log: Log, start: int, until: int, *, cut_to: int = 0
 ) -> list[int]:
-    """Return where the pages of a call end; the log is cut behind the first of them."""
+    """Return the ends of the pages of a call; the log is cut after the first page."""
     request = pb.ReadEventsRequest(from_position=start, until_position=until)
     found: list[int] = []
     async for page in events.read_events(request, "10.0.0.1"):
@@ -63,9 +63,7 @@ async def read(
         (LOG_END, 0, [250]),
     ],
 )
-def test_a_call_ends_where_the_log_does_whatever_end_it_asks_for(
-    start: int, until: int, ends: list[int]
-) -> None:
+def test_a_call_ends_at_the_end_of_the_log(start: int, until: int, ends: list[int]) -> None:
     async def scenario(world: ProxyWorld) -> None:
         log = Log()
         async with calls_to(log) as calls:
@@ -74,7 +72,7 @@ def test_a_call_ends_where_the_log_does_whatever_end_it_asks_for(
     run(scenario)
 
 
-def test_a_call_ends_where_a_log_does_that_was_restored_under_it() -> None:
+def test_a_call_ends_at_the_end_of_a_restored_log() -> None:
     async def scenario(world: ProxyWorld) -> None:
         log = Log()
         async with calls_to(log) as calls:

@@ -1,4 +1,4 @@
-"""Listings over a broker that gives pages: what it is asked for, page by page."""
+"""Listings over a broker with several pages: the names in each request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADDRESS = "10.0.0.1"
 
 
 class Broker:
-    """Who tells how far groups are, of which one more goes with every page."""
+    """A broker that lists progress; more groups are missing with each page."""
 
     def __init__(self, gone: list[list[str]]) -> None:
         self.asked: list[list[str]] = []  # names, by page
@@ -41,7 +41,7 @@ def calls_to(broker: Broker) -> AbstractAsyncContextManager[BrokerCalls]:
 
 
 async def missing(pages: ListingPages, names: list[str]) -> list[list[str]]:
-    """Return which names each page tells as missing."""
+    """Return the missing names of each page."""
     answer = pages.method("ListProgress", pb.ListProgressReply, "groups")
     request = pb.ListProgressRequest(groups=names, skips_missing=True)
     return [
@@ -50,7 +50,7 @@ async def missing(pages: ListingPages, names: list[str]) -> list[list[str]]:
     ]
 
 
-def test_a_name_is_asked_for_once_a_page_until_it_is_told_to_be_missing() -> None:
+def test_a_missing_name_is_requested_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         broker = Broker(gone=[["a"], [], ["c"], []])
         async with calls_to(broker) as calls:
@@ -61,7 +61,7 @@ def test_a_name_is_asked_for_once_a_page_until_it_is_told_to_be_missing() -> Non
     run(scenario)
 
 
-def test_where_all_names_are_missing_nothing_else_is_asked_for() -> None:
+def test_a_listing_ends_if_all_names_are_missing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         broker = Broker(gone=[["a"], ["b"], []])
         async with calls_to(broker) as calls:
@@ -70,7 +70,7 @@ def test_where_all_names_are_missing_nothing_else_is_asked_for() -> None:
     run(scenario)
 
 
-def test_more_names_than_a_request_may_have_reach_no_broker() -> None:
+def test_a_request_with_too_many_names_reaches_no_broker() -> None:
     async def scenario(world: ProxyWorld) -> None:
         broker, many = Broker(gone=[[]]), ["g"] * (limits.NAMES.limit + 1)
         async with calls_to(broker) as calls:

@@ -1,4 +1,4 @@
-"""Calls of PipelineSource over a real server and client: how many, how much, and how they end."""
+"""Calls of PipelineSource over a real server and client: concurrency, memory and ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = 100
 
 
 class Source:
-    """Answers GetQueues as its tests want it."""
+    """A configurable handler of GetQueues."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -55,7 +55,7 @@ class Source:
             self.has_closed.set()
 
 
-ROUND_TRIPS = 50  # of other calls, in which a page could be made many times over
+ROUND_TRIPS = 50  # of other calls; enough time to make many pages
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +81,7 @@ def run(scenario: Callable[[Source, Stub], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_one_address_has_as_many_calls_as_are_free() -> None:
+def test_one_address_gets_at_most_the_free_calls() -> None:
     async def scenario(source: Source, stub: Stub) -> None:
         calls = [stub.GetQueues(pb.GetQueuesRequest()) for _ in range(CALLS_MAX // 2)]
         for call in calls:
@@ -99,11 +99,11 @@ def test_one_address_has_as_many_calls_as_are_free() -> None:
     run(scenario)
 
 
-def test_who_does_not_read_is_made_no_more_pages() -> None:
+def test_no_page_is_made_for_a_client_that_does_not_read() -> None:
     async def scenario(source: Source, stub: Stub) -> None:
         call = stub.GetQueues(pb.GetQueuesRequest(topic_pattern="pages"))
         await call.read()
-        # What lies in buffers of both ends is some pages; then nobody makes more.
+        # The buffers of both ends hold some pages. Then the proxy makes no more.
         for _ in range(ROUND_TRIPS):
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.GetQueues(pb.GetQueuesRequest(topic_pattern="conflict")).read()

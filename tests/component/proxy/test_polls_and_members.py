@@ -15,7 +15,7 @@ from tests.support.worlds.proxy_world import eventually, receive_request
 from tests.support.worlds.several_brokers import SeveralBrokers, run
 from tidemill.stubs.apache.rocketmq.v2 import definition_pb2 as v2
 
-POLL_MS = 15_000  # as long as a scenario may take; a test waits for the end of the shortest only
+POLL_MS = 15_000  # longer than a scenario; only the shortest poll ends in a test
 SHORTEST_POLL_MS = 5_000
 
 Standing: TypeAlias = Literal["up", "down", "absent"]
@@ -29,12 +29,12 @@ BEGINNINGS: list[tuple[Standing, Standing]] = [
     ("down", "absent"),
 ]
 STORIES = [(beginning, POLL_MS) for beginning in BEGINNINGS]
-# Who asks once has asked whom it could where anybody is up.
+# A receive without a wait is complete if any broker is up.
 STORIES += [(beginning, 0) for beginning in BEGINNINGS if "up" not in beginning]
 
 
 async def begin(world: SeveralBrokers, *, poll_ms: int = POLL_MS) -> asyncio.Task[list[str]]:
-    """Begin a receive, and let it get as far as it gets by itself."""
+    """Begin a receive, and run it until it waits."""
 
     async def receiving() -> list[str]:
         items = await world.receive(receive_request(poll_ms=poll_ms))
@@ -62,7 +62,7 @@ async def let_come(world: SeveralBrokers, n: int) -> None:
 
 
 async def become(world: SeveralBrokers, n: int, standing: Standing) -> None:
-    """Bring a group from up to how a story begins."""
+    """Bring a broker group into the state in which a story begins."""
     if standing == "down":
         await let_go(world, n)
     elif standing == "absent":
@@ -70,7 +70,7 @@ async def become(world: SeveralBrokers, n: int, standing: Standing) -> None:
 
 
 async def come_up(world: SeveralBrokers, n: int, standing: Standing) -> None:
-    """Bring a group from how a story began to up."""
+    """Bring a broker group up from the state in which a story began."""
     if standing == "down":
         await let_come(world, n)
     elif standing == "absent":
@@ -79,17 +79,17 @@ async def come_up(world: SeveralBrokers, n: int, standing: Standing) -> None:
             await eventually(lambda: world.brokers[0].count_of("pops") > 0)
         world.join(n)
         if is_parked:
-            # What its pop took on the way would be back after a second, and time stands still here.
+            # Messages of its lost pop would return after a second, but time stands still here.
             await world.brokers[0].wait_for_frame("cancelled_polls")
 
 
 @pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize(("beginning", "poll_ms"), STORIES)
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1))), ids=["01", "10"])
-def test_a_message_comes_whoever_was_there_when_its_poll_began(
+def test_a_poll_gets_a_message_of_any_member(
     beginning: tuple[Standing, Standing], at: int, poll_ms: int, order: tuple[int, int]
 ) -> None:
-    """The other group stays as it is, or changes first."""
+    """The other broker group stays in its state, or changes first."""
 
     async def scenario(world: SeveralBrokers) -> None:
         for n, standing in enumerate(beginning):
@@ -100,7 +100,7 @@ def test_a_message_comes_whoever_was_there_when_its_poll_began(
         for n in order[: order.index(at) + 1]:
             await come_up(world, n, beginning[n])
             if n != at and not poll_ms:
-                # It has asked that one, and that was that.
+                # The receive has asked that broker and ended.
                 assert await waiting == ["MESSAGE_NOT_FOUND"]
                 return
         if poll_ms:
@@ -111,7 +111,7 @@ def test_a_message_comes_whoever_was_there_when_its_poll_began(
     run(scenario, count=2)
 
 
-def test_polls_of_brokers_that_are_away_for_too_long_are_refused_at_once() -> None:
+def test_polls_of_long_unreachable_brokers_are_rejected_at_once() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for n in range(2):
             await let_go(world, n)
@@ -123,7 +123,7 @@ def test_polls_of_brokers_that_are_away_for_too_long_are_refused_at_once() -> No
     run(scenario, count=2)
 
 
-def test_a_poll_ends_with_what_it_waited_for_in_vain() -> None:
+def test_a_poll_fails_if_all_brokers_stay_unreachable() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for n in range(2):
             await let_go(world, n)
@@ -133,7 +133,7 @@ def test_a_poll_ends_with_what_it_waited_for_in_vain() -> None:
     run(scenario, count=2)
 
 
-def test_a_poll_that_goes_on_at_all_groups_is_counted_by_what_became_of_both() -> None:
+def test_a_poll_that_continues_at_all_groups_is_counted_once_per_outcome() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         world.leave(1)
         waiting = await begin(world)

@@ -1,4 +1,4 @@
-"""What is read or listed at once: turns are given by address, and not by call."""
+"""Concurrent reads and listings: turns are given by address, not by call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pages:
     """
 
     def __init__(self) -> None:
-        self.asked: list[int] = []  # reads, in the order in which their pages were asked for
+        self.asked: list[int] = []  # reads in the order of their requests
         self.arrived = asyncio.Condition()
         self.may_go = asyncio.Semaphore(0)
 
@@ -61,7 +61,7 @@ class Pages:
         await self.may_go.acquire()
 
     async def until(self, count: int) -> None:
-        """Wait until so many were asked for."""
+        """Wait until this many pages are requested."""
         async with self.arrived:
             await self.arrived.wait_for(lambda: len(self.asked) >= count)
 
@@ -77,7 +77,7 @@ def calls_to(pages: Pages) -> AbstractAsyncContextManager[BrokerCalls]:
 
 
 async def check_turns(pages: Pages, read: Read, at_once: int) -> None:
-    """Read much from one address and once from another, which has its turn soon."""
+    """Read many times from one address and once from another, which gets its turn soon."""
     async with asyncio.TaskGroup() as tasks:
         for number in range(READS):
             tasks.create_task(read(number, "10.0.0.1"))
@@ -93,7 +93,7 @@ async def check_turns(pages: Pages, read: Read, at_once: int) -> None:
     assert sorted(pages.asked) == list(range(READS + 1))
 
 
-def test_who_reads_many_ranges_at_once_has_the_turns_of_one_reader() -> None:
+def test_concurrent_ranges_of_an_address_share_one_turn() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("wide", queues=READS + 1)
         pages = Pages()
@@ -110,7 +110,7 @@ def test_who_reads_many_ranges_at_once_has_the_turns_of_one_reader() -> None:
     run(scenario)
 
 
-def test_who_reads_a_log_many_times_at_once_has_the_turns_of_one_reader() -> None:
+def test_concurrent_event_reads_of_an_address_share_one_turn() -> None:
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
@@ -126,7 +126,7 @@ def test_who_reads_a_log_many_times_at_once_has_the_turns_of_one_reader() -> Non
     run(scenario)
 
 
-def test_who_lists_many_times_at_once_has_the_turns_of_one_reader() -> None:
+def test_concurrent_listings_of_an_address_share_one_turn() -> None:
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
@@ -143,7 +143,7 @@ def test_who_lists_many_times_at_once_has_the_turns_of_one_reader() -> None:
     run(scenario)
 
 
-def test_who_asks_for_queues_many_times_at_once_has_the_turns_of_one_reader() -> None:
+def test_concurrent_queue_requests_of_an_address_share_one_turn() -> None:
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:
@@ -159,7 +159,7 @@ def test_who_asks_for_queues_many_times_at_once_has_the_turns_of_one_reader() ->
     run(scenario)
 
 
-def test_for_the_queues_of_a_broker_that_hangs_nobody_waits_long_for_a_turn() -> None:
+def test_queue_requests_at_a_hanging_broker_fail_soon() -> None:
     async def scenario(world: ProxyWorld) -> None:
         pages = Pages()
         async with calls_to(pages) as calls:

@@ -127,7 +127,7 @@ TOO_MUCH = {
 
 
 @pytest.mark.parametrize("name", MOST)
-def test_as_much_as_may_be_is_served(name: str) -> None:
+def test_requests_at_their_limits_are_served(name: str) -> None:
     ask, code = MOST[name]
 
     async def scenario(world: ProxyWorld) -> None:
@@ -137,7 +137,7 @@ def test_as_much_as_may_be_is_served(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_one_more_is_refused_with_its_code_and_nothing_is_asked_of_the_broker(name: str) -> None:
+def test_a_request_over_its_limit_is_rejected_without_the_broker(name: str) -> None:
     ask, code = TOO_MUCH[name]
 
     async def scenario(world: ProxyWorld) -> None:

@@ -1,4 +1,4 @@
-"""Reading a queue while retention takes its beginning: what is told of it is told once."""
+"""Reads of a queue while retention deletes its beginning. Each message is reported once."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ STORED = encode_stored(
 
 
 class Queue:
-    """A broker's queue, of which some is retired after the messages of a pull were read."""
+    """A queue whose beginning is retired after each pull has read its messages."""
 
     def __init__(self, retired: list[int], matching: range = range(END)) -> None:
-        self._retired = retired  # where it begins behind each pull
+        self._retired = retired  # first offset after each pull
         self._matching = matching
         self._begin = 0
         self.asked: list[int] = []
@@ -79,7 +79,7 @@ def calls_to(queue: Queue) -> AbstractAsyncContextManager[BrokerCalls]:
 
 
 async def told(world: ProxyWorld, queue: Queue) -> tuple[list[int], list[range]]:
-    """Return which offsets a read of the whole queue tells, and what it says is gone."""
+    """Read the whole queue. Return the offsets of its messages, and of missing ones."""
     offsets: list[int] = []
     gone: list[range] = []
     async with calls_to(queue) as calls:
@@ -92,7 +92,7 @@ async def told(world: ProxyWorld, queue: Queue) -> tuple[list[int], list[range]]
     return offsets, gone
 
 
-def test_what_was_read_and_is_retired_meanwhile_is_told_once_and_is_not_gone() -> None:
+def test_messages_retired_during_a_read_are_returned_once() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[32, 32])
@@ -102,7 +102,7 @@ def test_what_was_read_and_is_retired_meanwhile_is_told_once_and_is_not_gone() -
     run(scenario)
 
 
-def test_what_a_filter_has_compared_and_is_retired_meanwhile_is_not_gone() -> None:
+def test_filtered_messages_retired_during_a_read_are_not_missing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[32], matching=range(90, END))
@@ -111,7 +111,7 @@ def test_what_a_filter_has_compared_and_is_retired_meanwhile_is_not_gone() -> No
     run(scenario)
 
 
-def test_what_was_retired_before_it_was_read_is_gone() -> None:
+def test_messages_retired_before_a_read_are_missing() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[80])
@@ -122,7 +122,7 @@ def test_what_was_retired_before_it_was_read_is_gone() -> None:
     run(scenario)
 
 
-def test_a_pull_whose_filter_has_compared_what_is_retired_meanwhile_has_lost_nothing() -> None:
+def test_a_filtered_pull_ignores_messages_retired_during_it() -> None:
     async def scenario(world: ProxyWorld) -> None:
         await world.put_topic("t", queues=1)
         queue = Queue(retired=[32], matching=range(90, END))

@@ -1,4 +1,4 @@
-"""Receives at several brokers: one consumer hears of every message, wherever it is."""
+"""Receives at several brokers: a consumer gets the messages of every broker."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tidemill.stubs.apache.rocketmq.v2 import service_pb2 as service
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
 from tidemill.transport.grpc.connection_memory import SMALL_REPLY_BYTES
 
-POLL_MS = 20_000  # as long as a scenario may take: no test waits for its end
+POLL_MS = 20_000  # longer than a scenario: no test waits for its end
 
 
 def poll(world: SeveralBrokers, *, poll_ms: int = POLL_MS) -> asyncio.Task[list[str]]:
-    """Begin to receive; the bodies that come, or the name of the status."""
+    """Begin to receive. Return the bodies or the name of the status."""
 
     async def receiving() -> list[str]:
         items = await world.receive(receive_request(poll_ms=poll_ms))
@@ -43,12 +43,12 @@ async def ended(*polls: Awaitable[list[str]]) -> list[str]:
 
 
 def of(*labels: str) -> frozenset[str]:
-    """The labels of a sample of the pair that is received here."""
+    """Return the labels of a sample of this consumer group and topic."""
     return frozenset({"topic", "group", *labels})
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_consumer_that_waits_gets_a_message_of_any_broker_at_once(at: int) -> None:
+def test_a_waiting_consumer_gets_a_message_of_any_broker_at_once(at: int) -> None:
     async def scenario(world: SeveralBrokers) -> None:
         waiting = poll(world)
         await world.until_asked()
@@ -58,7 +58,7 @@ def test_a_consumer_that_waits_gets_a_message_of_any_broker_at_once(at: int) -> 
     run(scenario)
 
 
-def test_a_message_that_is_there_already_is_found_wherever_it_is() -> None:
+def test_an_existing_message_is_found_at_any_broker() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for n in range(3):
             world.send(n, f"m{n}")
@@ -68,7 +68,7 @@ def test_a_message_that_is_there_already_is_found_wherever_it_is() -> None:
     run(scenario)
 
 
-def test_polls_of_one_proxy_share_a_notification_a_broker() -> None:
+def test_polls_of_one_proxy_share_one_notification_per_broker() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         polls = [poll(world) for _ in range(20)]
         await eventually(lambda: sum(b.count_of("pops") for b in world.brokers) == 20)
@@ -77,7 +77,7 @@ def test_polls_of_one_proxy_share_a_notification_a_broker() -> None:
         assert [broker.count_of("notifications") for broker in world.brokers] == [1, 1, 1]
         for n in range(20):
             world.send(n % 3, f"m{n:02}")
-        # A poll may bring several, and the rest of them waits on.
+        # One poll may get several messages; the other polls continue to wait.
         done, waiting = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
         await eventually(lambda: sum(len(one.result()) for one in polls if one.done()) == 20)
         for one in waiting:
@@ -87,7 +87,7 @@ def test_polls_of_one_proxy_share_a_notification_a_broker() -> None:
     run(scenario)
 
 
-def test_a_poll_that_may_not_wait_asks_every_broker_once() -> None:
+def test_a_poll_without_a_wait_pops_at_every_broker_once() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         assert await poll(world, poll_ms=0) == ["MESSAGE_NOT_FOUND"]
         assert [broker.count_of("pops") for broker in world.brokers] == [1, 1, 1]
@@ -99,7 +99,7 @@ def test_a_poll_that_may_not_wait_asks_every_broker_once() -> None:
     run(scenario)
 
 
-def test_a_consumer_that_leaves_gives_back_what_was_popped_for_it() -> None:
+def test_messages_popped_for_a_disconnected_consumer_go_back() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         waiting = poll(world)
         await world.until_asked()
@@ -120,7 +120,7 @@ def test_a_consumer_that_leaves_gives_back_what_was_popped_for_it() -> None:
     run(scenario)
 
 
-def test_a_broker_that_goes_is_left_out_and_asked_at_once_when_it_is_back() -> None:
+def test_a_lost_broker_is_skipped_and_asked_when_it_reconnects() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         waiting = poll(world)
         await world.until_asked()
@@ -139,7 +139,7 @@ def test_a_broker_that_goes_is_left_out_and_asked_at_once_when_it_is_back() -> N
     run(scenario)
 
 
-def test_a_pop_at_a_broker_that_goes_keeps_nobody_from_the_others() -> None:
+def test_a_pop_at_a_lost_broker_does_not_block_others() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for broker in world.brokers:
             broker.holds.add("pop")
@@ -155,7 +155,7 @@ def test_a_pop_at_a_broker_that_goes_keeps_nobody_from_the_others() -> None:
     run(scenario)
 
 
-def test_a_poll_that_is_parked_is_moved_to_a_message_and_its_pop_is_cancelled() -> None:
+def test_a_parked_poll_moves_to_a_message_and_its_pop_is_cancelled() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         polling = world.polling.polling
         assert await poll(world, poll_ms=0) == ["MESSAGE_NOT_FOUND"]
@@ -176,7 +176,7 @@ def test_a_poll_that_is_parked_is_moved_to_a_message_and_its_pop_is_cancelled() 
     run(scenario, count=2)
 
 
-def test_notifications_that_nobody_waits_for_are_taken_back() -> None:
+def test_unneeded_notifications_are_cancelled() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         waiting = poll(world)
         await world.until_asked()
@@ -192,7 +192,7 @@ def test_notifications_that_nobody_waits_for_are_taken_back() -> None:
     run(scenario)
 
 
-def test_who_waits_hears_of_a_broker_that_gets_the_topic_meanwhile() -> None:
+def test_a_waiting_poll_includes_a_broker_that_gets_the_topic() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for broker in world.cluster.brokers[1:]:
             broker.is_member = False
@@ -208,7 +208,7 @@ def test_who_waits_hears_of_a_broker_that_gets_the_topic_meanwhile() -> None:
     run(scenario)
 
 
-def test_a_poll_that_began_when_one_broker_had_told_hears_of_the_others() -> None:
+def test_a_poll_of_one_broker_includes_brokers_that_join() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         members, all_of_them = world.cluster._members, world.cluster.brokers
         members.brokers = list(all_of_them[:1])
@@ -223,7 +223,7 @@ def test_a_poll_that_began_when_one_broker_had_told_hears_of_the_others() -> Non
     run(scenario)
 
 
-def test_who_waits_hears_of_a_broker_that_has_taken_the_place_of_another() -> None:
+def test_a_waiting_poll_includes_a_broker_that_replaces_another() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         members, all_of_them = world.cluster._members, world.cluster.brokers
         members.brokers = list(all_of_them[:2])
@@ -239,14 +239,14 @@ def test_who_waits_hears_of_a_broker_that_has_taken_the_place_of_another() -> No
     run(scenario)
 
 
-def test_a_message_that_may_be_stored_is_not_said_to_be_taken_by_nobody() -> None:
+def test_a_possibly_stored_message_is_not_reported_as_rejected() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for broker in world.brokers:
             broker.holds.add("append")
         sending = asyncio.create_task(ProxyWorld.send(world, message(b"m")))
         await eventually(lambda: any(broker.count_of("appends") for broker in world.brokers))
         [n] = [n for n in range(3) if world.brokers[n].count_of("appends")]
-        # Everybody else is taken out while the message is under way.
+        # The other brokers are removed while the append is in flight.
         world.cluster._members.brokers = [world.cluster.brokers[n]]
         world.cluster._changed()
         world.brokers[n].go()
@@ -257,13 +257,11 @@ def test_a_message_that_may_be_stored_is_not_said_to_be_taken_by_nobody() -> Non
     run(scenario)
 
 
-def test_what_comes_for_a_poll_that_has_just_ended_goes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_messages_for_a_poll_that_just_ended_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     popped = MultiBrokerReceive.popped
 
     def popped_late(receive: MultiBrokerReceive, reply: link_pb2.PopReply) -> bool:
-        """The end and the reply come in one turn of the loop."""
+        """End the poll and deliver the reply in one turn of the event loop."""
         shell = receive._shell
         if reply.batches:
             shell.polling.cancel(receive._poll, shell.now_ms())
@@ -281,7 +279,7 @@ def test_what_comes_for_a_poll_that_has_just_ended_goes_back(
     run(scenario)
 
 
-def test_brokers_that_refuse_end_a_poll_with_their_error() -> None:
+def test_rejections_of_all_brokers_end_a_poll_with_their_error() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         for broker in world.brokers:
             for name in ("pop", "notification"):
@@ -294,7 +292,7 @@ def test_brokers_that_refuse_end_a_poll_with_their_error() -> None:
     run(scenario)
 
 
-def test_a_proxy_that_drains_answers_those_who_wait() -> None:
+def test_a_draining_proxy_answers_waiting_polls() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         polls = [poll(world) for _ in range(3)]
         await world.until_asked()
@@ -321,27 +319,27 @@ def test_a_repeated_attempt_of_an_ordered_group_asks_every_broker_before_it_wait
     run(scenario, is_ordered=True)
 
 
-def test_a_scrape_says_what_happened() -> None:
-    """Counted by hand: what each of these receives is, in each of the measures."""
+def test_a_scrape_counts_each_receive() -> None:
+    """The expected counts of each receive are worked out by hand."""
 
     async def scenario(world: SeveralBrokers) -> None:
-        # Would not wait, finds something at the first broker it asks; would not wait, finds none.
+        # Two receives that do not wait: one finds a message at the first broker, one finds none.
         for n in range(3):
             world.send(n, "a")
         for _ in range(3):
             assert await poll(world, poll_ms=0) == ["a"]
         assert await poll(world, poll_ms=0) == ["MESSAGE_NOT_FOUND"]
-        # May wait, and the first pop finds something.
+        # A long poll whose first pop finds a message.
         for n in range(3):
             world.send(n, "b")
         for _ in range(3):
             assert await poll(world) == ["b"]
-        # May wait, and has to: a hint, and a hit.
+        # A long poll that waits: a hint and a hit.
         waiting = poll(world)
         await world.until_asked()
         world.send(1, "c")
         assert await waiting == ["c"]
-        # Ends empty: it is released.
+        # A poll that ends empty at a release.
         waiting = poll(world)
         await eventually(lambda: world.polling.counts.inflight["notify"] == 1)
         await eventually(lambda: bool(world.polling.polling.pairs))
@@ -363,7 +361,7 @@ def test_a_scrape_says_what_happened() -> None:
         assert "rocketmq_proxy_long_polling_inflight" not in samples
         waits = samples["rocketmq_proxy_long_polling_wait_seconds_count"]
         assert sum(waits.values()) == 5
-        # As the calls themselves say, each in one cell.
+        # The metrics of calls, each in one cell.
         by_cell: dict[tuple[str, ...], int] = {}
         for labels, count in world.metrics.rpcs.totals().items():
             by_cell[labels[4:]] = by_cell.get(labels[4:], 0) + count
@@ -402,7 +400,7 @@ def test_with_one_broker_group_a_poll_is_one_pop_that_is_parked_there() -> None:
 
 
 class Narrow(Collected):
-    """The responses of a receive whose connection has never room for more than was asked for."""
+    """Responses on a connection that never has more room than it held at first."""
 
     def hold(self, size_bytes: int) -> bool:
         return False
@@ -416,14 +414,14 @@ class Narrow(Collected):
     ("poll_ms", "outcome", "status"),
     [(0, "throttled", "TOO_MANY_REQUESTS"), (POLL_MS, "no_room", "MESSAGE_NOT_FOUND")],
 )
-def test_receives_that_find_no_room_are_counted_as_that(
+def test_receives_without_room_are_counted(
     poll_ms: int, outcome: str, status: str, count: int
 ) -> None:
-    """Not as if their clients had gone, or nothing had been there."""
+    """They do not count as cancelled or empty."""
 
     async def scenario(world: SeveralBrokers) -> None:
         for n in range(count):
-            # Each is larger than what room was found for, and none is part of what a call has.
+            # Each message is larger than the held room.
             world.send(n, *["a" * (SMALL_REPLY_BYTES + size) for size in (10, 20, 30, 40)])
         request = receive_request(poll_ms=poll_ms)
         request.batch_size = 1
@@ -436,7 +434,7 @@ def test_receives_that_find_no_room_are_counted_as_that(
     run(scenario, count=count)
 
 
-def test_a_receive_that_is_refused_for_what_it_asks_is_no_long_poll() -> None:
+def test_a_rejected_receive_is_not_a_long_poll() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         request = receive_request(poll_ms=POLL_MS)
         request.invisible_duration.FromMilliseconds(13 * 3_600_000)
@@ -448,7 +446,7 @@ def test_a_receive_that_is_refused_for_what_it_asks_is_no_long_poll() -> None:
     run(scenario)
 
 
-def test_receives_that_are_refused_are_counted_in_one_cell() -> None:
+def test_rejected_receives_are_counted_once() -> None:
     async def scenario(world: SeveralBrokers) -> None:
         request = service.ReceiveMessageRequest()
         await world.receive(request)
@@ -459,7 +457,7 @@ def test_receives_that_are_refused_are_counted_in_one_cell() -> None:
 
 
 async def assignments(world: SeveralBrokers) -> list[tuple[str, int, str]]:
-    """What a push consumer is told to poll: broker group, queue, permission."""
+    """Return the entries that a push consumer polls: broker group, queue, permission."""
     request = service.QueryAssignmentRequest()
     request.topic.name, request.group.name = "topic", "group"
     request.endpoints.scheme = v2.IPv4
@@ -485,7 +483,8 @@ def test_a_push_consumer_polls_every_broker_group_as_long_as_it_is_a_member(
         else:
             assert {name for name, _, _ in assigned} == set(names)
             assert min(queue_id for _, queue_id, _ in assigned) == 0
-        # One that is away or drains has messages: clients drop what is named otherwise than before.
+        # An unreachable or draining broker group still has messages, and clients drop a changed
+        # entry.
         world.all_brokers[1].is_draining = True
         world.brokers[2].go()
         await eventually(lambda: not world.all_brokers[2].link.is_connected)

@@ -1,4 +1,4 @@
-"""What a telemetry stream keeps of what its client sent while it waits for anything."""
+"""Telemetry streams: memory of open streams, answers of clients, and settings updates."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class HangingCluster:
 
 
 class Stream:
-    """A stream that has sent one command, and stays open."""
+    """An open stream that has sent one command."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Stream:
 
 
 def kept(coroutine: Any) -> Iterator[object]:
-    """Yield what the frames of a coroutine that waits hold, to where it waits."""
+    """Yield the objects in the frames of a waiting coroutine."""
     while isinstance(coroutine, CoroutineType):
         if coroutine.cr_frame is not None:
             yield from coroutine.cr_frame.f_locals.values()
@@ -133,7 +133,7 @@ async def cancelled(task: asyncio.Task[None]) -> None:
 
 
 @pytest.mark.parametrize("settings", [PRODUCER, CONSUMER], ids=["producer", "consumer"])
-def test_an_open_stream_keeps_nothing_of_settings_that_were_answered(settings: v2.Settings) -> None:
+def test_an_open_stream_keeps_no_answered_settings(settings: v2.Settings) -> None:
     async def scenario() -> None:
         stream = Stream(settings)
         stream.cluster.answers.set()
@@ -148,14 +148,14 @@ def test_an_open_stream_keeps_nothing_of_settings_that_were_answered(settings: v
     asyncio.run(scenario())
 
 
-def test_while_the_broker_is_asked_for_a_group_only_the_bytes_of_the_settings_are_kept() -> None:
+def test_a_stream_keeps_only_bytes_while_it_asks_the_broker() -> None:
     async def scenario() -> None:
         stream = Stream(CONSUMER)
         task = asyncio.create_task(stream.serving)
         await stream.cluster.asked.wait()
         held = list(kept(stream.serving))
         assert not [one for one in held if isinstance(one, Message)]
-        # It is one object, whose room its connection has taken.
+        # It is one object, and the connection holds its room.
         assert len({id(one) for one in held if isinstance(one, bytes)}) == 1
         assert stream.answers == []
         await cancelled(task)
@@ -164,7 +164,7 @@ def test_while_the_broker_is_asked_for_a_group_only_the_bytes_of_the_settings_ar
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_an_answer_is_kept_to_be_repeated_where_there_is_room(has_room: bool) -> None:
+def test_an_answer_is_kept_for_repetition_if_there_is_room(has_room: bool) -> None:
     async def scenario() -> None:
         stream = Stream(CONSUMER, has_room=has_room)
         stream.cluster.answers.set()
@@ -175,12 +175,12 @@ def test_an_answer_is_kept_to_be_repeated_where_there_is_room(has_room: bool) ->
         assert len(repeats) == has_room
         await cancelled(task)
         await asyncio.wait([*repeats, task])
-        assert all(one.cancelled() for one in repeats), "it ends with its stream"
+        assert all(one.cancelled() for one in repeats), "the repetition ends with its stream"
 
     asyncio.run(scenario())
 
 
-def test_the_room_of_a_repeated_answer_is_given_back_when_it_is_sent(
+def test_the_room_of_a_repeated_answer_is_released_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(telemetry, "NODE_JS_REPEAT_MS", 0)
@@ -201,7 +201,7 @@ def test_the_room_of_a_repeated_answer_is_given_back_when_it_is_sent(
     asyncio.run(scenario())
 
 
-def test_a_stream_has_so_many_commands_at_once() -> None:
+def test_the_command_rate_of_a_stream_is_limited() -> None:
     async def scenario() -> None:
         stream = Stream(PRODUCER, count=COMMANDS_BURST + 1)
         with pytest.raises(RpcError, match="1 command per second") as refused:
@@ -212,10 +212,10 @@ def test_a_stream_has_so_many_commands_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_an_unknown_group_is_told_of_once_however_often_it_comes() -> None:
+def test_an_unknown_group_is_logged_once() -> None:
     async def scenario() -> None:
         stream = Stream(CONSUMER, count=20)
-        stream.cluster.use_group = unknown_group  # type: ignore[method-assign]  # As a broker would say.
+        stream.cluster.use_group = unknown_group  # type: ignore[method-assign]  # The broker rejects it.
         task = asyncio.create_task(stream.serving)
         await stream.waits.wait()
         await cancelled(task)
@@ -232,9 +232,7 @@ def test_an_unknown_group_is_told_of_once_however_often_it_comes() -> None:
 @pytest.mark.parametrize(
     "refused", [b"\xff\xff", v2.Settings(client_type=v2.PRODUCER)], ids=["not parsed", "not good"]
 )
-def test_a_refused_stream_leaves_nothing_to_the_garbage_collector(
-    refused: bytes | v2.Settings,
-) -> None:
+def test_a_rejected_stream_leaves_no_reference_cycle(refused: bytes | v2.Settings) -> None:
     async def served() -> None:
         with pytest.raises(RpcError):
             await Stream(refused).serving
@@ -273,7 +271,7 @@ def test_a_refused_stream_leaves_nothing_to_the_garbage_collector(
             ClientAnswer(v2.FAILED_TO_CONSUME_MESSAGE, "why", ""),
         ),
         (
-            # As Node.js clients say that they cannot.
+            # Node.js clients report in this field that they do not support it.
             service.TelemetryCommand(
                 status=v2.Status(code=v2.NOT_IMPLEMENTED),
                 verify_message_command=service.VerifyMessageCommand(nonce="n"),
@@ -282,7 +280,7 @@ def test_a_refused_stream_leaves_nothing_to_the_garbage_collector(
         ),
     ],
 )
-def test_what_a_client_answers_goes_to_who_asked(
+def test_an_answer_of_a_client_goes_to_its_question(
     command: service.TelemetryCommand, answer: ClientAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[tuple[str, str, ClientAnswer]] = []
@@ -301,7 +299,7 @@ def test_what_a_client_answers_goes_to_who_asked(
     assert taken == [(HEADERS["x-mq-client-id"], "n", answer)]
 
 
-def test_a_large_answer_that_nobody_asked_for_ends_the_stream() -> None:
+def test_an_unrequested_large_answer_ends_the_stream() -> None:
     trace = service.ThreadStackTrace(nonce="n", thread_stack_trace="x" * (100 << 10))
     command = service.TelemetryCommand(thread_stack_trace=trace)
 
@@ -313,7 +311,7 @@ def test_a_large_answer_that_nobody_asked_for_ends_the_stream() -> None:
     assert refused.value.code is RpcCode.INVALID_ARGUMENT
 
 
-def test_a_stream_can_be_spoken_on_as_long_as_it_is_open() -> None:
+def test_a_stream_is_registered_while_it_is_open() -> None:
     clients = Clients(clients_max=10, monotonic_ms=ManualClock().monotonic_ms)
 
     async def scenario() -> None:
@@ -328,15 +326,15 @@ def test_a_stream_can_be_spoken_on_as_long_as_it_is_open() -> None:
 
 
 def group_of(version: int, *, id_: int = 7, attempts: int = 17) -> link_pb2.GroupConfig:
-    """A consumer group as the home tells it."""
+    """Return a consumer group in the configuration of the home."""
     group = link_pb2.GroupConfig()
     group.CopyFrom(DEFAULT_GROUP)
     group.id, group.name, group.version, group.max_attempts = id_, "group", version, attempts
     return group
 
 
-def test_a_consumer_is_told_when_its_group_changes() -> None:
-    """Of each change once; also when the group is made, or made again."""
+def test_a_consumer_gets_settings_when_its_group_changes() -> None:
+    """A consumer gets each change once, also after the group was created or created again."""
     small = v2.Settings(
         client_type=v2.PUSH_CONSUMER,
         user_agent=v2.UA(language=v2.JAVA),
@@ -364,15 +362,15 @@ def test_a_consumer_is_told_when_its_group_changes() -> None:
             assert stream.last.settings.subscription.group.name == "group"
             del groups["group"]
             await updates.send()
-            assert len(stream.answers) == told, "a group that is deleted is no updates"
+            assert len(stream.answers) == told, "a deleted group causes no update"
         assert not stream.held_bytes
         await cancelled(task)
-        assert not len(updates), "nothing is kept of a stream that has ended"
+        assert not len(updates), "an ended stream leaves no state"
 
     asyncio.run(scenario())
 
 
-def test_a_change_of_the_configuration_sets_the_news_going(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_change_schedules_settings_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_updates, "GATHER_S", 0)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What clients measure is merged: each thing once, of what exists, within bounds."""
+"""Metrics of clients: each count is added once, for existing resources, within limits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class World:
                 return taken
 
     def shown(self, sample_name: str, **labels: str) -> float | None:
-        """Return a sample of a scrape, None where it is not there."""
+        """Return a sample of a scrape; None if it is missing."""
         for family in self.registry.collect():
             for sample in family.samples:
                 if sample.name == sample_name and labels.items() <= sample.labels.items():
@@ -124,7 +124,7 @@ def gauge(value: float, *, name: str = CACHED, attributes: dict[str, str] = PAIR
     return otlp.Metric(name=name, gauge=otlp.Gauge(data_points=[point]))
 
 
-def test_what_a_client_has_counted_is_counted_once() -> None:
+def test_an_export_adds_only_new_counts() -> None:
     world = World()
     assert world.take(histogram(1, 2)) == ExportResult(1, 0, "")
     assert world.count() == 3
@@ -137,7 +137,7 @@ def test_what_a_client_has_counted_is_counted_once() -> None:
     assert world.shown(f"{SEND}_bucket", le="5.0") == 6
 
 
-def test_clients_are_added_up_and_are_no_labels() -> None:
+def test_clients_are_summed_and_are_not_labels() -> None:
     world = World()
     for n in range(3):
         world.take(histogram(1), client_id=f"c{n}")
@@ -156,27 +156,27 @@ def text_of(registry: Registry) -> list[bytes]:
             return list(ended.value)
 
 
-def test_a_client_that_began_anew_is_counted_from_zero() -> None:
+def test_a_restarted_client_is_counted_from_zero() -> None:
     world = World()
     world.take(histogram(5))
     world.take(histogram(2, start_ns=BORN_NS + SECOND_NS))
     assert world.count() == 7
 
 
-def test_the_past_of_a_client_that_told_somebody_else_is_not_counted() -> None:
+def test_counts_exported_to_another_proxy_are_not_added() -> None:
     world = World()
     world.take(histogram(100, age_ns=GAP_NS + 1))
     assert world.count() is None
     world.take(histogram(101, age_ns=GAP_NS + 60 * SECOND_NS))
     assert world.count() == 1
-    # Of a topic that it uses later it has told nobody, though it began long ago.
+    # A series of a topic that the client uses later has the client's old start time.
     world.topics.add("later")
     later = {"topic": "later", "invocation_status": "success"}
     world.take(histogram(4, attributes=later, age_ns=GAP_NS + 120 * SECOND_NS))
     assert world.count(**later) == 4
 
 
-def test_a_client_that_counts_backwards_adds_nothing() -> None:
+def test_a_decreasing_count_adds_nothing() -> None:
     world = World()
     world.take(histogram(5))
     world.take(histogram(4))
@@ -211,7 +211,7 @@ def test_a_client_that_counts_backwards_adds_nothing() -> None:
         otlp.Metric(name=SEND, gauge=otlp.Gauge(data_points=[otlp.NumberDataPoint()])),
     ],
 )
-def test_what_is_wrong_is_refused_and_the_rest_is_taken(bad: otlp.Metric) -> None:
+def test_invalid_points_are_rejected_and_valid_ones_accepted(bad: otlp.Metric) -> None:
     world = World()
     taken = world.take(bad, histogram(1))
     assert (taken.accepted, taken.rejected) == (1, 1)
@@ -235,7 +235,7 @@ def test_gauges_are_summed_over_clients_and_end_with_them() -> None:
     assert world.shown("rocketmq_proxy_client_metric_exporters") == 0
 
 
-def test_what_is_deleted_leaves_the_metrics() -> None:
+def test_deleted_resources_disappear_from_the_metrics() -> None:
     world = World()
     world.take(histogram(1), gauge(1))
     world.topics.clear()
@@ -243,7 +243,7 @@ def test_what_is_deleted_leaves_the_metrics() -> None:
     assert world.shown(CACHED) is None
 
 
-def test_an_export_is_taken_in_slices_and_up_to_its_bound() -> None:
+def test_an_export_is_processed_in_slices_up_to_its_limit() -> None:
     world = World()
     slices = world.metrics.add("10.0.0.1", "c", export(*[histogram(1) for _ in range(PARTS_MAX)]))
     turns = 0
@@ -261,7 +261,7 @@ def test_an_export_is_taken_in_slices_and_up_to_its_bound() -> None:
 
 @pytest.mark.parametrize("kind", [5, 7, 9, 10, 11])
 @pytest.mark.parametrize("name", [SEND, CACHED, "x"])
-def test_an_export_of_empty_points_is_walked_up_to_its_bound(kind: int, name: str) -> None:
+def test_an_export_of_empty_points_is_walked_up_to_its_limit(kind: int, name: str) -> None:
     wire = empty_points(kind, name)
     world = World()
     slices = world.metrics.add("10.0.0.1", "c", wire)
@@ -272,7 +272,7 @@ def test_an_export_of_empty_points_is_walked_up_to_its_bound(kind: int, name: st
     assert (world.shown(result, result="rejected") or 0) >= 1
 
 
-def test_a_point_is_not_parsed_that_is_too_large() -> None:
+def test_a_too_large_point_is_not_parsed() -> None:
     attributes = b"\x4a\x00" * (POINT_BYTES_MAX // 2 + 1)
     data = nested(9, 1, content=attributes)
     wire = a_metric(nested(1, content=SEND.encode()) + data)
@@ -281,7 +281,7 @@ def test_a_point_is_not_parsed_that_is_too_large() -> None:
     assert taken.reason == f"a point has at most {POINT_BYTES_MAX} bytes"
 
 
-def test_every_prefix_of_an_export_is_refused_or_taken() -> None:
+def test_every_prefix_of_an_export_is_rejected_or_accepted() -> None:
     wire = export(histogram(1), gauge(1))
     assert World().take_wire(wire) == ExportResult(2, 0, "")
     for end in range(1, len(wire)):
@@ -289,29 +289,29 @@ def test_every_prefix_of_an_export_is_refused_or_taken() -> None:
             World().take_wire(wire[:end])
 
 
-def test_an_address_tells_of_as_many_series_as_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_gets_at_most_the_free_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_metrics, "SERIES_MAX", 4)
     world = World()
     for n in range(4):
         taken = world.take(histogram(1), client_id=f"stranger-{n}")
         assert taken.accepted == (n < 2)
     assert world.take(histogram(1), client_id="honest", address="10.0.0.2").accepted == 1
-    # Who is known goes on.
+    # Stored series continue.
     assert world.take(histogram(2), client_id="stranger-0").accepted == 1
     assert world.count() == 4
     world.now_ms += SILENT_MS + 1
     assert world.take(histogram(1), client_id="stranger-3").accepted == 1
 
 
-def test_who_tells_nothing_is_not_remembered() -> None:
+def test_a_client_without_points_is_not_stored() -> None:
     world = World()
     world.take()
     world.take(histogram(1, name="of my own"), client_id="b")
     assert world.shown("rocketmq_proxy_client_metric_exporters") == 0
 
 
-def test_each_series_ages_by_itself() -> None:
-    """An export does not keep what it does not tell of."""
+def test_each_series_expires_on_its_own() -> None:
+    """A series that is missing in exports expires."""
     world = World()
     world.topics.add("later")
     later = histogram(1, attributes={"topic": "later", "invocation_status": "success"})
@@ -323,7 +323,7 @@ def test_each_series_ages_by_itself() -> None:
     assert world.count(topic="later") == 1
 
 
-def test_a_client_is_known_by_its_address_too() -> None:
+def test_the_address_is_part_of_the_key_of_a_client() -> None:
     world = World()
     world.take(histogram(5), gauge(3))
     world.take(histogram(1), address="10.0.0.2")
@@ -331,7 +331,7 @@ def test_a_client_is_known_by_its_address_too() -> None:
     assert world.count() == 7
 
 
-def test_label_sets_end_with_the_last_who_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_label_set_ends_with_its_last_series(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_metrics, "LABEL_SETS_MAX", 4)
     world = World()
     world.groups = {f"g{n}" for n in range(4)}
@@ -346,7 +346,7 @@ def test_label_sets_end_with_the_last_who_tells_of_them(monkeypatch: pytest.Monk
                 )
                 taken = world.take(metric, client_id=f"{name}-{life}-{n}")
                 assert taken.accepted == (n < 2), (life, name, n)
-        # Somebody else finds room beside them.
+        # Another address finds room.
         assert (
             world.take(
                 histogram(1, name=AWAIT, attributes={**PAIR, "consumer_group": "g3"}),
@@ -360,7 +360,7 @@ def test_label_sets_end_with_the_last_who_tells_of_them(monkeypatch: pytest.Monk
 
 
 def test_a_client_of_two_proxies_is_counted_once() -> None:
-    """Whichever a connection ends at: what was counted in a gap was told to the other one."""
+    """A client that switches proxies has exported the counts of the gap to the other proxy."""
     worlds = World(), World()
     for minute in range(1, 21):
         world = worlds[minute % 2]
@@ -373,7 +373,7 @@ def test_a_client_of_two_proxies_is_counted_once() -> None:
     assert worlds[0].count() == 200
 
 
-def test_what_a_client_began_to_use_in_a_gap_is_where_counting_begins() -> None:
+def test_a_series_that_starts_in_a_gap_sets_the_start_of_counting() -> None:
     world = World()
     world.topics.add("later")
     later = {"topic": "later", "invocation_status": "success"}
@@ -383,7 +383,7 @@ def test_what_a_client_began_to_use_in_a_gap_is_where_counting_begins() -> None:
     assert world.count(**later) == 1
 
 
-def test_what_was_not_told_for_a_while_is_where_counting_begins() -> None:
+def test_a_series_after_a_gap_sets_the_start_of_counting() -> None:
     world = World()
     world.take(histogram(1))
     world.take(histogram(10, age_ns=2 * SECOND_NS + GAP_NS))
@@ -392,8 +392,8 @@ def test_what_was_not_told_for_a_while_is_where_counting_begins() -> None:
     assert world.count() == 3
 
 
-def test_nobody_counts_faster_than_a_client_can() -> None:
-    """By our clock: that of a client may say anything."""
+def test_implausibly_fast_counts_are_rejected() -> None:
+    """The rate uses the proxy's clock, because the client's clock may be wrong."""
     world = World()
     most = 90 * COUNTED_A_SECOND_MAX
     assert world.take(histogram(most)).accepted == 1
@@ -414,7 +414,7 @@ def test_two_exports_of_a_client_do_not_double_its_gauges() -> None:
     assert world.shown(CACHED) == 3
 
 
-def test_series_of_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_series_of_one_client_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_metrics, "SERIES_A_CLIENT_MAX", 1)
     world = World()
     taken = world.take(histogram(1), histogram(1, name=AWAIT, attributes=PAIR), gauge(1))

@@ -181,7 +181,7 @@ def test_settings_with_illegal_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["version", "platform", "hostname"])
-def test_a_user_agent_has_a_bound(field: str) -> None:
+def test_a_user_agent_is_limited(field: str) -> None:
     settings = producer()
     setattr(settings.user_agent, field, "a" * limits.USER_AGENT.limit)
     check_settings(settings)
@@ -190,7 +190,7 @@ def test_a_user_agent_has_a_bound(field: str) -> None:
         check_settings(settings)
 
 
-def test_only_clients_that_speak_otlp_are_told_to_measure_and_where_they_connected() -> None:
+def test_only_otlp_clients_send_metrics_to_their_access_point() -> None:
     measured = measured_languages(is_on=True, is_tls_required=False)
     point = v2.Endpoints(scheme=v2.IPv4, addresses=[v2.Address(host="10.0.0.9", port=8081)])
     told = set()
@@ -214,7 +214,7 @@ def test_only_clients_that_speak_otlp_are_told_to_measure_and_where_they_connect
     assert not measured_languages(is_on=False, is_tls_required=False)
 
 
-def test_a_client_does_not_say_where_its_metrics_go() -> None:
+def test_a_client_cannot_choose_its_metrics_endpoint() -> None:
     settings = producer(v2.JAVA)
     settings.metric.on = True
     settings.metric.endpoints.addresses.add(host="elsewhere", port=1)

@@ -1,4 +1,4 @@
-"""Which clients a proxy knows, and what its metrics tell of them."""
+"""The clients of a proxy, and their metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class World:
         return {tuple(sample.labels.values()): sample.value for sample in family.samples}
 
 
-def test_clients_are_counted_by_what_they_say_of_themselves() -> None:
+def test_clients_are_counted_by_their_reported_labels() -> None:
     world = World()
     world.seen("p")
     world.seen("c1", group="g")
@@ -61,7 +61,7 @@ def test_clients_are_counted_by_what_they_say_of_themselves() -> None:
     assert world.told("rocketmq_consumer_connections") == {("grpc", "pop", "g", "GO", "5.2"): 1}
 
 
-def test_the_dead_leave_the_metrics_by_time_alone() -> None:
+def test_silent_clients_leave_the_metrics_without_other_calls() -> None:
     world = World()
     world.seen("c", group="g")
     world.now_ms += EXPIRY_MS
@@ -71,7 +71,7 @@ def test_the_dead_leave_the_metrics_by_time_alone() -> None:
     assert len(world.clients) == 0
 
 
-def test_a_crowd_that_falls_silent_is_forgotten_in_turns() -> None:
+def test_many_silent_clients_are_removed_in_slices() -> None:
     world = World()
     for n in range(2 * EXPIRED_A_TURN):
         world.seen(f"c{n}")
@@ -82,7 +82,7 @@ def test_a_crowd_that_falls_silent_is_forgotten_in_turns() -> None:
     assert len(world.clients) == 2
 
 
-def test_what_clients_invent_does_not_make_metrics_grow() -> None:
+def test_invented_labels_do_not_grow_the_metrics() -> None:
     world = World()
     for n in range(2 * LABEL_SETS_MAX):
         world.seen(f"c{n}", group=f"g{n}")
@@ -96,13 +96,13 @@ def test_what_clients_invent_does_not_make_metrics_grow() -> None:
     world.now_ms += EXPIRY_MS + 1
     world.seen("late", group="late")
     while len(world.clients) > 1:
-        world.told("rocketmq_consumer_connections")  # Each time some of them are forgotten.
+        world.told("rocketmq_consumer_connections")  # Each scrape removes some of them.
     assert world.told("rocketmq_consumer_connections") == {
         ("grpc", "pop", "late", "GO", "5.1.2"): 1
     }
 
 
-def test_beyond_the_limit_who_was_silent_longest_is_forgotten() -> None:
+def test_the_limit_removes_the_longest_silent_client() -> None:
     world = World()
     for n in range(CLIENTS_MAX + 10):
         world.seen(f"p{n}")
@@ -140,7 +140,7 @@ def page_of(
     return [listed.client_id for listed in page.clients], page.has_more
 
 
-def test_a_page_has_the_first_ids_behind_another_in_order() -> None:
+def test_a_page_has_the_first_ids_after_the_cursor_in_order() -> None:
     world = World()
     for n in range(3_000):
         world.seen(f"c{n * 7 % 3_000:04}", group="even" if n % 2 == 0 else "odd")
@@ -158,7 +158,7 @@ def test_a_client_is_found_by_the_topics_that_it_announced() -> None:
     assert page_of(world, topic="orders") == (["a", "c"], False)
 
 
-def test_a_list_leaves_out_the_dead() -> None:
+def test_a_list_omits_expired_clients() -> None:
     world = World()
     world.seen("dead")
     world.now_ms += EXPIRY_MS
@@ -168,7 +168,7 @@ def test_a_list_leaves_out_the_dead() -> None:
     assert world.clients.find("dead") is None
 
 
-def test_a_sign_of_life_without_settings_leaves_what_was_announced() -> None:
+def test_a_heartbeat_keeps_the_announced_settings() -> None:
     world = World()
     world.seen("c", settings=settings_of("orders"))
     since_ms, world.now_ms = world.now_ms, world.now_ms + 10_000
@@ -178,7 +178,7 @@ def test_a_sign_of_life_without_settings_leaves_what_was_announced() -> None:
     assert (found.settings, found.since_ms) == (settings_of("orders"), since_ms)
 
 
-def test_settings_are_kept_within_their_budget() -> None:
+def test_stored_settings_stay_within_their_limits() -> None:
     world = World()
     world.seen("large", settings=settings_of(size=SETTINGS_BYTES_MAX))
     found = world.clients.find("large")
@@ -198,7 +198,7 @@ def test_settings_are_kept_within_their_budget() -> None:
     assert last.settings == settings
 
 
-def test_who_is_silent_takes_no_place_in_a_page() -> None:
+def test_an_expired_client_takes_no_place_in_a_page() -> None:
     world = World()
     for n in range(5):
         world.seen(f"a{n}")
@@ -206,12 +206,12 @@ def test_who_is_silent_takes_no_place_in_a_page() -> None:
     for n in range(10):
         world.seen(f"b{n}")
     world.now_ms += 25_000
-    assert len(world.clients) == 15  # Nobody has forgotten them yet.
+    assert len(world.clients) == 15  # They are not removed yet.
     assert page_of(world, most=5) == ([f"b{n}" for n in range(5)], True)
     assert page_of(world, after="b4", most=5) == ([f"b{n}" for n in range(5, 10)], False)
 
 
-def test_a_turn_of_a_list_by_topic_parses_a_bounded_number_of_bytes() -> None:
+def test_a_slice_of_a_list_by_topic_parses_limited_bytes() -> None:
     world = World()
     settings = settings_of(*(f"t{n:03}" for n in range(900)), "orders")
     count = 100

@@ -396,7 +396,7 @@ def test_a_message_is_pulled_as_it_is_received_with_its_place_and_without_a_hand
 
 
 @pytest.mark.parametrize("has_body", [True, False])
-def test_what_a_copy_tells_of_itself_goes_to_that_message_alone(has_body: bool) -> None:
+def test_fields_of_a_dead_letter_copy_belong_to_that_message_only(has_body: bool) -> None:
     count = 3 * message_codec.JOINED_A_SLICE
     blobs = [encode(sample()) for _ in range(count)]
     body_size = stored_message.decode(blobs[70]).body_size

@@ -50,7 +50,7 @@ class World:
         self.names = list(brokers)
         self.counts = PollCounts()
         self.polling = Polling(self.counts, random=lambda: random)
-        self.asked: dict[str, NotificationStart] = {}  # what is out
+        self.asked: dict[str, NotificationStart] = {}  # in flight
         self.woken: list[ReceivePoll] = []
         self.stopped: list[ReceivePoll] = []
 
@@ -107,7 +107,7 @@ class World:
         for action in self.polling.take_actions():
             match action:
                 case NotificationStart(watch):
-                    assert watch.broker not in self.asked, "one is out at a time"
+                    assert watch.broker not in self.asked, "one in flight per broker"
                     self.asked[watch.broker] = action
                 case NotificationStop(watch, number):
                     assert self.asked.pop(watch.broker).number == number
@@ -120,7 +120,7 @@ class World:
         return self.polling.pairs[KEY].watches[broker]
 
     def make_direct(self) -> None:
-        """Let new polls be parked from here on."""
+        """Park new polls from now on."""
         self.polling.cancel(self.begin(), self.now_ms)
         self.look()
         self.stopped.clear()
@@ -200,19 +200,19 @@ def test_each_event_leads_from_state_to_state(
 
 
 @pytest.mark.parametrize("state", [PollState.FIRST_POP, PollState.CONSUMING])
-def test_what_is_popped_behind_the_end_goes_back(state: PollState) -> None:
+def test_messages_popped_after_the_end_go_back(state: PollState) -> None:
     world = World()
     poll = STATES[state](world)
     world.at(poll.hard_end_ms)
     assert world.stopped == [poll]
-    assert not world.popped(poll, 3), "it is for nobody"
+    assert not world.popped(poll, 3), "the poll has ended"
     assert end_of(poll) is Outcome.EMPTY
 
 
 # ------------------------------------------------------------ hints
 
 
-def test_every_broker_is_asked_by_the_first_that_waits_and_by_no_other() -> None:
+def test_only_the_first_waiting_poll_notifies_every_broker() -> None:
     world = World()
     world.waiting()
     assert {name: ask.poll_ms for name, ask in world.asked.items()} == dict.fromkeys("abc", POLL_MS)
@@ -223,11 +223,11 @@ def test_every_broker_is_asked_by_the_first_that_waits_and_by_no_other() -> None
     assert world.counts.coalesced["orders", "billing"] == 1
 
 
-def test_a_poll_that_every_broker_would_have_told_of_a_message_asks_for_none() -> None:
+def test_a_covered_poll_sends_no_first_pop() -> None:
     world = World()
     world.waiting()
     world.after(ANSWER_MS - 1)
-    assert isinstance(world.begin().step, PopStep), "an answer may be under way"
+    assert isinstance(world.begin().step, PopStep), "an answer may be in flight"
     world.after(1)
     poll = world.begin()
     assert (poll.state, poll.step) == (PollState.WAITING, None)
@@ -235,7 +235,7 @@ def test_a_poll_that_every_broker_would_have_told_of_a_message_asks_for_none() -
     assert isinstance(world.begin(poll_ms=0).step, PopStep)
 
 
-def test_a_notification_that_ends_is_asked_again_for_who_waits_longer() -> None:
+def test_an_expired_notification_is_repeated_for_longer_polls() -> None:
     world = World()
     world.waiting()
     world.after(5_000)
@@ -246,7 +246,7 @@ def test_a_notification_that_ends_is_asked_again_for_who_waits_longer() -> None:
 
 
 @pytest.mark.parametrize(("count", "woken"), [(1, 1), (2, 2), (9, 3)])
-def test_a_hint_wakes_as_many_as_it_has_messages_the_oldest_first(count: int, woken: int) -> None:
+def test_a_hint_wakes_one_poll_per_message_the_oldest_first(count: int, woken: int) -> None:
     world = World()
     polls = [world.waiting() for _ in range(3)]
     world.hint("b", count)
@@ -254,7 +254,7 @@ def test_a_hint_wakes_as_many_as_it_has_messages_the_oldest_first(count: int, wo
     assert [poll.step for poll in polls[:woken]] == [PopStep("b", 0)] * woken
 
 
-def test_hints_that_are_left_are_for_the_next_poll() -> None:
+def test_remaining_hints_are_for_the_next_poll() -> None:
     world = World()
     poll = world.waiting()
     world.hint("b")
@@ -271,7 +271,7 @@ def test_hints_that_are_left_are_for_the_next_poll() -> None:
     assert third.step == PopStep("a", 0)
 
 
-def test_a_pop_that_found_all_that_was_told_of_leaves_no_hint() -> None:
+def test_a_pop_of_all_hinted_messages_leaves_no_hint() -> None:
     world = World()
     poll = world.waiting()
     world.hint("b", 4)
@@ -279,7 +279,7 @@ def test_a_pop_that_found_all_that_was_told_of_leaves_no_hint() -> None:
     assert not world.polling.pairs[KEY].hinted
 
 
-def test_wrong_hints_hold_the_next_one_back_twice_as_long_each_time() -> None:
+def test_each_wrong_hint_doubles_the_delay_of_the_next_one() -> None:
     world = World()
     poll = world.waiting()
     delays = []
@@ -295,7 +295,7 @@ def test_wrong_hints_hold_the_next_one_back_twice_as_long_each_time() -> None:
     assert delays == [MISS_MS, 2 * MISS_MS, 4 * MISS_MS, 8 * MISS_MS, *[MISS_MAX_MS] * 3]
 
 
-def test_a_hint_that_another_poll_has_taken_up_was_not_wrong() -> None:
+def test_a_hint_used_by_another_poll_is_not_wrong() -> None:
     world = World()
     first, second, third = (world.waiting() for _ in range(3))
     world.hint("b", 2)
@@ -306,7 +306,7 @@ def test_a_hint_that_another_poll_has_taken_up_was_not_wrong() -> None:
     assert third.step is None
 
 
-def test_a_pop_in_vain_is_the_end_of_the_hints_of_its_broker() -> None:
+def test_an_empty_pop_ends_the_hints_of_its_broker() -> None:
     world = World("ab")
     poll = world.waiting()
     world.hint("a", 9)
@@ -322,7 +322,7 @@ def test_a_pop_in_vain_is_the_end_of_the_hints_of_its_broker() -> None:
     assert set(world.asked) == {"a", "b"}
 
 
-def test_polls_that_end_without_a_hint_leave_nothing_behind() -> None:
+def test_polls_that_end_without_a_hint_leave_no_state() -> None:
     world = World()
     world.waiting()
     for _ in range(1_000):
@@ -331,7 +331,7 @@ def test_polls_that_end_without_a_hint_leave_nothing_behind() -> None:
     assert len(world.polling.pairs[KEY]._by_age) < 100
 
 
-def test_an_unsure_hint_is_followed_by_a_pop_that_looks_on_and_is_asked_again_at_once() -> None:
+def test_an_unsure_hint_causes_a_waiting_pop_and_an_immediate_notification() -> None:
     world = World()
     poll = world.waiting()
     world.hint("b", is_unsure=True)
@@ -340,7 +340,7 @@ def test_an_unsure_hint_is_followed_by_a_pop_that_looks_on_and_is_asked_again_at
     assert "b" in world.asked
 
 
-def test_failed_notifications_are_asked_again_after_ever_longer() -> None:
+def test_failed_notifications_back_off() -> None:
     world = World()
     world.waiting()
     delays = []
@@ -353,7 +353,7 @@ def test_failed_notifications_are_asked_again_after_ever_longer() -> None:
     assert delays == [FAILURE_MS << n for n in range(4)] + [FAILURE_MAX_MS] * 2
 
 
-def test_a_notification_that_is_answered_far_too_early_is_not_asked_again_at_once() -> None:
+def test_a_notification_that_ends_early_is_not_repeated_at_once() -> None:
     world = World()
     world.waiting()
     world.hint("b", 0)
@@ -362,13 +362,13 @@ def test_a_notification_that_is_answered_far_too_early_is_not_asked_again_at_onc
     assert "b" in world.asked
 
 
-def test_a_late_answer_of_one_that_was_taken_back_is_nothing() -> None:
+def test_the_answer_of_a_cancelled_notification_is_ignored() -> None:
     world = World()
     poll = world.waiting()
     ask = world.asked["b"]
     world.polling.cancel(poll, world.now_ms)
     world.look()
-    assert set(world.asked) == set("abc"), "they outlive their poll a little"
+    assert set(world.asked) == set("abc"), "notifications outlive their poll by the linger time"
     world.after(LINGER_MS + TICK_MS)
     assert not world.asked
     assert not world.polling.pairs
@@ -376,7 +376,7 @@ def test_a_late_answer_of_one_that_was_taken_back_is_nothing() -> None:
     assert not world.polling.take_actions()
 
 
-def test_notifications_are_found_parked_by_who_polls_again_soon() -> None:
+def test_the_next_poll_reuses_parked_notifications() -> None:
     world = World()
     poll = world.waiting()
     asked = dict(world.asked)
@@ -392,7 +392,7 @@ def test_notifications_are_found_parked_by_who_polls_again_soon() -> None:
 # ------------------------------------------------------------ the end
 
 
-def test_at_its_end_a_poll_looks_wherever_nobody_would_have_told_it() -> None:
+def test_the_last_pops_go_to_brokers_without_a_notification() -> None:
     world = World()
     poll = world.waiting()
     world.now_ms = poll.end_ms - 100
@@ -404,7 +404,7 @@ def test_at_its_end_a_poll_looks_wherever_nobody_would_have_told_it() -> None:
     assert end_of(poll) is Outcome.EMPTY
 
 
-def test_at_its_end_a_poll_looks_where_the_answer_may_be_under_way() -> None:
+def test_the_last_pops_go_to_brokers_with_a_recent_notification() -> None:
     world = World()
     poll = world.waiting()
     world.now_ms = poll.end_ms - ANSWER_MS // 2
@@ -416,7 +416,7 @@ def test_at_its_end_a_poll_looks_where_the_answer_may_be_under_way() -> None:
     assert second.step is None
 
 
-def test_a_poll_that_everybody_would_have_told_ends_without_a_look() -> None:
+def test_a_covered_poll_ends_without_last_pops() -> None:
     world = World()
     poll = world.waiting()
     world.at(poll.end_ms)
@@ -424,7 +424,7 @@ def test_a_poll_that_everybody_would_have_told_ends_without_a_look() -> None:
     assert not world.counts.false_empties["orders", "billing"]
 
 
-def test_an_end_with_a_hint_that_nobody_followed_for_long_is_counted_as_false() -> None:
+def test_an_empty_end_with_an_old_hint_counts_as_false() -> None:
     world = World()
     poll = world.waiting()
     world.hint("b")
@@ -436,7 +436,7 @@ def test_an_end_with_a_hint_that_nobody_followed_for_long_is_counted_as_false() 
     assert world.counts.false_empties["orders", "billing"] == 1
 
 
-def test_a_poll_that_heard_of_no_broker_fails() -> None:
+def test_a_poll_without_a_reachable_broker_fails() -> None:
     world = World()
     for name in "abc":
         world.polling.lost(name, world.now_ms)
@@ -447,7 +447,7 @@ def test_a_poll_that_heard_of_no_broker_fails() -> None:
     assert isinstance(poll.step.error, BrokerUnreachable)
 
 
-def test_a_poll_fails_when_every_broker_refuses() -> None:
+def test_a_poll_fails_if_every_broker_rejects_it() -> None:
     world = World()
     poll = world.waiting()
     world.refuse("a")
@@ -457,7 +457,7 @@ def test_a_poll_fails_when_every_broker_refuses() -> None:
     assert poll.step == PollEnd(Outcome.FAILED, ERROR)
 
 
-def test_brokers_that_have_refused_once_and_park_now_do_not_refuse() -> None:
+def test_a_broker_that_parks_again_does_not_count_as_failing() -> None:
     world = World()
     poll = world.waiting()
     for name in "ab":
@@ -471,7 +471,7 @@ def test_brokers_that_have_refused_once_and_park_now_do_not_refuse() -> None:
 # ------------------------------------------------------------ asking once, and asking all
 
 
-def test_a_poll_that_may_not_wait_asks_every_broker_once() -> None:
+def test_a_poll_without_a_wait_pops_at_every_broker_once() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
     asked = []
@@ -484,7 +484,7 @@ def test_a_poll_that_may_not_wait_asks_every_broker_once() -> None:
     assert not world.asked
 
 
-def test_only_the_very_first_pop_that_had_not_to_wait_is_a_first_hit() -> None:
+def test_only_a_first_pop_without_a_wait_is_a_first_hit() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
     world.popped(poll)
@@ -503,7 +503,7 @@ def test_only_the_very_first_pop_that_had_not_to_wait_is_a_first_hit() -> None:
     assert end_of(poll) is Outcome.FOUND_AT_FIRST
 
 
-def test_a_poll_that_may_not_wait_ends_with_an_error_only_where_none_has_answered() -> None:
+def test_a_poll_without_a_wait_fails_only_if_no_broker_answers() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
     world.failed(poll)
@@ -516,7 +516,7 @@ def test_a_poll_that_may_not_wait_ends_with_an_error_only_where_none_has_answere
     assert poll.step == PollEnd(Outcome.FAILED, ERROR)
 
 
-def test_a_poll_that_may_not_wait_does_not_for_long() -> None:
+def test_a_poll_without_a_wait_ends_soon() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
     world.after(ASK_ONCE_MS + TICK_MS)
@@ -524,7 +524,7 @@ def test_a_poll_that_may_not_wait_does_not_for_long() -> None:
     assert poll.is_done
 
 
-def test_a_repeated_attempt_asks_all_before_it_waits() -> None:
+def test_a_repeated_attempt_pops_at_all_brokers_before_it_waits() -> None:
     world = World()
     poll = world.begin(asks_all=True)
     for _ in range(2):
@@ -538,13 +538,13 @@ def test_a_repeated_attempt_asks_all_before_it_waits() -> None:
 # ------------------------------------------------------------ brokers that come and go
 
 
-def test_polls_begin_at_one_broker_after_the_other() -> None:
+def test_polls_begin_at_the_brokers_in_rotation() -> None:
     world = World()
     firsts = [world.begin().step for _ in range(6)]
     assert sorted(str(step) for step in firsts) == sorted(str(PopStep(n, 0)) for n in "aabbcc")
 
 
-def test_a_broker_that_is_down_is_asked_when_it_is_back_at_once() -> None:
+def test_a_broker_is_asked_as_soon_as_it_reconnects() -> None:
     world = World()
     poll = world.waiting()
     world.polling.lost("b", world.now_ms)
@@ -556,7 +556,7 @@ def test_a_broker_that_is_down_is_asked_when_it_is_back_at_once() -> None:
     assert poll.step is None
 
 
-def test_a_pop_at_a_broker_that_is_lost_is_stopped_and_the_poll_goes_on() -> None:
+def test_a_poll_continues_if_the_broker_of_its_pop_is_lost() -> None:
     world = World()
     poll = world.begin()
     assert isinstance(poll.step, PopStep)
@@ -568,7 +568,7 @@ def test_a_pop_at_a_broker_that_is_lost_is_stopped_and_the_poll_goes_on() -> Non
     assert len(world.asked) == 2
 
 
-def test_a_broker_that_is_lost_is_not_asked_in_its_turn() -> None:
+def test_a_lost_broker_gets_no_pop() -> None:
     world = World()
     poll = world.begin(poll_ms=0)
     assert isinstance(poll.step, PopStep)
@@ -582,7 +582,7 @@ def test_a_broker_that_is_lost_is_not_asked_in_its_turn() -> None:
     assert end_of(poll) is Outcome.EMPTY
 
 
-def test_a_broker_that_was_refusing_is_asked_at_once_when_it_is_back() -> None:
+def test_a_failing_broker_is_asked_as_soon_as_it_reconnects() -> None:
     world = World()
     world.waiting()
     world.refuse("b")
@@ -602,7 +602,7 @@ def test_a_poll_whose_brokers_are_all_lost_has_no_answer() -> None:
     assert end_of(poll) is Outcome.FAILED
 
 
-def test_a_pop_that_is_under_way_at_a_release_is_the_last() -> None:
+def test_a_pop_in_flight_at_a_release_is_the_last() -> None:
     world = World()
     poll, other = world.begin(), world.begin()
     world.polling.release(world.now_ms)
@@ -612,17 +612,17 @@ def test_a_pop_that_is_under_way_at_a_release_is_the_last() -> None:
     assert not world.begin().is_long
 
 
-def test_a_silent_broker_is_not_the_first_to_be_asked() -> None:
+def test_a_silent_broker_is_not_asked_first() -> None:
     world = World()
     for _ in range(4):
         poll = world.begin(silent="ac")
         assert poll.step == PopStep("b", 0)
 
 
-def test_a_broker_that_gets_the_topic_meanwhile_is_asked_too() -> None:
+def test_a_broker_that_gets_the_topic_later_is_asked_too() -> None:
     world = World("a")
     poll = world.begin()
-    assert poll.step == PopStep("a", POLL_MS), "with one there is nobody else to hear of"
+    assert poll.step == PopStep("a", POLL_MS), "a poll at one broker is parked there"
     world.polling.brokers_changed(poll.pair, ["a", "b"], world.now_ms)
     world.look()
     assert set(world.asked) == {"b"}
@@ -635,7 +635,7 @@ def test_a_broker_that_gets_the_topic_meanwhile_is_asked_too() -> None:
 # ------------------------------------------------------------ many polls
 
 
-def test_many_polls_are_parked_where_fewest_are_and_need_no_notification() -> None:
+def test_many_polls_are_parked_at_the_least_covered_broker() -> None:
     world = World()
     world.make_direct()
     polls = [world.begin() for _ in range(3)]
@@ -645,7 +645,7 @@ def test_many_polls_are_parked_where_fewest_are_and_need_no_notification() -> No
     assert world.begin().parked_at is not None
 
 
-def test_a_broker_without_a_parked_poll_is_watched_and_a_hint_moves_one_there() -> None:
+def test_a_hint_moves_a_parked_poll_to_an_uncovered_broker() -> None:
     world = World()
     world.make_direct()
     first, second = world.begin(), world.begin()
@@ -658,7 +658,7 @@ def test_a_broker_without_a_parked_poll_is_watched_and_a_hint_moves_one_there() 
     assert first.step == PopStep(uncovered, first.end_ms - world.now_ms)
 
 
-def test_a_poll_that_is_moved_and_has_found_something_is_answered_with_it() -> None:
+def test_a_moved_poll_returns_messages_of_its_parked_pop() -> None:
     world = World()
     world.make_direct()
     first, second = world.begin(), world.begin()
@@ -666,10 +666,10 @@ def test_a_poll_that_is_moved_and_has_found_something_is_answered_with_it() -> N
     world.hint(uncovered)
     assert world.popped(first, 1)
     assert end_of(first) is Outcome.FOUND_AT_FIRST
-    assert world.stopped == [first, second], "another one is moved"
+    assert world.stopped == [first, second], "the second poll moves"
 
 
-def test_a_poll_that_is_moved_and_finds_another_there_is_parked_again() -> None:
+def test_a_moved_poll_without_messages_is_parked_again() -> None:
     world = World()
     world.make_direct()
     first, second = world.begin(), world.begin()
@@ -681,7 +681,7 @@ def test_a_poll_that_is_moved_and_finds_another_there_is_parked_again() -> None:
     assert first.parked_at is not None
 
 
-def test_of_parked_polls_one_is_moved_that_another_covers_for() -> None:
+def test_a_parked_poll_moves_if_another_one_covers_its_broker() -> None:
     world = World()
     world.make_direct()
     world.polling.lost("c", world.now_ms)
@@ -697,7 +697,7 @@ def test_of_parked_polls_one_is_moved_that_another_covers_for() -> None:
     assert moved is not alone
 
 
-def test_a_parked_pop_that_is_answered_early_leaves_the_rest_to_the_others() -> None:
+def test_an_early_answer_of_a_parked_pop_does_not_affect_other_polls() -> None:
     world = World()
     world.make_direct()
     poll = world.begin()
@@ -707,7 +707,7 @@ def test_a_parked_pop_that_is_answered_early_leaves_the_rest_to_the_others() -> 
     assert set(world.asked) == set("abc")
 
 
-def test_no_more_are_parked_than_cover_a_broker() -> None:
+def test_parked_polls_per_broker_are_limited() -> None:
     world = World("ab")
     world.make_direct()
     for _ in range(2 * PARKED_A_BROKER_MAX):
@@ -717,7 +717,7 @@ def test_no_more_are_parked_than_cover_a_broker() -> None:
     assert poll.parked_at is None
 
 
-def test_where_no_more_pops_may_be_parked_a_poll_waits_for_hints() -> None:
+def test_a_poll_beyond_the_parked_limit_waits_for_hints() -> None:
     world = World()
     world.make_direct()
     poll = world.begin()
@@ -729,7 +729,7 @@ def test_where_no_more_pops_may_be_parked_a_poll_waits_for_hints() -> None:
 # ------------------------------------------------------------ the switch
 
 
-def test_the_switch_averages_how_many_wait() -> None:
+def test_the_mode_averages_the_waiting_polls() -> None:
     mode = WaitMode(("orders", "billing"), 0)
     for _ in range(10):
         mode.began(0)
@@ -742,18 +742,18 @@ def test_the_switch_averages_how_many_wait() -> None:
 
 
 @pytest.mark.parametrize(("brokers", "limit"), [(2, 9.2), (3, 13.8), (8, 36.8)])
-def test_the_threshold_is_what_leaves_a_broker_uncovered_one_in_a_hundred(
+def test_the_threshold_leaves_a_broker_uncovered_one_percent_of_the_time(
     brokers: int, limit: float
 ) -> None:
     assert threshold(brokers) == pytest.approx(limit, abs=0.1)
 
 
-def test_the_switch_has_hysteresis_and_stays_for_a_while() -> None:
+def test_the_mode_has_hysteresis_and_a_dwell_time() -> None:
     mode, now_ms = WaitMode(("orders", "billing"), 0), 0
     waiting = 0
 
     def settle(count: int) -> bool:
-        """Let `count` wait for as long as it takes, and choose."""
+        """Let `count` polls wait until the mode may change, then choose it."""
         nonlocal waiting, now_ms
         while waiting < count:
             mode.began(now_ms)
@@ -775,7 +775,7 @@ def test_the_switch_has_hysteresis_and_stays_for_a_while() -> None:
     assert not mode.choose(3, now_ms + DWELL_MS - 1), "a mode lasts"
 
 
-def test_a_mode_is_forgotten_when_nothing_has_waited_for_long() -> None:
+def test_an_unused_mode_is_removed() -> None:
     world = World()
     world.polling.cancel(world.begin(), world.now_ms)
     world.after(WINDOW_MS + DWELL_MS - TICK_MS)
@@ -784,7 +784,7 @@ def test_a_mode_is_forgotten_when_nothing_has_waited_for_long() -> None:
     assert not world.polling.modes
 
 
-def test_a_mode_stays_as_long_as_anything_waits() -> None:
+def test_a_mode_stays_while_a_poll_waits() -> None:
     world = World()
     world.polling.cancel(world.begin(), world.now_ms)
     world.after(1_000)
@@ -809,5 +809,5 @@ def test_timers_come_in_order_and_not_before_their_time() -> None:
     assert (timers.next_ms(), len(timers)) == (50, 1)
 
 
-def test_the_hard_end_leaves_half_of_what_a_client_s_deadline_leaves() -> None:
+def test_the_hard_end_is_half_of_the_deadline_reserve() -> None:
     assert LAST_LOOK_MS == 100

@@ -1,4 +1,4 @@
-"""Clients are asked over their newest stream, and answer by a nonce."""
+"""Commands go to the newest stream of a client, and a nonce finds the answer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Outlet:
         self.came.set()
 
     async def nonce(self) -> str:
-        """Return the nonce of the first command, once it has come."""
+        """Wait for the first command and return its nonce."""
         await self.came.wait()
         return self.sent[0].print_thread_stack_trace_command.nonce
 
@@ -70,7 +70,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_the_answer_with_the_nonce_is_the_one() -> None:
+def test_only_the_answer_with_the_nonce_counts() -> None:
     async def scenario() -> None:
         streams, old, new = TelemetryStreams(), Outlet(), Outlet()
         with streams.open("c", old), streams.open("c", new):
@@ -90,7 +90,7 @@ def test_the_answer_with_the_nonce_is_the_one() -> None:
     run(scenario)
 
 
-def test_who_has_no_stream_cannot_be_asked() -> None:
+def test_a_client_without_a_stream_cannot_be_asked() -> None:
     async def scenario() -> None:
         streams = TelemetryStreams()
         with streams.open("c", Outlet()):
@@ -102,7 +102,7 @@ def test_who_has_no_stream_cannot_be_asked() -> None:
     run(scenario)
 
 
-def test_a_silent_client_one_that_leaves_and_one_without_room_are_told_apart() -> None:
+def test_silent_disconnected_and_full_clients_have_different_errors() -> None:
     async def scenario() -> None:
         streams = TelemetryStreams()
         with streams.open("c", Outlet()), pytest.raises(ClientTimeout, match="within 1 ms"):
@@ -119,7 +119,7 @@ def test_a_silent_client_one_that_leaves_and_one_without_room_are_told_apart() -
     run(scenario)
 
 
-def test_questions_under_way_are_bounded_of_one_client_and_of_all() -> None:
+def test_concurrent_questions_are_limited_per_client_and_in_total() -> None:
     async def scenario() -> None:
         streams = TelemetryStreams()
         with contextlib.ExitStack() as opened:
@@ -141,7 +141,9 @@ def test_questions_under_way_are_bounded_of_one_client_and_of_all() -> None:
     run(scenario)
 
 
-def test_all_streams_are_asked_to_reconnect_whoever_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_streams_are_asked_to_reconnect_despite_slow_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(telemetry_streams, "SPREAD_S", 0.0)
     monkeypatch.setattr(telemetry_streams, "SPREAD_GRACE_S", 0.1)
 
@@ -164,9 +166,7 @@ def test_all_streams_are_asked_to_reconnect_whoever_reads(monkeypatch: pytest.Mo
     run(scenario)
 
 
-def test_transports_are_told_with_their_clients_each_connection_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_connection_is_drained_once_with_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_streams, "SPREAD_S", 0.0)
     monkeypatch.setattr(telemetry_streams, "SPREAD_GRACE_S", 0.1)
 
@@ -182,14 +182,14 @@ def test_transports_are_told_with_their_clients_each_connection_once(
         ):
             await streams.ask_to_reconnect()
         assert [len(one.sent) for one in (first, second, alone)] == [1, 1, 1]
-        # The transport of two streams is told once, when both know where to go.
+        # A connection with two streams is drained once, after both commands.
         assert (first.left_after, second.left_after, alone.left_after) == ([1], [], [1])
-        assert mute.left_after == [0], "who does not read is told by its transport"
+        assert mute.left_after == [0], "the connection of a client that does not read is drained"
 
     run(scenario)
 
 
-def test_who_waits_for_an_answer_that_is_too_large_is_told() -> None:
+def test_a_too_large_answer_fails_its_question() -> None:
     async def scenario() -> None:
         streams, outlet = TelemetryStreams(), Outlet()
         with streams.open("c", outlet):

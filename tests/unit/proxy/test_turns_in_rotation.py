@@ -45,7 +45,7 @@ class Wanted:
             await settle()
 
 
-def test_who_wants_many_has_them_between_those_of_others() -> None:
+def test_many_turns_of_one_address_alternate_with_others() -> None:
     async def scenario() -> None:
         wanted = Wanted(1)
         for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
@@ -59,7 +59,7 @@ def test_who_wants_many_has_them_between_those_of_others() -> None:
     run(scenario)
 
 
-def test_so_many_are_under_way_and_a_free_turn_is_had_at_once() -> None:
+def test_concurrent_turns_are_limited_and_a_free_turn_starts_at_once() -> None:
     async def scenario() -> None:
         wanted = Wanted(2)
         for name in ("a1", "a2", "a3"):
@@ -75,7 +75,7 @@ def test_so_many_are_under_way_and_a_free_turn_is_had_at_once() -> None:
     run(scenario)
 
 
-def test_who_goes_while_it_waits_keeps_no_turn() -> None:
+def test_a_cancelled_wait_keeps_no_turn() -> None:
     async def scenario() -> None:
         wanted = Wanted(1)
         for name in ("a1", "b1", "c1"):
