@@ -1,4 +1,4 @@
-"""A standalone whose every connection has TLS, and whose certificates are renewed under load."""
+"""A standalone with TLS on every connection, whose certificates are renewed under load."""
 
 from __future__ import annotations
 

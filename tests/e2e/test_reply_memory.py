@@ -1,4 +1,4 @@
-"""What stays in a proxy of large replies that were read, beside what its clients have not read."""
+"""Memory of a proxy after large replies were read, and while others are unread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy that dies: its port stays open, and who connects meanwhile is served by the next life."""
+"""The port of a dead proxy stays open, and the next proxy process serves waiting clients."""
 
 from __future__ import annotations
 

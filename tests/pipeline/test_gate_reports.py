@@ -1,4 +1,4 @@
-"""What an archive tells brokers of what they need not keep (ADR 0053). Without Spark."""
+"""Reports of an archive to the gate of brokers (ADR 0053). Without Spark."""
 
 from __future__ import annotations
 

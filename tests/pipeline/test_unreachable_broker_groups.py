@@ -1,4 +1,4 @@
-"""A broker group that is away for a moment, and one that stays away. Without a session of Spark."""
+"""Broker groups that are unreachable for a moment or for good. Without a Spark session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers do not have, or cannot say, an archive has: `readMode=auto`. Without Spark."""
+"""`readMode=auto` reads from the archive what brokers do not have. Without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics and offsets that are asked for and are not there. Without a session of Spark."""
+"""Reads of topics and offsets that do not exist. Without a Spark session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one job of the engine meets another: what a reader's scripts have broken there."""
+"""Combinations of two engine features on one object, each of which failed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""J2 on what groups were never given, and on what did not end: each loss named, no honest twin."""
+"""J2: messages that consumer groups never received, and deliveries that did not end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One queue, or one file, that cannot be gone on with, and all the others. Without Spark."""
+"""An archive continues with the other queues and files after a fault. Without Spark."""
 
 from __future__ import annotations
 

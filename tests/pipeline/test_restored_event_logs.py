@@ -1,4 +1,4 @@
-"""Logs that are others, or shorter, than a stream of events has read. Without a Spark session."""
+"""Streams of events over a log that was replaced or is shorter. Without a Spark session."""
 
 from __future__ import annotations
 

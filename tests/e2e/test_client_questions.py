@@ -1,4 +1,4 @@
-"""Operators see the official clients, and ask them: each language does what the documents say."""
+"""Operators list the official clients and ask them questions, as documented per language."""
 
 from __future__ import annotations
 
