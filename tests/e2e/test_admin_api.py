@@ -107,7 +107,7 @@ def test_names_are_decoded_once(api: Client, name: str) -> None:
         ("PUT", "/topics/t", {"messageType": "ODD"}, "messageType"),
         ("PUT", "/topics/t", {"queus": 4}, "queus"),
         ("PUT", "/groups/g", {"maxAttempts": 0}, "maxAttempts"),
-        ("PUT", "/groups/g", {"retry": {}}, "exponential or customized"),
+        ("PUT", "/groups/g", {"retry": {}}, "exponential and customized"),
         ("POST", "/groups/g:resetOffset", {"topic": "t"}, "exactly one"),
         ("POST", "/groups/g:resetOffset", {"topic": "t", "to": "middle"}, "to"),
         ("POST", "/groups/g:resetOffset", {"topic": "t", "to": "latest", "offset": 1}, "exactly"),

@@ -348,16 +348,16 @@ def test_what_a_group_has_pulled_of_a_topic_is_forgotten_at_every_broker_group(
     assert sorted(pulled()) == ["kept", "orders"]
     forget = ("group", "forget", "archive", "--topic=orders")
     planned = tidemill(running, *forget, "--dry-run")
-    assert planned.stdout.startswith("would be forgotten: how far archive has pulled 3 queues of")
+    assert planned.stdout.startswith("would be forgotten: pull offsets of archive in 3 queues of")
     assert sorted(pulled()) == ["kept", "orders"]
     with hanging(running, "broker-2"):
         refused = tidemill(running, *forget, "--yes")
         assert "broker-2 cannot be reached: nothing was done" in refused.stderr
     done = tidemill(running, *forget, "--yes")
-    assert done.stdout.startswith("forgotten: how far archive has pulled 3 queues of orders")
+    assert done.stdout.startswith("forgotten: pull offsets of archive in 3 queues of orders")
     assert pulled() == ["kept"]
     assert running.log.read_text().count("pull offsets forgotten") == len(NAMES)
-    assert "nothing: archive has not said" in tidemill(running, *forget, "--yes").stdout
+    assert "nothing: archive has no pull offsets" in tidemill(running, *forget, "--yes").stdout
     assert tidemill(running, "group", "forget", "nobody", "--topic=orders", "--yes").returncode != 0
 
 
