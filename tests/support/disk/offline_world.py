@@ -1,7 +1,7 @@
-"""A store that lives while somebody reads its files: each read is followed by what a seed chooses.
+"""A running store whose files are read: after each read, the seed chooses an operation.
 
-All that happens before `hide` is noted with its outcome; what happens behind it counts as unknown,
-since a copy that is begun at that moment may hold it or not.
+Operations before `hide` are recorded with their outcome. Later ones count as unknown, because a
+copy that begins at that moment may include them or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def finish(steps: Generator[Any, None, T]) -> T:
-    """Run a generator to its end, and return what it returns."""
+    """Run a generator to its end, and return its result."""
     while True:
         try:
             next(steps)
@@ -32,7 +32,7 @@ def finish(steps: Generator[Any, None, T]) -> T:
 
 
 class BusyFile(FaultyFile):
-    """A file whose reads are followed by something else."""
+    """A file that calls `act` after each read."""
 
     act: Callable[[], None]
 
@@ -43,7 +43,7 @@ class BusyFile(FaultyFile):
 
 
 class BusySource:
-    """A disk as somebody beside a live broker reads it."""
+    """A disk that is read beside a running broker."""
 
     def __init__(self, disk: FaultyDisk, act: Callable[[], None]) -> None:
         self._disk = disk
@@ -65,7 +65,7 @@ class BusySource:
 
 
 class Life:
-    """One world, what happens in it, and what its clients saw."""
+    """One world, its operations, and the history of its clients."""
 
     def __init__(self, seed: int, *, world: World | None = None, segments_kept: int = 3) -> None:
         self.random = Random(f"life {seed}")
@@ -80,24 +80,24 @@ class Life:
         self.world.topic()
         self._is_hidden = False
         self._count = 0
-        self._unsettled: dict[str, int] = {}  # with the log offset before which it was sent
+        self._unsettled: dict[str, int] = {}  # with the log end after the send
         self._out: list[Popped] = []
 
     def hide(self) -> None:
-        """From here on nobody knows the outcome of anything."""
+        """Count the outcome of all later operations as unknown."""
         self._is_hidden = True
 
     def live(self, acts: int) -> None:
-        """Let some things happen."""
+        """Do some operations."""
         for _ in range(acts):
             self.act()
 
     def live_about(self, acts: float) -> None:
-        """Let so many things happen on average."""
+        """Do this number of operations on average."""
         self.live(int(acts) + (self.random.random() < acts % 1))
 
     def act(self) -> None:
-        """Let one thing happen. What retention could take next is settled before."""
+        """Do one operation. Settle first what retention may take next."""
         low = self.world.engine.log.min_offset + SEGMENT
         if self._unsettled and min(self._unsettled.values()) < low + SEGMENT // 2:
             is_near = self.world.engine.log.log_end - low > SEGMENT

@@ -1,4 +1,4 @@
-"""A check finds every damaged byte that counts, says whom it concerns, and changes nothing."""
+"""A check finds each damaged byte, names the concerned messages, and changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOPICS = ("orders", "returns")
 
 
 def world_of_all() -> TimerWorld:
-    """Make a world with files of each kind, the oldest in part below the log's minimum."""
+    """Make a world with files of each kind, some older than the begin of the log."""
     world = TimerWorld(
         FaultyDisk(Random(0)), segment_bytes=SEGMENT, retention_bytes=3 * SEGMENT, timer=TIMERS
     )
@@ -70,7 +70,7 @@ def contents(disk: FaultyDisk) -> dict[str, bytes | None]:
     return {name: disk.read(name) for name in disk.all_names()}
 
 
-def test_there_are_files_of_all_kinds() -> None:
+def test_the_world_has_files_of_all_kinds() -> None:
     folders = {name.rpartition("/")[0] for name in all_files()}
     assert folders == {
         "",
@@ -85,7 +85,7 @@ def test_there_are_files_of_all_kinds() -> None:
     assert "timer/wheel" in all_files()
 
 
-def test_a_sound_store_is_sound_and_stays_as_it_is() -> None:
+def test_a_check_of_a_sound_store_finds_and_changes_nothing() -> None:
     disk = disk_of_all()
     before = contents(disk)
     operations = len(disk.operations)
@@ -94,11 +94,11 @@ def test_a_sound_store_is_sound_and_stays_as_it_is() -> None:
     assert report.is_sound
     assert report.record_count > 300
     assert contents(disk) == before
-    assert len(disk.operations) == operations, "nothing is written, nor synced"
+    assert len(disk.operations) == operations, "nothing is written or synced"
 
 
 def counting_bytes(disk: FaultyDisk, name: str) -> list[range]:
-    """Return the bytes of a file that say something."""
+    """Return the bytes of a file that have a meaning."""
     data = disk.read(name)
     assert data is not None
     if name.startswith("log/"):
@@ -127,11 +127,11 @@ def counting_bytes(disk: FaultyDisk, name: str) -> list[range]:
 
 
 @pytest.mark.parametrize("name", all_files())
-def test_a_flipped_bit_anywhere_is_found_where_it_is(name: str) -> None:
+def test_a_check_finds_each_flipped_bit(name: str) -> None:
     random = Random(name)
     places = [one for one in counting_bytes(disk_of_all(), name) if one]
     if not places:
-        return  # Nothing in this file is known to be durable.
+        return  # No byte of this file is known to be durable.
     for _ in range(FLIPS):
         disk = disk_of_all().after_kill()
         at = random.choice(random.choice(places))
@@ -144,7 +144,7 @@ def test_a_flipped_bit_anywhere_is_found_where_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", all_files())
-def test_a_page_that_cannot_be_read_is_told_of_and_the_check_goes_on(name: str) -> None:
+def test_a_check_reports_an_unreadable_page_and_continues(name: str) -> None:
     places = [one for one in counting_bytes(disk_of_all(), name) if one]
     if not places:
         return
@@ -157,10 +157,10 @@ def test_a_page_that_cannot_be_read_is_told_of_and_the_check_goes_on(name: str) 
     report = checked(disk)
     (told,) = [one for one in report.findings if one.damage is Damage.UNREADABLE]
     assert (told.file, told.position, told.size) == (name, page * BLOCK, BLOCK)
-    assert any(one.file.startswith(other) for one in report.findings), "it goes on"
+    assert any(one.file.startswith(other) for one in report.findings), "the check continues"
 
 
-def test_a_start_refuses_a_log_whose_end_cannot_be_read_and_the_check_says_so() -> None:
+def test_a_check_reports_an_unreadable_log_end_over_which_no_start_goes() -> None:
     disk = disk_of_all().after_kill()
     name = disk.names("log")[-1]
     disk.spoil(name, counting_bytes(disk_of_all(), name)[0][-1] // BLOCK)
@@ -170,19 +170,17 @@ def test_a_start_refuses_a_log_whose_end_cannot_be_read_and_the_check_says_so() 
         TimerWorld(disk, now_ms=world_of_all().now_ms, segment_bytes=SEGMENT, timer=TIMERS)
 
 
-def test_a_disk_that_gives_out_next_to_nothing_ends_the_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_many_unreadable_pages_end_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "UNREADABLE_MAX", 3)
     disk = disk_of_all().after_kill()
     disk.spoil(disk.names("log")[0], 0, 1, 2, 3)
-    with pytest.raises(ReadFailed, match="more than 3 pages are unreadable, the last one at byte 12288"):
+    with pytest.raises(ReadFailed, match="3 pages are unreadable, the last one at byte 12288"):
         checked(disk)
 
 
-def test_a_read_that_fails_says_of_what_file_and_where(tmp_path: Path) -> None:
+def test_a_failed_read_names_the_file_and_the_byte(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    file = ReadOnlyDisk(tmp_path).open("log")  # A folder: it can be opened, and not read.
+    file = ReadOnlyDisk(tmp_path).open("log")  # A folder can be opened but not read.
     with pytest.raises(ReadFailed, match="reading log at byte 4096: Is a directory"):
         file.read_at(4096, 1)
     file.close()
@@ -191,24 +189,24 @@ def test_a_read_that_fails_says_of_what_file_and_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", all_files())
-def test_a_missing_file_is_found(name: str) -> None:
+def test_a_check_finds_a_missing_file(name: str) -> None:
     disk = disk_of_all().after_kill()
     disk.remove(name)
     found = {one.damage for one in checked(disk).findings}
     if name.startswith(("timer/checkpoint", "snapshots/")):
-        return  # There may be one alone, and the next start takes what there is.
+        return  # A start uses the files that exist.
     if name.startswith("log/") and not counting_bytes(disk_of_all(), name)[0]:
         return
     assert found, name
 
 
 @pytest.mark.parametrize("name", all_files())
-def test_a_cut_file_is_found(name: str) -> None:
+def test_a_check_finds_a_cut_file(name: str) -> None:
     disk = disk_of_all().after_kill()
     places = counting_bytes(disk, name)
     last = max((one[-1] for one in places if one), default=0)
     if not last:
-        return  # Nothing in this file is known to be durable.
+        return  # No byte of this file is known to be durable.
     disk.cut(name, last)
     assert any(one.file == name for one in checked(disk).findings)
 
@@ -219,12 +217,12 @@ def test_every_kind_of_damage_has_a_meaning_and_a_remedy() -> None:
     assert set(Damage) > OF_THE_LOG
 
 
-def test_where_there_is_no_store_that_is_said() -> None:
+def test_a_check_reports_a_folder_without_a_store() -> None:
     with pytest.raises(NoStore):
         checked(FaultyDisk(Random(0)))
 
 
-# ---------------------------------------------------------------- whom it concerns
+# ---------------------------------------------------------------- concerned messages
 
 
 def place_of(world: World, topic: str, offset: int) -> tuple[str, int]:
@@ -246,7 +244,7 @@ def small_world() -> TimerWorld:
 def damaged(
     world: World, topic: str, offset: int, position: int, *, derived: bool
 ) -> tuple[Finding, CheckReport]:
-    """Damage a byte of a message's record; return what is found of it."""
+    """Damage a byte of a message's record; return the findings."""
     name, begin = place_of(world, topic, offset)
     if derived:
         world.checkpoint()
@@ -262,7 +260,7 @@ def damaged(
 
 @pytest.mark.parametrize("derived", [True, False])
 @pytest.mark.parametrize("position", [0, 4, 8, 20, 40, 50, 60, HEADER_SIZE + 16 + 70, 250])
-def test_a_damaged_message_is_named(position: int, *, derived: bool) -> None:
+def test_a_check_names_a_damaged_message(position: int, *, derived: bool) -> None:
     world = small_world()
     finding, _ = damaged(world, TOPIC, 2, position, derived=derived)
     (concern,) = finding.concerns
@@ -276,7 +274,7 @@ def test_a_damaged_message_is_named(position: int, *, derived: bool) -> None:
     assert restarts is not None or not derived
 
 
-def test_a_start_refuses_what_the_check_says_it_refuses() -> None:
+def test_a_start_fails_over_the_damage_that_the_check_predicts() -> None:
     for derived in (True, False):
         world = small_world()
         finding, _ = damaged(world, TOPIC, 2, 250, derived=derived)
@@ -289,7 +287,7 @@ def test_a_start_refuses_what_the_check_says_it_refuses() -> None:
 
 
 @pytest.mark.parametrize("position", [8, 150])
-def test_a_damaged_delayed_message_is_named_with_its_timer(position: int) -> None:
+def test_a_check_names_a_damaged_delayed_message_and_its_timer(position: int) -> None:
     world = small_world()
     due_at_ms = world.now_ms + DAY_MS + 1
     finding, _ = damaged(world, "%SYS%TIMER", 1, position, derived=True)
@@ -299,7 +297,7 @@ def test_a_damaged_delayed_message_is_named_with_its_timer(position: int) -> Non
     assert (concern.timer.topic, concern.timer.state) == (TOPIC, "PENDING")
 
 
-def test_a_missing_segment_names_what_was_in_it() -> None:
+def test_a_check_names_the_messages_of_a_missing_segment() -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     for n in range(100):
         world.send(f"m{n}", size=1_800)
@@ -312,11 +310,11 @@ def test_a_missing_segment_names_what_was_in_it() -> None:
     assert [one.queue_offset for one in finding.concerns] == offsets
 
 
-# ---------------------------------------------------------------- beside a live broker
+# ---------------------------------------------------------------- beside a running broker
 
 
 @pytest.mark.parametrize("seed", seeds("checked stores", 30))
-def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
+def test_a_check_finds_nothing_beside_a_running_broker(seed: int) -> None:
     life = Life(seed)
     life.live(life.random.choice((5, 60, 300)))
     acts = life.random.choice((0.2, 1, 5))
@@ -327,7 +325,7 @@ def test_nothing_is_found_in_a_store_that_lives(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds("checked timers", 10))
-def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
+def test_a_check_finds_nothing_while_timers_change(seed: int) -> None:
     random = Random(seed)
     world = TimerWorld(
         FaultyDisk(Random(seed)),
@@ -350,7 +348,7 @@ def test_nothing_is_found_while_timers_come_and_go(seed: int) -> None:
 
 
 class OneFile(BusySource):
-    """A disk of which something happens behind each read of one file alone."""
+    """A disk on which something happens after each read of one file."""
 
     def __init__(self, disk: FaultyDisk, name: str, act: Callable[[], None]) -> None:
         super().__init__(disk, act)
@@ -366,7 +364,7 @@ class OneFile(BusySource):
         return self._disk.read(name)
 
 
-def test_a_segment_that_is_used_again_while_it_is_read_is_no_damage() -> None:
+def test_a_segment_that_is_reused_during_the_check_is_not_damage() -> None:
     large = 2 << 20  # more than is read at once
     world = World(FaultyDisk(Random(0)), segment_bytes=large, checkpoint_log_bytes=large)
     for n in range(80):
@@ -384,7 +382,7 @@ def test_a_segment_that_is_used_again_while_it_is_read_is_no_damage() -> None:
 
 
 @pytest.mark.parametrize("folder", ["queues", "index", "snapshots"])
-def test_a_file_that_is_dropped_while_it_is_read_is_no_damage(folder: str) -> None:
+def test_a_file_that_is_deleted_during_the_check_is_not_damage(folder: str) -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.send("m0")
     world.checkpoint()

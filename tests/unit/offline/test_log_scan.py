@@ -1,4 +1,4 @@
-"""A walk over the log comes to its end, whatever the broker writes meanwhile."""
+"""A walk over the log ends, whatever the broker writes meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def durable_offset(world: World) -> int:
 
 
 class Sender:
-    """Who sends a message whenever somebody has read something."""
+    """A producer that sends a message after each read."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -31,11 +31,11 @@ class Sender:
 
     def send(self) -> None:
         self.count += 1
-        assert self.count < READS_MAX, "who follows a busy broker never arrives"
+        assert self.count < READS_MAX, "the walk follows a busy broker forever"
         self.world.send(f"later {self.count}")
 
 
-def test_a_walk_beside_a_busy_broker_ends_behind_what_was_durable_when_it_began() -> None:
+def test_a_walk_beside_a_busy_broker_covers_the_durable_log_at_its_begin() -> None:
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     for n in range(20):
         world.send(f"m{n}")
@@ -48,8 +48,8 @@ def test_a_walk_beside_a_busy_broker_ends_behind_what_was_durable_when_it_began(
     assert end <= scan.end <= world.engine.log.log_end
 
 
-def test_what_only_a_dropped_segment_stated_is_in_the_copy_all_the_same() -> None:
-    """The oldest segment goes while it is copied; nothing but the log is copied then."""
+def test_a_copy_has_the_state_of_a_segment_that_is_dropped_meanwhile() -> None:
+    """The broker drops the oldest segment during the copy, of which only the log is taken."""
     world = World(FaultyDisk(Random(0)), segment_bytes=SEGMENT)
     world.group("early")
     for n in range(60):
@@ -94,7 +94,7 @@ def test_an_interrupted_copy_does_not_start() -> None:
                 again = World(found, segment_bytes=SEGMENT)
             except CorruptStore:
                 continue
-            # All segments have their names: that is the last thing that is done.
+            # All segments have their names, which is the last step.
             assert again.drain(group="late") == [f"m{n}" for n in range(60)]
             continue
         return

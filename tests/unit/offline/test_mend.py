@@ -84,7 +84,7 @@ def segments() -> list[str]:
     return disks()[0].names("log")
 
 
-def test_there_are_several_segments() -> None:
+def test_the_store_has_several_segments() -> None:
     assert len(segments()) > 3
     assert len(backed_up_bytes(segments()[-1])) > 1_000
 

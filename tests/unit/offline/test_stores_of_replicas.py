@@ -60,7 +60,7 @@ def intend_to_cut(node: Node, log_offset: int) -> None:
     node.disk.folder(FOLDER).sync()
 
 
-def test_a_young_replica_is_sound() -> None:
+def test_a_check_finds_nothing_in_a_young_replica() -> None:
     report = run(check(stopped_replica().disk))
     assert report.is_sound, "it has no checkpoint yet"
 
@@ -74,7 +74,9 @@ def test_a_young_replica_is_sound() -> None:
         (["replica/durable.a"], False),
     ],
 )
-def test_what_a_replica_must_not_forget_is_looked_at(names: list[str], stops_start: bool) -> None:
+def test_a_check_finds_damage_to_the_files_of_a_replica(
+    names: list[str], stops_start: bool
+) -> None:
     disk = stopped_replica().disk
     for name in names:
         disk.damage(name, 20)
@@ -82,7 +84,7 @@ def test_what_a_replica_must_not_forget_is_looked_at(names: list[str], stops_sta
     assert findings(report) == [(Damage.REPLICA, name, stops_start) for name in names]
 
 
-def test_what_a_start_will_cut_is_no_damage_and_is_not_copied() -> None:
+def test_a_range_that_a_start_will_cut_is_not_damage_and_not_copied() -> None:
     node = stopped_replica()
     cut = run(check(node.disk)).log_end
     body = node.log.engine.log.segments[0]
@@ -103,7 +105,7 @@ def test_what_a_start_will_cut_is_no_damage_and_is_not_copied() -> None:
     engine.close()
 
 
-def test_a_replica_is_mended_from_a_backup_only_where_its_group_has_confirmed_the_same() -> None:
+def test_a_mend_of_a_replica_takes_only_confirmed_records() -> None:
     node = stopped_replica()
     backup = FaultyDisk(Random(9))
     run(copy(node.disk, backup))
