@@ -26,7 +26,7 @@ GIVEN = {"endpoints": "a:1", "topic": "orders", "archivePath": "/a", "readMode":
 )
 def test_a_part_of_a_queue_is_no_archive(name: str, value: str) -> None:
     options = parse_source({**GIVEN, name: value}, is_stream=False)
-    with pytest.raises(BadOption, match=rf"whole, without .*{name}"):
+    with pytest.raises(BadOption, match=rf"contains whole queues; remove .*{name}"):
         check_options(options)
 
 

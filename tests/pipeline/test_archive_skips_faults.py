@@ -52,7 +52,7 @@ def test_a_run_says_how_much_it_has_archived_and_whether_it_has_caught_up(
         cluster.add(topic, "a", 0, 200, body_size=1_000)
     damage(cluster, "orders", 600)
     assert closing_text(archive.append()) == (
-        f"archived 200 {told.format('0.2')}, but for the queues that are named"
+        f"archived 200 {told.format('0.2')} except for the queues with errors"
     )
 
 

@@ -169,12 +169,12 @@ def test_another_namespace_is_verified_and_let_go_of_by_who_says_so(
     for _ in range(2):
         (wrong,) = verify(a_job(cluster, tmp_path)).wrong
         assert "of the namespace 'mill'" in wrong
-        assert wrong.endswith("with --option namespace=mill")
+        assert wrong.endswith("use --option namespace=mill to do so")
         assert told(cluster) == {"orders": 0}
     # Sealed, and brokers were not told so.
     assert verify(archive_job(cluster, str(tmp_path), namespace="mill")).wrong == []
     (wrong,) = verify(a_job(cluster, tmp_path)).wrong
-    assert wrong.endswith("with --option namespace=mill")
+    assert wrong.endswith("use --option namespace=mill to do so")
     assert verify(a_job(cluster, tmp_path, namespace="mill")).wrong == []
     assert told(cluster) == {"orders": 10}
     assert verify(a_job(cluster, tmp_path)).wrong == []

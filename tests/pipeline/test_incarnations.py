@@ -314,7 +314,7 @@ def test_a_topic_that_was_deleted_with_what_was_not_archived_is_told_once(
     cluster.delete("orders")
     assert archive.job(topicPattern="", topic="others").append().over == (), "it is not asked for"
     (told,) = archive.append().over
-    assert told.startswith("queue 0 of orders at a is not there any more, its topic was deleted")
+    assert told.startswith("queue 0 of orders at a does not exist any more: its topic was deleted")
     assert "after offset 5, if there were any, are lost" in told
     (queue, other) = archive.manifest().queues.values()
     assert (queue.closed, other.closed) == ([(5, 5)], [])
@@ -352,7 +352,7 @@ def test_queues_of_another_store_are_told_until_an_operator_says_that_they_are_g
     done = archive.job(store_is_gone=True).append()
     over = done.over
     assert done.is_over_allowed
-    assert [told.partition(", ")[2].partition(";")[0] for told in over] == [
+    assert [told.partition(": ")[2].partition(";")[0] for told in over] == [
         "a has another store than the one that was archived",
         "there is no broker group b",
     ]

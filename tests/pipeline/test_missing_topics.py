@@ -155,7 +155,7 @@ def test_a_replay_says_that_its_topic_is_new_or_misspelt(cluster: FakeCluster) -
     assert told("again") == ""
     assert told("agian").startswith("there is no topic agian; did you mean again? The first")
     assert told("else").startswith("there is no topic else. The first message creates it")
-    assert "topic again nobody says: no answer" in told("again", endpoint="127.0.0.1:1")
+    assert "topic again exists: no answer" in told("again", endpoint="127.0.0.1:1")
     cluster.add("orders", "b", 0, 1)
     cluster.brokers["b"].error = "it is away"
     assert told("again") == ""

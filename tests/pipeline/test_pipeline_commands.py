@@ -81,10 +81,16 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         ("audit --to a --sends text", "--sends text, line 2: not a JSON object with a"),
         ("audit --to a --sends ids", "--sends ids, line 3: not a JSON object with a message_id"),
         ("audit --to a --sends times", "--sends times, line 1: at_ms is not an integer"),
-        ("audit --to a --sends untold -t t", "--sends untold, line 2: it has no topic, and topics"),
-        ("audit --to a --sends null -t t,u", "--sends null, line 2: it has no topic, and topics"),
-        ("audit --to a --sends null --topic-pattern t.*", "--sends null, line 2: it has no topic"),
-        ("audit --to a --sends empty -O topic=t", "--sends empty, line 2: it has no topic"),
+        (
+            "audit --to a --sends untold -t t",
+            "--sends untold, line 2: topic is missing, which is required",
+        ),
+        (
+            "audit --to a --sends null -t t,u",
+            "--sends null, line 2: topic is missing, which is required",
+        ),
+        ("audit --to a --sends null --topic-pattern t.*", "--sends null, line 2: topic is missing"),
+        ("audit --to a --sends empty -O topic=t", "--sends empty, line 2: topic is missing"),
         ("audit --to a --sends number", "--sends number, line 2: topic is not a text"),
         ("audit --to a --sends list", "--sends list, line 2: topic is not a text"),
         ("audit --to a --sends half", "--sends half, line 2: topic is not a text"),
@@ -96,7 +102,7 @@ def as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
         ("audit --to a --sends micros", "--sends micros, line 2: at_ms is not an integer"),
         ("audit --to a --sends before", "--sends before, line 2: at_ms is not an integer"),
         ("audit --to a --sends twice", "--sends twice, line 2: message_id, topic or at_ms occurs"),
-        ("delay-accuracy --to a --baseline nobase", "there is no earlier run at nobase"),
+        ("delay-accuracy --to a --baseline nobase", "no earlier run found at nobase"),
     ],
 )
 def test_wrong_input_is_a_sentence(
@@ -127,7 +133,7 @@ def test_a_window_is_a_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("text", "sentence"),
     [
         ("to: [unclosed\n", "job.yaml cannot be read: while parsing"),
-        ("- a\n", "job.yaml is no mapping of options"),
+        ("- a\n", "job.yaml does not contain"),
         ("nonsense: 1\n", "job.yaml: this command has no option nonsense"),
         # Names as on the command line, and one of what there may be several of.
         ("from: nosuch\ninto: t\nstate: s\ntopic: orders\n", "there is no archive at nosuch"),
@@ -270,7 +276,7 @@ def test_a_job_that_is_ended_while_spark_starts_does_not_wait_for_it(
     assert job.returncode == EXIT_TERMINATED, told
     assert told.splitlines()[-1].startswith("error: ended by SIGTERM: start it again")
     assert "Traceback" not in told
-    assert record_of(tmp_path / "a")["status"] == "failed: Terminated"
+    assert record_of(tmp_path / "a")["status"] == "failed: Termination"
     eventually(lambda: not any(map(is_running, javas)), within_ms=60_000)
 
 

@@ -219,7 +219,7 @@ def test_a_replay_of_a_program_that_could_set_nothing_goes_on(
     del kept["asked"]["expressions"]
     plan.write_text(json.dumps(kept))
     masked = replaying(cluster, archive, tmp_path / "s", expressions={"tag": "'t'"})
-    with pytest.raises(BadOption, match="is of another replay"):
+    with pytest.raises(BadOption, match="belongs to another replay"):
         replay.send(spark, masked, now_ms=lambda: NOW_MS)
     assert replay.send(spark, settings, now_ms=lambda: NOW_MS).sent == 5
 

@@ -250,7 +250,7 @@ def test_what_is_wrong_with_a_replay_is_known_before_spark_starts(
         replay.run(dataclasses.replace(settings, state=str(file)), is_dry=True)
     plan = replay_plan.ReplayPlan(rows=1, first_stored_ms=0, last_stored_ms=0, ends={})
     replay_plan.store_plan(dataclasses.replace(settings, speed=2.0), plan)
-    with pytest.raises(BadOption, match="is of another replay"):
+    with pytest.raises(BadOption, match="belongs to another replay"):
         replay.run(settings, is_dry=True)
 
 

@@ -142,7 +142,7 @@ def test_a_replay_that_an_earlier_program_began_goes_on_or_says_why_not(
     settings = replaying(cluster, archive, tmp_path)
     done = replay.send(spark, settings, now_ms=lambda: NOW_MS)
     of_one_tag = dataclasses.replace(settings, more={"filter": "tea"})
-    with pytest.raises(BadOption, match="is of another replay"):
+    with pytest.raises(BadOption, match="belongs to another replay"):
         replay.send(spark, of_one_tag, now_ms=lambda: NOW_MS)
     path = tmp_path / "plan.json"
     kept = json.loads(path.read_text())
