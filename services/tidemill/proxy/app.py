@@ -1,4 +1,4 @@
-"""The proxy process: what it owns, in the order in which it starts."""
+"""The proxy process: its parts in their start order."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ log = structlog.get_logger()
 
 
 async def serve(settings: ProxySettings) -> None:
-    """Run the proxy until SIGTERM, then let the calls under way end.
+    """Run the proxy until SIGTERM, then finish the running calls.
 
-    Nothing is served before a broker has told its configuration.
+    The proxy serves no call before a broker has sent its configuration.
     """
     kept = Kept() if settings.keeper_fd is None else take_over(settings.keeper_fd)
     if kept.former_end:
@@ -81,7 +81,7 @@ async def serve(settings: ProxySettings) -> None:
     metrics.register(registry)
     registry.register(clients.collect)
 
-    # Now: waiting for the broker should not hide that files cannot be used.
+    # Check the files before the wait for the broker, so that an error is reported at once.
     front, link = front_tls(settings), link_tls(settings)
     certificates = Certificates([each for each in (front, link) if each is not None])
     registry.register(certificates.collect)
@@ -146,9 +146,9 @@ async def serve(settings: ProxySettings) -> None:
                     await stop.wait()
                     metrics.is_serving, readiness.phase = False, "draining"
                     server.report_health(False)
-                    # Balancers hear of it before clients are told to leave.
+                    # Balancers must see the state before clients reconnect.
                     await asyncio.sleep(settings.drain_delay_ms / 1000)
-                    # First: who is asked comes at once, and is not to come here again.
+                    # Stop accepting first: clients reconnect at once, and must reach another proxy.
                     server.stop_accepting()
                     await clients.streams.ask_to_reconnect()
                     cluster.release_polls()
@@ -168,7 +168,7 @@ async def sending(updates: SettingsUpdates) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def watched(readiness: ProcessReadiness, server: GrpcServer) -> AsyncIterator[None]:
-    """Tell gRPC health of each change of readiness until the block ends."""
+    """Report each change of readiness to gRPC health checks until the block ends."""
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(readiness.report_changes(server.report_health), name="readiness")
         yield
@@ -176,7 +176,7 @@ async def watched(readiness: ProcessReadiness, server: GrpcServer) -> AsyncItera
 
 
 def front_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] | None:
-    """Return what clients are served with, None without TLS; raise StartError."""
+    """Return the TLS credentials for clients; None without TLS. Raises StartError."""
     if settings.tls == "off":
         return None
     files = TlsFiles(
@@ -188,7 +188,7 @@ def front_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] 
 
 
 def link_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] | None:
-    """Return what the links to brokers use, None without TLS; raise StartError."""
+    """Return the TLS credentials of links to brokers; None without TLS. Raises StartError."""
     files = cluster_files(settings)
     if files is None:
         return None
@@ -198,7 +198,7 @@ def link_tls(settings: ProxySettings) -> ReloadableCredentials[ssl.SSLContext] |
 
 
 def connect_of(link: ReloadableCredentials[ssl.SSLContext] | None) -> Connector:
-    """Return how to get at a broker."""
+    """Return the function that connects to a broker."""
     return connected if link is None else functools.partial(connected, tls=newest_context(link))
 
 
@@ -209,7 +209,7 @@ def cluster_of(
     connect: Connector = connected,
     routes: MasterRoutes | None = None,
 ) -> Cluster:
-    """Return the broker groups of the settings, not connected yet."""
+    """Return the broker groups of the settings, without connections."""
 
     def open_link(address: str) -> BrokerLink:
         return BrokerLink(
@@ -229,7 +229,7 @@ def cluster_of(
 def telemetry_of(
     settings: ProxySettings, cluster: Cluster, clients: Clients, clock: Clock
 ) -> Telemetry:
-    """Return who serves the telemetry streams."""
+    """Return the handler of telemetry streams."""
     return Telemetry(
         cluster,
         clients,
@@ -251,7 +251,7 @@ def wire(
     calls: BrokerCalls,
     pages: PullPages,
 ) -> Methods:
-    """Put the families of methods together."""
+    """Build the table of methods."""
     return methods(
         producer=Producer(cluster, clock),
         receiver=Receiver(cluster, polling, clock, settings),
@@ -264,7 +264,7 @@ def wire(
 
 
 def advertised_endpoints(address: str) -> v2.Endpoints | None:
-    """Parse `host:port`; an empty address advertises nothing."""
+    """Parse `host:port`; return None for an empty address."""
     if not address:
         return None
     host, _, port = address.rpartition(":")
@@ -273,7 +273,7 @@ def advertised_endpoints(address: str) -> v2.Endpoints | None:
 
 
 async def first_of(event: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
-    """Wait for `event`; return False when `stop` comes first."""
+    """Wait for `event`; return False if `stop` is set first."""
     async with asyncio.TaskGroup() as tasks:
         came, stopped = tasks.create_task(event), tasks.create_task(stop.wait())
         await asyncio.wait((came, stopped), return_when=asyncio.FIRST_COMPLETED)

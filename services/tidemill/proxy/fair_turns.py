@@ -1,6 +1,6 @@
-"""Turns at something that few may do at once: given in rotation to those who want them.
+"""Turns at work that only a few requests may do at once, in rotation between keys.
 
-Who asks for a hundred has them one by one, between those of everybody else.
+A key with a hundred requests gets one turn per rotation.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import final
 
 @final
 class FairTurns:
-    """At most `count` turns under way; the next one is that of who has waited for longest."""
+    """At most `count` concurrent turns. The key that has waited longest gets the next one."""
 
     def __init__(self, count: int) -> None:
         self._left = count
-        # Of each who waits, the requests in their order; who was served last comes last. Bounded
-        # by the calls that a connection, and the process, may have under way.
+        # Waiting requests by key, in their order; the key that was served last comes last. The
+        # concurrent calls of a connection and of the process limit their number.
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncIterator[None]:
-        """Have a turn for the block, as one of the requests of `key`."""
+        """Hold a turn during the block, as one request of `key`."""
         await self._begin(key)
         try:
             yield
@@ -41,7 +41,7 @@ class FairTurns:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._end()  # It was given in the turn of the loop in which its caller went.
+                self._end()  # The caller was cancelled in the same turn of the event loop.
             else:
                 self._forget(key, future)
             raise
@@ -54,7 +54,7 @@ class FairTurns:
                 del self._waiting[key]
 
     def _end(self) -> None:
-        """Give the turn to the next one who waits."""
+        """Pass the turn to the next waiting key."""
         while self._waiting:
             key, queue = next(iter(self._waiting.items()))
             future = queue.popleft()

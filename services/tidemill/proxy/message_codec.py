@@ -1,8 +1,8 @@
-"""What leaves for clients, joined from bytes: stored messages with their delivery, and statuses.
+"""Encoding of responses from bytes: stored messages with the fields of a delivery, and statuses.
 
-What changes with a delivery (handle, attempt, invisible duration, where and when it was stored) is
-appended to the stored system wire inside the one `system_properties` submessage: not every client
-merges two of them. No object is built for a message that only passes through.
+The fields of a delivery (handle, attempt, invisible duration, place and time of storage) are
+appended to the stored system wire inside the one `system_properties` submessage, because not every
+client merges two of them. The codec builds no object for a message.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _ENTRY = bytes_header(2)
 _ENTRY_STATUS = bytes_header(3)
 # ReceiveMessageResponse.message.
 _MESSAGE = bytes_header(2)
-# What the message is in responses of those who read.
+# Header of a message in responses to reads.
 OF_PULL = bytes_header(2)  # PullMessageResponse.message
 OF_READ = bytes_header(1)  # ReadMessagesReply.messages
 JOINED_A_SLICE = 64  # messages of a page, a fifth of a millisecond
 
 _BODY_SIZE = struct.Struct(">I")
-# What a delivery needs of the fixed fields: type, key count, size of the system and of the user
-# wire, due time.
+# Fixed fields that a delivery needs: type, key count, sizes of the system and the user wire, due
+# time.
 _FIELDS = struct.Struct(">xBxxH14xII20xq")
 assert _FIELDS.unpack_from(stored_message.FIXED.pack(1, 3, 0, 7, *[0] * 6, 8, 9, 0, 0, 0, 6)) == (
     3,
@@ -68,8 +68,8 @@ def encode_received(
 ) -> list[bytes]:
     """Join the ReceiveMessageResponse of each message in `batch`, in its order.
 
-    `topic_wire` is the `topic` field of Message with its header, `store_host` the text of where it
-    is stored.
+    `topic_wire` is the `topic` field of Message with its header. `store_host` names the broker
+    group.
     """
     of_batch = (
         _of_queue(store_host, batch.queue_id)
@@ -95,7 +95,7 @@ def encode_received(
         user_at = system_at + system_size
         body_wire_at = user_at + user_size
         if stored_at_ms != last_stored_at_ms:
-            # Messages of one round have one time.
+            # Messages of one round have the same time.
             last_stored_at_ms = stored_at_ms
             stored_at = milliseconds(stored_at_ms)
             stored_at = _STORE_TIMESTAMP + varint(len(stored_at)) + stored_at
@@ -139,7 +139,7 @@ def encode_received(
 def encode_read(
     items: list[bytes], *, next_offset: int, min_offset: int, end_offset: int, gone_from: int = -1
 ) -> bytes:
-    """Join a ReadMessagesReply of its messages; `gone_from`: from where what was wanted is gone."""
+    """Join a ReadMessagesReply of its messages; `gone_from`: offset of the first expired one."""
     ending = (
         varint_field(2, next_offset) + varint_field(3, min_offset) + varint_field(4, end_offset)
     )
@@ -153,8 +153,8 @@ def join_pulled(
 ) -> Generator[None, None, list[bytes]]:
     """Join each message of a pull, in its order, as the field `header` of a response.
 
-    As of a receive, without what a delivery has, and with where the message stands and how it came
-    there (`Provenance`). There may be a thousand: yields between slices.
+    A pulled message has no fields of a delivery. It has its place and its `Provenance`. A pull may
+    have a thousand messages, so this yields between slices.
     """
     of_queue = _of_queue(store_host, queue_id)
     topic_size = len(topic_wire)
@@ -188,7 +188,7 @@ def join_pulled(
         if number in provenances:
             provenance += provenances[number]
         elif message_type == _DELAY and attempt == 1:
-            # It was due when it came: no timer, and nothing that names one.
+            # The message was already due on arrival, so it has no timer.
             provenance += _FIRED_AT_MS + varint(stored_at_ms)
         added = [
             of_queue,
@@ -238,7 +238,7 @@ def _dead_letter_queue(blob: bytes, origin_topic: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _of_queue(store_host: bytes, queue_id: int) -> bytes:
-    """Encode where a delivery's messages are stored."""
+    """Encode the place of storage of the messages of a delivery."""
     return bytes_field(10, store_host) + _QUEUE_ID + varint(queue_id)
 
 
@@ -272,12 +272,12 @@ def encode_acks(
 ) -> bytes:
     """Encode an AckMessageResponse out of a request's entries and the encoded status of each.
 
-    A result repeats its entry, id and handle in the same fields, and has its status in a third.
+    A result has the id and handle of its entry in the same fields, and its status in a third.
     """
     parts = [overall]
     for entry, status in zip(entries, statuses, strict=True):
         if entry.HasField("lite_topic"):
-            entry.ClearField("lite_topic")  # The one field that a result has not.
+            entry.ClearField("lite_topic")  # The only field that a result does not have.
         wire = entry.SerializeToString()
         # The status is field 3 here and field 1 everywhere else: only its header differs.
         size = len(wire) + len(status)

@@ -1,4 +1,4 @@
-"""What the proxy counts. Hot paths add to plain dictionaries; a scrape turns them into samples."""
+"""Metrics of the proxy. Hot paths count in plain dictionaries; a scrape makes samples of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProxyMetrics:
     """The counters of one proxy."""
 
     def __init__(self, *, former_lives: int = 0) -> None:
-        """Count for one life of the proxy, before which there were some in the same container."""
+        """Start at zero. `former_lives`: earlier proxies in the same container."""
         self._former_lives = former_lives
         self.rpcs: Histogram[Labels] = Histogram()
         self.backend: Histogram[Labels] = Histogram()
@@ -43,7 +43,7 @@ class ProxyMetrics:
         self.backend.observe((broker, request_code, result), value_ms)
 
     def register(self, registry: Registry) -> None:
-        """Show the counters at every scrape."""
+        """Export the counters at every scrape."""
         registry.register(self._collect)
 
     def _collect(self) -> Iterator[Metric]:

@@ -1,10 +1,10 @@
-"""How receives wait, for a scrape: the three measures of long polling, and what explains them.
+"""Metrics of long polling.
 
-how many receives may wait        is_long_polling="true" of rocketmq_rpc_latency, and
+receives that may wait            is_long_polling="true" of rocketmq_rpc_latency, and
                                   rocketmq_proxy_long_polling_total
-how many brokers were asked       rocketmq_proxy_notification_total, and request_code
-whether anything is there         "notification" of the brokers' rocketmq_rpc_latency
-how many found something at once  is_short_polling_hit="true", and
+notifications at brokers          rocketmq_proxy_notification_total, and request_code
+                                  "notification" of the brokers' rocketmq_rpc_latency
+receives with messages at once    is_short_polling_hit="true", and
                                   rocketmq_proxy_short_polling_hit_total
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.proxy.polling.shell import PollingShell
 
 _PAIR: Final = ("topic", "consumer_group")
-# Metric, help, labels behind topic and group, and which counter of `PollCounts` it shows.
+# Metric, help, labels after topic and group, and the counter of `PollCounts`.
 _COUNTERS: Final = (
     ("long_polling", "Receives that may wait.", ("polling_mode",), "long_polls"),
     ("receive", "Receives that have ended.", ("polling_mode", "outcome"), "receives"),
@@ -62,12 +62,12 @@ _COUNTERS: Final = (
 
 @final
 class PollingMetrics:
-    """Shows what polls have counted."""
+    """The metrics of polls."""
 
     def __init__(
         self, registry: Registry, polling: PollingShell, is_known: Callable[[str, str], bool]
     ) -> None:
-        """Forget what is counted of a topic or group that `is_known` denies."""
+        """Use `is_known` to drop the counters of deleted topics and groups."""
         self._polling = polling
         self._is_known = is_known
         self._sets = {

@@ -1,7 +1,7 @@
-"""How much of something bounded each address has: at most as much as is free.
+"""Shares of a limited resource by address: an address gets at most as much as is free.
 
-So whoever has most is refused first, and a newcomer finds room (ADR 0017). Ids of clients are
-theirs to choose, and addresses are not.
+The largest user is rejected first, and a new address finds room (ADR 0017). The key is the address,
+because clients choose their own ids.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import final
 
 @final
 class AddressShares:
-    """Counts what is taken, by address."""
+    """The used shares by address."""
 
     __slots__ = ("_by_address", "_count_max", "total")
 
@@ -22,7 +22,7 @@ class AddressShares:
         self.total = 0
 
     def has_room(self, address: str) -> bool:
-        """Whether an address may have one more."""
+        """Whether an address may take one more."""
         return self._by_address[address] < self._count_max - self.total
 
     def take(self, address: str) -> None:
