@@ -31,8 +31,9 @@ async def stall(world: ProxyWorld) -> None:
     """Let the broker take a frame and not answer it, so that what follows stays here."""
     await world.send(message())
     world.broker.is_reading.clear()
-    world.link.append(1, 0, FIRST, timeout_ms=LATER_MS)
+    first = asyncio.create_task(world.link.append(1, 0, FIRST, timeout_ms=LATER_MS))
     await eventually(lambda: world.link.batching.unanswered > 0)
+    assert not first.done()
 
 
 def test_a_send_that_has_not_left_in_time_never_leaves() -> None:
@@ -144,11 +145,12 @@ def test_what_callers_leave_goes_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
             for call in (
                 link.ack(1, 1, handles(3), timeout_ms=LATER_MS),
                 link.pop(PopRequest.FromString(poll.SerializeToString()), timeout_ms=LATER_MS),
-                link.store(1, 0, blob(f"m{n}"), timeout_ms=LATER_MS, may_repeat=True),
+                link.append(1, 0, blob(f"m{n}"), timeout_ms=LATER_MS, may_repeat=True),
                 link.ask(commands.ENSURE, EnsureRequest(topic=f"t{n}"), timeout_ms=LATER_MS),
             )
         ]
-        await eventually(lambda: len(link.pending) == 1_201)
+        await asyncio.sleep(0)  # All of them wait.
+        assert len(link.pending) == 1_201
         for call in calls:
             call.cancel()
             await asyncio.wait([call])

@@ -75,9 +75,9 @@ def test_what_waits_for_a_broker_is_bounded() -> None:
         await world.send(message())
         await lose(world)
         world.link.pending.bytes_max = 1_000
-        waiting = world.link.append(1, 0, bytes(900), timeout_ms=10_000)
+        waiting = asyncio.create_task(world.link.append(1, 0, bytes(900), timeout_ms=10_000))
         with pytest.raises(Overloaded):
-            world.link.append(1, 0, bytes(900), timeout_ms=10_000)
+            await world.link.append(1, 0, bytes(900), timeout_ms=10_000)
         world.link.pending.fail_all("the test is over")
         with pytest.raises(BrokerUnreachable):
             await waiting
@@ -231,7 +231,7 @@ def test_a_broker_that_hung_is_away_since_it_was_heard_last() -> None:
         world.link.pending.lose(set(), silent_since_s=heard_at_s)
         assert world.link.state().since_s >= 20
         with pytest.raises(BrokerUnreachable):
-            world.link.append(1, 0, b"", timeout_ms=1_000)
+            await world.link.append(1, 0, b"", timeout_ms=1_000)
 
     run(scenario)
 

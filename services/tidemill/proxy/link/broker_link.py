@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, final
 
 import structlog
@@ -149,52 +149,19 @@ class BrokerLink:
 
     # ------------------------------------------------------------ requests
 
-    async def ask(
+    # The methods below add the request to a frame at the call. Await their result at once.
+
+    def ask(
         self, command: Command[Request, Result], request: Request, *, timeout_ms: int
-    ) -> Result:
-        """Ask for one thing, and return what the broker's reply resolves to."""
+    ) -> Coroutine[None, None, Result]:
+        """Send one request, and return the result that the reply of the broker resolves to."""
         future: asyncio.Future[Result]
         request.request_id, future = self.pending.begin(command, timeout_ms)
         row = request.request_id, request
         if command.may_repeat:
             self.pending.repeatable[request.request_id] = (row,)
         self.batching.add(command, row)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._withdraw(request.request_id)
-            raise
-        finally:
-            # An error keeps its frames: the future that keeps the error may not be in one.
-            del future
-
-    async def store(
-        self,
-        topic_id: int,
-        queue_id: int,
-        blob: bytes,
-        *,
-        timeout_ms: int,
-        may_repeat: bool = False,
-        may_move: bool = False,
-    ) -> Appended:
-        """Do as `append`; what its caller leaves before it has left never leaves."""
-        request_id, future = self._append(
-            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat, may_move=may_move
-        )
-        del blob
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._withdraw(request_id)
-            raise
-        finally:
-            del future  # See `ask`.
-
-    def _withdraw(self, request_id: int) -> None:
-        """Let a request go whose caller has gone."""
-        self.pending.forget(request_id)
-        self.batching.withdraw({request_id})
+        return self._reply(request.request_id, future)
 
     def append(
         self,
@@ -205,26 +172,12 @@ class BrokerLink:
         timeout_ms: int,
         may_repeat: bool = False,
         may_move: bool = False,
-    ) -> asyncio.Future[Appended]:
-        """Store or schedule a message; the future says where, once it is durable.
+    ) -> Coroutine[None, None, Appended]:
+        """Store or schedule a message, and return its position once it is durable.
 
-        `may_repeat`: whether to ask again when the answer is lost; the broker then looks for it.
-        `may_move`: whether to fail at once when the stream is lost, since the caller asks another.
+        `may_repeat`: whether to send it again if the reply is lost; the broker then looks for it.
+        `may_move`: whether to fail at once if the stream is lost; the caller tries another broker.
         """
-        return self._append(
-            topic_id, queue_id, blob, timeout_ms, may_repeat=may_repeat, may_move=may_move
-        )[1]
-
-    def _append(
-        self,
-        topic_id: int,
-        queue_id: int,
-        blob: bytes,
-        timeout_ms: int,
-        *,
-        may_repeat: bool,
-        may_move: bool,
-    ) -> tuple[int, asyncio.Future[Appended]]:
         future: asyncio.Future[Appended]
         request_id, future = self.pending.begin(APPEND, timeout_ms, len(blob))
         row = request_id, topic_id, queue_id, zlib.crc32(blob), blob
@@ -233,11 +186,11 @@ class BrokerLink:
         elif may_repeat:
             self.pending.repeatable[request_id] = (row,)
         self.batching.add(APPEND, row)
-        return request_id, future
+        return self._reply(request_id, future)
 
-    async def ack(
+    def ack(
         self, group_id: int, topic_id: int, deliveries: Collection[HandleFields], *, timeout_ms: int
-    ) -> list[int]:
+    ) -> Coroutine[None, None, list[int]]:
         """Settle deliveries; return an AckResult or UNKNOWN_ACK for each, in order."""
         future: asyncio.Future[list[int]]
         request_id, future = self.pending.begin(ACK, timeout_ms, ACK_BYTES * len(deliveries))
@@ -248,16 +201,12 @@ class BrokerLink:
         ]
         self.pending.repeatable[request_id] = rows
         self.batching.add_all(ACK, rows)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._withdraw(request_id)
-            raise
-        finally:
-            del future  # See `ask`.
+        return self._reply(request_id, future)
 
-    async def pop(self, request: link_pb2.PopRequest, *, timeout_ms: int) -> link_pb2.PopReply:
-        """Take messages; when the caller goes, so does the poll, and nothing it took is lost."""
+    def pop(
+        self, request: link_pb2.PopRequest, *, timeout_ms: int
+    ) -> Coroutine[None, None, link_pb2.PopReply]:
+        """Pop messages. If the caller is cancelled, popped messages are given back."""
         future: asyncio.Future[link_pb2.PopReply]
         request_id, future = self.pending.begin(POP, timeout_ms)
         request.request_id = request_id
@@ -267,17 +216,22 @@ class BrokerLink:
         self.pending.repeatable[request_id] = (row,)
         self.batching.add(POP, row)
         self._polls.began(request_id, request)
+        return self._reply(request_id, future)
+
+    async def _reply(self, request_id: int, future: asyncio.Future[Result]) -> Result:
+        """Wait for the reply to a request. If the caller is cancelled, withdraw the request."""
         try:
             return await future
         except (asyncio.CancelledError, BrokerTimeout):
-            if future.done() and not future.cancelled() and not future.exception():
-                # The reply came in the turn in which the caller went.
-                self.give_back(request.group_id, request.topic_id, future.result().batches)
+            if self._polls.is_under_way(request_id):
+                self._metrics.messages_returned += self._polls.withdraw(request_id, future)
             else:
-                self._polls.abandon(request_id)
+                self.pending.forget(request_id)
+                self.batching.withdraw({request_id})
             raise
         finally:
-            del future  # See `ask`.
+            # An error keeps its frames: the future that keeps the error may not be in one.
+            del future
             self._polls.ended(request_id)
 
     def stop_pop(self, request_id: int) -> None:

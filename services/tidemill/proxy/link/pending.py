@@ -85,7 +85,7 @@ class Pending:
         Raises Overloaded beyond the limits: what waits here is memory of the proxy; and
         BrokerUnreachable when there has been no stream for too long.
         """
-        if self.is_given_up:
+        if not self.is_open and self.is_given_up:
             raise BrokerUnreachable(f"there is no connection to the broker at {self._address}")
         waiting = self._waiting
         if len(waiting) >= self.count_max or self.bytes + size_bytes > self.bytes_max:

@@ -7,9 +7,10 @@ cancelled.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from tidemill.proxy.link.commands import CHANGE_INVISIBLE, POP
 from tidemill.stubs.tidemill.broker.v1 import broker_pb2 as link_pb2
@@ -67,11 +68,19 @@ class Polls:
         """Forget a pop whose caller has what it brought, or has left it."""
         self._under_way.pop(request_id, None)
 
-    def abandon(self, request_id: int) -> None:
-        """Cancel a pop whose caller goes, as far as that is possible."""
+    def is_under_way(self, request_id: int) -> bool:
+        """Whether a request is a pop whose caller waits."""
+        return request_id in self._under_way
+
+    def withdraw(self, request_id: int, future: asyncio.Future[Any]) -> int:
+        """Cancel a pop whose caller no longer waits; return how many messages it gives back."""
+        if future.done() and not future.cancelled() and not future.exception():
+            # The reply arrived in the turn of the event loop in which the caller was cancelled.
+            return self.give_back(self._under_way[request_id], future.result().batches)
         self._pending.forget(request_id)
         if not self._batching.withdraw({request_id}) and self._pending.is_open:
             self._cancel(request_id)
+        return 0
 
     def stop(self, request_id: int) -> None:
         """Answer a pop empty that waits for its reply; one that has it keeps it."""

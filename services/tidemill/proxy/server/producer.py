@@ -1,9 +1,9 @@
-"""SendMessage, and what else producers call."""
+"""SendMessage and RecallMessage: the methods of producers."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tidemill.common.errors import (
     BadRequest,
@@ -44,30 +44,32 @@ _ENTRY = bytes_header(2)
 _ENTRY_MESSAGE_ID = bytes_header(2)
 
 
-class _Outcome(NamedTuple):
-    """What became of one message of a request."""
+# The outcome of one message: its status, and its encoded SendResultEntry. A plain tuple, since
+# every send makes one.
+Outcome: TypeAlias = tuple[CallStatus, bytes]
 
-    status: CallStatus
-    queue_offset: int = 0
-    recall_handle: str = ""
+
+class _Send(NamedTuple):
+    """One message to store: its target, and what a retry may do."""
+
+    message_id: str
+    message_group: str
+    blob: bytes
+    target: Place
+    may_repeat: bool  # whether to send it again to a broker that may have stored it
 
 
 class _Stored(NamedTuple):
-    """Who has stored a message, and what it is there."""
+    """A stored message: the broker group, and the position there."""
 
     broker: BrokerGroup
     appended: Appended
-    # Whether another broker group, which was asked before, may have it as well.
+    # Whether another broker group, which was tried before, may have stored it as well.
     may_be_elsewhere: bool = False
 
 
-if TYPE_CHECKING:
-    # Of one message: who stores it, and what becomes of it; or what says both in the end.
-    Append = tuple[BrokerGroup, asyncio.Future[Appended]] | tuple[None, asyncio.Future[_Stored]]
-
-
 class Producer:
-    """Answers producers."""
+    """The methods of producers."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self._cluster = cluster
@@ -76,13 +78,11 @@ class Producer:
     def send_message(self, call: Call, request: bytes) -> Awaitable[bytes]:
         """Store the messages of a request; OK means that they are durable.
 
-        A request is refused as a whole when one of its messages is: nothing of it is stored then.
+        If one message is invalid, the whole request is rejected and nothing of it is stored.
         """
         check_send(request)
-        messages = service.SendMessageRequest.FromString(request).messages
-        if len(messages) == 1:
-            return self._send_one(call, messages)
-        return self._send_batch(call, messages)
+        # A list: to iterate over the messages of a request costs more.
+        return self._send(call, service.SendMessageRequest.FromString(request).messages[:])
 
     async def recall_message(self, call: Call, request: bytes) -> bytes:
         """Cancel a delayed message; OK means that it will never be delivered."""
@@ -104,93 +104,136 @@ class Producer:
         )
         return response.SerializeToString()
 
-    async def _send_batch(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
-        """Store several messages, or none."""
+    async def _send(self, call: Call, messages: list[v2.Message]) -> bytes:
         limits.MESSAGES.check_count(len(messages))
-        ids = [message.system_properties.message_id for message in messages]
         try:
-            topic_name, appends = await self._begin(call, messages)
-        except ServiceError as error:
-            return _refusal(call, ids, status_of(error))
-        del messages  # The link's from here on.
-        # Every append ends by itself, at the latest by its timeout.
-        try:
-            await asyncio.wait([append[1] for append in appends])
-        except asyncio.CancelledError:
-            for broker, append in appends:
-                if broker is None:
-                    append.cancel()
-            raise
-        outcomes = [
-            _outcome(topic_name, message_id, append)
-            for message_id, append in zip(ids, appends, strict=True)
-        ]
-        return _response(call, ids, outcomes)
-
-    async def _send_one(self, call: Call, messages: Sequence[v2.Message]) -> bytes:
-        """Store the one message of nearly every request."""
-        message = messages[0]
-        del messages
-        cluster = self._cluster
-        message_id = message.system_properties.message_id
-        try:
-            name = message.topic.name
-            call.topic = name
-            topic = cluster.known_topic(name)
+            if len(messages) != 1:
+                _check_batch(messages)
+            call.topic = name = messages[0].topic.name
+            topic = self._cluster.known_topic(name)
             if topic is None or topic.is_system:
                 topic = await self._use_topic(name, call)
-            blob = _encode(message, topic, self._clock.wall_ms())
-            properties = message.system_properties
-            place = cluster.place(topic, properties.message_group)
-            may_move = place.may_move and not _has_order(properties)
-            may_repeat = _may_repeat(properties)
-            # The link's from here on: nothing of the message is kept while it is stored.
-            del message, properties
+            now_ms = self._clock.wall_ms()
+            # All of them before the first is stored: if one fails, nothing of the request is.
+            sends = []
+            for message in messages:
+                send = self._prepare(topic, message, now_ms)
+                if not send.target.topic_id:
+                    send = await self._wait_for_topic(call, name, send)
+                sends.append(send)
+            del message, send
+        except ServiceError as error:
+            return _rejection(call, messages, status_of(error))
+        # From here on the link owns the messages: nothing of them is kept while they are stored.
+        del messages
+        if len(sends) != 1:
+            return await self._store_all(call, topic, sends)
+        status, entry = await self._store(call, topic, sends.pop(), set())
+        return _encode_response(call, status, entry)
+
+    async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
+        topic = await self._cluster.use_topic(name, call)
+        if topic.is_system:
+            raise Forbidden(f"messages get to {name} by the broker only")
+        return topic
+
+    def _prepare(self, topic: link_pb2.TopicConfig, message: v2.Message, now_ms: int) -> _Send:
+        """Check and encode a message, and choose its target."""
+        properties = message.system_properties
+        blob = _encode(message, topic, now_ms)
+        message_group = properties.message_group
+        target = self._cluster.place(topic, message_group)
+        is_transactional = properties.message_type == v2.TRANSACTION
+        if is_transactional and target.may_move:
+            target = target._replace(may_move=False)
+        # A broker looks for a repeated message in the log, and not among its timers: a second
+        # timer would be one that no recall handle cancels.
+        may_repeat = not is_transactional and not properties.HasField("delivery_timestamp")
+        return _Send(properties.message_id, message_group, blob, target, may_repeat)
+
+    async def _wait_for_topic(self, call: Call, name: str, send: _Send) -> _Send:
+        """Wait until the broker group of a message group knows the topic."""
+        topic_id = await self._cluster.topic_id_at(send.target.broker, name, call)
+        return send._replace(target=send.target._replace(topic_id=topic_id))
+
+    async def _store_all(
+        self, call: Call, topic: link_pb2.TopicConfig, sends: list[_Send]
+    ) -> bytes:
+        """Store several messages at the same time."""
+        rejected_groups: set[str] = set()
+        sends.reverse()
+        async with asyncio.TaskGroup() as tasks:
+            # Tasks begin in the order of their creation, so messages are appended in their order.
+            stores = [
+                tasks.create_task(
+                    self._store(call, topic, sends.pop(), rejected_groups), name="store"
+                )
+                for _ in range(len(sends))
+            ]
+        statuses, entries = zip(*[store.result() for store in stores], strict=True)
+        return _encode_response(call, _overall_status(statuses), *entries)
+
+    async def _store(
+        self, call: Call, topic: link_pb2.TopicConfig, send: _Send, rejected_groups: set[str]
+    ) -> Outcome:
+        """Store one message. The first step, up to the first wait, appends it to the link.
+
+        `rejected_groups` are the message groups of the request of which a message was rejected.
+        """
+        message_id, message_group, blob, target, may_repeat = send
+        del send
+        try:
+            if message_group in rejected_groups:
+                # Later messages of a message group may not overtake a rejected one.
+                raise Overloaded("the message before it was refused")
+            broker, topic_id, queue_id, may_move = target
             if may_move:
-                anywhere = self._store_anywhere(call, topic, place, blob)
-                del blob
-                broker, appended, may_be_elsewhere = await anywhere
+                stored = await self._store_anywhere(call, topic, target, blob)
+                broker, (queue_offset, due_at_ms), may_be_elsewhere = stored
             else:
-                broker, topic_id, queue_id, _ = place
-                if not topic_id:
-                    topic_id = await cluster.topic_id_at(broker, name, call)
-                storing = broker.link.store(
+                appending = broker.link.append(
                     topic_id,
                     queue_id,
                     blob,
-                    timeout_ms=cluster.timeout_ms(call),
+                    timeout_ms=self._cluster.timeout_ms(call),
                     may_repeat=may_repeat,
                 )
                 del blob
-                appended, may_be_elsewhere = await storing, False
+                (queue_offset, due_at_ms), may_be_elsewhere = await appending, False
         except ServiceError as error:
-            return _refusal(call, (message_id,), status_of(error))
-        queue_offset, due_at_ms = appended
-        if due_at_ms:
-            stored = _Stored(broker, appended, may_be_elsewhere)
-            return _ok_response(message_id, 0, _recall_handle(name, message_id, stored))
-        return _ok_response(message_id, queue_offset)
+            if message_group:
+                rejected_groups.add(message_group)
+            status = status_of(error)
+            return status, _encode_entry(status, message_id)
+        if not due_at_ms:
+            return _OK, _encode_entry(_OK, message_id, queue_offset)
+        handle = ""
+        if not may_be_elsewhere:
+            # A handle names one timer. A second timer at another broker group would still fire.
+            fields = RecallFields(queue_offset, due_at_ms, message_id)
+            handle = broker.recall_signer.sign(topic.name, fields)
+        return _OK, _encode_entry(_OK, message_id, recall_handle=handle)
 
     async def _store_anywhere(
         self, call: Call, topic: link_pb2.TopicConfig, place: Place, blob: bytes
     ) -> _Stored:
-        """Store a message at one broker group or, where that fails, at another, within its time.
+        """Store a message at one broker group. If that fails, try the others within the deadline.
 
-        A broker that has taken a message and does not say so may have stored it: it is then there
-        twice, which is better than a producer that waits for a broker that hangs.
+        A broker that does not reply may have stored the message. The message is then stored twice;
+        the alternative is a producer that waits for a broker that hangs.
         """
         now_ms = self._clock.monotonic_ms
         end_ms = now_ms() + self._cluster.timeout_ms(call)
         tried: list[BrokerGroup] = []
         unknown: UnavailableError | None = None
         while True:
-            left_ms = max(end_ms - now_ms(), 0)
+            remaining_ms = max(end_ms - now_ms(), 0)
             try:
-                appended = await place.broker.link.store(
+                appended = await place.broker.link.append(
                     place.topic_id,
                     place.queue_id,
                     blob,
-                    timeout_ms=left_ms // 2 if place.may_move else left_ms,
+                    timeout_ms=remaining_ms // 2 if place.may_move else remaining_ms,
                     may_move=place.may_move,
                 )
             except UnavailableError as error:
@@ -198,122 +241,23 @@ class Producer:
                 if isinstance(error, BrokerTimeout | BrokerUnreachable):
                     unknown = unknown or error
                 if not place.may_move or end_ms <= now_ms():
-                    # That the last one refused it does not say that nobody has it.
+                    # The last broker rejected the message; an earlier one may have stored it.
                     raise unknown or error from None
             else:
                 return _Stored(place.broker, appended, may_be_elsewhere=unknown is not None)
             try:
                 place = self._cluster.place(topic, "", tried=tried)
             except BrokerUnreachable as error:
-                # Nobody is left who could take it; one that was asked may have it all the same.
+                # No broker group remains to try; one of those tried may have stored the message.
                 raise unknown or error from None
 
-    async def _use_topic(self, name: str, call: Call) -> link_pb2.TopicConfig:
-        call.topic = name
-        topic = self._cluster.known_topic(name) or await self._cluster.use_topic(name, call)
-        if topic.is_system:
-            raise Forbidden(f"messages get to {name} by the broker only")
-        return topic
 
-    async def _find_place(
-        self, call: Call, topic: link_pb2.TopicConfig, message: v2.Message
-    ) -> Place:
-        """Return where a message goes, at a broker group that knows the topic."""
-        properties = message.system_properties
-        place = self._cluster.place(topic, properties.message_group)
-        if not place.topic_id:
-            topic_id = await self._cluster.topic_id_at(place.broker, topic.name, call)
-            return place._replace(topic_id=topic_id)
-        return place._replace(may_move=place.may_move and not _has_order(properties))
-
-    async def _begin(self, call: Call, messages: Sequence[v2.Message]) -> tuple[str, list[Append]]:
-        """Begin to store messages; return their topic, and an append for each."""
-        if not messages:
-            raise MessageCorrupted("the request holds no message")
-        name = messages[0].topic.name
-        for message in messages[1:]:
-            if message.topic.name != name:
-                raise MessageCorrupted("the messages of one request belong to one topic")
-        topic = await self._use_topic(name, call)
-        now_ms = self._clock.wall_ms()
-        stored = [_encode(message, topic, now_ms) for message in messages]
-        # All have their place before any is stored: a place may refuse, and then nothing is stored.
-        places = [await self._find_place(call, topic, message) for message in messages]
-        timeout_ms = self._cluster.timeout_ms(call)
-        appends: list[Append] = []
-        refused_groups: set[str] = set()
-        for message, place, blob in zip(messages, places, stored, strict=True):
-            message_group = message.system_properties.message_group
-            if place.may_move:
-                storing = self._store_anywhere(call, topic, place, blob)
-                appends.append((None, asyncio.create_task(storing, name="store")))
-                continue
-            if message_group in refused_groups:
-                # Nothing of a message group may overtake what was refused of it.
-                append = _refused(Overloaded("the message before it was refused"))
-            else:
-                append = _append(place, blob, timeout_ms, message)
-                if message_group and append.done():
-                    refused_groups.add(message_group)
-            appends.append((place.broker, append))
-        return name, appends
-
-
-def _append(
-    place: Place, blob: bytes, timeout_ms: int, message: v2.Message
-) -> asyncio.Future[Appended]:
-    """Begin to store one message; a link that is full refuses it, not those before it."""
-    may_repeat = _may_repeat(message.system_properties)
-    try:
-        return place.broker.link.append(
-            place.topic_id, place.queue_id, blob, timeout_ms=timeout_ms, may_repeat=may_repeat
-        )
-    except ServiceError as error:
-        return _refused(error)
-
-
-def _refused(error: ServiceError) -> asyncio.Future[Appended]:
-    """Return an append that has ended before it began."""
-    refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-    refused.set_exception(error)
-    return refused
-
-
-def _outcome(topic_name: str, message_id: str, append: Append) -> _Outcome:
-    error = append[1].exception()
-    if error is None:
-        stored = append[1].result() if append[0] is None else _Stored(append[0], append[1].result())
-        queue_offset, due_at_ms = stored.appended
-        if due_at_ms:
-            return _Outcome(_OK, recall_handle=_recall_handle(topic_name, message_id, stored))
-        return _Outcome(_OK, queue_offset)
-    if isinstance(error, ServiceError):
-        return _Outcome(status_of(error))
-    raise error
-
-
-def _recall_handle(topic_name: str, message_id: str, stored: _Stored) -> str:
-    """Return what recalls a delayed message; "" where that could not be promised.
-
-    A handle names one timer, and one that nobody knows of at another broker group would still fire.
-    """
-    if stored.may_be_elsewhere:
-        return ""
-    return stored.broker.recall_signer.sign(topic_name, RecallFields(*stored.appended, message_id))
-
-
-def _may_repeat(properties: v2.SystemProperties) -> bool:
-    """Whether a message may be sent again to a broker that may have stored it: it looks first.
-
-    It does not among the timers, and a second one would be a timer that no handle cancels.
-    """
-    is_delayed = properties.HasField("delivery_timestamp")
-    return not is_delayed and properties.message_type != v2.TRANSACTION
-
-
-def _has_order(properties: v2.SystemProperties) -> bool:
-    """Whether it matters which broker group stores a message."""
-    return bool(properties.message_group) or properties.message_type == v2.TRANSACTION
+def _check_batch(messages: Sequence[v2.Message]) -> None:
+    """Check that there are messages, of one topic."""
+    if not messages:
+        raise MessageCorrupted("the request holds no message")
+    if len({message.topic.name for message in messages}) > 1:
+        raise MessageCorrupted("the messages of one request belong to one topic")
 
 
 def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> bytes:
@@ -326,43 +270,28 @@ def _encode(message: v2.Message, topic: link_pb2.TopicConfig, now_ms: int) -> by
     return encode_stored(message, message_type=kind, now_ms=now_ms)
 
 
-def _refusal(call: Call, ids: Sequence[str], status: CallStatus) -> bytes:
-    """Build the answer to a request of which nothing was stored, or nobody knows."""
-    return _encode_response(call, ids, status, [_Outcome(status)] * len(ids))
+def _rejection(call: Call, messages: Sequence[v2.Message], status: CallStatus) -> bytes:
+    """Encode the response to a request of which nothing was stored."""
+    ids = [message.system_properties.message_id for message in messages]
+    entries = [_encode_entry(status, message_id) for message_id in ids]
+    return _encode_response(call, status, *entries)
 
 
-def _response(call: Call, ids: Sequence[str], outcomes: list[_Outcome]) -> bytes:
-    """Build the answer to a request whose messages may have ended differently."""
-    if len({outcome.status.code for outcome in outcomes}) == 1:
-        overall = outcomes[0].status
-    else:
-        overall = CallStatus(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
-    return _encode_response(call, ids, overall, outcomes)
+def _overall_status(statuses: Sequence[CallStatus]) -> CallStatus:
+    """Return the status of a request with several messages."""
+    if len({status.code for status in statuses}) == 1:
+        return statuses[0]
+    return CallStatus(v2.MULTIPLE_RESULTS, "the messages ended differently; see each entry")
 
 
-def _encode_response(
-    call: Call, ids: Sequence[str], overall: CallStatus, outcomes: list[_Outcome]
+def _encode_entry(
+    status: CallStatus, message_id: str, queue_offset: int = 0, recall_handle: str = ""
 ) -> bytes:
-    call.response_code = overall.code
-    entries = [
-        service.SendResultEntry(
-            status=v2.Status(code=outcome.status.code, message=outcome.status.message),
-            message_id=message_id,
-            offset=outcome.queue_offset,
-            recall_handle=outcome.recall_handle,
-        )
-        for message_id, outcome in zip(ids, outcomes, strict=True)
-    ]
-    status = v2.Status(code=overall.code, message=overall.message)
-    return service.SendMessageResponse(status=status, entries=entries).SerializeToString()
-
-
-def _ok_response(message_id: str, queue_offset: int, recall_handle: str = "") -> bytes:
-    """Join the answer to the one message of most requests."""
+    """Join the SendResultEntry of one message, with its header."""
     encoded_id = message_id.encode()
     entry = b"".join(
         (
-            OK_STATUS,
+            OK_STATUS if status is _OK else status.encode(),
             _ENTRY_MESSAGE_ID,
             varint(len(encoded_id)),
             encoded_id,
@@ -371,4 +300,10 @@ def _ok_response(message_id: str, queue_offset: int, recall_handle: str = "") ->
     )
     if recall_handle:
         entry += bytes_field(5, recall_handle.encode())
-    return b"".join((OK_STATUS, _ENTRY, varint(len(entry)), entry))
+    return b"".join((_ENTRY, varint(len(entry)), entry))
+
+
+def _encode_response(call: Call, overall: CallStatus, *entries: bytes) -> bytes:
+    """Join a SendMessageResponse: the overall status, and the entry of each message."""
+    call.response_code = overall.code
+    return b"".join((OK_STATUS if overall is _OK else overall.encode(), *entries))
