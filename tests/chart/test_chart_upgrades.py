@@ -42,7 +42,7 @@ def test_a_release_of_another_name_is_refused(tmp_path: Path) -> None:
     """Its brokers would be empty, beside claims that nobody opens any more."""
     standing = objects("--set", "fullnameOverride=mq")
     done = rendered_beside(standing, tmp_path)
-    assert "is the StatefulSet mq-broker-0, and would be tidemill-broker-0" in done.stderr
+    assert "is the StatefulSet mq-broker-0, and the new name is tidemill-broker-0" in done.stderr
     done = rendered_beside(standing, tmp_path, "--set", "fullnameOverride=mq")
     assert done.returncode == 0, done.stderr
 
@@ -57,7 +57,7 @@ def test_a_group_that_goes_is_told_to_the_job(tmp_path: Path) -> None:
 def test_a_group_that_goes_where_there_is_no_admin_process_is_refused(tmp_path: Path) -> None:
     standing = objects(*SEVERAL)
     done = rendered_beside(standing, tmp_path, "--set", "admin.replicas=0")
-    assert "broker-1,broker-2 stands, and without an admin process" in done.stderr
+    assert "broker-1,broker-2 exists, and without an admin process" in done.stderr
 
 
 def test_without_an_admin_process_the_formats_are_looked_at_still() -> None:
@@ -116,5 +116,5 @@ def test_fewer_replicas_are_taken_and_those_that_go_are_served_until_they_have(
 
 def test_replicas_do_not_become_one_broker_that_is_alone(tmp_path: Path) -> None:
     done = rendered_beside(objects(*replicas(3)), tmp_path, KIND)
-    assert "broker-0 has 3 replicas, and values say 1" in done.stderr
-    assert "Set replicas to 2 at least" in done.stderr
+    assert "broker-0 has 3 replicas, and the values set 1" in done.stderr
+    assert "Set replicas to at least 2" in done.stderr

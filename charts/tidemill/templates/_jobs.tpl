@@ -4,7 +4,7 @@
 {{- define "tidemill.makesCertificates" -}}
 {{- if and .Values.internalTls.enabled (not .Values.internalTls.existingSecret) (not .Values.internalTls.certManager.enabled) -}}yes{{- end -}}
 {{- end -}}
-{{/* How many days may lie between two times of a cron schedule, as its rarest field says. */}}
+{{/* The longest time between two runs of a cron schedule in days, from its rarest field. */}}
 {{- define "tidemill.daysBetweenRuns" -}}
 {{- if hasPrefix "@" . -}}
 {{- get (dict "@hourly" "1" "@daily" "1" "@midnight" "1" "@weekly" "7" "@monthly" "31") . | default "366" -}}
@@ -27,7 +27,7 @@
 {{- include "tidemill.makesCertificates" . }}{{ include "tidemill.makesToken" . -}}
 {{- end -}}
 
-{{/* The accounts of the job before an installation, which goes with it, and of the one that renews. */}}
+{{/* The accounts of the job before an installation, deleted with it, and of the job that renews. */}}
 {{- define "tidemill.certificatesAccounts" -}}
 {{ include "tidemill.name" (list . "certificates-setup") }}:
   helm.sh/hook: pre-install,pre-upgrade,pre-rollback
@@ -36,7 +36,7 @@
 {{ include "tidemill.name" (list . "certificates") }}: {}
 {{- end -}}
 
-{{/* The broker groups of one replica, as a list: of several the controllers see to it. */}}
+{{/* The broker groups of one replica, as a list. Controllers replace the pods of the others. */}}
 {{- define "tidemill.groupsOfOne" -}}
 {{- $found := list -}}
 {{- range .Values.brokerGroups -}}
@@ -50,7 +50,7 @@
 {{- if and (gt (len (include "tidemill.groupsOfOne" . | fromJsonArray)) 1) .Values.admin.replicas .Values.jobs.rollBrokerGroupsInTurn -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The names that a broker's certificate has. */}}
+{{/* The names in a broker's certificate. */}}
 {{- define "tidemill.brokerNames" -}}
 {{- $service := include "tidemill.name" (list (index . 0) (index . 1).name) -}}
 {{- $names := list -}}
@@ -60,12 +60,12 @@
 {{- $names | toJson -}}
 {{- end -}}
 
-{{/* The names of the admin process; localhost is the command line's in its pod. */}}
+{{/* The names of the admin process; the command line in its pod uses localhost. */}}
 {{- define "tidemill.adminNames" -}}
 {{- append (include "tidemill.serviceNames" (list . (include "tidemill.name" (list . "admin"))) | fromJsonArray) "localhost" | toJson -}}
 {{- end -}}
 
-{{/* What `tidemill release certificates` is told. */}}
+{{/* The arguments of `tidemill release certificates`. */}}
 {{- define "tidemill.certificatesPlan" -}}
 {{- $root := . -}}
 {{- $certificates := dict -}}
@@ -158,7 +158,7 @@ spec:
 {{- join "," $names -}}
 {{- end -}}
 
-{{/* Broker groups that stand in the cluster and are in no values any more, with commas between them. */}}
+{{/* Broker groups that exist in the cluster and are missing in the values, with commas between them. */}}
 {{- define "tidemill.goneGroups" -}}
 {{- $root := . -}}
 {{- $kept := list -}}
@@ -172,7 +172,7 @@ spec:
 {{- if not (has $group $kept) -}}
 {{- $gone = append $gone $group -}}
 {{- else if ne .metadata.name $name -}}
-{{- fail (printf "the broker group %s of this release is the StatefulSet %s, and would be %s: an empty one in its place. Give fullnameOverride and nameOverride as they were; another name is a restore into a new release (docs/kubernetes/upgrade.md)" $group .metadata.name $name) -}}
+{{- fail (printf "the broker group %s of this release is the StatefulSet %s, and the new name is %s, which would be an empty StatefulSet. Use the previous fullnameOverride and nameOverride; for another name, restore into a new release (docs/kubernetes/upgrade.md)" $group .metadata.name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,7 +1,7 @@
-{{/* What things are called: see docs/adr/0035-a-release-and-its-names.md. */}}
+{{/* Names of objects: see docs/adr/0035-a-release-and-its-names.md. */}}
 
-{{/* At most 31 characters: with a group's name, which has 20, a StatefulSet's has 52, and a label of its
-pods is that with a hash of ten behind it, which may have 63. */}}
+{{/* At most 31 characters. With a group's name of 20 characters, the name of a StatefulSet has 52. A label
+of its pods adds a hash of ten characters and may have 63. */}}
 {{- define "tidemill.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 31 | trimSuffix "-" -}}
@@ -15,7 +15,7 @@ pods is that with a hash of ten behind it, which may have 63. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Name of something of this release: include "tidemill.name" (list $ "proxy"). */}}
+{{/* Name of an object of this release: include "tidemill.name" (list $ "proxy"). */}}
 {{- define "tidemill.name" -}}
 {{- printf "%s-%s" (include "tidemill.fullname" (index . 0)) (index . 1) -}}
 {{- end -}}
@@ -29,7 +29,7 @@ tidemill.io/broker-group: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* Labels of an object: (dict "root" $ "component" "broker" "group" "broker-0"); `more` are others. */}}
+{{/* Labels of an object: (dict "root" $ "component" "broker" "group" "broker-0"); `more` adds labels. */}}
 {{- define "tidemill.labels" -}}
 {{- $own := include "tidemill.selectorLabels" . | fromYaml -}}
 {{- $chart := dict
@@ -41,12 +41,12 @@ tidemill.io/broker-group: {{ . }}
 {{- merge $own $chart (default dict .more) $common | toYaml -}}
 {{- end -}}
 
-{{/* Labels of pods: without versions, so that another chart restarts only what it changes. */}}
+{{/* Labels of pods, without versions, so that a new chart restarts only changed pods. */}}
 {{- define "tidemill.podLabels" -}}
 {{- omit (include "tidemill.labels" . | fromYaml) "helm.sh/chart" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" | toYaml -}}
 {{- end -}}
 
-{{/* Annotations, with the word before them, or nothing. */}}
+{{/* Annotations with their key, or an empty text. */}}
 {{- define "tidemill.annotations" -}}
 {{- $common := tpl (toYaml .root.Values.commonAnnotations) .root | fromYaml -}}
 {{- $more := tpl (toYaml (default dict .more)) .root | fromYaml -}}
@@ -76,8 +76,8 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* Where all broker groups are: host:port of the first replica of each, with commas between them. A
-process has one link to a group, which follows its master. */}}
+{{/* Addresses of all broker groups: host:port of the first replica of each, with commas between them. A
+process has one link per group, which follows its master. */}}
 {{- define "tidemill.members" -}}
 {{- $root := . -}}
 {{- $found := list -}}
@@ -88,11 +88,11 @@ process has one link to a group, which follows its master. */}}
 {{- join "," $found -}}
 {{- end -}}
 
-{{/* Whether a broker group has several replicas, and so a controller that says who is master. */}}
+{{/* Whether a broker group has several replicas, and therefore controllers. */}}
 {{- define "tidemill.groupIsReplicated" -}}
 {{- if gt (int (default 1 .replicas)) 1 -}}yes{{- end -}}
 {{- end -}}
-{{/* The BrokerGroup that stands of a group; nothing of a cluster that has never seen the kind, or cannot be asked. */}}
+{{/* The existing BrokerGroup of a group; empty if the cluster lacks the kind or is unreachable. */}}
 {{- define "tidemill.standingGroup" -}}
 {{- $root := index . 0 -}}
 {{- if $root.Capabilities.APIVersions.Has "tidemill.io/v1/BrokerGroup" -}}
@@ -100,7 +100,7 @@ process has one link to a group, which follows its master. */}}
 {{- else -}}{}{{- end -}}
 {{- end -}}
 
-{{/* How many replicas a group may have for now: those that are to go serve until the others can do without them. */}}
+{{/* Current maximum of replicas of a group: retiring replicas serve until the others are in sync. */}}
 {{- define "tidemill.replicasMost" -}}
 {{- $standing := include "tidemill.standingGroup" . | fromJson -}}
 {{- max (int (default 1 (index . 1).replicas)) (int (dig "spec" "replicas" 1 $standing)) -}}
@@ -110,7 +110,7 @@ process has one link to a group, which follows its master. */}}
 {{- range .Values.brokerGroups -}}{{- include "tidemill.groupIsReplicated" . -}}{{- end -}}
 {{- end -}}
 
-{{/* Where the controllers are: a list of host:port. */}}
+{{/* Addresses of the controllers: a list of host:port. */}}
 {{- define "tidemill.controllers" -}}
 {{- $found := list -}}
 {{- range $number := until (int .Values.controller.replicas) -}}
@@ -119,7 +119,7 @@ process has one link to a group, which follows its master. */}}
 {{- $found | toJson -}}
 {{- end -}}
 
-{{/* The names that the controllers' certificate has. */}}
+{{/* The names in the controllers' certificate. */}}
 {{- define "tidemill.controllerNames" -}}
 {{- $names := list -}}
 {{- range $number := until (int .Values.controller.replicas) -}}
@@ -128,12 +128,12 @@ process has one link to a group, which follows its master. */}}
 {{- $names | toJson -}}
 {{- end -}}
 
-{{/* The processes that a release has. */}}
+{{/* The processes of a release. */}}
 {{- define "tidemill.components" -}}
 [broker, proxy, admin{{ if include "tidemill.isReplicated" . }}, controller{{ end }}]
 {{- end -}}
 
-{{/* The names by which a Service is called: short, with the namespace, and whole. */}}
+{{/* The DNS names of a Service: short, with the namespace, and full. */}}
 {{- define "tidemill.serviceNames" -}}
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
@@ -141,7 +141,7 @@ process has one link to a group, which follows its master. */}}
 {{- list $name $in (printf "%s.svc" $in) (printf "%s.svc.%s" $in $root.Values.clusterDomain) | toJson -}}
 {{- end -}}
 
-{{/* The broker groups whose messages go with the release, with commas between them. */}}
+{{/* The broker groups whose messages `helm uninstall` deletes, with commas between them. */}}
 {{- define "tidemill.groupsThatGo" -}}
 {{- $root := . -}}
 {{- $found := list -}}
@@ -154,7 +154,7 @@ process has one link to a group, which follows its master. */}}
 {{- join "," $found -}}
 {{- end -}}
 
-{{/* The broker group with what `broker` says where it says nothing. */}}
+{{/* The broker group with the defaults of `broker`. */}}
 {{- define "tidemill.brokerGroup" -}}
 {{- $root := index . 0 -}}
 {{- mergeOverwrite (deepCopy $root.Values.broker) (omit (index . 1) "config") (dict "config" (mergeOverwrite (deepCopy $root.Values.broker.config) (default dict (index . 1).config))) | toYaml -}}

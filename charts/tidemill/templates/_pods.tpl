@@ -1,4 +1,4 @@
-{{/* What the pods of all processes have in common. */}}
+{{/* Common parts of the pods of all processes. */}}
 
 {{- define "tidemill.image" -}}
 {{- $image := merge (default dict .of.image) .root.Values.image -}}
@@ -23,12 +23,12 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Seconds a stop may take: (dict "of" component "config" settings "default" ms "extra" s). */}}
+{{/* Longest duration of a stop in seconds: (dict "of" component "config" settings "default" ms "extra" s). */}}
 {{- define "tidemill.grace" -}}
 {{- $ms := add (int64 (dig "drain_delay_ms" .delayMs .config)) (int64 (dig "drain_timeout_ms" .timeoutMs .config)) -}}
 {{- if .of.terminationGracePeriodSeconds -}}
 {{- if lt (mul (int64 .of.terminationGracePeriodSeconds) 1000) $ms -}}
-{{- fail (printf "terminationGracePeriodSeconds is %v, and a stop may take %d ms (drain_delay_ms and drain_timeout_ms): it would be killed while it drains" .of.terminationGracePeriodSeconds $ms) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %v, and a stop may take %d ms (drain_delay_ms and drain_timeout_ms): the process would be killed while it drains" .of.terminationGracePeriodSeconds $ms) -}}
 {{- end -}}
 {{- .of.terminationGracePeriodSeconds -}}
 {{- else -}}
@@ -36,7 +36,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* How many proxies there shall be. */}}
+{{/* Number of proxies. */}}
 {{- define "tidemill.proxies" -}}
 {{- $count := int .Values.proxy.replicas -}}
 {{- with .Values.proxy.autoscaling -}}
@@ -51,16 +51,16 @@
 {{- $count -}}
 {{- end -}}
 
-{{/* A pod's fields above its containers. */}}
+{{/* Fields of a pod except its containers. */}}
 {{- define "tidemill.pod" -}}
 {{- $root := .root -}}
 {{- $of := .of -}}
-{{- /* Kept apart are the replicas of one group; where each group has one, the groups. */ -}}
+{{- /* Anti-affinity between the replicas of one group, or between groups of one replica. */ -}}
 {{- $apart := omit . "group" -}}
 {{- if .isReplicated -}}{{- $apart = . -}}{{- end -}}
 serviceAccountName: {{ include "tidemill.serviceAccountName" . }}
 automountServiceAccountToken: {{ default false .token }}
-# Variables for every Service of the namespace are settings to nobody here.
+# The processes do not use the variables of Services.
 enableServiceLinks: false
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets:
@@ -127,7 +127,7 @@ initContainers:
 {{- end }}
 {{- end -}}
 
-{{/* A container's fields beside its arguments, variables, ports and volumes. */}}
+{{/* Fields of a container except arguments, variables, ports and volumes. */}}
 {{- define "tidemill.container" -}}
 image: {{ include "tidemill.image" . }}
 imagePullPolicy: {{ default .root.Values.image.pullPolicy (default dict .of.image).pullPolicy }}
@@ -196,7 +196,7 @@ terminationMessagePolicy: FallbackToLogsOnError
 {{- end }}
 {{- end -}}
 
-{{/* Where the certificate of a process lies: (list $ "proxy"), or a broker group's name. */}}
+{{/* Path of a process's certificate: (list $ "proxy"), or a broker group's name. */}}
 {{- define "tidemill.internalSecret" -}}
 {{- $root := index . 0 -}}
 {{- default (printf "%s-tls" (include "tidemill.name" (list $root (index . 1)))) $root.Values.internalTls.existingSecret -}}

@@ -1,4 +1,4 @@
-{{/* The settings of the processes, as YAML for --config: what the chart decides, then what values say. */}}
+{{/* The settings of the processes, as YAML for --config: the chart's settings, then those of the values. */}}
 
 {{- define "tidemill.settings.every" -}}
 {{- $root := . -}}
@@ -35,7 +35,7 @@
 {{- with dig "limits" "memory" "" .Values.proxy.resources -}}
 {{- $half := div (include "tidemill.bytes" . | int64) 2 -}}
 {{- if and (lt $half 134217728) (not (hasKey $.Values.proxy.config "memory_bytes_max")) -}}
-{{- fail (printf "proxy.resources.limits.memory is %s: half of it is what a proxy holds for its clients, which takes 256Mi at least; raise it, or set proxy.config.memory_bytes_max" .) -}}
+{{- fail (printf "proxy.resources.limits.memory is %s: a proxy uses half of it for its clients, which requires a limit of at least 256Mi; raise it, or set proxy.config.memory_bytes_max" .) -}}
 {{- end -}}
 {{- $_ := set $own "memory_bytes_max" $half -}}
 {{- end -}}

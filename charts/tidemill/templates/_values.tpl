@@ -1,8 +1,8 @@
-{{/* The values, whole.
+{{/* The complete values.
 
-`helm upgrade --reuse-values` renders a chart with the values of the last one, its defaults among them:
-what this chart has and that one had not is missing then. Each file begins with this, so that
-whatever a template asks for is there. files/defaults.yaml is values.yaml, which a template cannot read. */}}
+`helm upgrade --reuse-values` renders a chart with the values of the previous one, including its
+defaults, so new values are missing. Each file begins with this template, which adds them.
+files/defaults.yaml is a copy of values.yaml, because a template cannot read values.yaml. */}}
 {{- define "tidemill.values" -}}
 {{- if not (hasKey . "valuesAreWhole") -}}
 {{- include "tidemill.fill" (list .Values (.Files.Get "files/defaults.yaml" | fromYaml)) -}}
@@ -10,8 +10,8 @@ whatever a template asks for is there. files/defaults.yaml is values.yaml, which
 {{- end -}}
 {{- end -}}
 
-{{/* Give values the defaults of what they have not. What Kubernetes describes is taken as it is, and so
-is a target of the autoscaler: there `null` is how one says that there shall be none. */}}
+{{/* Add defaults for missing values. Values with Kubernetes types stay unchanged. So do the targets of
+the autoscaler, where `null` disables a target. */}}
 {{- define "tidemill.fill" -}}
 {{- $values := index . 0 -}}
 {{- $isNullable := list "resources" "podSecurityContext" "securityContext" "startupProbe" "livenessProbe" "readinessProbe" "strategy" "targetCPUUtilizationPercentage" -}}

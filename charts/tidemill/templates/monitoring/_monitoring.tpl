@@ -1,6 +1,6 @@
-{{/* What monitors of pods and of Services have in common. */}}
+{{/* Common parts of PodMonitors and ServiceMonitors. */}}
 
-{{/* The pods that have metrics: all of the release but those of its jobs. */}}
+{{/* The pods with metrics: all pods of the release except those of jobs. */}}
 {{- define "tidemill.scraped" -}}
 matchLabels:
   app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 }}
@@ -9,7 +9,7 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: {{ include "tidemill.components" . }}}
 {{- end -}}
 
-{{/* Targets are of a job for each kind of process: alerts ask by it whether a proxy is up. */}}
+{{/* One job label per kind of process; alerts use it. */}}
 {{- define "tidemill.relabelings" -}}
 relabelings:
   - sourceLabels: [__meta_kubernetes_pod_label_app_kubernetes_io_component]
