@@ -24,7 +24,7 @@ from tidemill.proxy.clients.settings_updates import SettingsUpdates
 from tidemill.proxy.cluster.broker_calls import BrokerCalls
 from tidemill.proxy.cluster.cluster import Cluster
 from tidemill.proxy.cluster.routing import scheme_of
-from tidemill.proxy.keeper import Kept, give_to_keep, take_over
+from tidemill.proxy.keeper import KeeperState, give_to_keep, take_over
 from tidemill.proxy.link import BrokerLink
 from tidemill.proxy.link.master_routes import MasterRoutes
 from tidemill.proxy.metrics import ProxyMetrics
@@ -66,7 +66,7 @@ async def serve(settings: ProxySettings) -> None:
 
     The proxy serves no call before a broker has sent its configuration.
     """
-    kept = Kept() if settings.keeper_fd is None else take_over(settings.keeper_fd)
+    kept = KeeperState() if settings.keeper_fd is None else take_over(settings.keeper_fd)
     if kept.former_end:
         log.error("the proxy died, and was started again", ended=kept.former_end)
     metrics = ProxyMetrics(former_lives=kept.former_lives)

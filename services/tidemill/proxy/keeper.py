@@ -1,18 +1,19 @@
-"""The first process of a proxy: keeps its port open, and starts it again at once when it dies.
+"""The keeper, first process of a proxy: keeps its port open and restarts it at once after a crash.
 
-    starts     `tidemill proxy` again, with the same arguments and one end of a socket pair
-    serves     the proxy gives the sockets on which it listens
-    died       they are still open: who connects waits in the kernel's queue instead of being
-               refused, and is served by the next life, which takes them over (ADR 0052)
-    is late    a life that does not serve in time is ended, the port with it, so that newcomers are
-               led elsewhere; the next one binds the port anew, and may take as long as a first one
-    gives up   one that refuses to start, or too many ends: so does this, and the platform starts
-               the container again
-    stops      after SIGTERM, SIGINT or the loss of the terminal the next end of the proxy is the
-               last; it is asked by the end of what this says to it, since a signal that was sent to
-               both would count as two
+    start     The keeper starts `tidemill proxy` with the same arguments and a socket pair.
+    serve     The proxy sends its listening sockets to the keeper.
+    crash     The sockets stay open. New connections wait in the kernel's queue, and the next proxy
+              takes over the sockets (ADR 0052).
+    too late  If a restarted proxy does not serve in time, the keeper ends it and closes the
+              sockets, so that clients connect elsewhere. The next proxy binds the port itself,
+              without a time limit.
+    give up   If the proxy refuses to start, or ends too often, the keeper ends. The platform then
+              restarts the container.
+    stop      After SIGTERM, SIGINT or the loss of the terminal, the keeper closes the socket pair
+              to stop the proxy. It sends no signal, because the proxy may have received it already
+              and would count two.
 
-It imports nothing that serves, so that it costs ten megabytes and has little to die of.
+The keeper imports no server code, so it needs only ten megabytes and rarely fails.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, final
 
-SERVES_WITHIN_S: Final = 10.0  # a life after the first; who waits has a deadline of seconds
-# A proxy that ends as often has a cause that its platform should see, and slow down.
+SERVES_WITHIN_S: Final = 10.0  # of a restart; waiting clients have deadlines of seconds
+# If a proxy ends this often, the platform should see it and slow down restarts.
 LIVES_MAX: Final = 6
 LIVES_WITHIN_S: Final = 60.0
 SOCKETS_MAX: Final = 64  # more addresses than the name of a host has
@@ -43,35 +44,35 @@ _SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # ---------------------------------------------------------------------- in the proxy
 
 
-class Kept(NamedTuple):
-    """What was kept for a proxy by the time it started."""
+class KeeperState(NamedTuple):
+    """The sockets and the history that a proxy gets from its keeper at its start."""
 
     listening: Sequence[int] = ()  # descriptors of the sockets of a former life
     former_lives: int = 0
-    former_end: str = ""  # of the last of them, such as "signal 9"; "" where there was none
+    former_end: str = ""  # of the last one, such as "signal 9"; "" if there was none
 
 
 def is_kept(arguments: Sequence[str]) -> bool:
-    """Tell whether somebody looks after the proxy with these arguments already."""
+    """Whether the proxy with these arguments already has a keeper or a supervisor."""
     return has_keeper(arguments) or any(one.startswith("--supervisor-fd") for one in arguments)
 
 
 def has_keeper(arguments: Sequence[str]) -> bool:
-    """Tell whether a keeper has started the proxy with these arguments."""
+    """Whether a keeper has started the proxy with these arguments."""
     return any(one.startswith("--keeper-fd") for one in arguments)
 
 
-def take_over(keeper_fd: int) -> Kept:
-    """Return what the keeper has for the proxy that it has started, which is this process."""
+def take_over(keeper_fd: int) -> KeeperState:
+    """Return the state that the keeper has for this process."""
     with socket.socket(fileno=os.dup(keeper_fd)) as pair:
         line, listening, _, _ = socket.recv_fds(pair, _LINE_BYTES_MAX, SOCKETS_MAX)
-    told = json.loads(line)
-    return Kept(listening, told["former_lives"], told["former_end"])
+    state = json.loads(line)
+    return KeeperState(listening, state["former_lives"], state["former_end"])
 
 
 def give_to_keep(keeper_fd: int, listening: Sequence[int], *, logs_text: bool) -> None:
-    """Tell the keeper that this process serves, on these sockets, and how its log is written."""
-    # The loss of the keeper is noticed elsewhere.
+    """Report to the keeper that this process serves, with its sockets and its log format."""
+    # Another task notices the loss of the keeper.
     with (
         socket.socket(fileno=os.dup(keeper_fd)) as pair,
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
@@ -83,8 +84,8 @@ def give_to_keep(keeper_fd: int, listening: Sequence[int], *, logs_text: bool) -
 
 
 def keep(arguments: Sequence[str]) -> int:
-    """Run the proxy until it is told to stop, or cannot serve; return its exit status."""
-    # Process 1 of a container ignores its children, and this one waits for its own.
+    """Run the proxy until a stop signal or until it cannot serve. Return its exit status."""
+    # Process 1 of a container may ignore its children, but the keeper waits for its own.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     status = _Keeper(arguments).run()
@@ -93,37 +94,37 @@ def keep(arguments: Sequence[str]) -> int:
 
 @final
 class _Keeper:
-    """One proxy, life after life."""
+    """A proxy and its restarts."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = arguments
         self._pid = 0
-        self._pair = socket.socket()  # with the proxy of this life
-        self._serves = False  # this life, as far as it has been heard
-        self._is_late = False  # this life: it was ended for it
-        self._listening: Sequence[int] = ()  # sockets of the proxy, as far as they were heard of
+        self._pair = socket.socket()  # to the current proxy
+        self._serves = False  # whether the current proxy has reported that it serves
+        self._is_late = False  # whether the current proxy was ended because it was too late
+        self._listening: Sequence[int] = ()  # sockets that a proxy has sent
         self._is_stopping = False
-        self._logs_text = os.isatty(sys.stderr.fileno())  # until the proxy says
+        self._logs_text = os.isatty(sys.stderr.fileno())  # until the proxy reports
         self._has_terminal = os.isatty(_STDIN)
 
     def run(self) -> int:
-        """Return how the last life ended: its exit status, or the signal, negative."""
+        """Run until the last proxy ends. Return its exit status, or its signal as a negative."""
         ends: deque[float] = deque(maxlen=LIVES_MAX)
         lives, former_end = 0, ""
         while True:
             self._start(lives, former_end)
             status = self._ended(is_bounded=bool(self._listening))
-            self._hear()
+            self._read_reports()
             if self._is_stopping:
                 return status
             former_end = f"signal {-status}" if status < 0 else f"status {status}"
             if self._is_late:
                 former_end = f"did not serve within {SERVES_WITHIN_S:.0f} s"
             elif not self._serves and (status >= 0 or not self._listening):
-                return status  # It cannot start, and has said why.
+                return status  # It cannot start, and has logged the reason.
             ends.append(time.monotonic())
             if len(ends) == LIVES_MAX and ends[-1] - ends[0] < LIVES_WITHIN_S:
-                self._say("the proxy ends again and again, and is given up", ended=former_end)
+                self._log("the proxy ends again and again, and is given up", ended=former_end)
                 return status
             lives += 1
 
@@ -132,8 +133,8 @@ class _Keeper:
         self._pair, theirs = socket.socketpair()
         self._pair.setblocking(False)
         self._serves = self._is_late = False
-        told = json.dumps({"former_lives": former_lives, "former_end": former_end})
-        socket.send_fds(self._pair, [told.encode()], self._listening)
+        state = json.dumps({"former_lives": former_lives, "former_end": former_end})
+        socket.send_fds(self._pair, [state.encode()], self._listening)
         with theirs:
             theirs.set_inheritable(True)
             self._pid = os.posix_spawn(
@@ -143,44 +144,44 @@ class _Keeper:
                     *(*self._arguments, f"--keeper-fd={theirs.fileno()}"),
                 ],
                 os.environ,
-                setpgroup=0,  # A ^C of the terminal is handed on, and should not come twice.
+                setpgroup=0,  # Else ^C would reach the proxy twice, because the keeper forwards it.
                 setsigmask=(),
             )
 
     def _ended(self, *, is_bounded: bool) -> int:
-        """Wait for the end of this life; return how it ended."""
+        """Wait for the end of the current proxy. Return its status."""
         began_s = time.monotonic()
         while True:
             if is_bounded:
                 left_s = began_s + SERVES_WITHIN_S - time.monotonic()
-                told = signal.sigtimedwait(_SIGNALS, max(left_s, 0))
-                if told is None:
+                info = signal.sigtimedwait(_SIGNALS, max(left_s, 0))
+                if info is None:
                     is_bounded = False
-                    self._hear()
+                    self._read_reports()
                     if not self._serves and not self._is_stopping:
                         self._end_late()
                     continue
-                number = told.si_signo
+                number = info.si_signo
             else:
                 number = signal.sigwait(_SIGNALS)
             if number != signal.SIGCHLD:
-                self._hand_on(number)
+                self._forward(number)
             elif (status := self._reaped()) is not None:
                 return status
 
-    def _hand_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         if number == signal.SIGHUP:
             if self._has_terminal and not os.isatty(_STDIN):
                 self._stop()
                 return
-            self._hear()
+            self._read_reports()
             if not self._serves:
-                return  # One that starts may not know the signal yet, and reads its files anyway.
+                return  # A starting proxy may have no handler yet, and reads its files anyway.
             os.kill(self._pid, number)
         elif not self._is_stopping:
             self._stop()
         else:
-            # Two for the proxy as well, which was asked without one: it ends at once.
+            # Two signals for the proxy, which got none before: it ends at once.
             for each in (signal.SIGINT, signal.SIGTERM):
                 os.kill(self._pid, each)
 
@@ -188,16 +189,16 @@ class _Keeper:
         self._is_stopping = True
         with contextlib.suppress(OSError):  # It has ended already.
             self._pair.shutdown(socket.SHUT_RDWR)
-        self._hear()
-        self._forget()  # When the proxy closes its own, newcomers are to be refused.
+        self._read_reports()
+        self._forget()  # After the proxy closes its sockets, new connections must fail.
 
     def _end_late(self) -> None:
         self._is_late = True
         self._forget()
         os.kill(self._pid, signal.SIGKILL)
 
-    def _hear(self) -> None:
-        """Take what the proxy has given by now, in place of what was kept for it."""
+    def _read_reports(self) -> None:
+        """Read the sockets that the proxy has sent, in place of the kept ones."""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             line, listening, _, _ = socket.recv_fds(self._pair, _LINE_BYTES_MAX, SOCKETS_MAX)
             if line:
@@ -211,7 +212,7 @@ class _Keeper:
         self._listening = ()
 
     def _reaped(self) -> int | None:
-        """Reap all that have ended; return how the proxy did, if it is among them."""
+        """Reap all ended children. Return the status of the proxy if it is among them."""
         status = None
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -219,11 +220,17 @@ class _Keeper:
                     status = os.waitstatus_to_exitcode(ended[1])
         return status
 
-    def _say(self, event: str, **fields: str) -> None:
-        """Write a line as the proxy writes its log: what logs for it is no part of this process."""
+    def _log(self, event: str, **fields: str) -> None:
+        """Write a log line in the format of the proxy. The keeper imports no log library."""
         at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        told = {"event": event, "level": "error", "process": "keeper", "timestamp": at, **fields}
-        line = json.dumps(told)
+        event_fields = {
+            "event": event,
+            "level": "error",
+            "process": "keeper",
+            "timestamp": at,
+            **fields,
+        }
+        line = json.dumps(event_fields)
         if self._logs_text:
             line = ", ".join([event, *(f"{name}: {field}" for name, field in fields.items())])
         with contextlib.suppress(OSError):
