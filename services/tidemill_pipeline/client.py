@@ -1,7 +1,7 @@
-"""What a pipeline asks of a cluster: grpcio with the generated stubs, one client a process.
+"""The gRPC client of the pipeline: one per process.
 
-Every call is made again where it may succeed later, at another proxy where there are several, with
-a pause that doubles; how often is an option. What a cluster will not do is `ClusterRejection`.
+A call that may succeed later is retried at the next proxy, after a pause that doubles. The option
+`maxRetries` limits the retries. A rejected call raises `ClusterRejection`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tidemill_pipeline.errors import ClusterRejection, NoAnswer, QueueLoss
 from tidemill_pipeline.offsets import Incarnation, QueueEnds, QueueName, SourceQueue
 from tidemill_pipeline.options import ConnectionOptions, TopicSelection
 
-CALL_S: Final = 30.0  # for an answer that reads no message; a cluster of 1000 queues needs a second
-NAMES_MAX: Final = limits.NAMES.limit  # of one call
-EVENTS_S: Final = 120.0  # for 64 MiB of a log
-BACKOFF_MS_MAX: Final = 5_000  # of the pause that doubles
-EVENT_LOG_BYTES: Final = 64 << 20  # of the log that one call reads, as the cluster bounds it
+CALL_S: Final = 30.0  # timeout of calls without messages; 1000 queues take one second
+NAMES_MAX: Final = limits.NAMES.limit  # per call
+EVENTS_S: Final = 120.0  # timeout for 64 MiB of a log
+BACKOFF_MS_MAX: Final = 5_000  # longest pause between retries
+EVENT_LOG_BYTES: Final = 64 << 20  # of the log per call, the limit of the cluster
 _AGAIN: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -42,42 +42,45 @@ _AGAIN: Final = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
-# How a broker names it that a log, or a queue, is not there any more.
+# Error names of a broker for a log or a queue that no longer exists.
 _LOG_CHANGED: Final = "LogChanged"
 _GONE: Final = frozenset({_LOG_CHANGED, "TopicNotFound"})
 _BEHIND_END: Final = "IllegalOffset"
-_ERROR_KEY: Final = "tidemill-error"  # trailer in which a cluster names an error
-_SERVER_TROUBLE: Final = 50_000  # codes of the protocol from here on are the server's trouble
+_ERROR_KEY: Final = "tidemill-error"  # trailer with the error name
+_SERVER_TROUBLE: Final = 50_000  # Protocol codes from here on are server errors.
 
 A = TypeVar("A")
 
 
 class _ClusterBusy(Exception):
-    """The cluster answered that it cannot now."""
+    """A temporary error of the cluster."""
 
 
 class ClusterClient:
-    """Calls of one process. Not shared between threads that call at once."""
+    """Calls of one process. Not safe for concurrent threads.
+
+    The class exceeds 350 lines: it has one method per RPC of the cluster, and they share retries.
+    """
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
         self._credentials = Credentials(connection)
         self._client_id = f"tidemill-pipeline@{socket.gethostname()}@{os.getpid()}"
-        # Executors spread over the proxies.
+        # Distribute executors over the proxies.
         self._at = os.getpid() % len(connection.endpoints)
         self._channel: grpc.Channel | None = None
 
     def close(self) -> None:
-        """Close the connection; the next call makes another."""
+        """Close the connection. The next call opens another one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ states and offsets
 
     def cluster(self, topics: TopicSelection, *, with_groups: bool = False) -> ClusterState:
-        """Return where the queues of topics begin and end; reads no message."""
-        # A cluster knows wildcards only, which take it no time: the expression is looked at here.
+        """Return begin and end of the queues of topics. Does not read messages."""
+        # The cluster supports only wildcards, so the regular expression is applied here.
         request = pb.GetQueuesRequest(
             topics=topics.names,
             topic_pattern=_glob(topics.pattern),
@@ -115,9 +118,9 @@ class ClusterClient:
         return ClusterState(queues=queues, logs=logs, groups=groups)
 
     def whole_cluster(self, topics: TopicSelection, *, with_groups: bool = False) -> ClusterState:
-        """Return as `cluster` what there is at all broker groups.
+        """Return the state of all broker groups, as `cluster`.
 
-        Where one gives no answer all are asked again. Raises NoAnswer.
+        If one broker group does not answer, ask all again. Raises NoAnswer.
         """
 
         def ask() -> ClusterState:
@@ -125,13 +128,13 @@ class ClusterClient:
             missing = sorted(cluster.unreachable)
             if missing:
                 why = "; ".join(f"{name}: {cluster.logs[name].error}" for name in missing)
-                raise _ClusterBusy(f"{why}. What is there cannot be known without it")
+                raise _ClusterBusy(f"{why}. The read needs the state of all broker groups")
             return cluster
 
         return self._again(ask)
 
     def offset_at(self, name: QueueName | SourceQueue, at_ms: int) -> int:
-        """Return the first offset of a queue that was stored then or later; its end if none was."""
+        """Return the first offset stored at `at_ms` or later; the queue's end if there is none."""
         request = service.QueryOffsetRequest(
             message_queue=self._queue(name), query_offset_policy=v2.TIMESTAMP
         )
@@ -147,7 +150,7 @@ class ClusterClient:
         return self._again(ask)
 
     def update_offset(self, group: str, name: QueueName | SourceQueue, offset: int) -> None:
-        """Say how far a group has read a queue: its pull offset, apart from what consumers pop."""
+        """Set the pull offset of a group in a queue. It is independent of pops."""
         request = service.UpdateOffsetRequest(
             group=self.topic(group), message_queue=self._queue(name), offset=offset
         )
@@ -163,9 +166,9 @@ class ClusterClient:
     def progress(
         self, broker: str, groups: Iterable[str], *, left: OmittedItems | None = None
     ) -> list[pb.Progress]:
-        """Return how far groups are in the queues of a broker group.
+        """Return the progress of groups in the queues of a broker group.
 
-        Raises ClusterRejection for one that is not there, unless there is a `left` for it.
+        Missing groups go into `left`; without it they raise ClusterRejection.
         """
         pages = self._pages(
             lambda cursor: self._source().ListProgress(
@@ -191,10 +194,10 @@ class ClusterClient:
         with_bodies: bool = True,
         timeout_ms: int,
     ) -> Iterator[pb.ReadMessagesReply]:
-        """Yield the messages of a range in pages, each with where the next begins.
+        """Yield the messages of a range in pages, each with the offset of the next page.
 
-        A call that breaks off, or takes too long, goes on behind the last page that came. Raises
-        QueueLoss where the broker has another queue of that name, or none.
+        After a broken or slow call, the next call continues after the last page. Raises QueueLoss
+        if the broker has no queue of that name, or another incarnation of it.
         """
         log_id, topic_id = queue.incarnation
         at, attempt = start, 0
@@ -224,7 +227,7 @@ class ClusterClient:
                         " deleted, or the store of the broker group was created again"
                     ) from error
                 if _name_of(error) == _BEHIND_END:
-                    return  # Whoever was told of a later end asks again.
+                    return  # The caller expects a later end, and asks again.
                 attempt += 1
                 self._recover(error, attempt)
             else:
@@ -240,12 +243,11 @@ class ClusterClient:
         log_id: str = "",
         topics: Iterable[str] = (),
     ) -> Iterator[pb.ReadEventsReply]:
-        """Yield what happened from a position on, and of its record from an index on.
+        """Yield events from a log position on, within its record from an index on.
 
-        One call reads at most `EVENT_LOG_BYTES` of the log, and ends where that does now.
-
-        A call that breaks off goes on behind the last answer that came. Raises QueueLoss where the
-        broker has another log, or not as much of it.
+        One call reads at most `EVENT_LOG_BYTES` of the log, up to its current end. After a broken
+        call, the next call continues after the last answer. Raises QueueLoss if the broker has
+        another log or a shorter one.
         """
         position, attempt, log_bytes = start, 0, EVENT_LOG_BYTES
         while True:
@@ -285,10 +287,10 @@ class ClusterClient:
         with_messages: bool = False,
         left: OmittedItems | None = None,
     ) -> Iterator[pb.Pending]:
-        """Yield the delayed messages that wait, of all topics where none is named.
+        """Yield the pending delayed messages of topics; without topics, of all.
 
-        In the order of their timers' ids, of so many topics at a time as one call may name. Raises
-        Raises ClusterRejection a topic that is not there, unless there is a `left` for it.
+        One call names at most `NAMES_MAX` topics. Within a call, messages come in order of timer
+        ids. Missing topics go into `left`; without it they raise ClusterRejection.
         """
         assert until_ms is None or until_ms > 0, "nothing is due before 1970"
         for i in range(0, max(1, len(topics)), NAMES_MAX):
@@ -300,7 +302,7 @@ class ClusterClient:
                 with_messages=with_messages,
                 skips_missing=left is not None,
             )
-            # Damaged timers are of no topic, and told in each part: those of the first count.
+            # Each call reports the damaged timers of all topics. Count those of the first call.
             of_part = left if not i or left is None else OmittedItems(missing=left.missing)
             yield from self._pages(functools.partial(self._list_pending, request), of_part)
 
@@ -313,9 +315,9 @@ class ClusterClient:
     def in_flight(
         self, broker: str, groups: Iterable[str], *, left: OmittedItems | None = None
     ) -> Iterator[pb.InFlight]:
-        """Yield what groups have popped and not settled.
+        """Yield the deliveries of groups in flight.
 
-        Raises ClusterRejection for one that is not there, unless there is a `left` for it.
+        Missing groups go into `left`; without it they raise ClusterRejection.
         """
         yield from self._pages(
             lambda cursor: self._source().ListInFlight(
@@ -331,7 +333,7 @@ class ClusterClient:
     def _pages(
         self, ask: Callable[[str], Iterable[Any]], left: OmittedItems | None
     ) -> Iterator[Any]:
-        """Yield the items of pages as they come; what breaks off goes on behind the last page."""
+        """Yield the items of pages. After a broken call, continue after the last page."""
         cursor, attempt = "", 0
         while True:
             try:
@@ -351,7 +353,7 @@ class ClusterClient:
     # ------------------------------------------------------------ writing
 
     def start_send(self, messages: list[v2.Message], *, timeout_ms: int) -> Any:
-        """Send messages of one topic once: the call, whose `result()` is the answer."""
+        """Send messages of one topic once. Return the call; its `result()` is the answer."""
         return self._public().SendMessage.future(
             service.SendMessageRequest(messages=messages),
             timeout=timeout_ms / 1000,
@@ -359,18 +361,18 @@ class ClusterClient:
         )
 
     def topic(self, name: str) -> v2.Resource:
-        """Return how a topic or a group is named in a call."""
+        """Return the resource of a topic or a group for a call."""
         return v2.Resource(resource_namespace=self._connection.namespace, name=name)
 
     def is_retryable(self, error: grpc.RpcError) -> bool:
-        """Say whether a failed call may succeed later."""
-        call: Any = error  # As grpcio raises it, it is the call, too.
+        """Return whether a failed call may succeed later."""
+        call: Any = error  # The errors that grpcio raises are also the calls.
         return call.code() in _AGAIN
 
     def pause(self, attempt: int) -> None:
-        """Wait before an attempt, longer each time, and go to another proxy."""
+        """Wait before a retry, longer each time, and switch to the next proxy."""
         longest = min(BACKOFF_MS_MAX, self._connection.retry_backoff_ms * 2 ** min(attempt - 1, 16))
-        # Half of it by chance, so that many tasks do not come back at once.
+        # Randomize half of the pause, so that many tasks do not retry at once.
         time.sleep(longest / 1000 * random.uniform(0.5, 1.0))
         if len(self._connection.endpoints) > 1:
             self._at = (self._at + 1) % len(self._connection.endpoints)
@@ -388,13 +390,13 @@ class ClusterClient:
                 self._recover(error, attempt)
 
     def _recover(self, error: Exception, attempt: int) -> None:
-        """Wait before the call is made again, or raise why it is not."""
+        """Wait before a retry, or raise the final error."""
         if isinstance(error, grpc.RpcError) and not self.is_retryable(error):
             raise ClusterRejection(_error_text(error)) from error
         if attempt > self._connection.max_retries:
             where = ", ".join(self._connection.endpoints)
             raise NoAnswer(
-                f"no answer from {where}, asked {attempt} times: {_error_text(error)};"
+                f"no answer from {where} after {attempt} attempts: {_error_text(error)};"
                 f" {_proxy_hint(error)}"
             ) from error
         self.pause(attempt)
@@ -430,8 +432,8 @@ _clients: dict[tuple[int, ConnectionOptions], ClusterClient] = {}
 
 
 def connect(connection: ConnectionOptions) -> ClusterClient:
-    """Return this process's client, which the tasks of a worker share one after the other."""
-    # A forked worker has none of its parent's connections.
+    """Return this process's client. The tasks of a worker use it one after the other."""
+    # A forked worker cannot use its parent's connections.
     key = (os.getpid(), connection)
     if key not in _clients:
         _clients[key] = ClusterClient(connection)
@@ -453,9 +455,9 @@ def _check(status: v2.Status, what: str) -> None:
 
 
 def _proxy_hint(error: Exception) -> str:
-    if "http1.x" in str(error):  # What gRPC says of an answer of HTTP/1.1.
-        return "that is a server of HTTP/1.1, as the admin API is: proxies have another port, 8081"
-    return "is that the address of a proxy (--endpoints, TIDEMILL_ENDPOINTS; port 8081), and up?"
+    if "http1.x" in str(error):  # gRPC's text for an HTTP/1.1 reply.
+        return "the address is an HTTP/1.1 server such as the admin API; proxies use port 8081"
+    return "check that --endpoints (TIDEMILL_ENDPOINTS) is a running proxy, port 8081"
 
 
 def _error_text(error: Exception) -> str:

@@ -11,7 +11,7 @@ from tidemill_pipeline.offsets import QueueEnds, SourceQueue
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLog:
-    """Where the log of a broker group begins and ends, or why it could not be asked."""
+    """Begin and end of the log of a broker group, or the error of the request."""
 
     broker: str
     log_id: str
@@ -23,29 +23,30 @@ class BrokerLog:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """Where everything ends: queues of the topics that were asked for, and logs."""
+    """Begin and end of the requested queues, and of all logs."""
 
     queues: dict[SourceQueue, QueueEnds]
     logs: dict[str, BrokerLog]
-    # Consumer groups by broker group, where they were asked for.
+    # Consumer groups by broker group, if requested.
     groups: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def unreachable(self) -> set[str]:
-        """Return the broker groups that gave no answer."""
+        """Return the broker groups that did not answer."""
         return {log.broker for log in self.logs.values() if log.error}
 
     def has_lost(self, queue: SourceQueue) -> bool:
-        """Say whether a queue, which was asked for, is not there any more."""
+        """Return whether a requested queue no longer exists."""
         log = self.logs.get(queue.broker)
         if log is None:
             return self.has_removed(queue.broker)
         return not log.error and queue not in self.queues
 
     def has_removed(self, broker: str) -> bool:
-        """Say whether a broker group was removed from the cluster.
+        """Return whether a broker group was removed from the cluster.
 
-        One that never told its name is known by its address: with it away, nobody can say.
+        A broker group that never answered has no name here, only an address. While one is
+        unreachable, the answer is therefore false.
         """
         return broker not in self.logs and bool(self.logs) and not self.unreachable
 
@@ -53,7 +54,7 @@ class ClusterState:
 @final
 @dataclass(slots=True)
 class OmittedItems:
-    """What listings have left out."""
+    """Items that listings omitted."""
 
-    missing: set[str] = field(default_factory=set)  # names that are not there any more
-    damaged_count: int = 0  # timers of which nobody can say anything
+    missing: set[str] = field(default_factory=set)  # names that no longer exist
+    damaged_count: int = 0  # timers with damaged entries

@@ -1,13 +1,13 @@
-"""What goes wrong in a pipeline, each with a sentence that says what to do.
+"""Errors of a pipeline. Each text says what to do.
 
 PipelineError
-├─ BadOption        an option or a setting cannot be used; nothing was read
-├─ DataLoss         what was to be read is gone
-│  └─ Gone            the queue itself is: its topic was deleted, or its store made anew
-├─ Refused          the cluster will not do it, however often it is asked
-├─ Unreachable      nobody answered, as often as was allowed
-└─ ArchiveError     the archive contradicts itself, or what it should be of, or cannot be written
-   └─ AnotherWriter   somebody else committed first
+├─ BadOption         an option or a setting is not valid; nothing was read
+├─ DataLoss          messages or events of a read are lost
+│  └─ QueueLoss        the queue no longer exists: topic deleted, or store created again
+├─ ClusterRejection  the cluster rejected the call; a retry does not help
+├─ NoAnswer          no proxy answered after all retries
+└─ ArchiveError      the archive is damaged, does not match the broker, or cannot be written
+   └─ AnotherWriter    another process committed first
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Of a file or a folder, as Python and Java tell it: the last line of a trace, or a cause in it.
+# Errors of files and folders in traces of Python and Java: the last line, or a cause.
 _OF_FILES: Final = (
     re.compile(
         r"(?:OSError|PermissionError|(?:FileNotFound|FileExists|NotADirectory|IsADirectory)Error):"
@@ -28,55 +28,54 @@ _OF_FILES: Final = (
     re.compile(r"java\.nio\.file\.(AccessDeniedException: .+)"),
 )
 
-# Spark gives the Python process of a stream 10 s to start, which no setting changes.
+# Spark gives the Python process of a stream 10 s to start. No setting changes this time.
 _NOT_STARTED: Final = "Python worker failed to connect back"
 _START_AGAIN: Final = (
-    "Spark gave up waiting for its Python process, which had not started after 10 s: the machine"
-    " had too little to spare for it. Start it again: it goes on where it was"
+    "Spark's Python process did not start within 10 s: the machine is overloaded. Start the job"
+    " again: it continues where it stopped"
 )
 
 
 class PipelineError(Exception):
-    """A pipeline cannot go on."""
+    """An error that ends a pipeline."""
 
 
 def error_summary(error: BaseException) -> tuple[str, str] | None:
-    """Return which of these errors another one is or has inside, and its sentence.
+    """Return class name and text of the pipeline error in an exception; None: no such error.
 
-    Spark wraps what a task or a source has raised into an error of its own, with the trace as text.
-    What a file or a folder has refused is an OSError there, also where Java met it; a process that
-    did not start in time a TimeoutError.
+    Spark wraps the errors of tasks and sources into its own error, with the trace as text. File
+    errors of Python and Java are returned as OSError, a late Python process as TimeoutError.
     """
     if isinstance(error, PipelineError):
         return type(error).__name__, str(error)
     lines = str(error).splitlines()
     for line in reversed(lines):
-        name, found, sentence = line.strip().partition(": ")
-        if found and name.startswith(f"{__name__}."):
-            return name.rpartition(".")[2], sentence
+        name, colon, text = line.strip().partition(": ")
+        if colon and name.startswith(f"{__name__}."):
+            return name.rpartition(".")[2], text
     for line in reversed(lines):
         for pattern in _OF_FILES:
-            if told := pattern.search(line):
-                return OSError.__name__, told[1]
+            if match := pattern.search(line):
+                return OSError.__name__, match[1]
     if _NOT_STARTED in str(error):
         return TimeoutError.__name__, _START_AGAIN
     return None
 
 
 class BadOption(PipelineError):
-    """An option is unknown, missing, or has a value that it cannot have."""
+    """An option is unknown, missing or has a value that is not valid."""
 
 
 class DataLoss(PipelineError):
-    """Messages or events that were to be read are not there any more."""
+    """Messages or events of a read no longer exist."""
 
 
 class QueueLoss(DataLoss):
-    """A queue is not there any more, whatever has its name now."""
+    """A queue no longer exists. Another queue may have its name."""
 
 
 class ClusterRejection(PipelineError):
-    """The cluster answered that it will not."""
+    """The cluster rejected a call."""
 
 
 class NoAnswer(PipelineError):
@@ -84,7 +83,7 @@ class NoAnswer(PipelineError):
 
 
 class ArchiveError(PipelineError):
-    """An archive is not what its manifest says, or cannot be written."""
+    """An archive does not match its manifest or its broker, or cannot be written."""
 
 
 class AnotherWriter(ArchiveError):
@@ -92,4 +91,4 @@ class AnotherWriter(ArchiveError):
 
 
 class Termination(KeyboardInterrupt):
-    """SIGTERM has ended a job, as Ctrl-C does; no error of the pipeline."""
+    """SIGTERM ended a job. Like Ctrl-C, this is not an error of the pipeline."""

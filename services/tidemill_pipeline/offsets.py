@@ -1,8 +1,8 @@
-"""Offsets of a read: the document that Spark keeps, what a trigger may take, and how it is split.
+"""Offsets of a read: the document in a Spark checkpoint, the share of a trigger, and its tasks.
 
 Pure. A stream's document is `{"v": 1, "o": {"orders": {"broker-a": {"LOG/7": {"0": 123}}}}}` with
-keys sorted, so equal offsets are equal texts. `LOG/7` is the incarnation: offsets mean something in
-the one log and the one topic that they were told of (ADR 0054).
+sorted keys, so equal offsets are equal texts. `LOG/7` is the incarnation: offsets are valid only in
+the log and the topic that assigned them (ADR 0054).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION: Final = 1  # of the document
 
 
 class Incarnation(NamedTuple):
-    """Which log, and which topic in it, a name means; an empty log id is of whichever there is."""
+    """The log and the topic in it that a queue name means."""
 
     log_id: str
     topic_id: int
@@ -27,13 +27,13 @@ class Incarnation(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Incarnation:
-        """Read what `str` wrote."""
+        """Return the incarnation of a text of `str`."""
         log_id, _, topic_id = text.rpartition("/")
         return cls(log_id, int(topic_id))
 
 
 class QueueName(NamedTuple):
-    """One queue of one topic at one broker group, as people write it."""
+    """One queue of one topic at one broker group, as users write it."""
 
     topic: str
     broker: str
@@ -44,7 +44,7 @@ class QueueName(NamedTuple):
 
 
 class SourceQueue(NamedTuple):
-    """A queue for as long as its offsets mean the same."""
+    """One incarnation of a queue: its offsets keep their meaning."""
 
     topic: str
     broker: str
@@ -53,7 +53,7 @@ class SourceQueue(NamedTuple):
 
     @property
     def name(self) -> QueueName:
-        """Return what it is called, as others before and behind it are."""
+        """Return the name, which other incarnations share."""
         return QueueName(self.topic, self.broker, self.queue_id)
 
     def __str__(self) -> str:
@@ -63,16 +63,16 @@ class SourceQueue(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEnds:
-    """Where a queue begins and ends."""
+    """First and end offset of a queue."""
 
     queue: SourceQueue
     min_offset: int
     max_offset: int
-    bytes: int = 0  # that all its messages take, about
+    bytes: int = 0  # approximate size of all its messages
 
     @property
     def bytes_per_row(self) -> float:
-        """Return what one message takes on average, from 1."""
+        """Return the average size of a message, at least 1."""
         rows = self.max_offset - self.min_offset
         return max(1.0, self.bytes / rows) if rows > 0 else 1.0
 
@@ -80,7 +80,7 @@ class QueueEnds:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRange:
-    """Offsets of one queue: from `start`, before `end`."""
+    """Offsets of one queue, from `start` to before `end`."""
 
     queue: SourceQueue
     start: int
@@ -88,19 +88,19 @@ class SourceRange:
 
     @property
     def rows(self) -> int:
-        """Return how many offsets it has."""
+        """Return the number of offsets."""
         return self.end - self.start
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """A place in every queue.
+    """One offset per queue.
 
-    `knows_archive`: queues that only the archive of `readMode=auto` has are among them, too. A
-    checkpoint of before, or of another mode, has none of those, though they may have been read.
-    `passed`: those of them of which nothing was asked for, and where they ended then. That they are
-    there no more is nobody's loss; when a broker has one again, it is read from there.
+    `knows_archive`: the offsets include queues that only the archive of `readMode=auto` has. A
+    checkpoint of another mode lacks these queues, although it may have read them.
+    `passed`: queues of the archive that the query skips, with their ends. Their deletion is not
+    data loss. If a broker has such a queue again, the query reads on from that end.
     """
 
     at: Mapping[SourceQueue, int]
@@ -108,10 +108,10 @@ class Offsets:
     passed: Mapping[SourceQueue, int] = field(default_factory=dict)
 
     def as_document(self) -> dict[str, Any]:
-        """Return what Spark keeps."""
+        """Return the document for Spark's checkpoint."""
         known = {"archive": True} if self.knows_archive else {}
-        passed = {"passed": _as_places(self.passed)} if self.passed else {}
-        return {"v": VERSION, "o": _as_places(self.at), **known, **passed}
+        passed = {"passed": _nested(self.passed)} if self.passed else {}
+        return {"v": VERSION, "o": _nested(self.at), **known, **passed}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Offsets:
@@ -123,37 +123,36 @@ class Offsets:
                 f" version {VERSION}: start the query with a new checkpoint"
             )
         return cls(
-            at=_of_places(document["o"]),
+            at=_flat(document["o"]),
             knows_archive=bool(document.get("archive", False)),
-            passed=_of_places(document.get("passed", {})),
+            passed=_flat(document.get("passed", {})),
         )
 
 
 def with_report(
     document: dict[str, Any], *, group: str, connection: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a document that says, to whoever hears of it, where progress is to be published.
+    """Return a document that tells the listener where to publish progress.
 
-    It is no place, and no reader of the offsets looks at it.
+    Readers of the offsets ignore this member.
     """
     if not group:
         return document
     return {**document, "report": {"as": group, "at": dict(sorted(connection.items()))}}
 
 
-def _as_places(at: Mapping[SourceQueue, int]) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
-    places: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+def _nested(at: Mapping[SourceQueue, int]) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+    topics: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
     for queue in sorted(at):
-        brokers = places.setdefault(queue.topic, {})
-        of = brokers.setdefault(queue.broker, {}).setdefault(str(queue.incarnation), {})
-        of[str(queue.queue_id)] = at[queue]
-    return places
+        incarnations = topics.setdefault(queue.topic, {}).setdefault(queue.broker, {})
+        incarnations.setdefault(str(queue.incarnation), {})[str(queue.queue_id)] = at[queue]
+    return topics
 
 
-def _of_places(places: Mapping[str, Any]) -> dict[SourceQueue, int]:
+def _flat(topics: Mapping[str, Any]) -> dict[SourceQueue, int]:
     return {
         SourceQueue(topic, broker, int(queue), Incarnation.of(text)): int(offset)
-        for topic, brokers in places.items()
+        for topic, brokers in topics.items()
         for broker, incarnations in brokers.items()
         for text, queues in incarnations.items()
         for queue, offset in queues.items()
@@ -163,7 +162,7 @@ def _of_places(places: Mapping[str, Any]) -> dict[SourceQueue, int]:
 def backlog(
     start: Mapping[SourceQueue, int], target: Mapping[SourceQueue, int]
 ) -> dict[SourceQueue, int]:
-    """Return how many offsets lie between, of the queues that have some."""
+    """Return the number of offsets from `start` to `target`, for queues that have some."""
     return {
         name: end - start.get(name, 0) for name, end in target.items() if end > start.get(name, 0)
     }
@@ -172,18 +171,18 @@ def backlog(
 def take_rows(
     start: Mapping[SourceQueue, int], target: Mapping[SourceQueue, int], rows_max: int
 ) -> dict[SourceQueue, int]:
-    """Return how far a trigger of `rows_max` rows goes: shared in proportion to the backlog.
+    """Return the ends of a trigger of `rows_max` rows, shared in proportion to the backlog.
 
-    Exactly `rows_max` in sum where there are so many and not more queues than that; each queue that
-    has something gets at least one.
+    Each queue with a backlog gets at least one row. The sum is `rows_max` if the backlog is larger
+    and there are at most `rows_max` queues.
     """
     waiting = backlog(start, target)
     total = sum(waiting.values())
     if total <= rows_max:
         return dict(target)
     shares = {name: max(1, rows * rows_max // total) for name, rows in waiting.items()}
-    # What rounding left over, or has handed out too much of, one by one at the longest queues.
-    # There are never more of them than queues.
+    # Correct the rounding error row by row at the longest queues. It is smaller than the number of
+    # queues.
     over = rows_max - sum(shares.values())
     by_backlog = sorted(waiting, key=lambda name: (-waiting[name], name))
     for name in by_backlog:
@@ -193,7 +192,7 @@ def take_rows(
     while over < 0:
         lessened = [name for name in by_backlog if shares[name] > 1][:-over]
         if not lessened:
-            break  # More queues than rows: one each.
+            break  # More queues than rows: one row per queue.
         for name in lessened:
             shares[name] -= 1
         over += len(lessened)
@@ -209,7 +208,7 @@ def take_bytes(
     bytes_per_row: Mapping[SourceQueue, float],
     bytes_max: int,
 ) -> dict[SourceQueue, int]:
-    """Return how far a trigger of about `bytes_max` bytes goes, by what rows take on average."""
+    """Return the ends of a trigger of about `bytes_max` bytes, by the average size of rows."""
     waiting = backlog(start, target)
     total = sum(rows * bytes_per_row.get(name, 1.0) for name, rows in waiting.items())
     if total <= bytes_max:
@@ -225,13 +224,13 @@ def take_bytes(
 def split(
     ranges: Iterable[SourceRange], *, rows_per_partition: int, partitions_min: int
 ) -> list[SourceRange]:
-    """Return what one task each reads: no more rows than that, and about so many tasks."""
+    """Split ranges into one range per task, about `partitions_min` tasks in all."""
     given = [each for each in ranges if each.rows > 0]
     total = sum(each.rows for each in given)
     if not total:
         return []
     rows_max = min(rows_per_partition, max(1, -(-total // max(1, partitions_min))))
-    # A queue is split only where more tasks are wanted than there are queues.
+    # Split a queue only if there are fewer queues than tasks.
     if len(given) >= partitions_min:
         rows_max = rows_per_partition
     parts = []

@@ -1,4 +1,4 @@
-"""Pulling a range of a queue: what is gone of it is told."""
+"""Pulling a range of a queue, and reporting lost offsets."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tidemill_pipeline.offsets import SourceQueue, SourceRange
 from tidemill_pipeline.options import SourceOptions
 from tidemill_pipeline.pace import Pace
 
-BATCH_ROWS: Final = 2_048  # of an Arrow batch: several pages, since a batch has its own price
-BATCH_BYTES: Final = 8 << 20  # and no more than this of bodies, unless one message is larger
-# How long a queue may end before an end that was told: a master that was replaced says so until it
-# hears of it, which takes some seconds. After that the broker has lost what was there.
+BATCH_ROWS: Final = 2_048  # of an Arrow batch: several pages, since each batch has a fixed cost
+BATCH_BYTES: Final = 8 << 20  # of bodies in a batch, unless one message is larger
+# How long a queue may end before its known end. A replaced master reports such an end for some
+# seconds. After this time, the broker has lost the messages.
 SHORT_S: Final = 20.0
-# Of a task that is held to a rate, what one call asks for: so little that nobody waits behind it.
+# Time span of one call of a task with a rate limit, so short that other clients do not wait for it.
 PACED_CALL_S: Final = 0.025
 
 log = logging.getLogger("tidemill_pipeline")
 
 
-# Is told what of a queue is gone, from an offset up to another one, and why. May raise.
+# Receives a queue, the range of its lost offsets and the reason. May raise.
 OnGap = Callable[[SourceQueue, int, int, str], None]
 
-NOT_ARCHIVED: Final = "they were lost before they were archived, as the manifest says"
-TAKEN: Final = "retention took them before they were read"
+NOT_ARCHIVED: Final = "they were lost before they were archived, according to the manifest"
+EXPIRED: Final = "retention deleted them before they were read"
 _DAMAGED: Final = (
-    "the broker has what stands around them, and of them nothing that it can read; a replica may"
-    " have it, from which it is mended"
+    "the broker cannot read them, although it has their neighbours; mend the log from a replica or"
+    " a backup"
 )
 _ENDS_SOONER: Final = (
-    "the queue was told to end behind them, and has ended before them for {:.0f} s: the broker has"
-    " lost messages, or its store was restored"
+    "the queue should end after them, but has ended before them for {:.0f} s: the broker has lost"
+    " messages, or its store was restored"
 )
 
 
@@ -50,21 +50,21 @@ def pull_range(
     on_gap: OnGap | None = None,
     short_s: float = SHORT_S,
 ) -> Iterator[list[v2.Message]]:
-    """Yield the messages of a range, in order, gathered from pages.
+    """Yield the messages of a range in order, in batches of several pages.
 
-    What a filter leaves out is passed over. What retention took, what is damaged (with a filter
-    nobody can say), what went with the queue, and what is not there for `short_s`, goes to
-    `on_gap`; without it that raises DataLoss, or is passed over with a warning, as the options say.
+    Lost offsets go to `on_gap`: deleted by retention, damaged, of a queue that no longer exists, or
+    missing for `short_s`. With a filter, damaged messages are not detected. Without `on_gap`, lost
+    offsets raise DataLoss or cause a warning, depending on `failOnDataLoss`.
     """
-    tell = on_gap or gap_reporter(fails=options.fails_on_data_loss)
-    pace, most = Pace(options.rate_max), options.pull_batch
+    report_gap = on_gap or gap_reporter(fails=options.fails_on_data_loss)
+    pace, rows_per_call = Pace(options.rate_max), options.pull_batch
     if options.rate_max is not None:
-        most = min(most, max(1, int(options.rate_max * PACED_CALL_S)))
+        rows_per_call = min(rows_per_call, max(1, int(options.rate_max * PACED_CALL_S)))
     has_all = options.filter == "*"
-    gathered: list[v2.Message] = []
+    batch: list[v2.Message] = []
     size, at, stalls, since_s = 0, part.start, 0, 0.0
     while at < part.end:
-        begin, until = at, min(part.end, at + most)
+        begin, until = at, min(part.end, at + rows_per_call)
         pace.keep(until - part.start)
         try:
             for page in client.messages(
@@ -76,18 +76,18 @@ def pull_range(
                 timeout_ms=options.pull_timeout_ms,
             ):
                 if page.is_gone:
-                    tell(part.queue, at, min(page.min_offset, part.end), TAKEN)
+                    report_gap(part.queue, at, min(page.min_offset, part.end), EXPIRED)
                     at = max(at, page.min_offset)
                 for first, last in _holes(page, at) if has_all else ():
-                    tell(part.queue, first, last, _DAMAGED)
-                gathered.extend(page.messages)
+                    report_gap(part.queue, first, last, _DAMAGED)
+                batch.extend(page.messages)
                 size += sum(len(message.body) for message in page.messages)
                 at = max(at, page.next_offset)
-                if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
-                    yield gathered
-                    gathered, size = [], 0
+                if len(batch) >= BATCH_ROWS or size >= BATCH_BYTES:
+                    yield batch
+                    batch, size = [], 0
         except QueueLoss as error:
-            tell(part.queue, at, part.end, str(error))
+            report_gap(part.queue, at, part.end, str(error))
             break
         if at > begin:
             stalls = 0
@@ -96,22 +96,22 @@ def pull_range(
         if stalls == 1:
             since_s = time.monotonic()
             log.warning(
-                "%s ends at %d, and was told to end at %d: it is asked again for %.0f s",
+                "%s ends at %d but should end at %d: the read retries for %.0f s",
                 part.queue,
                 at,
                 part.end,
                 short_s,
             )
         if time.monotonic() - since_s >= short_s:
-            tell(part.queue, at, part.end, _ENDS_SOONER.format(short_s))
+            report_gap(part.queue, at, part.end, _ENDS_SOONER.format(short_s))
             break
         client.pause(stalls)
-    if gathered:
-        yield gathered
+    if batch:
+        yield batch
 
 
 def _holes(page: pb.ReadMessagesReply, at: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges from an offset to a page's end of which it has no message."""
+    """Yield the ranges without a message from `at` to the end of a page."""
     for message in page.messages:
         offset = message.system_properties.queue_offset
         if offset > at:
@@ -122,40 +122,39 @@ def _holes(page: pb.ReadMessagesReply, at: int) -> Iterator[tuple[int, int]]:
 
 
 def gap_reporter(*, fails: bool) -> OnGap:
-    """Return what says that a range is gone: as an error, or as a warning where that is allowed."""
+    """Return a function that reports lost offsets as an error or as a warning."""
 
-    def tell(queue: SourceQueue, start: int, end: int, why: str) -> None:
-        what = f"{queue}: offsets from {start} to {end} are gone: {why}"
+    def report_gap(queue: SourceQueue, start: int, end: int, why: str) -> None:
+        what = f"{queue}: offsets from {start} to {end} are lost: {why}"
         if fails:
-            raise DataLoss(f"{what}. With failOnDataLoss=false the read goes on behind them")
-        log.warning("%s; they are passed over", what)
+            raise DataLoss(f"{what}. With failOnDataLoss=false the read continues after them")
+        log.warning("%s; the read continues after them", what)
 
-    return tell
+    return report_gap
 
 
 def report_lost_queue(queue: SourceQueue, at: int, *, fails: bool) -> None:
-    """Say that a queue itself is gone, which was read up to an offset."""
+    """Report a queue that no longer exists and was read up to an offset."""
     what = (
-        f"{queue} is not there any more: its topic was deleted, or the store of the broker group"
-        f" made anew, or the broker group removed. It was read up to offset {at}; what stood behind"
-        " it is gone"
+        f"{queue} no longer exists: its topic was deleted, the store of the broker group was"
+        f" created again, or the broker group was removed. It was read up to offset {at}; later"
+        " messages are lost"
     )
     if fails:
-        raise QueueLoss(f"{what}. With failOnDataLoss=false the read goes on without it")
+        raise QueueLoss(f"{what}. With failOnDataLoss=false the read continues without the queue")
     log.warning("%s", what)
 
 
 def report_lost_tail(queue: SourceQueue, at: int, *, fails: bool) -> None:
-    """Say that a queue is gone which is archived, and that the archive may lack its end."""
+    """Report an archived queue that no longer exists, whose last messages the archive may lack."""
     what = (
-        f"{queue} is not there any more, and the archive has no more of it than up to offset {at}:"
-        " what stood behind it, if anything did, is gone"
+        f"{queue} no longer exists and is archived only up to offset {at}: later messages, if any,"
+        " are lost"
     )
     if fails:
         raise QueueLoss(
-            f"{what}. With failOnDataLoss=false the read goes on without it, and so it does when"
-            " `tidemill pipeline archive` has written down that the queue is over,"
-            " with --store-is-gone where its broker group is gone"
+            f"{what}. Run `tidemill pipeline archive`, which records the end of the queue (with"
+            " --store-is-gone if its broker group was removed), or set failOnDataLoss=false"
         )
     log.warning("%s", what)
 
@@ -163,10 +162,13 @@ def report_lost_tail(queue: SourceQueue, at: int, *, fails: bool) -> None:
 def report_short_queue(
     queue: SourceQueue, end: int, reached: str, *, fails: bool, goes_on: str
 ) -> None:
-    """Say that a queue ends before where somebody had got to, and what a read does that may."""
+    """Report a queue that ends before a known offset.
+
+    `goes_on`: the effect of failOnDataLoss=false, as a clause.
+    """
     what = (
-        f"{queue} ends at offset {end}, and {reached}: the broker has lost messages, or its store"
-        " was restored, and offsets from there on are of other messages"
+        f"{queue} ends at offset {end} but {reached}: the broker has lost messages, or its store"
+        " was restored, and later offsets belong to other messages"
     )
     if fails:
         raise DataLoss(f"{what}. With failOnDataLoss=false {goes_on}")

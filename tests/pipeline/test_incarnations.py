@@ -52,7 +52,7 @@ def test_a_store_that_was_made_anew_is_another_one_though_its_ids_are_the_same(
     assert strict.run() == lax.run() == bodies(range(30))
     cluster.make_store_anew("a")
     cluster.add("orders", "a", 0, count)
-    with pytest.raises(QueueLoss, match="store of the broker group made anew"):
+    with pytest.raises(QueueLoss, match="store of the broker group was created again"):
         strict.run()
     assert lax.run() == bodies(range(count))
     assert lax.run() == []
@@ -101,7 +101,7 @@ def test_a_pull_never_gives_what_another_topic_of_the_name_has(cluster: FakeClus
     """Deleted and made anew behind the plan of the tasks themselves."""
     cluster.add("orders", "a", 0, 30)
     make_anew_at_the_next_pull(cluster, 60)
-    with pytest.raises(DataLoss, match="offsets from 0 to 30 are gone"):
+    with pytest.raises(DataLoss, match="offsets from 0 to 30 are lost"):
         read_batch(cluster, topic="orders")
     make_anew_at_the_next_pull(cluster, 90)
     assert read_batch(cluster, topic="orders", failOnDataLoss="false") == []
@@ -163,7 +163,7 @@ def test_an_archive_run_never_files_one_topic_under_another(
     cluster.add("orders", "a", 0, 40)
     job = archive.job(batch_rows=10)
     (wrong,) = job.append(made_anew_after(2, cluster)).wrong
-    assert "from 20 to 40 were gone before they were archived" in wrong
+    assert "from 20 to 40 were lost before they were archived" in wrong
     archive.append()
     assert archive.bodies() == [bodies(range(20)), new_bodies(60)]
 
@@ -186,7 +186,7 @@ def test_a_task_of_an_archive_run_takes_nothing_of_another_topic(
     cluster.add("orders", "a", 0, 40)
     make_anew_at_the_next_pull(cluster, 60)
     (wrong,) = archive.append().wrong
-    assert "from 0 to 20 were gone before they were archived" in wrong
+    assert "from 0 to 20 were lost before they were archived" in wrong
     make_anew_at_the_next_pull(cluster, 30)
     archive.job(failOnDataLoss="false").append()
     assert archive.bodies() == [[]]
@@ -277,13 +277,13 @@ def test_a_store_that_was_restored_from_a_backup_is_not_archived_behind_what_it_
     cluster.restore("orders", "a", 0, 20)
     for strict in ("true", "false"):
         (wrong,) = archive.job(failOnDataLoss=strict).append().wrong
-        assert "ends at 20, and is archived up to 40" in wrong
+        assert "ends at 20 but is archived up to 40" in wrong
     (wrong,) = archive.verify().wrong
-    assert "ends at 20, and is archived up to 40" in wrong
+    assert "ends at 20 but is archived up to 40" in wrong
     # And when it is longer than it ever was.
     cluster.add("orders", "a", 0, 30, stored_at_ms=LATER_MS)
     (wrong,) = archive.job(batch_rows=batch_rows).append().wrong
-    assert "message at offset 39 is of another time" in wrong
+    assert "message at offset 39 has another store time" in wrong
     assert archive.bodies()[0] == bodies(range(40))
     # Into another folder it goes whole.
     assert Archived(cluster, tmp_path / "new").append().rows == 55

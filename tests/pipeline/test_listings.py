@@ -80,7 +80,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out_and_told(
     assert [row for row in found if row[0] == "orders"] == [
         ("orders", f"m{n}") for n in range(10) if n not in {3, 7}
     ]
-    assert "a: bills was deleted since the read began: it is left out" in caplog.text
+    assert "a: bills was deleted since the read began: it is omitted" in caplog.text
 
 
 @pytest.mark.parametrize("dataset", ["inflight", "groups"])
@@ -91,7 +91,7 @@ def test_a_group_that_is_deleted_meanwhile_is_left_out_and_told(
     parts = reader.partitions()
     filled.brokers["a"].deleted_groups.add("shipping")
     assert list(rows_of(reader, parts)) == [("orders", "billing")]
-    assert "a: shipping was deleted since the read began: it is left out" in caplog.text
+    assert "a: shipping was deleted since the read began: it is omitted" in caplog.text
 
 
 @pytest.mark.parametrize("dataset", ["inflight", "groups"])
@@ -121,7 +121,7 @@ def test_timers_that_nobody_can_say_anything_of_are_counted(
     assert caplog.text == ""
     filled.brokers["a"].damaged_timers = 3
     assert len(list(rows_of(reader_of(filled, "pending")))) == 10
-    assert "a: 3 delayed messages are left out" in caplog.text
+    assert "a: 3 delayed messages are omitted" in caplog.text
 
 
 # ---------------------------------------------------------------- when they are due

@@ -16,7 +16,7 @@ from tidemill_pipeline.source.message_ranges import plan_ranges
 from tidemill_pipeline.source.queue_bounds import OffsetResolver
 
 MODES = ("archive", "auto")
-GONE = "are gone: they were lost before they were archived"
+GONE = "are lost: they were lost before they were archived"
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_what_was_lost_and_is_there_again_is_told_when_it_is_sealed(
     queue.messages[:] = whole
     verified = archive.verify()
     (closed,) = verified.closed
-    assert "the broker has again what was damaged or gone when it was archived" in closed
+    assert "the broker has messages again that were damaged or lost when it was archived" in closed
     assert verified.wrong == []
     assert archive.sealed() == [("orders", 15, 15)]
 

@@ -95,7 +95,7 @@ def test_a_topic_that_a_stream_does_not_ask_for_any_more_keeps_its_place_and_is_
     cluster.add("orders", "a", 0, 4)
     assert caplog.text == ""
     assert len(other.run()) == 3
-    assert caplog.text.count("has a place in orders, which the options do not name any more") == 1
+    assert caplog.text.count("has offsets of orders, which the options no longer name") == 1
     both = Stream(cluster, topics="orders,others")
     both.start = other.start
     assert len(both.run()) == 4, "it goes on where it was"
@@ -195,7 +195,7 @@ def test_a_pattern_without_a_match_is_a_warning_of_a_batch_alone(
     assert read_stream(cluster, dataset="dlq", groups="g") == []
     assert caplog.text == ""
     assert read_batch(cluster, topicPattern="bill.*") == []
-    assert "no topic matches bill.*: nothing is read" in caplog.text
+    assert "no topic matches bill.*: the read is empty" in caplog.text
     assert read_batch(cluster, dataset="dlq") == []
     assert "no topic matches %DLQ%.*" in caplog.text
     # Its cluster makes it with the first dead letter.
@@ -220,7 +220,7 @@ def test_a_listing_asks_those_who_have_the_topics(
     assert listed(cluster, dataset, topicPattern="o.*") == {"a": 1, "b": 1}
     assert caplog.text == ""
     assert listed(cluster, dataset, topicPattern="bill.*") == {}
-    assert "no topic matches bill.*: nothing is read" in caplog.text
+    assert "no topic matches bill.*: the read is empty" in caplog.text
     with pytest.raises(BadOption, match=r"there is no topic oders; did you mean orders\?"):
         listed(cluster, dataset, topic="oders")
 
@@ -272,7 +272,7 @@ def test_a_batch_of_events_says_that_its_topics_are_not_there(
     assert parts() == parts(topic="orders") == 1
     assert caplog.text == ""
     assert parts(topic="gone") == 1
-    assert "there is no topic gone: its events are of before it was deleted" in caplog.text
+    assert "there is no topic gone: the read finds only events before its deletion" in caplog.text
     parts(topicPattern="bill.*")
     assert "no topic matches bill.*" in caplog.text
 

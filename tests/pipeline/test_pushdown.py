@@ -62,14 +62,14 @@ def test_a_load_that_is_asked_with_a_second_predicate_is_refused(
 ) -> None:
     frame = load(spark, filled, dataset)
     assert [frame.where(first).count() for _ in range(2)] == [first_rows, first_rows]
-    with pytest.raises(Exception, match=r"Give each predicate a .load\(\) of its own"):
+    with pytest.raises(Exception, match=r"Use a separate .load\(\) for each predicate"):
         frame.where(second).count()
     both = load(spark, filled, dataset)
-    with pytest.raises(Exception, match=r"Give each predicate a .load\(\) of its own"):
+    with pytest.raises(Exception, match=r"Use a separate .load\(\) for each predicate"):
         both.where(first).union(both.where(second)).count()
     whole = load(spark, filled, dataset)
     assert whole.count() == first_rows + second_rows
-    with pytest.raises(Exception, match=r"Give each predicate a .load\(\) of its own"):
+    with pytest.raises(Exception, match=r"Use a separate .load\(\) for each predicate"):
         whole.where(first).count()
 
 

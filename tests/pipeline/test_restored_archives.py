@@ -26,7 +26,7 @@ def test_what_a_restored_store_had_is_sealed_by_its_files_alone_though_it_has_gr
     archive.job(gate_group=gate).append()
     grow_past(cluster)
     (wrong,) = verify(archive.job(gate_group=gate)).wrong
-    assert "offset 9 is of another time than the archive's" in wrong
+    assert "offset 9 has another store time than in the archive" in wrong
     assert wrong.endswith("--store-is-gone seals it by its files alone")
     assert archive.sealed() == [("orders", 0, 10)]
     verified = verify(archive.job(gate_group=gate, store_is_gone=True))
@@ -50,7 +50,7 @@ def test_what_was_sealed_so_stays_so_when_the_store_has_grown(
     cluster.add("orders", "a", 0, 8, stored_at_ms=LATER_MS)
     assert verify(archive.job(gate_group=gate, store_is_gone=True)).wrong == []
     (wrong,) = verify(archive.job(gate_group=gate)).wrong
-    assert "of another time" in wrong, "without an operator's word"
+    assert "has another store time" in wrong, "without an operator's word"
 
 
 def test_other_messages_with_the_same_bodies_are_not_sealed(
@@ -65,7 +65,7 @@ def test_other_messages_with_the_same_bodies_are_not_sealed(
         assert message is not None
         message.body = body
     (wrong,) = archive.verify().wrong
-    assert "of another time" in wrong
+    assert "has another store time" in wrong
     assert archive.sealed() == [("orders", 0, 10)]
 
 
@@ -80,9 +80,9 @@ def test_a_restored_store_is_found_out_where_its_clock_is_behind(
     cluster.restore("orders", "a", 0, 6)
     cluster.add("orders", "a", 0, 8, stored_at_ms=hour_ms + 4 * 60_000, step_ms=1_000)
     (wrong,) = archive.append().wrong
-    assert "offset 9 is of another time than the archive's" in wrong
+    assert "offset 9 has another store time than in the archive" in wrong
     (wrong,) = archive.verify().wrong
-    assert "offset 9 is of another time than the archive's" in wrong
+    assert "offset 9 has another store time than in the archive" in wrong
     assert archive.sealed() == [("orders", 10, 10)]
 
 

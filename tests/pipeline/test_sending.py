@@ -158,7 +158,7 @@ def test_what_no_mode_honours_yet_is_a_bad_row(cluster: FakeCluster) -> None:
     sent = send(cluster, rows, **DEAD_LETTERS)
     assert sent.rows == 1
     assert [why for _, why in sent.bad] == [
-        "a dedup_key is of mode dedup, which is not there yet",
+        "a dedup_key is of mode dedup, which does not exist yet",
         "priority messages are not served yet",
     ]
 

@@ -70,7 +70,7 @@ def test_a_gap_fails_a_stream_or_is_passed_over(
     run_available(streaming(spark, cluster, **options), tmp_path)
     cluster.add("orders", "a", 0, 20)
     cluster.expire("orders", "a", 0, 30)
-    with pytest.raises(Exception, match="offsets from 20 to 30 are gone"):
+    with pytest.raises(Exception, match="offsets from 20 to 30 are lost"):
         run_available(streaming(spark, cluster, **options), tmp_path)
     batches = run_available(streaming(spark, cluster, **options, failOnDataLoss="false"), tmp_path)
     assert set().union(*(rows for _, rows in batches)) == {("a", 0, i) for i in range(30, 40)}

@@ -54,7 +54,7 @@ def test_a_stream_that_is_to_end_in_a_queue_that_is_not_there_is_refused(
 ) -> None:
     cluster.add("orders", "a", 0, 10)
     stream = Stream(cluster, topic="orders", endingOffsets='{"orders": {"b": {"0": 5}}}')
-    with pytest.raises(BadOption, match="queue 0 of orders at b, which is not there"):
+    with pytest.raises(BadOption, match="queue 0 of orders at b, which does not exist"):
         stream.run()
 
 
@@ -103,7 +103,7 @@ def test_a_name_is_of_no_topic_of_before_while_its_broker_is_away(
         archivePath=archive.path,
         endingOffsets='{"orders": {"a": {"0": 25}}}',
     )
-    with pytest.raises(BadOption, match="queue 0 of orders at a, which is not there"):
+    with pytest.raises(BadOption, match="queue 0 of orders at a, which does not exist"):
         alone.run()
 
 

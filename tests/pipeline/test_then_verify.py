@@ -121,7 +121,7 @@ def test_the_command_ends_with_the_worse_status(cluster: FakeCluster, archive: A
     )
     told = done.stdout + done.stderr
     assert done.returncode == EXIT_DAMAGED, told
-    assert "offsets from 5 to 6 were gone before they were archived" in done.stdout
+    assert "offsets from 5 to 6 were lost before they were archived" in done.stdout
     assert archive.sealed() == [("payments", 10, 10)]
     assert {each.topic: each.pull_offset for each in cluster.brokers["a"].progress} == {
         "orders": 0,

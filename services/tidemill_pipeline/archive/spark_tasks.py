@@ -1,4 +1,4 @@
-"""A list of tasks as a data source, so that Spark runs each exactly as one of its own tasks."""
+"""A data source for archive tasks. Spark runs each as one of its own tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TASKS = "tasks"  # the option that has them
 
 @final
 class SparkRunner:
-    """Runs tasks in the executors of a session."""
+    """Runner of tasks in the executors of a session."""
 
     def __init__(self, spark: SparkSession, given: Mapping[str, str]) -> None:
         spark.dataSource.register(ArchiveTaskSource)
@@ -52,11 +52,11 @@ class TaskPartition(InputPartition):
 
 
 class ArchiveTaskSource(DataSource):
-    """One partition a task, one row an answer."""
+    """A data source with one partition per task and one row per answer."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what `.format()` takes."""
+        """Return the name for `.format()`."""
         return NAME
 
     def schema(self) -> str:
@@ -64,14 +64,14 @@ class ArchiveTaskSource(DataSource):
         return ANSWER
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # Spark's.
-        """Return what runs the tasks."""
+        """Return the reader that runs the tasks."""
         given = dict(self.options)
         tasks = json.loads(given.pop(_TASKS))
         return TaskReader(parse_source(given, is_stream=False), tasks)
 
 
 class TaskReader(DataSourceReader):
-    """Runs each task where Spark says."""
+    """Reader that runs each task in an executor."""
 
     def __init__(self, options: SourceOptions, tasks: list[str]) -> None:
         self._options = options
@@ -82,7 +82,7 @@ class TaskReader(DataSourceReader):
         return [TaskPartition(text) for text in self._tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Do a task, and yield its answer."""
+        """Run a task and yield its answer."""
         if isinstance(partition, TaskPartition):
             answer = json.dumps(run_task(self._options, ArchiveTask.from_json(partition.text)))
             yield pa.RecordBatch.from_arrays([pa.array([answer])], names=["answer"])

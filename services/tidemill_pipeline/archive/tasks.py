@@ -1,7 +1,7 @@
-"""What Spark runs for the archive: a list of tasks, each with an answer, and no row between them.
+"""The tasks that Spark runs for the archive. Each has an answer; no rows pass through Spark.
 
-The rows of an archive go from the broker into Parquet within one Python worker; Spark hands out the
-work and repeats what fails (ADR 0050). A task is JSON, and so is its answer.
+One Python worker pulls rows from the broker and writes them into Parquet. Spark distributes the
+tasks and repeats failed ones (ADR 0050). A task and its answer are JSON.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tidemill_pipeline.options import SourceOptions
 from tidemill_pipeline.pulling import OnGap, pull_range
 from tidemill_pipeline.rows import message_batches
 
-ANSWER: Final = "answer string"  # the one column of what tasks answer
+ANSWER: Final = "answer string"  # the only column of the answers
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveTask:
-    """One piece of work: `append` a range, `verify` one, or `compact` a folder."""
+    """One task: `append` a range, `verify` a range, or `compact` a folder."""
 
     work: str
     run: str
@@ -46,19 +46,19 @@ class ArchiveTask:
     start: int
     end: int
     files: tuple[DataFile, ...] = ()
-    # Of `verify` the range itself, of `append` the one before it.
+    # Verify: the range itself. Append: the range before it.
     expected: ArchivedRange | None = None
-    nobody: str = ""  # why no broker is asked
+    nobody: str = ""  # reason for not asking a broker
     folder: str = ""
     bytes_max: int = 0
 
     def as_json(self) -> str:
-        """Return it as text, for a plan of Spark."""
+        """Return the task as text for a Spark plan."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> ArchiveTask:
-        """Read what `as_json` wrote."""
+        """Read a text of `as_json`."""
         found = json.loads(text)
         expected = found["expected"]
         return cls(
@@ -73,17 +73,17 @@ class ArchiveTask:
         )
 
 
-# Runs tasks somewhere, and returns their answers in any order.
+# Runs tasks and returns their answers in any order.
 Runner = Callable[[SourceOptions, Sequence[ArchiveTask]], list[dict[str, Any]]]
 
 
 def run_task(
     options: SourceOptions, task: ArchiveTask, store: ArchiveStore | None = None
 ) -> dict[str, Any]:
-    """Do one piece of work and return its answer. Runs in an executor.
+    """Run one task in an executor and return its answer.
 
-    What goes wrong with one queue, or one folder, is an answer, too: as an error it would end all
-    other tasks. What is no better for the others is raised: no answer, a disk that is full.
+    A failure of one queue or folder is an answer, since an exception would end all other tasks. A
+    failure that affects all tasks is raised: no answer from brokers, a full disk.
     """
     store = store or ArchiveStore(options.archive_path)
     schema = columns.of_dataset("messages")
@@ -124,77 +124,78 @@ def append(
     Raises DataLoss, ClusterRejection and ArchiveError.
     """
     gaps = GapList()
-    batches = _pulled(options, task, schema, gaps.refuse if options.fails_on_data_loss else gaps)
+    batches = _pulled(options, task, schema, gaps.reject if options.fails_on_data_loss else gaps)
     written = write_range(
         store, task.key, batches, start=task.start, end=task.end, run=task.run, schema=schema
     )
-    written.range = replace(written.range, lost=gaps.offsets)
+    written.range = replace(written.range, lost=gaps.offset_count)
     return written
 
 
 @final
 @dataclass(slots=True)
 class GapList:
-    """What was gone of a range when it was pulled."""
+    """Lost offsets of a range, found by a pull."""
 
-    found: list[tuple[int, int]] = field(default_factory=list)
-    why: str = ""  # of the last one
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    why: str = ""  # reason for the last one
 
     def __call__(self, _queue: SourceQueue, start: int, end: int, why: str) -> None:
-        """Take one in."""
-        self.found.append((start, end))
+        """Add a range of lost offsets."""
+        self.ranges.append((start, end))
         self.why = why
 
-    def refuse(self, queue: SourceQueue, start: int, end: int, why: str) -> None:
+    def reject(self, queue: SourceQueue, start: int, end: int, why: str) -> None:
         """Raise DataLoss."""
         raise lost_before_archived(queue, start, end, why)
 
     @property
-    def offsets(self) -> int:
-        """Return how many offsets they are."""
-        return sum(end - start for start, end in self.found)
+    def offset_count(self) -> int:
+        """Return the number of lost offsets."""
+        return sum(end - start for start, end in self.ranges)
 
 
 def lost_before_archived(queue: SourceQueue, start: int, end: int, why: str) -> DataLoss:
-    """Return the error that an archive cannot have what it should."""
+    """Return the error for messages that were lost before they were archived."""
     return DataLoss(
-        f"{queue}: offsets from {start} to {end} were gone before they were archived: {why}. With"
-        " --allow-loss the archive goes on behind them, and says so in its manifest"
+        f"{queue}: offsets from {start} to {end} were lost before they were archived: {why}. With"
+        " --allow-loss the archive continues after them and records the loss in its manifest"
     )
 
 
 def check_follows(options: SourceOptions, queue: SourceQueue, last: ArchivedRange | None) -> None:
-    """Raise ArchiveError where the last message that was archived is not the broker's.
+    """Raise ArchiveError if the broker has another message at the last archived offset.
 
-    A store that was restored from a backup has the same log id, and gives the offsets behind it
-    again, to messages that are younger than any that was archived there.
+    A store that was restored from a backup keeps its log id but assigns later offsets again. The
+    messages at these offsets have later store times than the archived ones.
     """
     if last is None or not last.rows:
         return
     part = SourceRange(queue=queue, start=last.last_offset, end=last.last_offset + 1)
-    # One that retention took is not there to be compared. It may be none that is asked for.
-    gone = GapList()
+    # If retention deleted the message, there is nothing to compare. The filter must not hide it.
+    gaps = GapList()
     options = replace(options, filter="*")
     client = connect(options.connection)
-    for messages in pull_range(client, options, part, with_bodies=False, on_gap=gone):
+    for messages in pull_range(client, options, part, with_bodies=False, on_gap=gaps):
         stored_ms = messages[0].system_properties.store_timestamp.ToMilliseconds()
         if stored_ms != last.last_store_ms:
             raise foreign_queue(
-                queue, f"its message at offset {part.start} is of another time than the archive's"
+                queue,
+                f"its message at offset {part.start} has another store time than in the archive",
             )
 
 
 def foreign_queue(queue: SourceQueue, why: str) -> ArchiveError:
-    """Return the error that a queue is not the one that was archived, though it is called so."""
+    """Return the error for a queue that has other messages than the archive at its offsets."""
     return ArchiveError(
-        f"{queue}: {why}. Its store was restored from a backup, or has lost messages; what it has"
-        " now is not what is archived, and goes into another folder: --to"
+        f"{queue}: {why}. Its store was restored from a backup or has lost messages; archive its"
+        " new messages into another folder: --to"
     )
 
 
 def shorter(archived: ArchivedQueue, ends: QueueEnds) -> str:
-    """Return that a queue ends before what is archived of it, as a part of a sentence."""
-    return f"it ends at {ends.max_offset}, and is archived up to {archived.end}"
+    """Return the part of a sentence for a queue that ends before its archived end."""
+    return f"it ends at {ends.max_offset} but is archived up to {archived.end}"
 
 
 def _pulled(
@@ -214,14 +215,14 @@ def _pulled(
 
 
 def verify(store: ArchiveStore, options: SourceOptions, task: ArchiveTask) -> tuple[str, str]:
-    """Compare a row of the manifest, the archive's files, their checksums, and the broker.
+    """Compare a range of the manifest with its files, their checksums and the broker.
 
-    Returns what is wrong, and why some or all of it could not be compared with the broker; each is
-    empty where nothing is.
+    Return two texts, each possibly empty: the differences, and the reason why some offsets could
+    not be compared with the broker.
     """
     expected = task.expected
     assert expected is not None, "a verification compares with a row of the manifest"
-    # All columns: of those whose values are not compared, pages are, with their checksums.
+    # Read all columns, to check the checksums of all pages.
     every = columns.of_dataset("messages").names
     try:
         archived = _digests_of(
@@ -233,11 +234,11 @@ def verify(store: ArchiveStore, options: SourceOptions, task: ArchiveTask) -> tu
         return str(error), ""
     if (archived.rows, archived.crc_xor) != (expected.rows, expected.crc_xor):
         return (
-            f"the manifest has {expected.rows} rows, its files {_counted(archived, expected)}",
+            f"the manifest has {expected.rows} rows, but its files {_counted(archived, expected)}",
             "",
         )
     if archived.is_out_of_order:
-        return "the files have an offset twice, or out of order", ""
+        return "the files have an offset twice or out of order", ""
     if task.nobody:
         return "", task.nobody if expected.rows else ""
     schema = pa.schema([pa.field("queue_offset", pa.int64()), pa.field("body_crc32", pa.int64())])
@@ -249,17 +250,17 @@ def verify(store: ArchiveStore, options: SourceOptions, task: ArchiveTask) -> tu
         return f"{error}; --store-is-gone seals it by its files alone", ""
     except ClusterRejection as error:
         return f"it cannot be compared: {error}", ""
-    kept = archived.without(gaps.found)
+    kept = archived.without(gaps.ranges)
     if expected.lost and kept != stored and kept.is_among(stored):
-        return "", "the broker has again what was damaged or gone when it was archived"
+        return "", "the broker has messages again that were damaged or lost when it was archived"
     if kept != stored:
-        return f"the archive has {kept.rows} rows, the broker {_counted(stored, expected)}", ""
+        return f"the archive has {kept.rows} rows, but the broker {_counted(stored, expected)}", ""
     return "", gaps.why if expected.rows else ""
 
 
 @final
 class _RowDigests:
-    """Rows by their offsets and the checksums of their bodies: 16 bytes each."""
+    """Offsets and body checksums of rows: 16 bytes per row."""
 
     def __init__(self, offsets: Any, checksums: Any) -> None:
         self._offsets, self._checksums = offsets, checksums
@@ -277,20 +278,20 @@ class _RowDigests:
         return bool((self._offsets[1:] <= self._offsets[:-1]).any())
 
     def without(self, gaps: Sequence[tuple[int, int]]) -> _RowDigests:
-        """Return what lies in none of these ranges."""
+        """Return the rows outside of these ranges."""
         kept = np.ones(self.rows, bool)
         for start, end in gaps:
             kept &= (self._offsets < start) | (self._offsets >= end)
         return _RowDigests(self._offsets[kept], self._checksums[kept])
 
     def is_among(self, other: _RowDigests) -> bool:
-        """Say whether all of it is in another one, too."""
-        places = np.searchsorted(other._offsets, self._offsets)
+        """Return whether `other` has all of these rows and more."""
+        at = np.searchsorted(other._offsets, self._offsets)
         return (
             self.rows < other.rows
-            and bool((places < other.rows).all())
-            and np.array_equal(other._offsets[places], self._offsets)
-            and np.array_equal(other._checksums[places], self._checksums)
+            and bool((at < other.rows).all())
+            and np.array_equal(other._offsets[at], self._offsets)
+            and np.array_equal(other._checksums[at], self._checksums)
         )
 
     def __eq__(self, other: object) -> bool:
@@ -299,7 +300,7 @@ class _RowDigests:
             self._checksums, other._checksums
         )
 
-    __hash__ = None  # type: ignore[assignment]  # Nobody puts it into a set.
+    __hash__ = None  # type: ignore[assignment]  # Unhashable.
 
 
 def _digests_of(batches: Iterator[pa.RecordBatch]) -> _RowDigests:

@@ -1,8 +1,8 @@
-"""Writing a range of a queue into the archive: what one task does. Nothing of it counts by itself.
+"""Writing a range of a queue into the archive: the work of one task.
 
-A task pulls its range, writes a file an hour of store time, and returns the row of the manifest and
-the files. Their names are new in every attempt, so an attempt that fails, or one that a second
-attempt overtakes, leaves files that no entry names.
+A task writes one file per hour of store time. It returns the range and the files for the manifest.
+Each attempt uses new file names. A failed attempt and an overtaken one therefore leave only files
+that no entry names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tidemill_pipeline.archive.manifest import HOUR_MS, ArchivedRange, DataFile,
 from tidemill_pipeline.archive.reading import pieces, read_footer, read_piece
 from tidemill_pipeline.archive.store import ArchiveStore, write_errors
 
-GROUP_ROWS: Final = 32_768  # of a row group: what a reader of one offset reads at least
-GROUP_BYTES: Final = 64 << 20  # and no more than this of it is held
-_ENDLESS: Final = 2**63 - 1  # behind every offset
-_COMPRESSION_LEVEL: Final = 1  # of zstd: higher ones cost twice the time for a tenth of the bytes
-# Columns with few values. Others are written plainly: ids and bodies differ in every row.
+GROUP_ROWS: Final = 32_768  # of a row group. A reader of one offset reads a whole group.
+GROUP_BYTES: Final = 64 << 20  # limit of a row group in memory
+_ENDLESS: Final = 2**63 - 1  # after every offset
+_COMPRESSION_LEVEL: Final = 1  # zstd. Higher levels take twice the time to save a tenth.
+# Columns with few different values. Ids and bodies differ in every row.
 _DICTIONARIES: Final = [
     "topic",
     "namespace",
@@ -44,7 +44,7 @@ _DICTIONARIES: Final = [
 @final
 @dataclass(slots=True)
 class WrittenRange:
-    """What a task has made: a row of the manifest, and files."""
+    """Result of a task: a range of the manifest, and its files."""
 
     range: ArchivedRange
     files: list[DataFile] = field(default_factory=list)
@@ -60,9 +60,9 @@ def write_range(
     run: str,
     schema: pa.Schema,
 ) -> WrittenRange:
-    """Write the rows of a range, which come in order of offsets, and say what was written.
+    """Write the rows of a range, which come in order of offsets.
 
-    How many offsets were gone is known to whoever pulls them.
+    The caller knows the number of lost offsets and sets `lost` in the result.
     """
     files = _HourFiles(store, key, run, schema)
     total = _RangeTotals()
@@ -102,14 +102,14 @@ def merge_files(
     schema: pa.Schema,
     bytes_max: int,
 ) -> list[DataFile]:
-    """Write the rows of files by queue and offset into as few files of that size as they need."""
+    """Write the rows of files in order of queue and offset into files of about `bytes_max`."""
     done: list[DataFile] = []
     current: _OpenDataFile | None = None
     try:
         for key in sorted({span.key for file in files for span in file.spans}):
             end = -1
             for first, last, file in pieces(files, key, start=0, end=_ENDLESS):
-                # Between two pieces that do not touch another file may have rows.
+                # Another file may have rows between two pieces that are not adjacent.
                 follows, end = first == end, last
                 columns = schema.names
                 for batch in read_piece(store, file, key, start=first, end=last, columns=columns):
@@ -131,9 +131,9 @@ def merge_files(
 def _delete_files(
     store: ArchiveStore, current: _OpenDataFile | None, done: Sequence[DataFile]
 ) -> None:
-    """Delete what a task that has failed wrote, of which nobody is to know, as far as one can.
+    """Delete the files of a failed task, since a full folder would stay full.
 
-    A folder that is full would stay full. Why the task has failed is what is to be told.
+    Suppress errors, so that the caller reports the error of the task itself.
     """
     if current is not None:
         current.drop()
@@ -150,7 +150,7 @@ def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 @final
 @dataclass(slots=True)
 class _RangeTotals:
-    """What the manifest says of a range."""
+    """Totals of a range for the manifest."""
 
     rows: int = 0
     bytes: int = 0
@@ -173,17 +173,17 @@ class _RangeTotals:
 
 
 def crc_xor(batch: pa.RecordBatch) -> int:
-    """Return the checksums of all bodies of a batch, by exclusive or."""
+    """Return the exclusive or of the body checksums of a batch."""
     return int(np.bitwise_xor.reduce(batch["body_crc32"].to_numpy(), initial=0))
 
 
 def store_ms(batch: pa.RecordBatch) -> Any:
-    """Return when each row was stored, in milliseconds, as a numpy array."""
+    """Return the store time of each row in milliseconds, as a numpy array."""
     return batch["store_timestamp"].cast(pa.int64()).to_numpy() // 1000
 
 
 def _by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut a batch where its hour of store time changes."""
+    """Split a batch at each change of the hour of store time."""
     hours = store_ms(batch) // HOUR_MS
     cuts = [0, *(np.flatnonzero(np.diff(hours)) + 1).tolist(), batch.num_rows]
     for first, last in itertools.pairwise(cuts):
@@ -191,7 +191,7 @@ def _by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 class _HourFiles:
-    """The files of one task, of which one is open: rows come in order of time."""
+    """The files of one task. Only the last is open, since rows come in order of time."""
 
     def __init__(self, store: ArchiveStore, key: QueueKey, run: str, schema: pa.Schema) -> None:
         self._store, self._key, self._run, self._schema = store, key, run, schema
@@ -220,7 +220,7 @@ class _HourFiles:
             self._open = None
 
     def drop(self) -> None:
-        """Take away the file that is open, and those before it."""
+        """Delete the open file and the finished ones."""
         _delete_files(self._store, self._open, self.done)
 
 
@@ -229,7 +229,7 @@ def _name(run: str) -> str:
 
 
 class _OpenDataFile:
-    """One Parquet file while it is written."""
+    """One Parquet file during its write."""
 
     def __init__(self, store: ArchiveStore, path: str, schema: pa.Schema) -> None:
         self._store, self._path = store, path
@@ -258,11 +258,11 @@ class _OpenDataFile:
 
     @property
     def written_bytes(self) -> int:
-        """Return how large the file is so far, as it lies on the disk."""
+        """Return the bytes written to disk so far."""
         return int(self._sink.tell())
 
     def write(self, batch: pa.RecordBatch, key: QueueKey, *, follows: bool) -> None:
-        """Add rows of a queue; they follow the last ones where nothing lies between them."""
+        """Add rows of a queue. `follows`: no file has rows between these and the last ones."""
         offsets = batch["queue_offset"]
         first, last = int(offsets[0].as_py()), int(offsets[-1].as_py())
         span = FileSpan(key=key, start=first, end=last + 1, rows=batch.num_rows)
@@ -301,8 +301,8 @@ class _OpenDataFile:
         )
 
     def drop(self) -> None:
-        """Take the file away, as far as that can be done."""
+        """Delete the file. Suppress errors."""
         with contextlib.suppress(Exception):
-            self._exits.close()  # Its end cannot be written either where there is no room.
+            self._exits.close()  # If the disk is full, the footer cannot be written either.
         with contextlib.suppress(Exception):
             self._store.delete(self._path)

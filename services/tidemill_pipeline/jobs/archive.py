@@ -42,7 +42,7 @@ from tidemill_pipeline.jobs.gate import GateReporter
 from tidemill_pipeline.jobs.inputs import InputRanges
 from tidemill_pipeline.offsets import QueueEnds, SourceQueue, SourceRange, split, take_rows
 from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions
-from tidemill_pipeline.pulling import TAKEN
+from tidemill_pipeline.pulling import EXPIRED
 from tidemill_pipeline.source.topics import meant, names_of
 
 BATCH_ROWS: Final = 1_000_000  # per commit: about a minute on two cores; a kill repeats one batch
@@ -231,7 +231,7 @@ class ArchiveJob:
             key = self.key_of(queue)
             begin = self._begin(archive, ends)
             now = cluster.queues.get(queue)
-            least, why = (ends.max_offset, _DELETED) if now is None else (now.min_offset, TAKEN)
+            least, why = (ends.max_offset, _DELETED) if now is None else (now.min_offset, EXPIRED)
             if begin < least:
                 try:
                     lost.append(self._lost(key, begin, least, why))

@@ -1,4 +1,4 @@
-"""Messages out of an archive, as they would have come from their broker."""
+"""Messages of an archive, with the same columns as messages of a broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_archived(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches. Runs in an executor.
 
-    `lost`: ranges of which the archive lacks something. What that is, is told.
+    `lost`: ranges with lost offsets, which are reported.
     """
     store = ArchiveStore(options.archive_path)
     tags = _tags(options.filter)
@@ -42,8 +42,8 @@ def read_archived(
     key = QueueKey.of(options.connection.namespace, part.queue)
     batches = read_range(store, files, key, start=part.start, end=part.end, columns=columns)
     if lost:
-        tell = gap_reporter(fails=options.fails_on_data_loss)
-        batches = _with_gaps_reported(batches, part, lost, tell)
+        report_gap = gap_reporter(fails=options.fails_on_data_loss)
+        batches = _with_gaps_reported(batches, part, lost, report_gap)
     for batch in batches:
         kept = batch
         if tags:
@@ -59,28 +59,28 @@ def _with_gaps_reported(
     batches: Iterator[pa.RecordBatch],
     part: SourceRange,
     lost: Sequence[tuple[int, int]],
-    tell: OnGap,
+    report_gap: OnGap,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches, and tell which offsets have no row where something was lost."""
+    """Yield batches, and report offsets without a row in ranges with lost offsets."""
 
-    def look(start: int, end: int) -> None:
+    def report(start: int, end: int) -> None:
         for low, high in lost:
             if max(start, low) < min(end, high):
-                tell(part.queue, max(start, low), min(end, high), NOT_ARCHIVED)
+                report_gap(part.queue, max(start, low), min(end, high), NOT_ARCHIVED)
 
     at = part.start
     for batch in batches:
         offsets = batch["queue_offset"].to_numpy()
         expected = np.concatenate(([at], offsets[:-1] + 1))
         for i in np.flatnonzero(offsets > expected):
-            look(int(expected[i]), int(offsets[i]))
+            report(int(expected[i]), int(offsets[i]))
         at = int(offsets[-1]) + 1
         yield batch
-    look(at, part.end)
+    report(at, part.end)
 
 
 def _decoded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch with its packed bodies unpacked, in several parts where they need room."""
+    """Yield a batch with unpacked bodies, in several parts if they are large."""
     encodings = pc.map_lookup(batch["system_properties"], pa.scalar(ENCODING), "first")
     packed = pc.equal(encodings, PACKED).fill_null(False)
     if not pc.any(packed).as_py():
@@ -88,8 +88,8 @@ def _decoded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         return
     at = batch.schema.get_field_index("body")
     field = batch.schema.field(at)
-    for place, bodies in unpacked_parts(batch["body"].to_pylist(), packed.to_pylist()):
-        part = batch.slice(place.start, place.stop - place.start)
+    for rows, bodies in unpacked_parts(batch["body"].to_pylist(), packed.to_pylist()):
+        part = batch.slice(rows.start, rows.stop - rows.start)
         yield part.set_column(at, field, pa.array(bodies, field.type))
 
 

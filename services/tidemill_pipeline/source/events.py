@@ -1,7 +1,7 @@
-"""Dataset `events`: what happened to messages, in the order of each broker group's log.
+"""Dataset `events`: the lifecycle events of messages, in the order of each broker group's log.
 
-A stream's document is `{"v": 1, "e": {"broker-a": {"at": 123, "log": "..."}}}`. One task reads one
-broker group, since only the log itself knows where its records begin.
+A stream's document is `{"v": 1, "e": {"broker-a": {"at": 123, "log": "..."}}}`. A task reads a
+range of one log.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VERSION: Final = 1  # of the document
-# The deletion of a group, and the removal of a broker group: without a topic they are of all.
+# Deletion of a consumer group and removal of a broker group: without a topic, they concern all.
 _OF_ALL: Final = (pb.EVENT_KIND_RESET, pb.EVENT_KIND_BROKER_GROUP_REMOVED)
-PARTITION_BYTES: Final = 128 << 20  # of a log, that one task reads
+PARTITION_BYTES: Final = 128 << 20  # of a log per task
 
 
 class LogPosition(NamedTuple):
-    """A position in the log of a broker group, and which log that is."""
+    """A position in the log of a broker group, with the id of the log."""
 
     at: int
     log_id: str
@@ -49,7 +49,7 @@ class LogPosition(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRange:
-    """What one task reads: of one log, from `start`, before `end`."""
+    """A range of one log, from `start` to before `end`."""
 
     broker: str
     log_id: str
@@ -58,7 +58,7 @@ class LogRange:
 
 
 class EventRange(InputPartition):
-    """One task."""
+    """One task: a range of a log."""
 
     def __init__(self, part: LogRange) -> None:
         super().__init__(part)
@@ -66,7 +66,7 @@ class EventRange(InputPartition):
 
 
 def parts_of(whole: LogRange) -> list[LogRange]:
-    """Return what one task each reads of a log."""
+    """Split a range of a log into one range per task."""
     return [
         LogRange(
             broker=whole.broker,
@@ -83,17 +83,17 @@ def read_events(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the events of a task as batches. Runs in an executor.
 
-    What is not there for `short_s` is gone: its log is another one, or ends sooner. What cannot be
-    read is a row of its own, where it is not an error.
+    If the log is another one or ends too early for `short_s`, the rest of the range is lost. With
+    `failOnDataLoss=false`, an unreadable part of the log is a row.
     """
     client = connect(options.connection)
     topics = () if options.topics.pattern else options.topics.names
-    asked = _EventFilter(options)
+    event_filter = _EventFilter(options)
     at, index = part.start, 0
     stalls, since_s = 0, 0.0
     while at < part.end:
         before = at, index
-        why = f"the log of {part.broker} ends at {at}, and was told to end at {part.end}"
+        why = f"the log of {part.broker} ends at {at} but should end at {part.end}"
         try:
             for answer in client.events(
                 part.broker,
@@ -104,7 +104,7 @@ def read_events(
                 topics=topics,
             ):
                 for gap in _gaps(answer, part.broker, at):
-                    _tell(options, gap.what, goes_on="the read goes on behind it")
+                    _report_loss(options, gap.what, goes_on="the read continues after it")
                     yield unreadable_batch(
                         schema=schema,
                         broker=part.broker,
@@ -113,7 +113,7 @@ def read_events(
                         size=gap.size,
                         what=gap.what,
                     )
-                events = [each for each in answer.events if asked.have(each)]
+                events = [each for each in answer.events if event_filter.includes(each)]
                 if events:
                     yield event_batch(events, schema=schema, broker=part.broker)
                 at, index = max(at, answer.next_position), answer.next_index
@@ -125,7 +125,7 @@ def read_events(
         stalls += 1
         since_s = time.monotonic() if stalls == 1 else since_s
         if time.monotonic() - since_s >= short_s:
-            _tell(options, why, goes_on="the read goes on without what is missing")
+            _report_loss(options, why, goes_on="the read continues without these events")
             yield unreadable_batch(
                 schema=schema,
                 broker=part.broker,
@@ -139,10 +139,10 @@ def read_events(
 
 
 class _EventFilter:
-    """Which events were asked for, of those that a log was not asked for by name.
+    """Filter of events by time and topic pattern.
 
-    A log knows names alone, and an expression may mean topics that are deleted by now, or that a
-    broker group which is away would tell of. So of an expression all events are read.
+    A log filters by topic names only. A pattern may match topics that are deleted or unknown at the
+    moment, so a read with a pattern gets all events and filters them here.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -151,35 +151,35 @@ class _EventFilter:
         self._end_ms = 2**63 if options.end.at_ms is None else options.end.at_ms
         self._known: dict[str, bool] = {}  # by topic
 
-    def have(self, event: pb.Event) -> bool:
-        """Say whether an event is one of them."""
+    def includes(self, event: pb.Event) -> bool:
+        """Return whether the read includes an event."""
         if not self._first_ms <= event.at_ms < self._end_ms:
             return False
         if not self._topics.pattern or (event.kind in _OF_ALL and not event.topic):
             return True
-        first = event.origin_topic or event.topic
-        found = self._known.get(first)
-        if found is None:
-            found = self._known[first] = self._topics.have(first)
-        return found
+        topic = event.origin_topic or event.topic
+        is_included = self._known.get(topic)
+        if is_included is None:
+            is_included = self._known[topic] = self._topics.have(topic)
+        return is_included
 
 
 def _warn_of_unknown_topics(options: SourceOptions) -> None:
-    """Say which topics are not there; a log may tell of one that was deleted."""
+    """Report missing topics. A log may still have events of a deleted topic."""
     topics = options.topics
     if topics == TopicSelection():
         return
     known = {queue.topic for queue in connect(options.connection).whole_cluster(topics).queues}
     for name in sorted(set(topics.names) - known):
-        log.warning("there is no topic %s: its events are of before it was deleted, if any", name)
+        log.warning("there is no topic %s: the read finds only events before its deletion", name)
     if topics.pattern and not known:
-        log.warning("no topic matches %s: no event is read", topics.pattern)
+        log.warning("no topic matches %s: the read finds no events", topics.pattern)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LogGap:
-    """Of a log, what nobody can read: so many bytes between two positions."""
+    """An unreadable part of a log: a number of bytes between two positions."""
 
     start: int
     end: int
@@ -188,45 +188,46 @@ class _LogGap:
 
 
 def _gaps(answer: pb.ReadEventsReply, broker: str, start: int) -> Iterator[_LogGap]:
-    """Yield what an answer, which goes on at `start`, could not tell."""
+    """Yield the unreadable parts that an answer reports; the answer begins at `start`."""
     begin = start
     if answer.gone_from:
         begin = max(answer.log_min, start)
-        what = f"{broker}: its log from {start} to {begin} is gone, by retention"
+        what = f"{broker}: retention deleted its log from {start} to {begin}"
         yield _LogGap(start=start, end=begin, size=begin - start, what=what)
     if answer.damaged_bytes:
         what = (
             f"{broker}: {answer.damaged_bytes} bytes of its log between {begin} and"
-            f" {answer.next_position} are damaged: what they told cannot be read; a replica may"
-            " have it, from which it is mended"
+            f" {answer.next_position} are damaged: their events cannot be read; mend the log from a"
+            " replica or a backup"
         )
         size, end = answer.damaged_bytes, answer.next_position
         yield _LogGap(start=begin, end=end, size=size, what=what)
 
 
-def _tell(options: SourceOptions, what: str, *, goes_on: str) -> None:
-    """Say that something is lost, and what a read does that may lose it."""
+def _report_loss(options: SourceOptions, what: str, *, goes_on: str) -> None:
+    """Report a loss as an error or a warning. `goes_on`: effect of failOnDataLoss=false."""
     if options.fails_on_data_loss:
         raise DataLoss(f"{what}. With failOnDataLoss=false {goes_on}")
     log.warning("%s; %s", what, goes_on)
 
 
-def _short_logs(cluster: ClusterState, places: Mapping[str, LogPosition]) -> set[str]:
-    """Return the broker groups that tell less of their logs than was read, or that are removed."""
-    found = set()
-    for broker, place in places.items():
+def _short_logs(cluster: ClusterState, positions: Mapping[str, LogPosition]) -> set[str]:
+    """Return the broker groups that were removed or whose logs end before a position."""
+    short = set()
+    for broker, position in positions.items():
         now = cluster.logs.get(broker)
         if now is None:
-            is_less = cluster.has_removed(broker)
+            is_short = cluster.has_removed(broker)
         else:
-            is_less = not now.error and now.log_id == place.log_id and now.log_end < place.at
-        if is_less:
-            found.add(broker)
-    return found
+            same_log = not now.error and now.log_id == position.log_id
+            is_short = same_log and now.log_end < position.at
+        if is_short:
+            short.add(broker)
+    return short
 
 
 def _look(options: SourceOptions) -> ClusterState:
-    # No topic: only where the logs begin and end is wanted.
+    # Without topics, the reply has only the logs.
     return connect(options.connection).cluster(TopicSelection())
 
 
@@ -265,12 +266,12 @@ class EventReader(DataSourceReader):
 
 
 def _start(options: SourceOptions, of: BrokerLog) -> int:
-    # An instant is found by reading: each event says when it was.
+    # The read itself filters by time, since each event has one.
     return of.log_end if options.start.everywhere == LATEST else of.log_min
 
 
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of events. Lives beside the driver; `read` runs in executors."""
+    """A stream of events. It runs in a process of the driver; `read` runs in executors."""
 
     def __init__(
         self,
@@ -283,14 +284,14 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = arrow_schema(schema)
         self._short_s = short_s
-        # Broker groups of which it was told that they have less: nobody waits for them again.
-        self._shorter: set[str] = set()
-        self._target: dict[str, LogPosition] | None = None
-        self._seen: dict[str, LogPosition] | None = None
-        self._away = OutageTimer(options.fail_after_ms, monotonic_s=monotonic_s)
+        # Broker groups whose short logs were reported. The query does not wait for them again.
+        self._short_logs: set[str] = set()
+        self._target: dict[str, LogPosition] | None = None  # end of an AvailableNow run
+        self._last_ends: dict[str, LogPosition] | None = None
+        self._outages = OutageTimer(options.fail_after_ms, monotonic_s=monotonic_s)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name.
-        """Return where a new query starts."""
+        """Return the start of a new query."""
         cluster = _look_at_all(self.options)
         return _document(
             {
@@ -300,13 +301,13 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name.
-        """Return what the options say of a trigger."""
+        """Return the limit of a trigger."""
         if self.options.bytes_per_trigger_max is not None:
             return ReadMaxBytes(self.options.bytes_per_trigger_max)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next trigger goes."""
+        """Return the end of the next trigger."""
         given = places_of(start)
         cluster = self._look(given)
         target = {}
@@ -326,13 +327,13 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if target == given else _document(target)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name.
-        """Freeze where this run ends."""
+        """Fix the end of this run."""
         logs = _look_at_all(self.options).logs.values()
         self._target = {each.broker: LogPosition(each.log_end, each.log_id) for each in logs}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name.
-        """Return where the logs ended when they were looked at last."""
-        return None if self._seen is None else _document(self._seen)
+        """Return the last known ends of the logs."""
+        return None if self._last_ends is None else _document(self._last_ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return a task for each broker group."""
@@ -349,8 +350,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if cluster.has_removed(broker):
                 self._report_removed(broker, first)
                 continue
-            # One that gives no answer may have all of it: its task finds out. Of another log it is
-            # the beginning, and what was planned of this one is not there.
+            # An unreachable broker group may have the whole range; its task finds out. If the log
+            # is another one, the range is lost and the read begins at 0.
             place = self._begin(broker, last, ends.get(broker, last))
             if first < place.at:
                 parts.append(LogRange(broker=broker, log_id=last.log_id, start=first, end=place.at))
@@ -361,16 +362,16 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, EventRange):
             yield from read_events(self.options, self.schema, partition.part)
 
-    # ------------------------------------------------------------ its parts
+    # ------------------------------------------------------------ parts
 
     def _look(self, given: Mapping[str, LogPosition]) -> ClusterState:
         cluster = self._settled(given)
-        self._away.note(cluster.unreachable)
-        self._seen = self._ends(cluster)
+        self._outages.note(cluster.unreachable)
+        self._last_ends = self._ends(cluster)
         return cluster
 
     def _settled(self, places: Mapping[str, LogPosition]) -> ClusterState:
-        """Look where the logs end, again for a while where they end before a place in them."""
+        """Return the cluster state. Retry for a while if a log ends before a position in it."""
         cluster = repeat_until_settled(
             connect(self.options.connection),
             lambda: _look(self.options),
@@ -381,7 +382,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cluster
 
     def _ends(self, cluster: ClusterState) -> dict[str, LogPosition]:
-        """Return where the logs end of the broker groups that gave an answer."""
+        """Return the ends of the logs of the reachable broker groups."""
         return {
             each.broker: LogPosition(each.log_end, each.log_id)
             for each in cluster.logs.values()
@@ -389,29 +390,29 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _begin(self, broker: str, place: LogPosition, end: LogPosition) -> LogPosition:
-        """Return a place in a log that is there: the given one, or where the read goes on."""
+        """Return the given position, or the position where the read continues after a loss."""
         if place.log_id and place.log_id != end.log_id:
-            _tell(
+            _report_loss(
                 self.options,
-                f"{broker} has another log than before: its store was made anew",
-                goes_on="it is read from its beginning",
+                f"{broker} has another log than before: its store was created again",
+                goes_on="the read continues at the begin of the new log",
             )
             return LogPosition(0, end.log_id)
         if place.at > end.at:
-            _tell(
+            _report_loss(
                 self.options,
-                f"the log of {broker} ends at {end.at}, and was to be read up to {place.at}: its"
-                " store was restored, or has lost the rest",
-                goes_on="the read goes on where it ends",
+                f"the log of {broker} ends at {end.at} but should be read up to {place.at}: its"
+                " store was restored or has lost events",
+                goes_on="the read continues at the end of the log",
             )
             return LogPosition(end.at, end.log_id)
         return place
 
     def _report_removed(self, broker: str, at: int) -> None:
-        _tell(
+        _report_loss(
             self.options,
             f"the broker group {broker} was removed; its log was read up to {at}",
-            goes_on="the read goes on without it",
+            goes_on="the read continues without it",
         )
 
 
@@ -423,16 +424,16 @@ def _document(places: Mapping[str, LogPosition]) -> dict[str, Any]:
 
 
 def is_of_events(document: Mapping[str, Any]) -> bool:
-    """Say whether it is a document of a stream of events that this program reads."""
+    """Return whether a document is of a stream of events in the current version."""
     return document.get("v") == VERSION and "e" in document
 
 
 def places_of(document: Mapping[str, Any]) -> dict[str, LogPosition]:
-    """Return the places in the logs of broker groups. Raises PipelineError for another document."""
+    """Return the log positions by broker group. Raises PipelineError for another document."""
     if not is_of_events(document):
         raise PipelineError(
-            "the checkpoint is not of a stream of events that this program reads: start it with a"
-            " new checkpoint"
+            f"the checkpoint is not of a stream of events in version {VERSION}: start the query"
+            " with a new checkpoint"
         )
     return {
         broker: LogPosition(place["at"], place["log"]) for broker, place in document["e"].items()

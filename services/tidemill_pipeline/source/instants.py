@@ -1,4 +1,4 @@
-"""Instants of predicates, as Spark hands them over."""
+"""Instants of Spark's predicates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 def whole_ms(instant: datetime) -> int:
-    """Return the milliseconds from the epoch that had passed by then, without what is rounded.
+    """Return the whole milliseconds since the epoch, rounded down.
 
-    One without a zone is in that of this process, as Spark makes it.
+    An instant without a zone is in the zone of this process, as Spark creates it.
     """
     return (instant.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)

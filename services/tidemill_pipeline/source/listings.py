@@ -1,7 +1,7 @@
-"""Datasets `inflight` and `groups`: what is out, and how far groups are. And all listings' frame.
+"""Datasets `inflight` and `groups`: deliveries in flight and progress; common code of listings.
 
-Batch only: each is a look at one moment. One task asks one broker group. What was there when a read
-was planned and is deleted before its task comes to it is left out, with a warning.
+A listing is a batch read of one moment. One task reads one broker group. It omits topics and groups
+that were deleted since the plan, with a warning.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tidemill_pipeline.source.topics import check_topics, meant, names_of
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-BATCH_ROWS: Final = 4_096  # of an Arrow batch: most rows have no body
+BATCH_ROWS: Final = 4_096  # of an Arrow batch; most rows have no body
 
 
 class BrokerPart(InputPartition):
-    """One task: a broker group, and the topics and groups that were chosen."""
+    """One task: a broker group with the chosen topics and consumer groups."""
 
     def __init__(
         self, broker: str, topics: tuple[str, ...] = (), groups: tuple[str, ...] = ()
     ) -> None:
         super().__init__(broker)
         self.broker = broker
-        self.topics = topics  # none: all
-        self.groups = groups  # none: all
+        self.topics = topics  # empty: all
+        self.groups = groups  # empty: all
 
 
 class ListingReader(DataSourceReader):
@@ -47,9 +47,9 @@ class ListingReader(DataSourceReader):
         self.schema = arrow_schema(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a task for each broker group that has any of what is asked for.
+        """Return a task for each broker group with requested items. Raises BadOption.
 
-        Others refuse to be asked for what they have not. Raises BadOption.
+        A broker group rejects a request for topics and groups that it does not have.
         """
         return self.parts()
 
@@ -75,21 +75,21 @@ class ListingReader(DataSourceReader):
         ]
 
     def _groups_by_broker(self, cluster: ClusterState) -> dict[str, tuple[str, ...]]:
-        """Return which of the groups that are asked for a broker group has; BadOption for others.
+        """Return the requested groups by broker group. Raises BadOption for missing groups.
 
-        One that was made by its first client is not at all of them.
+        A group that its first client created exists only at some broker groups.
         """
         everything = frozenset[str]().union(*cluster.groups.values())
         missing = [group for group in self.options.groups if group not in everything]
         if missing:
             near = meant(missing[0], everything)
             raise BadOption(f"there is no consumer group {', '.join(missing)}{near}")
-        asked = sorted(set(self.options.groups))
-        found = {
-            broker: tuple(group for group in asked if group in there)
-            for broker, there in cluster.groups.items()
+        requested = sorted(set(self.options.groups))
+        by_broker = {
+            broker: tuple(group for group in requested if group in existing)
+            for broker, existing in cluster.groups.items()
         }
-        return {broker: groups for broker, groups in found.items() if groups}
+        return {broker: groups for broker, groups in by_broker.items() if groups}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task."""
@@ -103,8 +103,8 @@ class ListingReader(DataSourceReader):
     def _items(self, client: ClusterClient, part: BrokerPart, left: OmittedItems) -> Iterator[Any]:
         is_progress = self.options.dataset == "groups"
         ask = client.progress if is_progress else client.in_flight
-        found = ask(part.broker, part.groups, left=left)
-        return (each for each in found if not part.topics or each.topic in part.topics)
+        items = ask(part.broker, part.groups, left=left)
+        return (each for each in items if not part.topics or each.topic in part.topics)
 
     def _batches(self, items: Sequence[Any], broker: str) -> Iterator[pa.RecordBatch]:
         make = progress_batch if self.options.dataset == "groups" else in_flight_batch
@@ -112,34 +112,34 @@ class ListingReader(DataSourceReader):
 
 
 def topics_by_broker(cluster: ClusterState) -> dict[str, tuple[str, ...]]:
-    """Return which of the topics that a cluster was asked for each broker group has."""
-    of: dict[str, set[str]] = {}
+    """Return the requested topics by broker group."""
+    topics: dict[str, set[str]] = {}
     for queue in cluster.queues:
-        of.setdefault(queue.broker, set()).add(queue.topic)
-    return {broker: tuple(sorted(names)) for broker, names in of.items()}
+        topics.setdefault(queue.broker, set()).add(queue.topic)
+    return {broker: tuple(sorted(names)) for broker, names in topics.items()}
 
 
 def _tell(broker: str, left: OmittedItems) -> None:
     for name in sorted(left.missing):
-        log.warning("%s: %s was deleted since the read began: it is left out", broker, name)
+        log.warning("%s: %s was deleted since the read began: it is omitted", broker, name)
     if left.damaged_count:
         log.warning(
-            "%s: %d delayed messages are left out: their entries in the table of timers are"
-            " damaged. A start of the broker makes that anew of its log",
+            "%s: %d delayed messages are omitted: their entries in the timer table are damaged."
+            " Restart the broker: it rebuilds the table from its log",
             broker,
             left.damaged_count,
         )
 
 
 def _grouped(items: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield items, as they come, in lists of as much as a batch may have."""
-    gathered: list[Any] = []
+    """Yield items in lists of the size of a batch."""
+    group: list[Any] = []
     size = 0
     for item in items:
-        gathered.append(item)
+        group.append(item)
         size += item.ByteSize()
-        if len(gathered) >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield gathered
-            gathered, size = [], 0
-    if gathered:
-        yield gathered
+        if len(group) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,10 +1,8 @@
-"""Loads whose predicates are handed to the source: each is for one predicate, or fails.
+"""Loads with pushdown: the source rejects a second predicate for the same load.
 
-Spark keeps one read of a `.load()`: that of the predicates that it handed over last. Where its
-frame is looked at with other predicates as well, in one query or in the next, or whole, they may
-all be answered by that one read, and what it leaves out is missing without a word. Where Spark
-hands over other predicates of the same load the source can tell, and refuses. Of a frame that is
-looked at whole behind a predicate it is not told.
+Spark keeps one read per `.load()`, with the predicates of the last pushdown. It may reuse this read
+for other predicates on the same frame, and then rows are missing without an error. The source can
+detect and reject other predicates. It cannot detect a later use of the frame without a predicate.
 """
 
 from __future__ import annotations
@@ -17,31 +15,30 @@ from typing import Final
 
 from tidemill_pipeline.errors import BadOption
 
-# Where Spark has its own files on this machine. They go when its session ends.
+# Folder of Spark's local files, deleted at the end of its session.
 _FOLDERS: Final = "SPARK_LOCAL_DIRS"
 
 
 def new_load() -> str:
-    """Return the name of a load, which everything has that Spark copies of its source."""
+    """Return a new load id. Spark's copies of a source share it."""
     return uuid.uuid4().hex
 
 
 def check_same_predicates(load: str, asked: str) -> None:
-    """Raise BadOption where a load was planned before, and asked for something else then.
+    """Raise BadOption if the load was planned before with other predicates.
 
-    What was asked is noted in Spark's folder: loads are planned in any of several processes, which
-    are all beside the driver.
+    Notes in Spark's local folder record the predicates, since any process of the driver may plan.
     """
     folders = os.environ.get(_FOLDERS, "")
     if not folders:
-        return  # It is not Spark that plans.
+        return  # Not called by Spark.
     notes = Path(folders.split(",")[0]) / f"tidemill-load-{load}"
     notes.mkdir(exist_ok=True)
-    # Written before it is looked: of two that plan at once one at least sees the other.
+    # Write before reading: of two concurrent plans, at least one sees the other.
     (notes / hashlib.sha256(asked.encode()).hexdigest()).touch()
     if len(list(notes.iterdir())) > 1:
         raise BadOption(
-            "option pushdown = true: this load was asked with other predicates before, and Spark"
-            " answers all looks at one load by one read of it. Give each predicate a .load() of"
-            " its own, or leave pushdown out"
+            "option pushdown = true: this load was planned with other predicates before, and Spark"
+            " may reuse one read for all of them. Use a separate .load() for each predicate, or"
+            " omit pushdown"
         )

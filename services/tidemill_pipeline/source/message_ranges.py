@@ -29,28 +29,26 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerPiece:
-    """Offsets of a queue, as its broker has them."""
+    """Offsets of a queue to read from its broker."""
 
     part: SourceRange
-    # What is archived before them, where they are to follow it.
-    behind: ArchivedRange | None = None
+    previous: ArchivedRange | None = None  # the archived range directly before
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivePiece:
-    """Offsets of a queue, as files of an archive have them."""
+    """Offsets of a queue to read from files of an archive."""
 
     part: SourceRange
     files: tuple[DataFile, ...]
-    lost: tuple[tuple[int, int], ...]  # ranges of which the archive lacks something
+    lost: tuple[tuple[int, int], ...]  # ranges with lost offsets
 
 
 class MessageRange(InputPartition):
-    """One task: a range of a queue, in pieces that follow each other.
+    """One task: a range of a queue in adjacent pieces.
 
-    Where a task begins and ends does not depend on how far the archive is, so a batch that is
-    repeated has the same tasks.
+    Begin and end of a task do not depend on the archive. A repeated batch has the same tasks.
     """
 
     def __init__(self, part: SourceRange, pieces: tuple[BrokerPiece | ArchivePiece, ...]) -> None:
@@ -62,15 +60,12 @@ class MessageRange(InputPartition):
 def plan_ranges(
     options: SourceOptions, ranges: Iterable[SourceRange], view: SourceView
 ) -> list[MessageRange]:
-    """Return the tasks of some ranges.
-
-    What was lost before it was archived is told as what a broker has not any more.
-    """
+    """Return the tasks of ranges, and report the offsets that were lost before archiving."""
     given = list(ranges)
-    tell = gap_reporter(fails=options.fails_on_data_loss)
+    report_gap = gap_reporter(fails=options.fails_on_data_loss)
     for each in given:
         for start, end in _lost_whole(options, each, view):
-            tell(each.queue, start, end, NOT_ARCHIVED)
+            report_gap(each.queue, start, end, NOT_ARCHIVED)
     parts = plan.split(
         given, rows_per_partition=options.rows_per_partition, partitions_min=options.partitions_min
     )
@@ -80,12 +75,12 @@ def plan_ranges(
 def _lost_whole(
     options: SourceOptions, part: SourceRange, view: SourceView
 ) -> Iterator[tuple[int, int]]:
-    """Yield what the archive knows to be lost of a range, where nothing is left between."""
+    """Yield the parts of a range that the archive records as lost completely."""
     if part.queue not in view.archived_to:
         return
-    of = view.archive.queues[QueueKey.of(options.connection.namespace, part.queue)]
-    first = max(part.start, of.start)  # What expired in the archive the broker may still have.
-    for lost in of.lost_between(first, part.end):
+    archived = view.archive.queues[QueueKey.of(options.connection.namespace, part.queue)]
+    first = max(part.start, archived.start)  # The broker may still have expired offsets.
+    for lost in archived.lost_between(first, part.end):
         if lost.is_lost:
             yield max(first, lost.start), min(part.end, lost.end)
 
@@ -98,16 +93,16 @@ def _pieces(
         yield BrokerPiece(part=part)
         return
     key = QueueKey.of(options.connection.namespace, queue)
-    of = view.archive.queues[key]
-    first = min(part.end, max(part.start, of.start))
-    to = min(part.end, max(first, of.end))
+    archived = view.archive.queues[key]
+    first = min(part.end, max(part.start, archived.start))
+    to = min(part.end, max(first, archived.end))
     if part.start < first:
         yield BrokerPiece(part=SourceRange(queue=queue, start=part.start, end=first))
     at = first
     for start, end in (*_lost_whole(options, part, view), (to, to)):
         if at < start:
-            # Which offsets of these are lost their task finds out.
-            lost = of.lost_between(at, start)
+            # The task finds the lost offsets among these.
+            lost = archived.lost_between(at, start)
             yield ArchivePiece(
                 part=SourceRange(queue=queue, start=at, end=start),
                 files=tuple(view.archive.holding(key, at, start)),
@@ -115,8 +110,8 @@ def _pieces(
             )
         at = end
     if to < part.end:
-        behind = of.last_before(to) if to == of.end else None
-        yield BrokerPiece(part=SourceRange(queue=queue, start=to, end=part.end), behind=behind)
+        previous = archived.last_before(to) if to == archived.end else None
+        yield BrokerPiece(part=SourceRange(queue=queue, start=to, end=part.end), previous=previous)
 
 
 def read_messages(
@@ -127,22 +122,23 @@ def read_messages(
         if isinstance(piece, ArchivePiece):
             yield from read_archived(options, schema, piece.part, piece.files, piece.lost)
         else:
-            yield from _read_live(options, schema, piece)
+            yield from _read_broker(options, schema, piece)
 
 
-def _read_live(
+def _read_broker(
     options: SourceOptions, schema: pa.Schema, piece: BrokerPiece
 ) -> Iterator[pa.RecordBatch]:
     part = piece.part
     try:
-        check_follows(options, part.queue, piece.behind)
+        check_follows(options, part.queue, piece.previous)
     except ArchiveError as error:
         if options.fails_on_data_loss:
             raise DataLoss(
-                f"{error}. With failOnDataLoss=false the read goes on with it behind the archive"
+                f"{error}. With failOnDataLoss=false the read continues with these messages after"
+                " the archive"
             ) from error
-        log.warning("%s; it is read behind the archive", error)
-    # Bodies are not even read where no column is made of them.
+        log.warning("%s; the read continues with these messages after the archive", error)
+    # The broker does not read bodies if no column needs them.
     with_bodies = not set(OF_BODIES).isdisjoint(schema.names)
     for messages in pull_range(connect(options.connection), options, part, with_bodies=with_bodies):
         yield from message_batches(

@@ -1,4 +1,4 @@
-"""Datasets `messages` and `dlq`: stored messages, by ranges of offsets."""
+"""Datasets `messages` and `dlq` as a batch: stored messages, by ranges of offsets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 
 from tidemill_pipeline.offsets import SourceQueue, SourceRange
 from tidemill_pipeline.options import EARLIEST, LATEST, ReadBoundary, SourceOptions
-from tidemill_pipeline.pulling import SHORT_S, TAKEN, gap_reporter, report_lost_tail
+from tidemill_pipeline.pulling import EXPIRED, SHORT_S, gap_reporter, report_lost_tail
 from tidemill_pipeline.schema import arrow_schema
 from tidemill_pipeline.source.instants import whole_ms
 from tidemill_pipeline.source.loads import check_same_predicates
@@ -40,28 +40,28 @@ class MessageReader(DataSourceReader):
     ) -> None:
         self.options = options
         self.schema = arrow_schema(schema)
-        self.wanted = PredicateBounds()
+        self.bounds = PredicateBounds()
         self._short_s = short_s
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Look where the queues begin and end, and share the ranges between tasks."""
-        places = OffsetResolver(self.options, short_s=self._short_s)
-        view = places.whole_view()
-        places.check_topics(view, waits=False)
-        starts = places.resolve(self.options.start, view, word=EARLIEST)
-        places.check_start_has_messages(starts, view)
-        ends = places.resolve(self.options.end, view, word=LATEST)
-        young: Mapping[SourceQueue, int] = {}
-        if self.wanted.since_ms is not None:
-            young = places.resolve(ReadBoundary(at_ms=self.wanted.since_ms), view, word=EARLIEST)
+        """Find the ranges of queues and split them into tasks."""
+        resolver = OffsetResolver(self.options, short_s=self._short_s)
+        view = resolver.whole_view()
+        resolver.check_topics(view, waits=False)
+        starts = resolver.resolve(self.options.start, view, word=EARLIEST)
+        resolver.check_start_has_messages(starts, view)
+        ends = resolver.resolve(self.options.end, view, word=LATEST)
+        since: Mapping[SourceQueue, int] = {}
+        if self.bounds.since_ms is not None:
+            since = resolver.resolve(ReadBoundary(at_ms=self.bounds.since_ms), view, word=EARLIEST)
         ranges = []
         for queue, start in sorted(starts.items()):
-            if not self.wanted.takes(queue):
+            if not self.bounds.includes(queue):
                 continue
-            first, last = self.wanted.bounds(max(start, young.get(queue, 0)), ends[queue])
+            first, last = self.bounds.clip(max(start, since.get(queue, 0)), ends[queue])
             first = self._after_gap(view, queue, first, last)
             if first < last and view.has_lost_tail(queue, last):
-                # Whoever has read all that is there need not have lost anything.
+                # A batch reads all existing messages, so a lost tail is not an error.
                 report_lost_tail(queue, last, fails=False)
             ranges.append(SourceRange(queue=queue, start=first, end=last))
         return list(plan_ranges(self.options, ranges, view))
@@ -70,8 +70,8 @@ class MessageReader(DataSourceReader):
         least = view.queues[queue].min_offset
         if start < least and start < end:
             if self.options.start.by_queue is not None:
-                tell = gap_reporter(fails=self.options.fails_on_data_loss)
-                tell(queue, start, min(least, end), TAKEN)
+                report_gap = gap_reporter(fails=self.options.fails_on_data_loss)
+                report_gap(queue, start, min(least, end), EXPIRED)
             return min(least, end)
         return start
 
@@ -84,17 +84,17 @@ class MessageReader(DataSourceReader):
 @final
 @dataclass(slots=True)
 class PredicateBounds:
-    """What predicates leave of the queues and their offsets."""
+    """Bounds of queues, offsets and store times, from predicates."""
 
     topics: frozenset[str] | None = None
     brokers: frozenset[str] | None = None
     queue_ids: frozenset[int] | None = None
     first: int = 0
     end: int = 2**63 - 1
-    since_ms: int | None = None  # when the first of them was stored
+    since_ms: int | None = None  # earliest store time
 
     def __str__(self) -> str:
-        """Return it as text that is the same in any process."""
+        """Return a text that is the same in every process."""
         chosen = (self.topics, self.brokers, self.queue_ids)
         return str(
             [
@@ -105,21 +105,21 @@ class PredicateBounds:
             ]
         )
 
-    def takes(self, queue: SourceQueue) -> bool:
-        """Say whether a queue is read."""
+    def includes(self, queue: SourceQueue) -> bool:
+        """Return whether the read includes a queue."""
         return (
             (self.topics is None or queue.topic in self.topics)
             and (self.brokers is None or queue.broker in self.brokers)
             and (self.queue_ids is None or queue.queue_id in self.queue_ids)
         )
 
-    def bounds(self, start: int, end: int) -> tuple[int, int]:
-        """Return what is left of a range."""
+    def clip(self, start: int, end: int) -> tuple[int, int]:
+        """Return the part of a range within the offset bounds."""
         first = max(start, self.first)
         return first, max(first, min(end, self.end))
 
     def push(self, predicate: Any) -> None:
-        """Take in what a predicate leaves, as far as it can be told here."""
+        """Narrow the bounds by a predicate. Ignore unsupported predicates."""
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
         column = attribute[0] if len(attribute) == 1 else ""
         if column == "queue_offset":
@@ -153,9 +153,9 @@ class PredicateBounds:
             self.end = min(self.end, value + 1)
 
     def _push_time(self, predicate: Any) -> None:
-        """Leave out what stands before the first message of a time. Its end nobody can look up.
+        """Skip the messages before the first one of a time. An end of a time is not supported.
 
-        Behind the first there may be older ones, too: clocks are set back.
+        Older messages may follow the first one, since clocks are set back.
         """
         value = getattr(predicate, "value", None)
         if isinstance(value, datetime) and isinstance(
@@ -165,15 +165,15 @@ class PredicateBounds:
             self.since_ms = at_ms if self.since_ms is None else max(self.since_ms, at_ms)
 
 
-# Which fields of Wanted hold the values of a column.
+# Field of PredicateBounds for each column.
 _CHOSEN_BY: Final = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}
 
 
 @final
 class PushdownMessageReader(MessageReader):
-    """A batch read that takes predicates, where the option says so.
+    """A batch read that applies predicates, for `pushdown=true`.
 
-    Spark refuses a reader that offers it while its own setting is off.
+    Spark rejects a reader with `pushFilters` if its own pushdown setting is off.
     """
 
     def __init__(
@@ -183,15 +183,15 @@ class PushdownMessageReader(MessageReader):
         self._load = load
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name.
-        """Take what can be taken, and return all.
+        """Apply the supported predicates, and return all.
 
-        Spark may hand the rows of these predicates to a look with others: so it looks at each row.
+        Spark may reuse the rows for other predicates, so it has to check each row again.
         """
         for each in filters:
-            self.wanted.push(each)
+            self.bounds.push(each)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Share what predicates leave between tasks. Raises BadOption for a second choice."""
-        check_same_predicates(self._load, str(self.wanted))
+        """Return the tasks within the predicates. Raises BadOption for other predicates."""
+        check_same_predicates(self._load, str(self.bounds))
         return super().partitions()

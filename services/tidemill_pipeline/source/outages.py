@@ -1,8 +1,8 @@
-"""Looks at a cluster of which a part gives no answer, or that take back what an earlier one told.
+"""Unreachable broker groups, and cluster states that contradict an earlier state.
 
-A queue or a log that ends before where it was read to, and a broker group that is not there, are
-data loss where they stay so. For some seconds they may also be the word of a master that was
-replaced, or of a proxy that has not heard of a broker group yet.
+A queue or log that ends before its read position, and a missing broker group, are data loss if they
+stay so. For some seconds, a replaced master or a proxy without news of a broker group may report
+the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 @final
 class OutageTimer:
-    """Since when broker groups give no answer to a stream, which waits for them for a while."""
+    """Outages of broker groups during a stream, which fails after a limit."""
 
     def __init__(
         self, fail_after_ms: int, *, monotonic_s: Callable[[], float] = time.monotonic
@@ -29,12 +29,15 @@ class OutageTimer:
         self._since_s: dict[str, float] = {}
 
     def note(self, unreachable: Collection[str]) -> None:
-        """Take in who gives no answer now. Raises NoAnswer for who has given none for long."""
+        """Record the unreachable broker groups. Raises NoAnswer for an outage over the limit."""
         now_s = self._monotonic_s()
         self._since_s = {broker: self._since_s.get(broker, now_s) for broker in unreachable}
         for broker, since_s in self._since_s.items():
             if (now_s - since_s) * 1000 > self._fail_after_ms:
-                raise NoAnswer(f"{broker} has been away for {now_s - since_s:.0f} s: failAfterMs")
+                raise NoAnswer(
+                    f"{broker} has been unreachable for {now_s - since_s:.0f} s, longer than"
+                    f" failAfterMs = {self._fail_after_ms}"
+                )
 
 
 def repeat_until_settled(
@@ -44,20 +47,20 @@ def repeat_until_settled(
     *,
     short_s: float,
 ) -> V:
-    """Return a look that takes nothing back; after `short_s` it is the last one, whatever it is."""
+    """Return a view without short queues. After `short_s`, return the last view as it is."""
     began_s, attempt = time.monotonic(), 0
     while True:
         view = look()
-        found = short_queues(view)
-        if not found or time.monotonic() - began_s >= short_s:
+        short = short_queues(view)
+        if not short or time.monotonic() - began_s >= short_s:
             return view
         attempt += 1
         if attempt == 1:
-            # Of thousands of queues one is named.
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            # There may be thousands of queues, so name only one.
+            more = f" and {len(short) - 1} more" if len(short) > 1 else ""
             log.warning(
-                "%s%s: less is there than there was. It is looked at again for %.0f s",
-                min(map(str, found)),
+                "%s%s: ends before its known end. The read retries for %.0f s",
+                min(map(str, short)),
                 more,
                 short_s,
             )

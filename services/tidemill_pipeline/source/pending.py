@@ -1,4 +1,4 @@
-"""Dataset `pending`: delayed messages that wait, by when they are due."""
+"""Dataset `pending`: pending delayed messages, by due time."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class PendingReader(ListingReader):
-    """A read of delayed messages that wait."""
+    """A read of pending delayed messages."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self.due = DueTimeRange(from_ms=options.start.at_ms or 0, until_ms=options.end.at_ms)
 
     def parts(self) -> list[BrokerPart]:
-        """Return the tasks; none where nothing can be due."""
+        """Return the tasks; none if the range of due times is empty."""
         parts = super().parts()
         return [] if self.due.is_empty else parts
 
@@ -60,18 +60,18 @@ class PendingReader(ListingReader):
 @final
 @dataclass(slots=True, kw_only=True)
 class DueTimeRange:
-    """When messages are due that are asked for: then or later, and before then; None: no end."""
+    """A range of due times, from `from_ms` to before `until_ms`; None: no end."""
 
     from_ms: int = 0
     until_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing can be due: nothing is before 1970."""
+        """Whether no message can be due; no due time is before 1970."""
         return self.until_ms is not None and self.until_ms <= max(0, self.from_ms)
 
     def narrow(self, *, from_ms: int = 0, until_ms: int | None = None) -> None:
-        """Leave what is due within both ranges."""
+        """Intersect the range with another one."""
         self.from_ms = max(self.from_ms, from_ms)
         ends = [end for end in (self.until_ms, until_ms) if end is not None]
         self.until_ms = min(ends, default=None)
@@ -79,10 +79,7 @@ class DueTimeRange:
 
 @final
 class PushdownPendingReader(PendingReader):
-    """A read of delayed messages that asks for those alone that predicates leave.
-
-    That is by due time, topic and broker.
-    """
+    """A read of pending delayed messages with predicates on due time, topic and broker."""
 
     def __init__(self, options: SourceOptions, schema: StructType, *, load: str) -> None:
         super().__init__(options, schema)
@@ -90,7 +87,7 @@ class PushdownPendingReader(PendingReader):
         self._chosen: dict[str, frozenset[str]] = {}  # values by column
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name.
-        """Take what can be taken, and return all: a millisecond is the least that is asked for."""
+        """Apply the supported predicates, and return all, since requests round to milliseconds."""
         for each in filters:
             attribute, value = getattr(each, "attribute", ()), getattr(each, "value", None)
             if isinstance(each, EqualTo | In):
@@ -100,14 +97,14 @@ class PushdownPendingReader(PendingReader):
         return filters
 
     def _push_values(self, attribute: tuple[str, ...], values: Iterable[Any]) -> None:
-        """Take in which values a column may have."""
+        """Restrict a column to values."""
         if attribute == ("due_timestamp",):
             times = [whole_ms(value) for value in values if isinstance(value, datetime)]
             if times:
                 self.due.narrow(from_ms=min(times), until_ms=max(times) + 1)
         elif attribute in {("topic",), ("broker",)}:
-            wanted = frozenset(value for value in values if isinstance(value, str))
-            self._chosen[attribute[0]] = self._chosen.get(attribute[0], wanted) & wanted
+            texts = frozenset(value for value in values if isinstance(value, str))
+            self._chosen[attribute[0]] = self._chosen.get(attribute[0], texts) & texts
 
     def _push_bound(self, predicate: Any, at_ms: int) -> None:
         if isinstance(predicate, GreaterThan | GreaterThanOrEqual):
@@ -116,13 +113,13 @@ class PushdownPendingReader(PendingReader):
             self.due.narrow(until_ms=at_ms + 1)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a task for each broker group. Raises BadOption for a second choice."""
+        """Return a task for each broker group. Raises BadOption for other predicates."""
         chosen = {column: sorted(values) for column, values in self._chosen.items()}
         check_same_predicates(self._load, f"{self.due} {sorted(chosen.items())}")
         return super().partitions()
 
     def parts(self) -> list[BrokerPart]:
-        """Return the tasks that predicates leave."""
+        """Return the tasks within the predicates."""
         parts = super().parts()
         brokers, topics = self._chosen.get("broker"), self._chosen.get("topic")
         if brokers is not None:
@@ -131,17 +128,17 @@ class PushdownPendingReader(PendingReader):
 
     def _of_topics(self, parts: list[BrokerPart], topics: frozenset[str]) -> list[BrokerPart]:
         if self.options.topics == TopicSelection():
-            asked = TopicSelection(names=tuple(sorted(topics)))
-            there = topics_by_broker(connect(self.options.connection).whole_cluster(asked))
-            left = {part.broker: there.get(part.broker, ()) for part in parts}
+            chosen = TopicSelection(names=tuple(sorted(topics)))
+            existing = topics_by_broker(connect(self.options.connection).whole_cluster(chosen))
+            names = {part.broker: existing.get(part.broker, ()) for part in parts}
         else:
-            left = {part.broker: tuple(topics.intersection(part.topics)) for part in parts}
-        # Without a topic a task would ask for all.
-        return [BrokerPart(broker, tuple(sorted(names))) for broker, names in left.items() if names]
+            names = {part.broker: tuple(topics.intersection(part.topics)) for part in parts}
+        # A task without topics would read all topics.
+        return [BrokerPart(broker, tuple(sorted(each))) for broker, each in names.items() if each]
 
 
 def pending_reader(options: SourceOptions, schema: StructType, *, load: str) -> PendingReader:
-    """Return what reads them. Spark refuses a reader that takes predicates unless it is set so."""
+    """Return the reader. Spark rejects a reader with pushFilters if its own setting is off."""
     if options.pushes_down:
         return PushdownPendingReader(options, schema, load=load)
     return PendingReader(options, schema)

@@ -1,7 +1,7 @@
-"""Where queues begin and end for a read, from brokers, from an archive, or from both.
+"""Begin and end of queues for a read, from brokers, from an archive or from both.
 
-`auto` reads what is archived from the archive and the rest from brokers: the switches are where the
-archive of a queue begins and ends, so no offset is read twice and none passed over.
+`auto` reads archived messages from the archive and the others from brokers. It switches exactly at
+the begin and the end of a queue's archive, so it reads each offset once.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from tidemill_pipeline.pulling import SHORT_S, report_short_queue
 from tidemill_pipeline.source.outages import repeat_until_settled
 from tidemill_pipeline.source.topics import check_topics, names_of
 
-# Of a message, about what a broker's log has of it: properties, and where it came from.
+# Approximate bytes of a message in a broker's log without its body: properties and origin.
 BESIDE_BODY_BYTES: Final = 256
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceView:
-    """What there is to read at one moment."""
+    """Queues of brokers and archive at one moment."""
 
-    # Of queues of one name, one after the other, the last one comes last.
+    # The current incarnation of a name comes last.
     queues: Mapping[SourceQueue, QueueEnds]
-    # What brokers said; None where only an archive was looked at.
+    # Reply of the brokers; None: only the archive was read.
     cluster: ClusterState | None = None
-    # Of queues that are archived in part: what is before `archived_to`.
     archive: Archive = field(default_factory=Archive)
-    archived_to: Mapping[SourceQueue, int] = field(default_factory=dict)
-    # Of those the ones of which the archive knows that nothing comes behind it.
-    over: Collection[SourceQueue] = ()
+    archived_to: Mapping[SourceQueue, int] = field(default_factory=dict)  # end of the archive
+    # Archived queues whose end the archive has recorded.
+    ended: Collection[SourceQueue] = ()
 
     @property
     def unreachable(self) -> set[str]:
-        """Return the broker groups that gave no answer."""
+        """Return the broker groups that did not answer."""
         return set() if self.cluster is None else self.cluster.unreachable
 
     @property
     def ends(self) -> dict[SourceQueue, int]:
-        """Return where the queues end."""
+        """Return the end offsets of the queues."""
         return {queue: ends.max_offset for queue, ends in self.queues.items()}
 
     def is_at_broker(self, queue: SourceQueue) -> bool:
-        """Say whether a broker told of a queue; of an archive alone, that it is there."""
+        """Return whether a broker has the queue. Without brokers: whether the archive has it."""
         if self.cluster is None:
             return queue in self.queues
         return queue in self.cluster.queues
 
     def has_lost(self, queue: SourceQueue) -> bool:
-        """Say whether a queue that was asked for is not there any more, in no archive either."""
+        """Return whether a requested queue no longer exists, neither at brokers nor archived."""
         if queue in self.queues:
             return False
         return self.cluster is None or self.cluster.has_lost(queue)
 
     def has_lost_tail(self, queue: SourceQueue, at: int) -> bool:
-        """Say whether what stood at an offset went with a queue of which the archive has less.
+        """Return whether messages after the archived end were lost with their queue.
 
-        That nothing stood right behind its end the archive may have written down.
+        If the archive has recorded the end of the queue, no message followed it.
         """
         if self.cluster is None or queue not in self.archived_to:
             return False
         end = self.archived_to[queue]
-        return (at > end or (at == end and queue not in self.over)) and self.cluster.has_lost(queue)
+        is_after = at > end or (at == end and queue not in self.ended)
+        return is_after and self.cluster.has_lost(queue)
 
     def short_queues(self, given: Offsets) -> set[SourceQueue]:
-        """Return the queues of which brokers tell less than was read up to, or archived."""
+        """Return the queues that end at their broker before the read or archived offset."""
         if self.cluster is None:
             return set()
         reached = dict(self.archived_to)
@@ -95,15 +95,15 @@ class SourceView:
 
 
 class OffsetResolver:
-    """Looks at brokers and archive, as the options say."""
+    """Resolver of offsets: it reads begin and end of queues as the options require."""
 
     def __init__(self, options: SourceOptions, *, short_s: float = SHORT_S) -> None:
         self._options = options
-        self._short_s = short_s  # how long a queue may end too soon
+        self._short_s = short_s  # how long a queue may end before its known end
 
     @property
     def store(self) -> ArchiveStore:
-        """Return the archive, of which only what is new is read each time."""
+        """Return the archive's store, which reads only new entries."""
         return shared_store(self._options.archive_path)
 
     @property
@@ -113,7 +113,7 @@ class OffsetResolver:
 
     @property
     def are_both(self) -> bool:
-        """Say whether brokers and an archive are read as one."""
+        """Return whether the read combines brokers and an archive."""
         return self._options.read_mode == "auto" and bool(self._options.archive_path)
 
     def view(
@@ -123,16 +123,16 @@ class OffsetResolver:
         excused: Collection[SourceQueue] = (),
         planned: Collection[SourceQueue] = (),
     ) -> SourceView:
-        """Look at everything with one call to the cluster; some of it may give no answer.
+        """Return the current view. Some broker groups may be unreachable.
 
-        `given`: where queues were read up to, or are planned to be. What ends before it is looked
-        at again for a while, but for the `excused`. `planned`: queues to look for in the archive,
-        also where the options do not ask for their topics any more.
+        `given`: the read or planned end of queues. While a queue ends before it, the call retries
+        for a while, except for the `excused`. `planned`: queues to find in the archive even if the
+        options no longer include their topics.
         """
         return self._view(ClusterClient.cluster, given, excused, planned)
 
     def whole_view(self, *, excused: Collection[SourceQueue] = ()) -> SourceView:
-        """Look at everything, all broker groups among it. Raises NoAnswer."""
+        """Return the current view of all broker groups. Raises NoAnswer."""
         return self._view(ClusterClient.whole_cluster, Offsets(at={}), excused)
 
     def _view(
@@ -150,7 +150,7 @@ class OffsetResolver:
             lambda view: view.short_queues(given).difference(excused),
             short_s=self._short_s,
         )
-        assert view.cluster is not None, "brokers were asked"
+        assert view.cluster is not None, "the view includes brokers"
         for queue, archived_to in sorted(view.archived_to.items()):
             ends = view.cluster.queues.get(queue)
             if ends is not None and ends.max_offset < archived_to and queue not in excused:
@@ -159,7 +159,7 @@ class OffsetResolver:
                     ends.max_offset,
                     f"is archived up to {archived_to}",
                     fails=self._options.fails_on_data_loss,
-                    goes_on=f"it is read from the archive up to {archived_to}",
+                    goes_on=f"the archive serves it up to {archived_to}",
                 )
         return view
 
@@ -169,14 +169,14 @@ class OffsetResolver:
         planned: Collection[SourceQueue],
     ) -> SourceView:
         options = self._options
-        # The archive first: what it has by now the brokers have told to somebody, and have.
+        # Read the archive first: the brokers then have at least what is archived.
         archive = self.store.existing() if self.are_both else None
         cluster = look(self.client, options.topics)
         view = SourceView(queues=cluster.queues, cluster=cluster)
         return view if archive is None else self._both(view, archive, planned)
 
     def check_topics(self, view: SourceView, *, waits: bool) -> None:
-        """Raise BadOption for topics that were asked for by name, of which nobody has anything."""
+        """Raise BadOption for requested topics that neither brokers nor the archive have."""
         namespace = self._options.connection.namespace
         archived = {key.topic for key in view.archive.queues if key.namespace == namespace}
 
@@ -189,25 +189,25 @@ class OffsetResolver:
         check_topics(self._options, known, everything=everything, waits=waits)
 
     def resolve(
-        self, place: ReadBoundary, view: SourceView, *, word: int
+        self, boundary: ReadBoundary, view: SourceView, *, word: int
     ) -> dict[SourceQueue, int]:
-        """Return the offset of a place in every queue; `word` is for queues that it leaves out.
+        """Return the offset of a boundary in every queue; `word` applies to omitted queues.
 
-        Raises BadOption for an offset behind the end of its queue.
+        Raises BadOption for an offset after the end of its queue.
         """
-        if place.at_ms is not None:
-            return {queue: self._at(queue, view, place.at_ms) for queue in view.queues}
-        if place.group:
-            progress = self._progress(place.group, view)
-            # Of what only the archive has a group reads nothing any more.
+        if boundary.at_ms is not None:
+            return {queue: self._at(queue, view, boundary.at_ms) for queue in view.queues}
+        if boundary.group:
+            progress = self._progress(boundary.group, view)
+            # A group no longer reads queues that only the archive has.
             return {
                 queue: _clamp(progress.get(queue.name, EARLIEST), ends)
                 if view.is_at_broker(queue)
                 else ends.max_offset
                 for queue, ends in view.queues.items()
             }
-        everywhere = word if place.everywhere is None else place.everywhere
-        named = _named(place, view)
+        everywhere = word if boundary.everywhere is None else boundary.everywhere
+        named = _named(boundary, view)
         for queue, offset in sorted(named.items()):
             end = view.queues[queue].max_offset
             if offset > end:
@@ -216,71 +216,70 @@ class OffsetResolver:
             queue: _of_word(named.get(queue, everywhere), ends)
             for queue, ends in view.queues.items()
         }
-        if place.by_queue is not None:
-            # Who names places of a topic does not mean one of before, or a broker group's, that
-            # only the archive has.
-            alone = [each for each in view.queues if not view.is_at_broker(each)]
-            starts |= {each: view.queues[each].max_offset for each in alone if each not in named}
+        if boundary.by_queue is not None:
+            # Named offsets do not include deleted incarnations, which only the archive has.
+            archived = [each for each in view.queues if not view.is_at_broker(each)]
+            starts |= {each: view.queues[each].max_offset for each in archived if each not in named}
         return starts
 
     def check_stops(self, view: SourceView) -> None:
-        """Raise BadOption where a stream is to end in queues that are not there."""
+        """Raise BadOption if the end of a stream names a queue that does not exist."""
         _named(self._options.end, view, by_name=view.is_at_broker)
 
     def stops(self, view: SourceView) -> Mapping[SourceQueue, int] | None:
-        """Return before which offsets a stream stops, of queues it reads any of; None: nowhere.
+        """Return the offsets before which a stream stops, by queue; None: it does not stop.
 
-        It looks again and again, also when a broker is away, or a topic is deleted: then a name
-        means none of those of before, which the archive has.
+        A stream calls this repeatedly, also after a topic was deleted. The name of a deleted topic
+        does not match its archived incarnations.
         """
         if self._options.end.by_queue is None:
             return None
         return {
             queue: view.queues[queue].max_offset if at == LATEST else at
-            for _, queue, at in _found(self._options.end, view, view.is_at_broker)
+            for _, queue, at in _matches(self._options.end, view, view.is_at_broker)
             if queue is not None
         }
 
     def check_start_has_messages(self, starts: Mapping[SourceQueue, int], view: SourceView) -> None:
-        """Raise BadOption where an instant has no message in a queue, and that is an error."""
+        """Raise BadOption if no queue has a message since the starting timestamp."""
         if self._options.start.at_ms is None or self._options.start_strategy == "latest":
             return
         without = [queue for queue, at in starts.items() if at >= view.queues[queue].max_offset]
         if len(without) == len(starts) and starts:
             raise BadOption(
-                "startingTimestamp: no queue has a message that was stored then or later; with"
+                "startingTimestamp: no queue has a message stored at this time or later; with"
                 " startingTimestampStrategy=latest the read starts at the end"
             )
 
     def _at(self, queue: SourceQueue, view: SourceView, at_ms: int) -> int:
         if queue in view.archived_to:
             key = self._key_of(queue)
-            found = first_offset_at(self.store, view.archive, key, at_ms)
-            # Where the archive begins with it the broker may have some of before.
-            is_first = found <= view.archive.queues[key].start
-            is_before = is_first and view.queues[queue].min_offset < found
+            archived = first_offset_at(self.store, view.archive, key, at_ms)
+            # At the begin of the archive, the broker may have earlier messages of that time.
+            is_first = archived <= view.archive.queues[key].start
+            may_be_earlier = is_first and view.queues[queue].min_offset < archived
             if (
                 self._options.read_mode == "archive"
                 or not view.is_at_broker(queue)
-                or (found < view.archived_to[queue] and not is_before)
+                or (archived < view.archived_to[queue] and not may_be_earlier)
             ):
-                return found
+                return archived
         ends = view.queues[queue]
         if ends.max_offset == ends.min_offset:
             return ends.max_offset
         return min(ends.max_offset, max(ends.min_offset, self.client.offset_at(queue, at_ms)))
 
     def _progress(self, group: str, view: SourceView) -> dict[QueueName, int]:
-        """Return how far a group is: by what it has acked, or pulled where it pulls."""
-        found = {}
+        """Return the offset of a group in each queue: acked, or pulled if it pulls."""
+        offsets = {}
         brokers = {queue.broker for queue in view.queues if view.is_at_broker(queue)}
         for broker in sorted(brokers):
             for item in self.client.progress(broker, [group]):
                 if item.is_retry:
-                    continue  # Its queue is another one, of the same topic's name.
+                    continue  # The queue belongs to the group's retry topic.
                 name = QueueName(item.topic, broker, item.queue_id)
-                found[name] = max(item.commit_offset, item.pull_offset)
-        return found
+                offsets[name] = max(item.commit_offset, item.pull_offset)
+        return offsets
 
     # ------------------------------------------------------------ the archive
 
@@ -297,34 +296,34 @@ class OffsetResolver:
             and (self._options.topics.have(key.topic) or key.queue in planned)
         }
         ends = {queue: each.max_offset for queue, each in queues.items()}
-        over = {queue for queue in queues if archive.queues[self._key_of(queue)].has_ended}
-        return SourceView(queues=queues, archive=archive, archived_to=ends, over=over)
+        ended = {queue for queue in queues if archive.queues[self._key_of(queue)].has_ended}
+        return SourceView(queues=queues, archive=archive, archived_to=ends, ended=ended)
 
     def _both(
         self, view: SourceView, archive: Archive, planned: Collection[SourceQueue]
     ) -> SourceView:
-        """Return what brokers and archive have together, also of queues that only one of them has.
+        """Return the union of brokers and archive.
 
-        Of what brokers have not any more, or cannot say now, it is as much as is archived.
+        Queues that brokers no longer have or cannot report now have their archived offsets.
         """
         archived = self._archived(archive, planned)
-        # Those of before come first, as in the archive.
+        # Earlier incarnations come first, as in the archive.
         queues = {
             queue: ends for queue, ends in archived.queues.items() if queue not in view.queues
         }
         for queue, ends in view.queues.items():
-            of = archived.queues.get(queue)
-            queues[queue] = ends if of is None else _together(of, ends)
+            own = archived.queues.get(queue)
+            queues[queue] = ends if own is None else _union(own, ends)
         return replace(archived, queues=queues, cluster=view.cluster)
 
 
 def _bytes(archived: ArchivedQueue) -> int:
-    """Return what the messages of a queue take, about, as the manifest has it."""
+    """Return the approximate size of a queue's messages according to the manifest."""
     return sum(each.bytes + each.rows * BESIDE_BODY_BYTES for each in archived.ranges)
 
 
-def _together(archived: QueueEnds, ends: QueueEnds) -> QueueEnds:
-    """Return where a queue begins and ends of which archive and broker have some each."""
+def _union(archived: QueueEnds, ends: QueueEnds) -> QueueEnds:
+    """Return the ends of a queue in the union of archive and broker."""
     before = archived.min_offset - ends.min_offset
     behind = ends.max_offset - max(archived.max_offset, ends.min_offset)
     return replace(
@@ -340,32 +339,32 @@ def _anyone(_queue: SourceQueue) -> bool:
 
 
 def _named(
-    place: ReadBoundary, view: SourceView, *, by_name: Callable[[SourceQueue], bool] = _anyone
+    boundary: ReadBoundary, view: SourceView, *, by_name: Callable[[SourceQueue], bool] = _anyone
 ) -> dict[SourceQueue, int]:
-    """Return the queues that a user gave offsets for. Raises BadOption where there is none."""
-    found = {}
-    for name, queue, offset in _found(place, view, by_name):
+    """Return the offsets that a user named, by queue. Raises BadOption for a missing queue."""
+    offsets = {}
+    for name, queue, offset in _matches(boundary, view, by_name):
         if queue is not None:
-            found[queue] = offset
+            offsets[queue] = offset
         elif name.broker not in view.unreachable:
-            raise BadOption(f"offsets are given for {name}, which is not there")
-    return found
+            raise BadOption(f"offsets are given for {name}, which does not exist")
+    return offsets
 
 
-def _found(
-    place: ReadBoundary, view: SourceView, by_name: Callable[[SourceQueue], bool]
+def _matches(
+    boundary: ReadBoundary, view: SourceView, by_name: Callable[[SourceQueue], bool]
 ) -> Iterator[tuple[QueueName, SourceQueue | None, int]]:
-    """Yield the names that a user gave offsets for, each with its queue, if that is there.
+    """Yield name, queue if it exists, and offset for each queue that a user named.
 
-    A name means the last queue of it, of those which it may mean; one before is named with its
-    incarnation, `broker#LOG/7`.
+    A name means its last incarnation that `by_name` accepts. To name an earlier one, a user adds
+    the incarnation to the broker group: `broker#LOG/7`.
     """
     last = {queue.name: queue for queue in view.queues if by_name(queue)}
     whole = {
         QueueName(queue.topic, f"{queue.broker}#{queue.incarnation}", queue.queue_id): queue
         for queue in view.queues
     }
-    for topic, brokers in (place.by_queue or {}).items():
+    for topic, brokers in (boundary.by_queue or {}).items():
         for broker, queues in brokers.items():
             for queue_id, offset in queues.items():
                 name = QueueName(topic, broker, queue_id)

@@ -1,8 +1,7 @@
-"""Topics that a read asks for and that are not there, when it begins.
+"""Missing topics at the start of a read.
 
-One that was named is an error, since nothing would ever come of a name that is misspelt. What a
-pattern has no match for, and what a cluster makes when it is needed (%DLQ%g), may come: a batch,
-which does not wait for it, says so.
+A missing topic that a user named is an error, since the name may be misspelt. A pattern without a
+match and an internal topic (%DLQ%g) may get messages later: a batch only logs a warning.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from tidemill_pipeline.errors import BadOption
 from tidemill_pipeline.options import SourceOptions, TopicSelection
 from tidemill_pipeline.pulling import log
 
-EVERY_TOPIC = ".*"  # but those of the cluster's own
-OWN = "%"  # what names of topics begin with that a cluster makes by itself
+EVERY_TOPIC = ".*"  # without internal topics
+OWN = "%"  # first character of internal topics
 
 
 def check_topics(
@@ -27,10 +26,10 @@ def check_topics(
     everything: Callable[[], Collection[str]],
     waits: bool,
 ) -> None:
-    """Raise BadOption for topics that were asked for by name and are nowhere.
+    """Raise BadOption for missing topics that the options name.
 
-    `known`: those of the ones asked for that are there; `everything`: all that are. What `waits`,
-    as a stream does, is told nothing of what may come.
+    `known`: the requested topics that exist; `everything`: all topics. A read that `waits`, such as
+    a stream, logs no warning.
     """
     topics = options.topics
     missing = sorted(set(topics.names).difference(known))
@@ -40,13 +39,13 @@ def check_topics(
     if waits:
         return
     if topics.pattern and not known:
-        log.warning("no topic%s matches %s: nothing is read", _where(options), topics.pattern)
+        log.warning("no topic%s matches %s: the read is empty", _where(options), topics.pattern)
     for name in missing:
-        log.warning("there is no topic %s%s yet: nothing is read of it", name, _where(options))
+        log.warning("there is no topic %s%s yet: it is not read", name, _where(options))
 
 
 def check_archived(archive: Archive, options: SourceOptions) -> None:
-    """Raise BadOption for a topic asked for by name of which an archive has nothing."""
+    """Raise BadOption for a requested topic that the archive does not have."""
     namespace = options.connection.namespace
     known = {key.topic for key in archive.queues if key.namespace == namespace}
     missing = sorted(set(options.topics.names) - known)
@@ -56,7 +55,7 @@ def check_archived(archive: Archive, options: SourceOptions) -> None:
 
 
 def names_of(client: ClusterClient) -> set[str]:
-    """Return the topics that there are."""
+    """Return all topics."""
     return {queue.topic for queue in client.cluster(TopicSelection(pattern=EVERY_TOPIC)).queues}
 
 
@@ -66,7 +65,7 @@ def _error_text(missing: list[str], everything: Collection[str], options: Source
 
 
 def meant(name: str, everything: Collection[str]) -> str:
-    """Return the end of a sentence on a name that is nowhere, where one is much like it."""
+    """Return a suggestion for an unknown name as the end of a sentence; empty if none is near."""
     near = difflib.get_close_matches(name, everything, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -24,4 +24,4 @@ def test_a_process_that_did_not_start_in_time_is_a_sentence() -> None:
     )
     assert told is not None
     assert told[0] == "TimeoutError"
-    assert told[1].endswith("Start it again: it goes on where it was")
+    assert told[1].endswith("Start the job again: it continues where it stopped")

@@ -56,8 +56,8 @@ def asked(endpoint: str) -> str:
 
 
 def test_the_port_of_the_admin_api_is_known_by_its_protocol(web_server: str) -> None:
-    assert asked(web_server).endswith("as the admin API is: proxies have another port, 8081")
+    assert asked(web_server).endswith("proxies use port 8081")
 
 
 def test_where_nobody_is_it_says_where_a_proxy_would_be(nobody: str) -> None:
-    assert "is that the address of a proxy (--endpoints, TIDEMILL_ENDPOINTS" in asked(nobody)
+    assert "check that --endpoints (TIDEMILL_ENDPOINTS) is a running proxy" in asked(nobody)
